@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity validation-page lint format lock docs bench bench-engines bench-images clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-harbor test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity validation-page lint format lock docs bench bench-engines bench-images clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -44,6 +44,7 @@ help:
 	@echo "make soak-cluster  the same ten times"
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
+	@echo "make test-harbor  Harbor itself over sandboxes, and its models of what we export: Python 3.12, 0.5 GB; two minutes"
 	@echo "make test-kernels  what depends on the kernel, on Debian's 6.1 and 6.12 in QEMU; as root; 45 minutes; KERNELS='6.1', KERNELS_CACHE=DIR"
 	@echo "make test-cpython  CPython's own tests of system calls, in a sandbox and on the host; CPYTHON='--suite DIR'; minutes"
 	@echo "make dockerfile-conformance  109 Dockerfiles by buildah and by us, compared; as root; 15 minutes; CASES='--cache DIR NAME...'"
@@ -160,6 +161,14 @@ test-skyrl: $(SKYRL_VENV)/.made
 
 $(SKYRL_VENV)/.made: tools/make-skyrl-venv
 	@tools/make-skyrl-venv "$(SKYRL_VENV)" "$(SKYRL_PYTHON)"
+
+HARBOR_VENV ?= .venv-harbor-$(shell id -u)
+HARBOR_PYTHON ?= $(SKYRL_PYTHON)
+test-harbor: $(HARBOR_VENV)/.made
+	"$(HARBOR_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/integrations/test_harbor.py
+
+$(HARBOR_VENV)/.made: tools/make-harbor-venv
+	@tools/make-harbor-venv "$(HARBOR_VENV)" "$(HARBOR_PYTHON)"
 
 # KERNELS: Debian 12 has 6.1 and 6.12. KERNELS_CACHE: where disks are kept. KERNELS_ARGS: --users, --tests, --pytest-args ...
 KERNELS ?= 6.1 6.12

@@ -32,7 +32,7 @@ from minisandbox.images import GitSource, Image, PythonRecipe, build
 from minisandbox.images.hostgit import run_git
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
-from minisandbox.store.freezing import freeze
+from minisandbox.store.blobs.freezing import freeze
 
 MB = 1_000_000
 CONTAINERS = 1910

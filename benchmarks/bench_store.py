@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from minisandbox.images.travel import export_file, import_directory, import_file
+from minisandbox.images import export_images, import_images
 from minisandbox.store import ImageRecord, Made, Store, measure_tree, step_key
 from minisandbox.store.collect import collect, remove_images
 from minisandbox.store.durable import sync_directory, sync_filesystem
@@ -145,22 +145,17 @@ def travelling(store: Store, place: Path) -> Iterator[Row]:
     yield "verify without reading, thousand files a second", report.files / seconds / 1e3
     seconds, report = timed(lambda: verify(store, full=True))
     yield "verify every byte, thousand files a second", report.files / seconds / 1e3
-    file = place / "images.msb"
-    seconds, done = timed(lambda: export_file(store, ["equal0"], file))
-    yield "export, MB of contents a second", done.bytes / MB / seconds
-    yield "export: contents / file", done.bytes / file.stat().st_size
-    names = store.image_names()
-    seconds, done = timed(lambda: export_file(store, names, place / "all.msb"))
-    ratio = done.total / (place / "all.msb").stat().st_size
-    yield f"export of all {len(names)} images: files one by one / file", ratio
-    other = Store.open(place / "other")
-    seconds, taken = timed(lambda: import_file(other, file))
-    yield "import, MB of contents a second", taken.bytes / MB / seconds
-    seconds, _ = timed(lambda: import_file(other, file))
-    yield "import of what is there, ms", seconds * 1e3
-    third = Store.open(place / "third")
-    seconds, taken = timed(lambda: import_directory(third, other.root))
-    yield "import from another store, MB of contents a second", taken.bytes / MB / seconds
+    for compression in ("gzip", "zstd"):
+        file = place / f"{compression}.tar"
+        seconds, _ = timed(lambda: export_images(store, ["equal0"], file, compression=compression, private=True))  # noqa: B023
+        size = sum(store.layer(key).bytes for key in store.image("equal0").layers)
+        yield f"export with {compression}, MB of files a second", size / MB / seconds
+        yield f"export with {compression}: files / archive", size / file.stat().st_size
+        other = Store.open(place / compression)
+        seconds, _ = timed(lambda: import_images(file, store=other, private=True))  # noqa: B023
+        yield f"import with {compression}, MB of files a second", size / MB / seconds
+        seconds, _ = timed(lambda: import_images(file, store=other, private=True))  # noqa: B023
+        yield "import of what is there, ms", seconds * 1e3
     seconds, _ = timed(lambda: collect(store, grace=0))
     yield "collect, nothing to remove, ms", seconds * 1e3
     files = store.layer(store.image("first0").key).files

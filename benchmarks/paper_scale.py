@@ -12,9 +12,9 @@ with the product, in a store in the cache: it measures interpreters and byte cod
 Environments with PyTorch are counted twice: with the CUDA libraries that their pins name, and with builds for the CPU,
 whose files are taken to be those of the other build without CUDA's.
 
-Beside what plain layers take stands what they take frozen: files by the measured ratio of packs to blocks of their kind
-(benchmarks/scale/cold.py), CUDA libraries by what their wheels take, lists of files as they are. The original's numbers
-are of compressed archives; containers' are unpacked.
+Beside what plain layers take stands what they take frozen: the files of each layer for itself, by the measured ratio of
+blobs to blocks of their kind (benchmarks/scale/cold.py), CUDA libraries by what their wheels take, lists of files as
+they are. The original's numbers are of compressed archives; containers' are unpacked.
 """
 
 from __future__ import annotations

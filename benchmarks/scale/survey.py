@@ -136,7 +136,7 @@ class Survey:
         other = sum(size for python, size in sizes.items() if python not in measured.prefixes)
         title = f"interpreters, one of each of {len(sizes)} minor versions"
         size = sum(sizes.values())
-        self.parts.append(Part(title, size, MEASURED, 0.2 * other, frozen=size * measured.packs["python_copy"]))
+        self.parts.append(Part(title, size, MEASURED, 0.2 * other, frozen=size * measured.blobs["python_copy"]))
 
     def _add_package_parts(self, ledger: Ledger, lean: Ledger, looked: Looked, measured: Measured) -> None:
         guessed = sum(taken(one, python, measured) for (_, python), one in looked.items() if one.kind in (NEAR, SDIST))
@@ -146,15 +146,17 @@ class Survey:
         files, lean_files = ledger.files("packages") - code, lean.files("packages") - lean_code
         rest = ledger.overhead("packages")
         mean = statistics.fmean(found) if found else 0.0
-        packs, cuda = measured.packs, (files - lean_files) * cuda_ratio(looked)
+        apart = unshared(ledger, "packages")
+        ratios = {kind: ratio * apart for kind, ratio in measured.blobs.items()}
+        cuda = (files - lean_files) * cuda_ratio(looked) * apart
         left, lists = ledger.lists["packages"], ledger.lists["packages"] - lean.lists["packages"]
         self.parts += [
             Part("files of packages, from wheels' own lists", files, EXACT, 0.5 * guessed, files - lean_files,
-                 lean_files * packs["requirements"] + cuda, cuda),
-            Part("their byte code", code, MEASURED, 0.03 * code, code - lean_code, code * packs[BYTECODE],
-                 (code - lean_code) * packs[BYTECODE]),
+                 lean_files * ratios["requirements"] + cuda, cuda),
+            Part("their byte code", code, MEASURED, 0.03 * code, code - lean_code, code * ratios[BYTECODE],
+                 (code - lean_code) * ratios[BYTECODE]),
             Part(f"{missing} pins that are not on the index, at the mean of those that are", mean * missing, ESTIMATED,
-                 mean * missing, frozen=mean * missing * packs["requirements"]),
+                 mean * missing, frozen=mean * missing * ratios["requirements"]),
             Part("directories, lists and names in the pool of environments", rest, EXACT, 0.1 * rest,
                  rest - lean.overhead("packages"), left, lists),
         ]  # fmt: skip
@@ -236,7 +238,7 @@ class Survey:
             files, rest = ledger.files(kind), ledger.overhead(kind)
             self.parts += [
                 Part(f"{title}: files", files * times, EXACT, files * (times - 1),
-                     frozen=files * times * measured.packs[STEPS[kind]]),
+                     frozen=ledger.names[kind] * times * measured.blobs[STEPS[kind]]),
                 Part(f"{title}: directories, lists, names", rest * times, EXACT, rest * (times - 1 + 0.1),
                      frozen=ledger.lists[kind] * times),
             ]  # fmt: skip
@@ -248,7 +250,7 @@ class Survey:
         repos = Counter(row.repo for row in known)
         each = {repo: measured.installed_of(repo) + measured.built_of(repo) for repo in repos}
         left = sum(each[repo] * number * factor for repo, number in repos.items())
-        packed = left * measured.packs["install"]
+        packed = left * measured.blobs["install"]
         title = "what installing leaves: built files, metadata"
         self.parts.append(Part(title, left, ESTIMATED, 0.5 * left, frozen=packed))
         self.further.append(_mirrors(mirrors, repos))
@@ -300,7 +302,7 @@ class Survey:
                  frozen=sum(frozen)),
             Part(f"the same of {rest} more, at the mean of those", mean * rest, ESTIMATED, 2 * error * rest,
                  frozen=packed * rest),
-            Part("what installing leaves", built, ESTIMATED, 0.5 * built, frozen=built * measured.packs["install"]),
+            Part("what installing leaves", built, ESTIMATED, 0.5 * built, frozen=built * measured.blobs["install"]),
         ]  # fmt: skip
         each, error = _mean(bugs)
         title = f"a layer for each of {count:,} bugs, all kept at once ({each / 1e3:.0f} kB each)"
@@ -308,12 +310,17 @@ class Survey:
 
 
 def frozen_bytes(ledger: Ledger, kind: str, measured: Measured) -> float:
-    """Return what layers of a kind take where they are frozen: packs, and their lists; directories are gone."""
-    return ledger.files(kind) * measured.packs[STEPS[kind]] + ledger.lists[kind]
+    """Return what layers of a kind take where they are frozen: blobs, each for itself, and their lists."""
+    return ledger.names[kind] * measured.blobs[STEPS[kind]] + ledger.lists[kind]
+
+
+def unshared(ledger: Ledger, kind: str) -> float:
+    """Return how often the files of a kind of layer are there, on average: every blob has its own."""
+    return ledger.names[kind] / max(ledger.files(kind), 1)
 
 
 def cuda_ratio(looked: Looked) -> float:
-    """Return what wheels take of the blocks of their CUDA libraries: packs take no more."""
+    """Return what wheels take of the blocks of their CUDA libraries: blobs take no more."""
     whole: dict[str, tuple[float, float]] = {}
     for (pin, _), one in looked.items():
         if one.file and (size := gpu_bytes(pin.name, one)):

@@ -105,6 +105,12 @@ class NotFound(MiniSandboxError, LookupError):
     exit_code = 6
 
 
+class Unsupported(MiniSandboxError):
+    """The chosen backend lacks the feature: a container engine cannot take a snapshot, for example."""
+
+    exit_code = 8
+
+
 class DockerfileError(MiniSandboxError, ValueError):
     """A Dockerfile is malformed, names what does not exist in its context, or wants what is not supported.
 
@@ -288,9 +294,21 @@ class IndexUnavailable(MiniSandboxError):
 
 
 class RegistryError(MiniSandboxError):
-    """A registry did not deliver an image: unreachable, access denied, rate limit, malformed response."""
+    """A registry did not deliver or take an image: unreachable, access denied, rate limit, malformed response.
+
+    Attributes:
+        transient: whether another attempt may succeed.
+        wait: seconds after which it may, where the registry limits requests; else None.
+    """
 
     exit_code = 27
+    transient = False
+
+    def __init__(
+        self, what: str, *, wait: float | None = None, reason: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(what, reason=reason, hint=hint)
+        self.wait = wait
 
 
 class ImageRefused(MiniSandboxError):

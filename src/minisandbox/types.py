@@ -178,8 +178,8 @@ class Network:
         """Return a network of HTTP and HTTPS to these hosts, through a proxy that ``http_proxy`` and the like name.
 
         Args:
-            hosts: each a name (``packages.example.org``), a wildcard (``*.example.org``) or an IP address. With a
-                port (``:8080``) any protocol is allowed on it; without, 80 for HTTP and 443 for TLS.
+            hosts: each a name (``packages.example.org``), a wildcard (``*.example.org``), an IP address, or ``*`` for
+                every host. With a port (``:8080``) any protocol is allowed on it; without, 80 for HTTP and 443 for TLS.
             private: whether the hosts may have loopback and private addresses, as a local package index does.
                 Link-local addresses, such as a cloud's metadata service, are always refused.
 
@@ -200,6 +200,8 @@ def _checked_host(pattern: str) -> str:
         raise InvalidValue(f"host {pattern!r} is not a str")
     name, port = _split_port(pattern)
     name = name.removesuffix(".")
+    if name == "*":
+        return name + port
     wildcard, name = ("*.", name[2:]) if name.startswith("*.") else ("", name)
     try:
         if literal := _ip_literal(name):
@@ -211,7 +213,8 @@ def _checked_host(pattern: str) -> str:
         raise InvalidValue(f"host {pattern!r}: {error}") from None
     if len(name) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in name.split(".")):
         raise InvalidValue(
-            f"{pattern!r} is not a host pattern", hint="give a name, '*.suffix' or an IP address, optionally ':port'"
+            f"{pattern!r} is not a host pattern",
+            hint="give a name, '*.suffix', '*' or an IP address, optionally ':port'",
         )
     return wildcard + name + port
 
@@ -290,6 +293,7 @@ class ImageSpec:
             only the paths written since.
         user: as whom commands run that name no user: a name or uid, with ``:GROUP`` or without; "" for root. With one
             id all run as root.
+        backend: what isolates it: "" for namespaces, or the container engine ``podman`` or ``docker``.
     """
 
     name: str
@@ -300,6 +304,7 @@ class ImageSpec:
     base_commit: str = "HEAD"
     clean: bool = False
     user: str = ""
+    backend: str = ""
 
 
 class Outcome(enum.Enum):

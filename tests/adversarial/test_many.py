@@ -21,7 +21,7 @@ from minisandbox.types import ImageSpec, Limits, Outcome
 ROOT = Path(__file__).resolve().parents[2]
 # Where the time of day is told to people or written down. Everything that waits asks the monotonic clock.
 TIMES_OF_DAY = {
-    "cli/image/freeze.py", "cli/image/listing.py", "cli/quickstart.py", "cli/sandbox.py", "host/probes.py",
+    "cli/image/listing.py", "cli/quickstart.py", "cli/sandbox.py", "host/probes.py",
     "images/builder.py", "images/failures.py", "images/image.py", "images/oci/http.py",
     "images/oci/pull.py", "images/repair.py", "images/simple_api.py", "models/engine/server.py", "models/refusals.py",
     "rollouts/database.py", "rollouts/rundir.py", "rollouts/state.py", "sandbox/core.py", "store/collect.py",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.store_tools import add_layer, key_of, two_images
 
-from minisandbox.errors import InvalidValue, NotFound, StoreError
+from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.store import FailureRecord, Store
 
 
@@ -136,23 +136,22 @@ def test_rm_removes_images_and_failures(store: Store) -> None:
 @pytest.mark.slow
 def test_images_travel_by_command(store: Store, tmp_path: Path) -> None:
     other = Store.open(tmp_path / "other")
-    file = str(tmp_path / "images.msb")
-    run(store, "export", "*", file)
-    assert "3 layers imported, 0 already present" in run(other, "import", file)
-    assert "0 layers imported, 3 already present; 0 B read" in run(other, "import", file)
-    third = Store.open(tmp_path / "third")
-    assert read(third, "import", str(store.root), "one")["images"] == ["one"]
+    file = str(tmp_path / "images.tar")
+    assert "--private" in run(store, "export", "*", file, status=InvalidValue.exit_code)
+    run(store, "export", "--private", "*", file)
+    assert "--private" in run(other, "import", file, status=InvalidValue.exit_code)
+    assert "one   2 layers\ntwo   2 layers\n" in run(other, "import", "--private", file)
+    assert [image["name"] for image in read(other, "import", "--private", file)] == ["one", "two"]
     Path(file).write_bytes(Path(file).read_bytes()[:1000])
     run(other, "rm", "*")
-    text = run(other, "import", file, status=StoreError.exit_code)
-    assert "copy it again" in text
-    assert read(store, "export", "one", str(tmp_path / "one"))["images"] == ["one"]
+    run(other, "import", "--private", file, status=ImageRefused.exit_code)
+    assert read(store, "export", "--private", "one", str(tmp_path / "one"))["images"] == ["one"]
 
 
 def test_images_travel_through_a_pipe(store: Store, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "minisandbox", "image", "export", "one", "-"]
+    command = [sys.executable, "-m", "minisandbox", "image", "export", "--private", "one", "-"]
     environment = {**os.environ, "MINISANDBOX_STORE": str(store.root)}
     data = subprocess.run(command, capture_output=True, timeout=120, env=environment, check=True).stdout
     other = Store.open(tmp_path / "other")
-    run(other, "import", "-", data=data)
+    run(other, "import", "--private", "-", data=data)
     assert other.image_names() == ["one"]

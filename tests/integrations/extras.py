@@ -18,3 +18,7 @@ needs_inspect = pytest.mark.skipif(
     importlib.util.find_spec("inspect_ai") is None,
     reason="inspect-ai is not installed: pip install 'swe-minisandbox[inspect]'",
 )
+needs_harbor = pytest.mark.skipif(
+    importlib.util.find_spec("harbor") is None,
+    reason="Harbor is not installed: make test-harbor, with Python 3.12",
+)

@@ -54,7 +54,7 @@ def test_packages_from_an_index_of_files(tmp_path: Path, monkeypatch: pytest.Mon
     image = build(recipe, store=store, name="tiny")
     with Sandbox.create(image.spec()) as box:
         result = box.exec("python -c 'import tiny_demo; print(tiny_demo.x)'; ls -A /run").check()
-    assert result.stdout == "1\nhosts\nresolv.conf\n"
+    assert result.stdout == "1\nhosts\nlock\nresolv.conf\n"
     assert "tiny-demo==1.0" in image.records()[-1].facts["lock"].splitlines()
 
 

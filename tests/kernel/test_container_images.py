@@ -20,7 +20,7 @@ from tests.unit.oci_tools import END, MadeImage, entry, folder, hard_link, link
 
 from minisandbox import Sandbox
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images import Image, pull
+from minisandbox.images import Image, export_images, pull, push
 from minisandbox.store import Store
 
 pytestmark = pytest.mark.kernel
@@ -101,6 +101,7 @@ def test_files_that_each_sandbox_has_of_its_own(tmp_path: Path, store: Store, ba
         assert box.exec("cat /etc/resolv.conf").check().stdout == ""
         assert "overlay" in box.exec("cat /etc/mtab").check().stdout
         assert box.exec("echo x > /tmp/x && echo x > /run/x && echo x > /dev/null && ls -d /dev/shm /proc/self").ok
+        assert box.exec("stat -c %a /run/lock").check().stdout == "1777\n"
 
 
 def test_commands_run_as_the_images_user(tmp_path: Path, store: Store, base: bytes) -> None:
@@ -182,6 +183,7 @@ def test_an_image_is_used_by_the_command_line(tmp_path: Path, base: bytes) -> No
 # --- real engines ----------------------------------------------------------------------------------------------------
 
 SLOW, SLOW_WAYS = pytest.mark.slow, ("registry-zstd", "layout", "oci-archive")
+SLOW_EXPORTS = ("registry-zstd", "layout", "zstd")
 ENGINES = ("buildah", "skopeo", "podman", "docker-registry")
 CONTAINERFILE = """
 FROM scratch
@@ -345,6 +347,45 @@ def test_an_engines_image_is_the_same_here(engine: Engine, built: str, tmp_path:
     with box_of(image) as box:
         done = box.exec('echo $GREETING; pwd; id -un; cat /old/new; stat -c "%u:%g %a" /data/y /bin/ls; ls /d')
         assert done.check().stdout == "hello\n/data\napp\nnew\n1000:8 644\n0:0 6755\na name with spaces\nkept\nlink\n"
+
+
+def taken_by(engine: Engine, image: Image, way: str, place: Path) -> str:
+    """Have the engine take an image that we export or push; return what it is called there."""
+    name, skopeo = "localhost/back:latest", ("skopeo", "--policy", engine.place / "policy.json", "copy", "-q")
+    path = place / ("back" if way == "layout" else "back.tar")
+    if way.startswith("registry"):
+        with registry(place) as host:
+            compression = "zstd" if way.endswith("zstd") else "gzip"
+            push("back", f"{host}/team/back:1", store=image.store, compression=compression)
+            assert push("back", f"{host}/team/back:2", store=image.store, compression=compression).sent == 0
+            run(*skopeo, "--src-tls-verify=false", f"docker://{host}/team/back:1", f"oci-archive:{path}:back:latest")
+    else:
+        export_images(image.store, ["back"], path, compression="zstd" if way == "zstd" else "gzip")
+    if way == "layout":
+        run(*skopeo, f"oci:{path}:back:latest", f"docker-archive:{place}/layout.tar:{name}")
+        path = place / "layout.tar"
+    engine.podman("load", "-i", path)
+    return name
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "way", ["archive", "registry", *(pytest.param(way, marks=SLOW) for way in ("layout", "zstd", "registry-zstd"))]
+)
+def test_an_image_of_ours_is_the_same_in_an_engine(engine: Engine, built: str, tmp_path: Path, way: str) -> None:
+    engine.podman("save", "--format", "oci-archive", "-o", tmp_path / "saved.tar", built)
+    image = pull(f"oci-archive:{tmp_path}/saved.tar", store=Store.open(tmp_path / "store"), name="back")
+    back = taken_by(engine, image, way, tmp_path)
+    try:
+        theirs, ours = engine.view(built), engine.view(back)
+        theirs.pop("."), ours.pop(".")
+        assert ours == theirs
+        (before,), (after,) = (json.loads(engine.podman("inspect", name)) for name in (built, back))
+        assert {name: before["Config"].get(name) for name in ("Env", "User", "WorkingDir", "Cmd")} == {
+            name: after["Config"].get(name) for name in ("Env", "User", "WorkingDir", "Cmd")
+        }
+    finally:
+        engine.podman("rmi", "--force", back)
 
 
 DEBIAN = """

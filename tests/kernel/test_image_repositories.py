@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
+from tests.container import commit, git, tar_of
 from tests.unit.oci_tools import MadeImage
 
 from minisandbox import Sandbox
@@ -24,22 +23,8 @@ pytestmark = pytest.mark.kernel
 APP = PurePosixPath("/app")
 ANSWER = "return 42  # the answer"
 TEST = "from code import answer\n\n\ndef test_answer():\n    assert answer() == 42\n"
-NAMES = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "protocol.file.allow=always")
 HIDDEN = ("tests/test_code.py",)
 Prepare = Callable[[Path], None]
-
-
-def git(folder: Path, *words: str) -> str:
-    """Run git as a dataset's author does."""
-    environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
-    command = ["git", *NAMES, "-C", str(folder), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
-
-
-def commit(folder: Path, message: str) -> str:
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "-m", message)
-    return git(folder, "rev-parse", "HEAD")
 
 
 class Project:
@@ -51,10 +36,10 @@ class Project:
         later: the commit with the answer.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *options: str) -> None:
         self.root, app = root, root / "app"
         (app / "tests").mkdir(parents=True)
-        git(app, "init", "--quiet", "--initial-branch=main")
+        git(app, "init", "--quiet", "--initial-branch=main", *options)
         (app / "code.py").write_text("def answer():\n    return 41\n")
         (app / "gone.py").write_text("")
         (app / ".gitignore").write_text("/.venv\n")
@@ -75,18 +60,8 @@ class Project:
 
     def base_image(self, owner: int = 0) -> OciBase:
         """The filesystem as a container image."""
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            for path in sorted(self.root.rglob("*")):
-                tar.add(path, str(path.relative_to(self.root)), recursive=False, filter=lambda one: owned(one, owner))
-        made = MadeImage([buffer.getvalue()], {"WorkingDir": "/app"})
+        made = MadeImage([tar_of(self.root, owner=owner)], {"WorkingDir": "/app"})
         return OciBase(f"oci:{made.write_layout(self.root.parent / 'layout')}")
-
-
-def owned(one: tarfile.TarInfo, owner: int) -> tarfile.TarInfo:
-    one.uid = one.gid = owner if one.name.startswith("app") else 0
-    one.mtime = 1_700_000_000
-    return one
 
 
 @pytest.fixture
@@ -257,6 +232,14 @@ def test_files_without_a_repository_become_one(store: Store, project: Project, t
     subprocess.run(["rm", "-rf", project.app / ".git"], check=True)
     image = cut(store, project.base_image(), "")
     assert check(image, tmp_path, project.later) == {".gitignore", "code.py", "tests/test_code.py"}
+
+
+def test_a_repository_of_sha256_stays_one(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    project = Project(tmp_path / "root", "--object-format=sha256")
+    image = cut(store, project.base_image(), project.base)
+    assert len(image.commit) == 64
+    check(image, tmp_path, project.later)
 
 
 def test_a_commit_that_the_image_lacks_is_named(store: Store, project: Project) -> None:

@@ -246,3 +246,8 @@ def test_a_user_of_many_groups(town: Sandbox) -> None:
     town.exec(add.format(4000, 4000)).check()
     with pytest.raises(InvalidValue, match="'ann' is in more than 63 groups"):
         run(town, "true", "ann")
+
+
+def test_servers_may_have_any_port_of_their_own_loopback(box: Sandbox) -> None:
+    program = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 80)); print(s.getsockname()[1])"
+    assert box.exec(["python3", "-c", program]).check().stdout == "80\n"

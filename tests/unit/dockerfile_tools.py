@@ -12,8 +12,8 @@ from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.images.dockerfile.sources import content_digest, list_sources
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.dockerfile.trees import ContextTree, open_context
-from minisandbox.images.oci.below import Below
 from minisandbox.images.recipe import Recipe
+from minisandbox.store.blobs.below import Below
 
 BASE: Mapping[str, object] = {"Env": ["PATH=/usr/bin", "LANG=C"], "Cmd": ["bash"], "WorkingDir": "/srv"}
 NOWHERE = Context(Path("/nonexistent"), Path("/nonexistent/Dockerfile"))

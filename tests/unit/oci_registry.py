@@ -34,6 +34,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer as the registry would, unless a fault is due."""
         registry = self.server.registry
         registry.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        registry.methods.append(f"{self.command} {self.path.partition('?')[0]}")
         if self.path.startswith("/token"):
             self._token()
             return
@@ -50,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._serve(registry)
 
-    do_POST = do_GET  # noqa: N815
+    do_POST = do_HEAD = do_PUT = do_PATCH = do_GET  # noqa: N815
 
     def _token(self) -> None:
         registry = self.server.registry
@@ -65,7 +66,43 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send(200, b'{"token": "%s"}' % registry.token.encode())
 
+    def read_body(self, most: int = 1 << 40) -> bytes:
+        """Read what the client sends."""
+        return self.rfile.read(min(most, int(self.headers.get("Content-Length") or 0)))
+
+    def _push(self, registry: Registry) -> None:
+        """Take blobs and manifests (distribution-spec, "Push")."""
+        path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+        name, data = path.rpartition("/")[2], self.read_body()
+        if self.command == "POST":
+            mounted = query.get("mount", [""])[0]
+            if mounted in registry.blobs:
+                self.send(201, b"")
+                return
+            name = f"upload{len(registry.uploads)}"
+            registry.uploads[name] = b""
+        elif "/manifests/" in path:
+            registry.manifests |= {name: data, digest(data): data}
+            self.send(201, b"")
+            return
+        elif name not in registry.uploads:
+            self.send(404, b'{"errors": [{"code": "BLOB_UPLOAD_UNKNOWN"}]}')
+            return
+        else:
+            registry.uploads[name] += data
+        taken = registry.uploads[name]
+        if self.command == "PUT":
+            fits = digest(taken) == query["digest"][0]
+            registry.blobs |= {digest(taken): taken} if fits else {}
+            self.send(201 if fits else 400, b"" if fits else b'{"errors": [{"code": "DIGEST_INVALID"}]}')
+            return
+        place = {"Location": f"/v2/team/app/blobs/uploads/{name}?state=x", "Range": f"0-{max(len(taken) - 1, 0)}"}
+        self.send(204 if self.command == "GET" else 202, b"", place)
+
     def _serve(self, registry: Registry) -> None:
+        if self.command in ("POST", "PUT", "PATCH") or "/uploads/" in self.path:
+            self._push(registry)
+            return
         kind, _, name = self.path.rpartition("/")
         blob = registry.manifests.get(name) if kind.endswith("manifests") else registry.blobs.get(name)
         if blob is None:
@@ -87,7 +124,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body) if length is None else length))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
         self.close_connection = length is not None
 
 
@@ -109,6 +147,8 @@ class Registry:
         port: where it listens.
         faults: for paths that match, what the first, second, ... request meets.
         requests: (path, headers) of each.
+        methods: method and path of each.
+        uploads: what came of blobs that are pushed.
         token: what a client must have from the token server; "" for none.
         basic: ``USER:PASSWORD`` that is asked for; "" for none.
         resumes: whether it answers ranges.
@@ -119,6 +159,8 @@ class Registry:
     manifests: dict[str, bytes] = field(default_factory=dict)
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    methods: list[str] = field(default_factory=list)
+    uploads: dict[str, bytes] = field(default_factory=dict)
     token: str = ""
     basic: str = ""
     resumes: bool = True

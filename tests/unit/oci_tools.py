@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.images.oci.below import Below
-from minisandbox.images.oci.blobs import Blob, LayerStream
-from minisandbox.images.oci.unpack import Bounds, Unpacked, unpack
+from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.streams import Blob, LayerStream
+from minisandbox.store.blobs.unpack import Bounds, Unpacked, unpack
 
 END = bytes(1024)
 
@@ -88,8 +88,8 @@ def long_name(name: bytes, kind: bytes = b"L") -> bytes:
 
 def unpack_bytes(data: bytes, tree: Path, *below: Path, bounds: Bounds | None = None, **more: bool) -> Unpacked:
     """Unpack an archive; it is checked that all of it can be read."""
-    stream = LayerStream(Blob(io.BytesIO(data), "", "layer"), 1 << 40)
-    return unpack(stream, tree, Below(below), keep_owners=more.get("keep_owners", False), bounds=bounds)
+    with LayerStream(Blob(io.BytesIO(data), "", "layer"), 1 << 40) as stream:
+        return unpack(stream, tree, Below(below), keep_owners=more.get("keep_owners", False), bounds=bounds)
 
 
 def digest(data: bytes) -> str:

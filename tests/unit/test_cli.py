@@ -143,7 +143,7 @@ def test_a_noun_loads_its_own_module_only() -> None:
     assert "minisandbox.sandbox" not in done.stdout
 
 
-IMAGE_VERBS = {"pull", "build", "ls", "show", "pins", "verify", "rm", "gc", "freeze", "thaw", "export", "import"}
+IMAGE_VERBS = {"pull", "push", "build", "ls", "show", "pins", "verify", "rm", "gc", "export", "import"}
 
 
 def test_the_verbs_of_images() -> None:

@@ -18,7 +18,7 @@ from tests.unit.oci_tools import END, entry, folder, hard_link, link
 
 from minisandbox.errors import DockerfileError, ImageRefused
 from minisandbox.images.dockerfile.owners import changed_mode
-from minisandbox.images.oci.unpack import OPAQUE
+from minisandbox.store.blobs.unpack import OPAQUE
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from minisandbox.grade.submission import screen
 from minisandbox.images import Image, load_image
 from minisandbox.patches import FileStatus
 from minisandbox.store import Store
-from minisandbox.store.freezing import freeze
+from minisandbox.store.blobs.freezing import freeze
 from minisandbox.tasks import Form, Task
 
 TEST = b"""\

@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "patches": (),
     "compression": (),
     "syntax": (),
+    "wheels": (),
     "launch": (),
     "egress": ("launch",),
     "host": ("launch",),
@@ -51,7 +52,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),
 }
 FREE = ("integrations", "cli", "__main__")
-SHARED = ("errors", "types", "patches", "compression", "syntax")
+SHARED = ("errors", "types", "patches", "compression", "syntax", "wheels")
 WITHOUT_THIRD_PARTY = ("launch", "egress", "host", "store", "sandbox")
 # What Python has itself from 3.14 on; loaded where something is compressed, and only then (docs/dependencies.md).
 BACKPORTS = {"compression": "zstandard"}

@@ -20,11 +20,11 @@ from tests.unit.oci_tools import END, MadeImage, entry, link
 from minisandbox.errors import NotFound
 from minisandbox.images import Image, PythonEnvironment, pull, python_environments, read_pins
 from minisandbox.images.installed import choose
-from minisandbox.images.oci.below import Below
 from minisandbox.images.tree import ImageTree, LayersTree
 from minisandbox.images.uvtool import find_uv
 from minisandbox.store import Store
-from minisandbox.tasks.pinning import Pinned, exported
+from minisandbox.store.blobs.below import Below
+from minisandbox.tasks.dialects.pinning import Pinned, exported
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 SITE = "lib/python3.9/site-packages"

@@ -19,10 +19,10 @@ from tests.unit.oci_tools import END, MadeImage, digest, entry, folder
 
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, MiniSandboxError, NotFound
 from minisandbox.images import load_image, pull
-from minisandbox.images.oci import blobs
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference, places_of
 from minisandbox.store import Store
+from minisandbox.store.blobs import streams as blobs
 from minisandbox.store.verify import verify
 
 FIRST = folder("etc") + entry("etc/passwd", b"root:x:0:0::/root:/bin/sh\n") + folder("d") + entry("d/gone") + END
@@ -216,6 +216,8 @@ def test_auth_files_are_podmans_and_dockers(monkeypatch: pytest.MonkeyPatch) -> 
     assert [str(path) for path in auth_files()] == [
         "/run/user/5/containers/auth.json", "/me/.config/containers/auth.json", "/me/.docker/config.json",
     ]  # fmt: skip
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert str(auth_files()[0]) == f"/run/containers/{os.geteuid()}/auth.json", "where podman writes then"
 
 
 # --- layouts and archives --------------------------------------------------------------------------------------------

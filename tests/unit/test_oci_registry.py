@@ -25,13 +25,13 @@ from tests.unit.oci_tools import END, MadeImage, digest, entry
 
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images import Image, load_image, pull
-from minisandbox.images.oci import blobs as blob_module
 from minisandbox.images.oci import http
-from minisandbox.images.oci.manifest import choose, own_platform, parse_platform
+from minisandbox.images.oci.manifest import choose, container, own_platform, parse_platform
 from minisandbox.images.oci.pull import stored
 from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.images.oci.registry import open_registry
 from minisandbox.store import Store
+from minisandbox.store.blobs import streams as blob_module
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.verify import verify
 
@@ -308,8 +308,9 @@ BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
     "forbidden": (MANIFEST, answer(403), RegistryError, r"access denied.*403"),
     "too many requests": (
         MANIFEST, answer(429, RateLimit_Limit="100;w=21600", Retry_After="0"), RegistryError,
-        r"too many requests.*allows 100.*mirror"),
-    "too many requests for a day": (MANIFEST, answer(429, Retry_After="86400"), RegistryError, r"too many requests"),
+        r"too many requests.*allows 100 in 6 hours.*mirror"),
+    "too many requests for a day": (
+        MANIFEST, answer(429, Retry_After="86400"), RegistryError, r"too many requests.*try again in 1440 min"),
     "leads nowhere": (MANIFEST, answer(302, Location="http://[x"), RegistryError, r"Invalid IPv6 URL"),
     "a pause that is no number": (MANIFEST, answer(503, Retry_After="\u00b2"), RegistryError, r"503"),
     "a pause until the end of time": (
@@ -361,6 +362,18 @@ def test_a_layer_that_lies_leaves_nothing(server: Registry, store: Store, image:
     assert not store.download_path(first_blob(image)[7:]).with_suffix(".part").exists()
 
 
+def test_a_page_in_the_place_of_a_layer_is_named_and_not_kept(server: Registry, store: Store, image: MadeImage) -> None:
+    name = first_blob(image)
+    server.faults[name] = [answer(200, PAGE, Content_Type="text/html; charset=utf-8")] * 20
+    with pytest.raises(RegistryError, match=f"while it sends {name}.*login page") as caught:
+        pull(server.add(image, "1"), store=store)
+    assert caught.value.exit_code == 27
+    assert store.download_path(name[7:]).with_suffix(".part").stat().st_size == 0
+    assert not store.images()
+    server.faults.clear()
+    assert is_whole(pull(server.add(image, "1"), store=store))
+
+
 def test_a_hostile_layer_is_refused_and_not_kept(server: Registry, store: Store) -> None:
     image = MadeImage([entry("../../outside", b"x") + END])
     with pytest.raises(ImageRefused, match=r"entry '../../outside' is refused"):
@@ -405,10 +418,10 @@ def test_a_layer_that_another_pull_publishes_leaves_nothing_half(
     remote = parse_reference(server.add(image, "1"))
     assert isinstance(remote, Remote)
     with open_registry(remote, store, lambda _: None) as source:
-        container = source.container(own_platform())
-        source.prefetch(container.layers)
+        layers = container(source.manifest(own_platform()), "image", own_platform()).layers
+        source.prefetch(layers)
         began.wait(20)
-        source.published(container.layers[0])
+        source.published(layers[0])
         over.set()
     assert not [path for path in (store.root / "downloads").iterdir() if path.name.startswith(name[7:])]
 

@@ -33,9 +33,9 @@ from tests.unit.oci_tools import (
 )
 
 from minisandbox.errors import ImageRefused, MiniSandboxError
-from minisandbox.images.oci.blobs import Blob, LayerStream
-from minisandbox.images.oci.tarstream import TarReader
-from minisandbox.images.oci.unpack import Bounds
+from minisandbox.store.blobs.streams import Blob, LayerStream
+from minisandbox.store.blobs.tarstream import TarReader
+from minisandbox.store.blobs.unpack import Bounds
 
 SECRET = "what lies outside of the tree"
 

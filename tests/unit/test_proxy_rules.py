@@ -39,6 +39,8 @@ from minisandbox.types import Network
         ("*.Example.org:443", "*.example.org:443"),
         ("b\u00fccher.example", "xn--bcher-kva.example"),
         ("*.b\u00fccher.example", "*.xn--bcher-kva.example"),
+        ("*", "*"),
+        ("*:08443", "*:8443"),
         ("registry", "registry"),
         ("192.0.2.7:8080", "192.0.2.7:8080"),
         ("2001:DB8::1", "[2001:db8::1]"),
@@ -52,7 +54,7 @@ def test_a_pattern_has_one_spelling(pattern: str, kept: str) -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
-        "", ".", "*", "*.", "*.*.org", "a*.org", "a..b", "-a.org", "a_.b-", "a b", "user@host", "host/path",
+        "", ".", "**", "*.*.org", "a*.org", "a..b", "-a.org", "a_.b-", "a b", "user@host", "host/path",
         "http://host",
         "127.1", "0x7f.1", "0177.0.0.1", "2130706433", "1.2.3.4.5", "*.1.2.3.4", "host:", "host:0", "host:65536",
         "host:x",
@@ -108,6 +110,17 @@ RULES = Rules(("packages.example.org", "*.files.example.org", "*.any.org:8443", 
 )  # fmt: skip
 def test_named(authority: str) -> None:
     RULES.check_name(parse_authority(authority))
+
+
+def test_every_host_has_its_usual_ports_and_a_public_address() -> None:
+    everything = Rules(("*", "*:8443"))
+    for authority in ("a.org:80", "a.org:443", "b.a.org:8443", "1.1.1.1:443", "[2606:4700::1]:443"):
+        everything.check_name(parse_authority(authority))
+    with pytest.raises(RefusedError):
+        everything.check_name(parse_authority("a.org:22"))
+    with pytest.raises(RefusedError):
+        everything.check_address("10.0.0.1")
+    assert check_network(Network.allow("*")) == check_network(Network.allow("*", "*"))
 
 
 @pytest.mark.parametrize(
@@ -357,6 +370,6 @@ def test_what_the_command_line_says() -> None:
     assert network("--network", "host") == Network.host()
     assert network("--allow", "a.org", "--allow", "*.B.org:81") == Network.allow("a.org", "*.b.org:81")
     assert network("--allow", "10.0.0.1", "--allow-private") == Network.allow("10.0.0.1", private=True)
-    for words in (("--allow-private",), ("--network", "host", "--allow", "a.org"), ("--allow", "*")):
+    for words in (("--allow-private",), ("--network", "host", "--allow", "a.org"), ("--allow", "*a")):
         with pytest.raises(InvalidValue):
             network(*words)

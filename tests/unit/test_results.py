@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import RunError
-from minisandbox.grade.resumable import Job, Progress, Work, carry_out, opened
+from minisandbox.grade.sets.resumable import Job, Progress, Work, carry_out, opened
 from minisandbox.store.results import Result, Results
 from minisandbox.store.rundir import RunDirectory
 

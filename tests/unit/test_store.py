@@ -68,7 +68,7 @@ def test_keys_are_canonical_and_chained() -> None:
 
 def test_open_makes_the_layout_private_and_is_repeatable(store: Store) -> None:
     assert store.root.stat().st_mode & 0o777 == 0o700
-    assert (store.root / "version").read_text() == "1\n"
+    assert (store.root / "version").read_text() == "2\n"
     assert Store.open(store.root) == store
 
 
@@ -81,9 +81,17 @@ def test_open_refuses_what_is_no_store(tmp_path: Path) -> None:
 
 
 def test_open_refuses_a_later_version(store: Store) -> None:
-    (store.root / "version").write_text("2\n")
-    with pytest.raises(StoreError, match="version '2'"):
+    (store.root / "version").write_text("3\n")
+    with pytest.raises(StoreError, match="version '3'"):
         Store.open(store.root)
+
+
+def test_open_refuses_an_earlier_version_and_says_what_to_do(store: Store) -> None:
+    (store.root / "version").write_text("1\n")
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match="was made by an earlier MiniSandbox") as caught:
+            Store.open(store.root, read_only=read_only)
+        assert f"rm -r {store.root}" in str(caught.value.hint)
 
 
 def test_what_a_killed_writer_left_is_removed(store: Store) -> None:

@@ -18,10 +18,10 @@ import pytest
 from tests.unit.store_tools import add_image, add_layer, key_of, own_modules
 
 from minisandbox.errors import MiniSandboxError, StoreError
-from minisandbox.images.travel import export_file, import_directory, import_file
-from minisandbox.store import Store, leases, parcels
+from minisandbox.images import export_images
+from minisandbox.store import Store, leases
+from minisandbox.store.blobs.freezing import freeze
 from minisandbox.store.entries import NAME, Entry, encode
-from minisandbox.store.freezing import freeze
 from minisandbox.store.overview import Status, image_rows
 from minisandbox.store.reading import read_below, read_regular
 from minisandbox.store.verify import verify
@@ -52,9 +52,10 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-@pytest.fixture
-def ours(tmp_path: Path) -> Store:
-    return Store.open(tmp_path / "ours")
+def export(store: Store) -> None:
+    """Read all of the other store's images."""
+    theirs = Store.open(store.root, read_only=True)
+    export_images(theirs, theirs.image_names(), store.root.parent / "out.tar", private=True)
 
 
 def pipe(path: Path) -> None:
@@ -146,61 +147,24 @@ def little_memory() -> Iterator[None]:
 
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize(("change", "name"), HOSTILE, ids=NAMES)
-def test_an_import_ends(store: Store, ours: Store, change: Callable[[Path], None], name: str) -> None:
+def test_an_export_ends(store: Store, change: Callable[[Path], None], name: str) -> None:
     change(store.root / name)
     with pytest.raises(MiniSandboxError):
-        import_directory(ours, store.root, ["one"])
-    assert ours.image_names() == []
-    assert ours.layer_keys() == []
-
-
-@pytest.mark.parametrize("change", [moved, pipe])
-def test_a_tree_without_a_list_is_not_followed_either(
-    store: Store, ours: Store, change: Callable[[Path], None]
-) -> None:
-    (store.root / LAYER / NAME).unlink()
-    change(store.root / LAYER / "tree")
-    with pytest.raises(StoreError, match="not a file that can be read"):
-        import_directory(ours, store.root)
-
-
-@pytest.mark.parametrize("folder", ["", "layers", LAYER])
-def test_a_tree_without_a_list_of_somebody_else_is_not_walked(
-    store: Store, ours: Store, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its owner exchanged a directory for a link meanwhile: root read files that the owner may not."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can be two users")
-    (store.root / LAYER / NAME).unlink()
-    os.chown(store.root / folder, 12345, 12345)
-    monkeypatch.setattr(parcels, "walk", lambda *_: pytest.fail("it is walked"))
-    with pytest.raises(StoreError, match="belongs to user 12345") as caught:
-        import_directory(ours, store.root)
-    assert "image export" in str(caught.value.hint)
-    assert ours.layer_keys() == []
-
-
-def test_its_owner_can_export_a_tree_without_a_list(store: Store, ours: Store, tmp_path: Path) -> None:
-    (store.root / LAYER / NAME).unlink()
-    export_file(store, ["one"], tmp_path / "file")
-    assert import_file(ours, tmp_path / "file").images == ("one",)
+        export(store)
+    assert os.listdir(store.root.parent) == ["theirs"]
 
 
 @pytest.mark.parametrize("change", [pipe, zeros, moved, loop, sparse])
-@pytest.mark.parametrize("what", ["pack", "object"])
-def test_files_of_frozen_layers(store: Store, ours: Store, what: str, change: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("what", ["blob", "record"])
+def test_blobs_of_frozen_layers(store: Store, what: str, change: Callable[[Path], None]) -> None:
     key = add_layer(store, "two", {**FILES, "two": "two" * 100})
     add_image(store, "two", key)
     freeze(store, ["two"])
     assert store.is_frozen(key)
-    (damaged,) = (
-        (store.root / "packs").glob("*.pack")
-        if what == "pack"
-        else [path for path in store.pool.root.glob("??/*") if path.stat().st_nlink > 1 and path.stat().st_size > 100]
-    )
+    (damaged,) = (store.root / "blobs").iterdir() if what == "blob" else [store.layer_directory(key) / leases.BLOBS]
     change(damaged)
     with pytest.raises(StoreError):
-        import_directory(ours, store.root, ["two"])
+        export(store)
 
 
 @pytest.mark.parametrize(("change", "name"), HOSTILE, ids=NAMES)
@@ -216,22 +180,22 @@ def test_listing_and_verifying_end(store: Store, change: Callable[[Path], None],
     assert os.path.lexists(store.root / name)  # nothing was put into quarantine
 
 
-def test_a_lock_that_is_never_given_back(store: Store, ours: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_never_given_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "_TIMEOUT", 0.1)
     fd = os.open(store.root / LAYER, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         with pytest.raises(StoreError, match="still locked after"):
-            import_directory(ours, store.root)
+            export(store)
     finally:
         os.close(fd)
 
 
-def test_the_command_says_what_is_wrong(store: Store, ours: Store) -> None:
+def test_the_command_says_what_is_wrong(store: Store) -> None:
     pipe(store.root / "images/one.json")
     done = subprocess.run(
-        [sys.executable, "-m", "minisandbox", "image", "import", str(store.root)],
-        env={**os.environ, **own_modules(), "MINISANDBOX_STORE": str(ours.root)},
+        [sys.executable, "-m", "minisandbox", "image", "export", "one", str(store.root.parent / "out.tar")],
+        env={**os.environ, **own_modules(), "MINISANDBOX_STORE": str(store.root)},
         capture_output=True,
         text=True,
         timeout=50,
@@ -275,23 +239,23 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("notes", '{"a": 1}'),
     ],
 )
-def test_values_that_a_record_cannot_have(store: Store, ours: Store, field: str, value: str) -> None:
+def test_values_that_a_record_cannot_have(store: Store, field: str, value: str) -> None:
     path = store.root / "images/one.json"
     path.write_text("{" + f'"{field}": {value}, ' + path.read_text().replace(f'"{field}":', '"other":').lstrip("{"))
     with pytest.raises(StoreError, match="is damaged"):
-        import_directory(ours, store.root)
+        export(store)
     assert [row.status for row in image_rows(store)] == [Status.BROKEN]
 
 
 @pytest.mark.parametrize("field", ["path", "target"])
-def test_half_of_a_surrogate_pair_in_a_list(store: Store, ours: Store, field: str) -> None:
+def test_half_of_a_surrogate_pair_in_a_list(store: Store, field: str) -> None:
     entry = dataclasses.replace(Entry("x", "l", 0o777, 0, 0, 0, target="x"), **{field: "\ud800"})  # type: ignore[arg-type] # both are texts
     path = store.root / LAYER / NAME
     whole = gzip.decompress(path.read_bytes()) + encode(entry)
     path.unlink()
     path.write_bytes(gzip.compress(whole))
     with pytest.raises(StoreError, match="half of a surrogate pair"):
-        import_directory(ours, store.root)
+        export(store)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o702])

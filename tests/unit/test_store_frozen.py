@@ -1,4 +1,4 @@
-"""Frozen layers: compressed until their next use, each content once, and never lost on the way there or back."""
+"""Frozen layers: blobs until their next use, and never lost on the way there or back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pytest
 from tests.unit.store_tools import FILES, add_image, add_layer, end_of, key_of, on_disk, python, two_images
 
 from minisandbox.errors import DiskFull, StoreError
-from minisandbox.images.travel import export_file, import_directory, import_file
 from minisandbox.store import Made, Store
+from minisandbox.store.blobs.freezing import freeze, frozen_keys, remove_copies
+from minisandbox.store.blobs.kept import COLD, ensure_blob
+from minisandbox.store.blobs.packing import GZIP
 from minisandbox.store.collect import collect, remove_images
 from minisandbox.store.entries import Entry, read_entries
-from minisandbox.store.freezing import freeze, frozen_keys, thaw_images
+from minisandbox.store.leases import BLOBS
 from minisandbox.store.overview import image_rows, parts
 from minisandbox.store.sizes import StoreSizes
 from minisandbox.store.verify import verify
@@ -55,8 +57,13 @@ def entries(store: Store, key: str) -> list[Entry]:
     return list(read_entries(store.layer_directory(key)))
 
 
-def packs(store: Store) -> list[Path]:
-    return sorted((store.root / "packs").glob("*.pack"))
+def thaw(store: Store, *keys: str) -> None:
+    with store.hold(*keys):
+        pass
+
+
+def blobs(store: Store) -> list[Path]:
+    return sorted((store.root / "blobs").iterdir())
 
 
 def clean(store: Store) -> bool:
@@ -75,7 +82,7 @@ def test_what_is_frozen_comes_back_as_it_was(store: Store) -> None:
     assert set(done.layers) == {base, one, two}
     assert frozen_keys(store) == sorted([base, one, two])
     assert not (store.layer_directory(one) / "tree").exists()
-    assert on_disk(store.root) < taken / 2
+    assert on_disk(store.root) < taken
     assert clean(store)
     assert {key: tree_of(store, key) for key in (base, one, two)} == before
     assert frozen_keys(store) == []
@@ -85,8 +92,8 @@ def test_what_is_frozen_comes_back_as_it_was(store: Store) -> None:
     a = store.layer_tree(one) / "lib/a.py"
     assert a.samefile(store.layer_tree(two) / "lib/a.py"), "equal files of two layers are one inode again"
     collect(store, grace=0)
-    assert packs(store) == []
-    assert on_disk(store.root) <= taken + 4096
+    assert blobs(store) == []
+    assert on_disk(store.root) <= taken + 3 * 4096
 
 
 def test_odd_things_come_back(store: Store) -> None:
@@ -125,7 +132,7 @@ def test_odd_things_come_back(store: Store) -> None:
     freeze(store, ["odd"])
     assert frozen_keys(store) == [key]
     assert verify(store, full=True).damaged == ()
-    thaw_images(store, ["odd"])
+    thaw(store, key)
     report = verify(store, full=True)
     assert (report.damaged, entries(store, key)) == ((), wanted)
     tree = store.layer_tree(key)
@@ -141,30 +148,50 @@ def test_only_what_no_other_image_has_is_frozen(store: Store) -> None:
     assert done.layers == [one]
     assert not store.is_frozen(base)
     assert (tree / "lib/a.py").stat().st_ino == inode
-    kept = {digest for pack in store.packs.all() for digest, _ in pack.rows}
-    plain = {entry.digest for entry in entries(store, two)}
-    assert not kept & plain, "what a plain layer has is not packed as well"
     remove_images(store, ["two"])
-    assert clean(store), "what only the frozen layer needs now stays in the pool"
+    assert clean(store)
     assert freeze(store, ["one"]).layers == [base], "nobody else has it now"
-    assert {entry.digest for entry in entries(store, one) if entry.size} <= {
-        digest for pack in store.packs.all() for digest, _ in pack.rows
-    }
     assert clean(store)
     assert tree_of(store, one)["lib/a.py"][5] == FILES["lib/a.py"].encode()
 
 
-def test_each_content_is_packed_once(store: Store) -> None:
-    two_images(store)
+def test_a_blob_that_is_there_is_not_made_again(store: Store) -> None:
+    _, one, _ = two_images(store)
+    freeze(store, ["one", "two"])
+    first = {path: path.stat().st_mtime_ns for path in blobs(store)}
+    thaw(store, one)
     freeze(store, ["one"])
-    freeze(store, ["two"])
-    rows = [digest for pack in store.packs.all() for digest, _ in pack.rows]
-    assert len(rows) == len(set(rows))
-    first = {path: path.stat().st_mtime_ns for path in packs(store)}
-    thaw_images(store, ["one"])
-    freeze(store, ["one"])
-    assert {path: path.stat().st_mtime_ns for path in packs(store)} == first, "what is packed is not compressed again"
+    assert {path: path.stat().st_mtime_ns for path in blobs(store)} == first
     assert clean(store)
+
+
+def test_copies_of_blobs_go_and_what_frozen_layers_need_stays(store: Store) -> None:
+    """Two layers with the same files have one blob, which one of them needs."""
+
+    def make(work: Path) -> Made:
+        (work / "tree").mkdir()
+        (work / "tree/a").write_text("same")
+        for path in (work / "tree/a", work / "tree"):
+            os.utime(path, (5, 5))
+        return Made(work / "tree")
+
+    one, two = key_of("one"), key_of("two")
+    for key in (one, two):
+        store.ensure_layer(key, parent=None, step={"kind": "test"}, make=make)
+    add_image(store, "one", one)
+    add_image(store, "two", two)
+    with store.hold(two):
+        copies = [ensure_blob(store.root, two, compression).digest for compression in (GZIP, COLD)]
+    freeze(store, ["one"])
+    remove_copies(store, copies)
+    assert [f"sha256:{path.name}" for path in blobs(store)] == [copies[1]]
+    with store.hold(two):
+        ensure_blob(store.root, two, GZIP)
+    collect(store)
+    assert len(blobs(store)) == 2, "a copy that was made a moment ago"
+    collect(store, grace=0)
+    assert len(blobs(store)) == 1
+    assert tree_of(store, one)["a"][5] == b"same"
 
 
 def test_a_layer_in_use_stays(store: Store) -> None:
@@ -183,7 +210,7 @@ def test_a_dry_run_freezes_nothing(store: Store) -> None:
     done = freeze(store, ["one", "two"], dry_run=True)
     assert len(done.layers) == 3
     assert done.freed > 0
-    assert (frozen_keys(store), on_disk(store.root), packs(store)) == ([], taken, [])
+    assert (frozen_keys(store), on_disk(store.root), blobs(store)) == ([], taken, [])
 
 
 def test_a_build_finds_a_frozen_layer_and_leaves_it_frozen(store: Store) -> None:
@@ -200,10 +227,10 @@ def test_sizes_tell_what_is_frozen(store: Store) -> None:
     done = freeze(store, ["one", "two"])
     sizes = StoreSizes(store, store.images())
     assert sizes.total < before
-    assert abs(sizes.packed - sum(path.stat().st_blocks * 512 for path in packs(store))) < 16
+    assert sizes.blobs == done.blobs == sum(path.stat().st_size for path in blobs(store))
     assert [row.frozen for row in image_rows(store)] == [True, True]
     found = {part.name: part for part in parts(store)}
-    assert found["packs"].bytes >= done.packs > 0
+    assert found["blobs"].bytes >= done.blobs > 0
     assert "objects" not in found
 
 
@@ -222,35 +249,16 @@ def test_a_collection_freezes_before_it_removes(store: Store) -> None:
     assert clean(store)
 
 
-def test_packs_go_with_the_last_layer_that_needs_them(store: Store) -> None:
+def test_a_blob_goes_with_its_layer(store: Store) -> None:
     two_images(store)
     freeze(store, ["one", "two"])
+    assert len(blobs(store)) == 3
     remove_images(store, ["one"])
-    assert packs(store)
+    assert len(blobs(store)) == 2
     assert clean(store)
     remove_images(store, ["two"])
-    assert packs(store) == []
+    assert blobs(store) == []
     assert StoreSizes(store, []).total == 0
-
-
-def test_frozen_images_travel_without_being_thawed(store: Store, tmp_path: Path) -> None:
-    _, one, two = two_images(store)
-    before = tree_of(store, one), tree_of(store, two)
-    freeze(store, ["one"])  # of what it has, the other one keeps some plain
-    export_file(store, ["one", "two"], tmp_path / "half.msb")
-    freeze(store, ["two"])
-    export_file(store, ["one", "two"], tmp_path / "all.msb")
-    for source in ("half.msb", "all.msb"):
-        other = Store.open(tmp_path / f"of-{source}")
-        import_file(other, tmp_path / source)
-        assert (tree_of(other, one), tree_of(other, two)) == before
-        assert clean(other)
-    third = Store.open(tmp_path / "third")
-    import_directory(third, store.root)
-    assert (tree_of(third, one), tree_of(third, two)) == before
-    assert len(frozen_keys(store)) == 3
-    import_directory(store, third.root)
-    assert len(frozen_keys(store)) == 3, "what is there already is not even thawed"
 
 
 def test_a_read_only_store_says_what_to_do(store: Store) -> None:
@@ -265,7 +273,7 @@ def test_a_read_only_store_says_what_to_do(store: Store) -> None:
     os.chown(store.root / "version", 12345, 12345)  # somebody else's
     with pytest.raises(StoreError, match="is frozen") as caught, read_only.hold(one):
         pass
-    assert "image import" in str(caught.value.hint)
+    assert "image export --private" in str(caught.value.hint)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -278,54 +286,64 @@ def flip(path: Path, where: int) -> None:
 
 
 @pytest.mark.parametrize("where", [0, 9, 20, -1, -40])
-def test_a_flipped_byte_of_a_pack_is_found_by_reading(store: Store, where: int) -> None:
-    base, one, two = two_images(store)
-    before = {key: texts(store, key) for key in (base, one, two)}
+def test_a_flipped_byte_of_a_blob_is_found_by_reading(store: Store, where: int) -> None:
+    keys = two_images(store)
+    before = {key: texts(store, key) for key in keys}
     freeze(store, ["one", "two"])
-    flip(packs(store)[0], where)
+    for path in blobs(store):
+        flip(path, where)
+    assert verify(store).damaged == (), "sizes are right"
     report = verify(store, full=True)
-    assert {damage.key for damage in report.damaged} == {base, one, two}
+    assert {damage.key for damage in report.damaged} == {*keys}
     assert report.images == ("one", "two")
-    assert packs(store) == []
-    assert not store.has_layer(one)
     two_images(store)
-    assert {key: texts(store, key) for key in (base, one, two)} == before
+    assert {key: texts(store, key) for key in keys} == before
     assert clean(store)
     collect(store, grace=0)
     assert os.listdir(store.root / "quarantine") == []
 
 
 @pytest.mark.parametrize("where", [20, -40])
-def test_a_flipped_byte_of_a_pack_is_found_by_its_next_use(store: Store, where: int) -> None:
+def test_a_flipped_byte_of_a_blob_is_found_by_its_next_use(store: Store, where: int) -> None:
     _, one, _ = two_images(store)
     freeze(store, ["one", "two"])
-    flip(packs(store)[0], where)
-    with pytest.raises(StoreError, match="in no pack") as caught, store.hold(one):
+    for path in blobs(store):
+        flip(path, where)
+    with pytest.raises(StoreError, match="its blob cannot be unpacked") as caught, store.hold(one):
         pass
-    assert "build its images again" in str(caught.value.hint)
+    assert "build or pull its images again" in str(caught.value.hint)
     assert not store.has_layer(one)
     two_images(store)
     assert tree_of(store, one)["lib/a.py"][5] == FILES["lib/a.py"].encode()
 
 
-def test_a_removed_pack_is_found_without_reading(store: Store) -> None:
+def test_another_layers_blob_is_not_taken_for_a_layers_own(store: Store) -> None:
+    """The record names it, its digest is right: the list of files decides."""
+    _, one, two = two_images(store)
+    freeze(store, ["one", "two"])
+    record = (store.layer_directory(two) / BLOBS).read_bytes()
+    (store.layer_directory(one) / BLOBS).write_bytes(record)
+    with pytest.raises(StoreError, match="are not those of its list"), store.hold(one):
+        pass
+    assert not store.has_layer(one)
+    assert clean(store) or verify(store).images == ("one",)
+
+
+def test_a_removed_blob_is_found_without_reading(store: Store) -> None:
     two_images(store)
     freeze(store, ["one", "two"])
-    packs(store)[0].unlink()
-    report = verify(store)
-    assert len(report.damaged) == 3
-    assert "is in no pack" in report.damaged[0].problems[0]
+    blobs(store)[0].unlink()
+    (damage,) = verify(store).damaged
+    assert "its blob is missing" in damage.problems[0]
 
 
-def test_damage_is_not_packed(store: Store) -> None:
+def test_a_damaged_layer_is_not_frozen(store: Store) -> None:
     _, one, _ = two_images(store)
     path = store.layer_tree(one) / "lib/one.py"
     info = path.stat()
     flip(path, 5)
     os.utime(path, ns=(info.st_mtime_ns, info.st_mtime_ns))
-    freeze(store, ["one", "two"])
-    digest = next(entry.digest for entry in entries(store, one) if entry.path == "lib/one.py")
-    assert digest not in {digest for pack in store.packs.all() for digest, _ in pack.rows}
+    assert freeze(store, ["one", "two"]).spared == [one]
     assert [damage.key for damage in verify(store, full=True).damaged] == [one]
 
 
@@ -341,17 +359,18 @@ def test_a_layer_that_lost_a_file_is_not_frozen(store: Store) -> None:
 FREEZE = """
 import sys
 from minisandbox.store import Store
-from minisandbox.store.freezing import freeze
+from minisandbox.store.blobs.freezing import freeze
 print(freeze(Store.open(sys.argv[1]), ["one", "two"]))
 """
 THAW = """
 import sys
 from minisandbox.store import Store
-from minisandbox.store.freezing import thaw_images
-print(thaw_images(Store.open(sys.argv[1]), ["one", "two"]))
+store = Store.open(sys.argv[1])
+with store.hold(*store.layer_keys()):
+    pass
 """
-FREEZING = ("layer-marked", "tree-taken", "pack-written", "pack-there", "orphans-unlinked")
-THAWING = ("thaw-fetched", "thaw-grown", "object-given", "thaw-shared", "thaw-renamed")
+FREEZING = ("blob-written", "blob-there", "tree-taken")
+THAWING = ("thaw-unpacked", "scanned", "object-given", "recorded", "thaw-listed", "thaw-renamed")
 
 
 @pytest.mark.parametrize("point", FREEZING)
@@ -367,7 +386,7 @@ def test_a_killed_freezing_loses_nothing(store: Store, point: str) -> None:
     assert len(frozen_keys(store)) == 3
     assert clean(store)
     collect(store, grace=0)
-    assert [part.name for part in parts(store) if part.name == "objects"] == [], "everything is packed"
+    assert [part.name for part in parts(store) if part.name == "objects"] == [], "all of them are in blobs"
     assert {key: tree_of(store, key) for key in keys} == before
 
 
@@ -385,7 +404,7 @@ def test_a_killed_thawing_loses_nothing(store: Store, point: str) -> None:
     assert frozen_keys(store) == []
 
 
-@pytest.mark.parametrize("point", ["thaw-fetched", "thaw-grown", "thaw-shared"])
+@pytest.mark.parametrize("point", ["thaw-unpacked", "taken", "recorded"])
 def test_a_full_disk_leaves_a_layer_frozen(store: Store, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, one, _ = two_images(store)
     before = tree_of(store, one)
@@ -404,10 +423,10 @@ def test_a_full_disk_leaves_a_layer_frozen(store: Store, point: str, monkeypatch
 def test_a_full_disk_while_freezing_loses_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = two_images(store)
     before = {key: tree_of(store, key) for key in keys}
-    monkeypatch.setenv("MINISANDBOX_STORE_FAULT", "pack-written:ENOSPC")
+    monkeypatch.setenv("MINISANDBOX_STORE_FAULT", "blob-written:ENOSPC")
     with pytest.raises(DiskFull):
         freeze(store, ["one", "two"])
-    assert packs(store) == []
+    assert blobs(store) == []
     monkeypatch.delenv("MINISANDBOX_STORE_FAULT")
     assert clean(store)
     assert {key: tree_of(store, key) for key in keys} == before
@@ -436,7 +455,7 @@ def test_freezing_and_thawing_at_once_lose_nothing(store: Store) -> None:
     assert clean(store)
 
 
-def test_an_import_beside_a_frozen_layer_shares_what_is_plain(store: Store) -> None:
+def test_a_layer_beside_a_frozen_one_shares_what_is_plain(store: Store) -> None:
     _, one, _ = two_images(store)
     freeze(store, ["one"])
     other = add_layer(store, "other", {"lib/again.py": FILES["lib/a.py"]})

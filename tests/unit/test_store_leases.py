@@ -14,7 +14,7 @@ import pytest
 from tests.unit.store_tools import add_image, add_layer, key_of, names_below, on_disk, python, two_images
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.store import FailureRecord, Store, leases, measure_tree
+from minisandbox.store import FailureRecord, Store, leases
 from minisandbox.store.collect import collect, is_in_use, remove_images, use_of_image
 from minisandbox.store.leases import Holder, in_use, layer_of, stamp, use_of
 from minisandbox.store.sizes import StoreSizes
@@ -177,14 +177,6 @@ def test_sizes_are_what_the_disk_says(store: Store) -> None:
     assert 0 < one.unique < one.shared
     assert sizes.freed(sizes.layers) == sizes.total
     assert sizes.uses[key_of("base")] == 2
-
-
-def test_a_layer_without_a_list_counts_as_a_whole(store: Store) -> None:
-    key = add_layer(store, "old")
-    (store.layer_directory(key) / "files.gz").unlink()
-    sizes = StoreSizes(store, [])
-    assert not sizes.layers[key].listed
-    assert sizes.total == measure_tree(store.layer_tree(key)).bytes
 
 
 # --- collection ------------------------------------------------------------------------------------------------------

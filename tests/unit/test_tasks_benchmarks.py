@@ -15,8 +15,8 @@ from tests.builds import python_build
 
 from minisandbox.errors import HarnessError, TaskFileError
 from minisandbox.tasks import Form, ImageBuild, Task, file_of, harness, node_id, task_from_row
-from minisandbox.tasks.corrections import sort_commands
-from minisandbox.tasks.pinning import exported, listed, requirements_text, specified
+from minisandbox.tasks.dialects.corrections import sort_commands
+from minisandbox.tasks.dialects.pinning import exported, listed, requirements_text, specified
 
 pytestmark = pytest.mark.once  # the process of the benchmarks' packages takes seconds of CPU
 DATA = Path(__file__).parent.parent / "data"
@@ -240,7 +240,7 @@ def test_no_more_processes_are_started_than_may_be(monkeypatch: pytest.MonkeyPat
         return request
 
     monkeypatch.setattr(harness._Server, "exchange", exchange)
-    pool = harness._Pool()
+    pool = harness._Pool(None)
     with ThreadPoolExecutor(12) as threads:
         assert list(threads.map(lambda n: pool.exchange(b"%d" % n, 1.0), range(60))) == [b"%d" % n for n in range(60)]
     assert most == 3

@@ -13,7 +13,7 @@ from tests.unit.test_tasks_jsonl import row as own_row
 
 from minisandbox.errors import TaskFileError
 from minisandbox.tasks import TaskSet, task_from_row
-from minisandbox.tasks.languages import NOT_YET, check_command
+from minisandbox.tasks.languages import NOT_PYTHON, check_command
 from minisandbox.tasks.loading import Refused
 
 COMMIT = "0" * 40
@@ -26,7 +26,7 @@ GO = bench(
 def refused(row: Mapping[str, object]) -> TaskFileError:
     with pytest.raises(TaskFileError) as caught:
         task_from_row(row)
-    assert caught.value.reason == NOT_YET
+    assert caught.value.reason == NOT_PYTHON
     assert "--skip-unusable" in str(caught.value.hint)
     return caught.value
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import TaskFileError
+from minisandbox.tasks.formats.writing import written_whole
 from minisandbox.tasks.statuses import STATUSES_NAME, read_statuses, write_statuses
-from minisandbox.tasks.writing import written_whole
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The oracle: applies the task's reference patch."""
+"""The oracle: applies the task's reference patch, or runs its solution."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ _TIMEOUT = 120.0
 
 
 class OracleAgent:
-    """Submits the reference patch. With a sound pipeline, it resolves every valid task."""
+    """Submits the reference. With a sound pipeline, it resolves every valid task."""
 
     name = "oracle"
     needs_model = False
 
     async def run(self, task: Task, session: Session) -> Ending:
-        """Apply the reference with git.
+        """Apply the reference patch with git, or run the solution, whose exit status says nothing.
 
         Raises:
             LimitReached: the rollout's time limit is reached.
             SandboxGone: the sandbox has ended.
         """
+        if (script := task.reference.script) is not None:
+            await session.box.files.upload(script.files, script.files_at)
+            await session.perform(script.shell, timeout=script.timeout)
+            return Ending()
         result = await session.perform(apply_command(task.reference), timeout=_TIMEOUT)
         if result.ok:
             return Ending()

@@ -127,7 +127,10 @@ def _sandbox_source(args: argparse.Namespace, progress: Progress, gradings: int 
 
 
 def _tasks(names: Iterable[str], args: argparse.Namespace) -> dict[str, Task]:
-    sets = (TaskSet.load(name, allow_local_sources=args.allow_local_sources) for name in names)
+    sets = (
+        TaskSet.load(name, allow_local_sources=args.allow_local_sources, public_network=args.public_network)
+        for name in names
+    )
     return {task.instance_id: task for tasks in sets for task in tasks}
 
 

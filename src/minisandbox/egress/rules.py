@@ -187,6 +187,8 @@ def _fits(pattern: str, target: Target) -> bool:
         name, _, port = pattern.rpartition(":")
     if target.port != int(port) if port else target.port not in _DEFAULT_PORTS:
         return False
+    if name == "*":
+        return True
     if name.startswith("*."):
         return target.host.endswith(name[1:]) and len(target.host) >= len(name)
     return target.host == name.strip("[]")

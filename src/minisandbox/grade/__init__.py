@@ -1,17 +1,18 @@
 """Grading: hidden tests in a fresh sandbox, per-test outcomes, and what of them is believed."""
 
-from minisandbox.grade.evaluation_report import (
+from minisandbox.grade.graders.script import LIVE, REGRADED, grade_work
+from minisandbox.grade.grading import grade, grade_reference, grade_untouched
+from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
+from minisandbox.grade.options import ALWAYS, FLAGGED, GradingOptions, confirmed_share
+from minisandbox.grade.policy import Policy
+from minisandbox.grade.sets.evaluation_report import (
     evaluation_report,
     harness_report,
     repository_scores,
     write_evaluation_reports,
 )
-from minisandbox.grade.evaluations import Evaluated, Evaluation, run_evaluation
-from minisandbox.grade.grading import grade, grade_reference, grade_untouched
-from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
-from minisandbox.grade.options import ALWAYS, FLAGGED, GradingOptions, confirmed_share
-from minisandbox.grade.policy import Policy
-from minisandbox.grade.predictions import (
+from minisandbox.grade.sets.evaluations import Evaluated, Evaluation, run_evaluation
+from minisandbox.grade.sets.predictions import (
     EMPTY,
     GOLD,
     Prediction,
@@ -19,11 +20,11 @@ from minisandbox.grade.predictions import (
     read_predictions,
     reference_predictions,
 )
-from minisandbox.grade.resumable import DATABASE, Progress
+from minisandbox.grade.sets.resumable import DATABASE, Progress
+from minisandbox.grade.sets.validation_report import validation_report, validation_table, write_validation_reports
+from minisandbox.grade.sets.validations import Validated, run_validations
 from minisandbox.grade.submission import MAX_SUBMISSION
 from minisandbox.grade.validation import Cause, Status, Validation, validate
-from minisandbox.grade.validation_report import validation_report, validation_table, write_validation_reports
-from minisandbox.grade.validations import Validated, run_validations
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "EMPTY",
     "FLAGGED",
     "GOLD",
+    "LIVE",
     "MAX_SUBMISSION",
+    "REGRADED",
     "Cause",
     "Evaluated",
     "Evaluation",
@@ -55,6 +58,7 @@ __all__ = [
     "grade",
     "grade_reference",
     "grade_untouched",
+    "grade_work",
     "harness_report",
     "measure",
     "read_predictions",

@@ -16,7 +16,7 @@ _UNUSABLE = {
     5: (Reason.NO_TESTS, "pytest collected no tests"),
 }
 # a shell's statuses (POSIX, "Exit Status for Commands"); a wrapper's own 1 or 2 look like pytest's and say less
-_NOT_FOUND = {
+NOT_FOUND = {
     126: "the task's test command (test.command) cannot be executed",
     127: "a program of the task's test command (test.command) is not there",
 }
@@ -59,8 +59,8 @@ def doubt_about(result: ExecResult, report: Report) -> Doubt | None:
 
 
 def _not_started(exit_code: int) -> Doubt:
-    if exit_code in _NOT_FOUND:
-        return Doubt(Reason.NOT_STARTED, f"{_NOT_FOUND[exit_code]} (exit status {exit_code})")
+    if exit_code in NOT_FOUND:
+        return Doubt(Reason.NOT_STARTED, f"{NOT_FOUND[exit_code]} (exit status {exit_code})")
     reason, detail = _UNUSABLE.get(exit_code, (Reason.NOT_STARTED, "pytest did not start"))
     return Doubt(reason if exit_code == 4 else Reason.NOT_STARTED, f"{detail} (exit status {exit_code})")
 

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.belief import Doubt
 from minisandbox.grade.confirm.checks import ACCIDENTS, Confirmation
+from minisandbox.grade.graders.pytest import files_of
 from minisandbox.grade.imports import protect_imports
 from minisandbox.grade.judging import judge
 from minisandbox.grade.names import located
 from minisandbox.grade.options import FLAGGED, confirmed_share, is_confirmed
 from minisandbox.grade.policy import Policy
-from minisandbox.grade.runner import SuiteRun, files_of
+from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.scan import scan
 from minisandbox.grade.submission import Change, reference_change, screen
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace, workspace
 from minisandbox.sandbox.cancellation import Cancellation
-from minisandbox.tasks import LogGrader, Task, file_of
+from minisandbox.tasks import LogGrader, ScriptGrader, Task, file_of
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def grade(
 
     A run that cannot be believed is repeated with the reference in place of the submission: if that one is believed,
     the submission is at fault, else we are. So nothing a submission does can turn its failure into ours. A run in which
-    everything passed is confirmed by further runs (:mod:`.confirm.checks`) where the policy asks for it.
+    everything passed is confirmed by further runs (:mod:`.confirm.checks`) where the policy asks for it. A script that
+    gives no reward is our failure. A task that is judged in the live sandbox is judged here on its patch alone.
 
     Args:
         task: the task.
@@ -121,9 +123,14 @@ def workspace_for(
 ) -> Workspace:
     """Return where a task is graded; arguments and errors as for :func:`grade`."""
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
-    files = (
-        tuple(sorted({*map(file_of, located(task, named))})) if isinstance(task.grader, LogGrader) else files_of(named)
-    )
+    if isinstance(task.grader, ScriptGrader):
+        files: tuple[str, ...] = ()
+    elif task.grader.reporter == "none":
+        files = tuple(file for file in task.test_files if not file.endswith(".snap"))  # jest rewrites its snapshots
+    elif isinstance(task.grader, LogGrader):
+        files = tuple(sorted({*map(file_of, located(task, named))}))
+    else:
+        files = files_of(named)
     seconds = task.grader.timeout if timeout is None else timeout
     return workspace(image, task, files, timeout=seconds, limits=limits, cancellation=cancellation)
 
@@ -131,7 +138,7 @@ def workspace_for(
 def grade_in(place: Workspace, submission: bytes, confirm: str = FLAGGED) -> Grade:
     """Grade a submission in a workspace, which makes all runs that takes; without the time it took."""
     task = place.task
-    policy = Policy.for_task(task)
+    policy = Policy.for_task(task, dict(place.image.environment), place.image.workdir)
     try:
         change = screen(submission, protect_imports(policy, task, place.image))
     except PatchError as error:
@@ -141,7 +148,8 @@ def grade_in(place: Workspace, submission: bytes, confirm: str = FLAGGED) -> Gra
     reference = reference_change(task)
     signs = scan(submission, change.only or (), reference.patch, reverse=reference.reverse, tests=task.test_files)
     flags = change.flags + signs
-    if all(policy.is_beside_the_point(path) for path in change.only or ()):
+    by_script = isinstance(task.grader, ScriptGrader)  # which may judge what is in no patch
+    if not by_script and all(policy.is_beside_the_point(path) for path in change.only or ()):
         detail = "nothing of it is applied that a test could see: no file, or tests and documents only"
         return Grade(task.instance_id, Verdict.FAILED, Reason.NOTHING_TO_TEST, detail, flags=flags)
     try:
@@ -157,6 +165,8 @@ def _run_and_judge(place: Workspace, change: Change, flags: tuple[Flag, ...], co
     is blamed. After a timeout it has three times as long as the reference takes on the machine as it is now.
     """
     task, run = place.task, _run_surely(place, change)
+    if run.doubt is not None and run.doubt.reason is Reason.NO_REWARD:
+        return judge(task, run, flags)
     if run.doubt is not None and run.doubt.reason not in _CERTAINLY_THE_SUBMISSION:
         late = run.doubt.reason is Reason.TIMEOUT
         control = (place.patient() if late else place).run(reference_change(task))

@@ -6,14 +6,14 @@ from minisandbox.grade.belief import Doubt
 from minisandbox.grade.report import not_passed
 from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.verdict import Flag, Grade, Reason
-from minisandbox.tasks import Task
+from minisandbox.tasks import ScriptGrader, Task
 
 
 def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
     """Return the verdict that a run supports.
 
     Resolved means: the run is believed, and every FAIL_TO_PASS and PASS_TO_PASS test is explicitly passed under its
-    exact id. Missing, skipped and xfailed tests have not passed.
+    exact id. Missing, skipped and xfailed tests have not passed. Of a script's reward, 1 and more resolves the task.
 
     Args:
         task: the task.
@@ -21,6 +21,8 @@ def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
         flags: what screening found.
     """
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
+    if isinstance(task.grader, ScriptGrader):
+        return _scored(task, run, flags)
     if run.judgement is not None:
         seen = {test: word.lower() for test, word in run.judgement.statuses.items()}
         failed = run.judgement.failed_fail_to_pass, run.judgement.failed_pass_to_pass
@@ -32,6 +34,19 @@ def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
     return Grade(
         task.instance_id, reason.verdict, reason, detail, outcomes, *failed, flags, run.exit_code, run.duration, run.log
     )
+
+
+def _scored(task: Task, run: SuiteRun, flags: tuple[Flag, ...]) -> Grade:
+    """Return the verdict on a script's reward: 1 and more resolves the task."""
+    reason, detail = Reason.RESOLVED, f"the script's reward is {run.reward}"
+    if run.doubt is not None:
+        reason, detail = run.doubt.reason, run.doubt.detail
+    elif run.reward is None or run.reward < 1:
+        reason = Reason.TESTS_NOT_PASSED
+    return Grade(
+        task.instance_id, reason.verdict, reason, detail, flags=flags, exit_code=run.exit_code, duration=run.duration,
+        log=run.log, score=run.reward,
+    )  # fmt: skip
 
 
 def _reason(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[Reason, str]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import FileAccessError, GradingError
 from minisandbox.grade.testfiles import hidden_files
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Form, Task
-from minisandbox.types import Network
+from minisandbox.tasks import Form, ScriptGrader, Solution, Task
+from minisandbox.types import MiB, Network
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,11 +28,15 @@ TIMEOUT = 600.0
 _PLACE = PurePosixPath("/run/leaks")
 _SHORT = 20
 _MOST = 200
+_LARGEST = MiB
+"""Bytes of the largest file of a task directory that is looked for."""
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 _SCRIPT = r"""
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CEILING_DIRECTORIES=/ LC_ALL=C.UTF-8
-cd /testbed
+cd "$REPOSITORY"
+skipped="-path /proc -o -path /sys -o -path /dev -o -path /run"
+[ -z "$HOST" ] || skipped="$skipped -o -path /usr"
 if [ -e .git ]; then
     all=$(git cat-file --batch-all-objects --batch-check | wc -l)
     reached=$(git rev-list --objects --all | wc -l)
@@ -45,16 +49,16 @@ if [ -e .git ]; then
     [ ! -d .git/logs ] || printf 'history\treflogs\t1\n'
 fi
 cd /run/leaks
-find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /usr -o -path /run -o -path /testbed/.git \) \
-    -prune -o -type f -size -4M -print0 > files
-xargs -0 -r grep -lIF -x -f all -- < files > suspects || true
+find / -xdev \( $skipped -o -path "$REPOSITORY/.git" \) -prune -o -type f -size -3073k -print0 > files
+binary=$(echo | grep -I '' > /dev/null 2>&1 && echo I)
+xargs -0 -r grep "-l${binary}F" -x -f all -- < files > suspects || true
 for patterns in *.lines; do
     while IFS= read -r file; do
         printf '%s\t%s\t%s\n' "$patterns" "$file" "$(grep -hF -x -f "$patterns" -- "$file" | sort -u | wc -l)"
-    done < <(xargs -r -d '\n' grep -lF -x -f "$patterns" -- < suspects)
+    done < <(tr '\n' '\0' < suspects | xargs -0 -r grep -lF -x -f "$patterns" --)
 done
-find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /usr -o -path /run \) -prune -o -type f \
-    ! -path '/testbed/*' -regex '.*\.\(whl\|egg\|tar\.gz\|zip\|tar\.bz2\)' -print |
+find / -xdev \( $skipped \) -prune -o -type f ! -path "$REPOSITORY/*" \
+    -regex '.*\.\(whl\|egg\|tar\.gz\|zip\|tar\.bz2\)' -print |
     sed 's/^/archive\t/; s/$/\t1/'
 exit 0
 """
@@ -120,7 +124,8 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
         box.files.write_bytes(_PLACE / "all", _file(lines))
         for number, one in enumerate(looked_for):
             box.files.write_bytes(_PLACE / f"{number}.lines", _file(one.lines))
-        done = box.exec(["bash", "-c", _SCRIPT], timeout=TIMEOUT)
+        variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1"}
+        done = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
     if not done.ok or done.dropped_stdout:
         raise GradingError(
             f"the image of {task.instance_id} could not be searched for leaks",
@@ -148,10 +153,22 @@ def _looked_for(task: Task, hidden: Path | None) -> Iterator[_Lines]:
         yield from _distinct("reference", path, new, {*old, *kept})
     for path, (added, removed, kept) in _changes(task.test_patch).items():
         yield from _distinct("tests", path, added, {*removed, *kept})
+    if task.solution is not None:
+        yield from _scripts(task, task.solution)
     if task.form is Form.SWESMITH and hidden is not None:
         for path in task.hidden_files:
             text = hidden_files(hidden, (path,)).get(path, b"").decode("utf-8", "replace")
             yield from _distinct("tests", path, text.splitlines(), set())
+
+
+def _scripts(task: Task, solution: Solution) -> Iterator[_Lines]:
+    """What a task directory holds that is not for the agent: each text file of its solution and of its tests."""
+    tests = task.grader.files if isinstance(task.grader, ScriptGrader) else None
+    for kind, folder in (("reference", solution.files), ("tests", tests)):
+        for path in sorted(folder.rglob("*")) if folder is not None else ():
+            if path.is_file() and not path.is_symlink() and path.stat().st_size <= _LARGEST:
+                text = path.read_bytes().decode("utf-8", "replace")
+                yield from _distinct(kind, f"{path.parent.name}/{path.name}", text.splitlines(), set())
 
 
 def _distinct(kind: str, path: str, lines: list[str], common: set[str]) -> Iterator[_Lines]:
@@ -182,6 +199,8 @@ def _changes(patch: str) -> Mapping[str, tuple[list[str], list[str], list[str]]]
 
 def _leak(line: str, looked_for: list[_Lines], task: Task) -> Leak | None:
     kind, place, count = [*line.split("\t"), "", ""][:3]
+    if task.solution is not None and kind in ("history", "archive"):
+        return None  # the image is as its author made it
     if kind == "history":
         return Leak("history", place, "the repository inside is not one commit")
     if kind == "archive":

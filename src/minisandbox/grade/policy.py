@@ -124,11 +124,20 @@ class Policy:
     elsewhere: frozenset[str] = frozenset()
 
     @classmethod
-    def for_task(cls, task: Task) -> Policy:
-        """Return the policy of a task: it depends on the task's tests and on its reference only."""
+    def for_task(
+        cls, task: Task, environment: Mapping[str, str] | None = None, workdir: PurePosixPath = WORKDIR
+    ) -> Policy:
+        """Return the policy of a task: it depends on the task's tests, its reference and its image's variables only.
+
+        Args:
+            task: the task.
+            environment: the variables of its image; None for those that the task names.
+            workdir: the directory of the repository.
+        """
+        variables = dict(task.build.environment) if environment is None else environment
         files = frozenset(task.test_files)
         parents = {parent for file in files for parent in _parents(file)}
-        roots = import_roots(dict(task.build.environment), WORKDIR) | parents
+        roots = import_roots(variables, workdir) | parents
         touched = frozenset(touched_files(task.patch))
         names = (_runner_name(path, roots) for path in touched)
         directories = frozenset(top for file in files if (top := _test_directory(file)) is not None)

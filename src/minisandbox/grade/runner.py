@@ -1,22 +1,15 @@
-"""The pytest runner: the task's own command, with our plugin, in a sandbox that is ready for it."""
+"""Runs of tests: what one of them showed, whichever runner it was."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minisandbox.errors import InvalidValue
-from minisandbox.grade.belief import Doubt, doubt_about
-from minisandbox.grade.channel import run_reported
+from minisandbox.grade.belief import Doubt
 from minisandbox.grade.report import Report
-from minisandbox.grade.reporter import Kind, Reporter
-from minisandbox.sandbox import Sandbox
 from minisandbox.tasks.harness import Judgement
 from minisandbox.types import ExecResult
 
 _LOG_TAIL = 16_000
-_OPTIONS = ("-p", "no:cacheprovider", "--continue-on-collection-errors")
-"""A file that cannot be collected costs its own tests only: the same for the lists as they were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +24,7 @@ class SuiteRun:
         log: the end of its output.
         judgement: what the benchmark's own parser and rules make of the output; None where the report decides.
         whole_log: the output, where they read it.
+        reward: what a script wrote; None where tests decide.
     """
 
     report: Report
@@ -40,6 +34,7 @@ class SuiteRun:
     log: str = ""
     judgement: Judgement | None = None
     whole_log: str = ""
+    reward: float | None = None
 
     @classmethod
     def not_run(cls, doubt: Doubt, log: str = "") -> SuiteRun:
@@ -47,61 +42,8 @@ class SuiteRun:
         return cls(Report(), doubt, log=log)
 
 
-class PytestRunner:
-    """One run of a task's tests.
-
-    Args:
-        command: the task's test command, a shell command to which arguments can be appended.
-        files: files to run, relative to the workdir; none for what the command itself chooses.
-        timeout: seconds the run may take.
-    """
-
-    def __init__(self, command: str, files: Sequence[str], timeout: float) -> None:
-        self._command = command
-        self._files = tuple(files)
-        self._timeout = timeout
-        self._reporter = Reporter.make(Kind.PYTEST)
-
-    def install(self, box: Sandbox) -> None:
-        """Put the plugin into the sandbox; see :meth:`.Reporter.install`."""
-        self._reporter.install(box)
-
-    def run(self, box: Sandbox) -> SuiteRun:
-        """Run the tests.
-
-        Returns:
-            What they showed; whatever the code under test does, it is a value.
-
-        Raises:
-            SandboxGone: the sandbox has ended.
-        """
-        options = ("-p", self._reporter.module, *_OPTIONS, *self._files)
-        result, report = run_reported(box, self._command, options, timeout=self._timeout, env=self._environment(box))
-        doubt = doubt_about(result, report)
-        return SuiteRun(report, doubt, result.exit_code, result.duration, log_of(result))
-
-    def _environment(self, box: Sandbox) -> dict[str, str]:
-        return {**self._reporter.environment(box), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
-
-
 def log_of(result: ExecResult) -> str:
     """Return the end of what a command printed, with its fate."""
     parts = (result.stdout, result.stderr)
     text = "\n".join(part.rstrip("\n") for part in parts if part.strip())
     return f"{text[-_LOG_TAIL:]}\n[{result.fate}]"
-
-
-def files_of(tests: Sequence[str]) -> tuple[str, ...]:
-    """Return the files that hold pytest node ids, sorted.
-
-    Raises:
-        InvalidValue: an id is not pytest's.
-    """
-    for test in tests:
-        if "::" not in test:
-            raise InvalidValue(
-                f"{test!r} is not a pytest node id",
-                reason="the task's tests are run by something else",
-                hint="only pytest can grade so far; ids look like 'tests/test_a.py::test_b'",
-            )
-    return tuple(sorted({test.partition("::")[0] for test in tests}))

@@ -8,7 +8,7 @@ from minisandbox.errors import PatchError
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.verdict import Flag
 from minisandbox.patches import parse_patch
-from minisandbox.tasks import Task
+from minisandbox.tasks import Solution, Task
 from minisandbox.types import MiB
 
 MAX_SUBMISSION = 10 * MiB
@@ -26,6 +26,7 @@ class Change:
         only: the files that it may change, or None where that is not checked (a task's own patch).
         sources: for each file of the patch, in its order, the path that it had before; empty where ``only`` is None.
         flags: what people should know about what is left out.
+        script: a task's own script that makes the change, in place of a patch.
     """
 
     patch: bytes = b""
@@ -34,6 +35,7 @@ class Change:
     only: frozenset[str] | None = None
     sources: tuple[str, ...] = ()
     flags: tuple[Flag, ...] = ()
+    script: Solution | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -44,7 +46,8 @@ class Change:
 def reference_change(task: Task) -> Change:
     """Return the task's reference as a change."""
     reference = task.reference
-    return Change(reference.patch.encode("utf-8", "surrogateescape"), reverse=reference.reverse)
+    patch = reference.patch.encode("utf-8", "surrogateescape")
+    return Change(patch, reverse=reference.reverse, script=reference.script)
 
 
 def screen(submission: bytes, policy: Policy) -> Change:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue
@@ -13,7 +13,7 @@ from minisandbox.grade.leaks import Leak, find_leaks
 from minisandbox.grade.options import FLAGGED
 from minisandbox.grade.report import MISSING, UNCOLLECTED
 from minisandbox.grade.verdict import Grade, Reason
-from minisandbox.tasks import LogGrader, Task
+from minisandbox.tasks import LogGrader, ScriptGrader, Task
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
@@ -126,12 +126,17 @@ def validate(
     empty = tuple(grade_untouched(task, image, timeout=timeout, limits=limits) for _ in range(runs))
     flaky = tuple(sorted(_wavering(reference) | _wavering(empty)))
     broken = next((one for one in reference + empty if one.resolved is None), None)
-    if broken is not None:
+    if not task.patch.strip() and task.solution is None:
+        status, finding = Status.INVALID, _Finding(Cause.REFERENCE_FAILS, "it has no reference: no patch, no solution")
+    elif broken is not None:
         status, finding = Status.ERROR, _Finding(Cause.INFRASTRUCTURE, broken.detail)
     else:
         found = _finding(task, reference, empty, flaky) or _about_leaks(find_leaks(task, image))
         if found is None:
             notes = _notes(task, empty, flaky) if isinstance(task.grader, LogGrader) else ()
+            if isinstance(task.grader, ScriptGrader) and task.grader.mode == "live" and task.grader.carry:
+                clean = replace(task, grader=replace(task.grader, mode="fresh"))
+                notes = _about_regrade(grade_reference(clean, image, timeout=timeout, limits=limits))
             return Validation(
                 task.instance_id, Status.VALID, flaky=flaky, reference=reference, empty=empty, notes=notes
             )
@@ -143,7 +148,7 @@ def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Grade], fla
     """Return the first thing that is wrong with a task, or None."""
     if (found := _about_runner(task, reference[0])) is not None:
         return found
-    if len({one.resolved for one in reference}) > 1 or len({one.resolved for one in empty}) > 1:
+    if any(len({(one.resolved, one.score) for one in runs}) > 1 for runs in (reference, empty)):
         return _Finding(Cause.FLAKY, "the same code resolves it in one run and not in another", flaky)
     if flaky and not isinstance(task.grader, LogGrader):
         return _Finding(Cause.FLAKY, f"{len(flaky)} tests change from run to run", flaky)
@@ -187,7 +192,7 @@ def _about_empty(task: Task, empty: Sequence[Grade]) -> _Finding | None:
     """
     if empty[0].resolved:
         return _Finding(Cause.EMPTY_RESOLVES, "every named test passes without any patch", task.FAIL_TO_PASS)
-    for run in empty:
+    for run in empty if task.FAIL_TO_PASS else ():
         unseen = _unseen(task, run)
         if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not isinstance(task.grader, LogGrader)):
             return _not_failing(run, unseen)
@@ -206,6 +211,14 @@ def _not_failing(run: Grade, unseen: tuple[str, ...]) -> _Finding:
 
 def _broken(run: Grade) -> str:
     return f"without a patch {len(run.failed_pass_to_pass)} PASS_TO_PASS tests do not pass"
+
+
+def _about_regrade(clean: Grade) -> tuple[str, ...]:
+    """Say where a clean sandbox does not share the verdict on the reference."""
+    if clean.resolved:
+        return ()
+    said = f"{clean.reason}: {clean.detail}"
+    return (f"what the reference leaves does not pass in a clean sandbox, so that no pass can be confirmed: {said}",)
 
 
 def _notes(task: Task, empty: Sequence[Grade], flaky: tuple[str, ...]) -> tuple[str, ...]:

@@ -51,11 +51,13 @@ class Reason(enum.StrEnum):
     EXIT_FORGED = "exit_status_forged"
     LOG_MISMATCH = "log_mismatch"
     LOG_UNREADABLE = "log_unreadable"
+    NO_RESULTS = "no_results"
     RUNNER_CHANGED = "runner_changed"
     SENTINEL_WRONG = "sentinel_wrong"
     EQUALITY_FORGED = "equality_forged"
     TESTS_CHANGED = "tests_changed"
 
+    NO_REWARD = "no_reward"
     INFRASTRUCTURE = "infrastructure"
     REFERENCE_UNTRUSTED = "reference_untrusted"
 
@@ -79,6 +81,7 @@ _VERDICTS = {
     Reason.SENTINEL_WRONG: Verdict.TAMPERED,
     Reason.EQUALITY_FORGED: Verdict.TAMPERED,
     Reason.TESTS_CHANGED: Verdict.TAMPERED,
+    Reason.NO_REWARD: Verdict.INFRA_ERROR,
     Reason.INFRASTRUCTURE: Verdict.INFRA_ERROR,
     Reason.REFERENCE_UNTRUSTED: Verdict.INFRA_ERROR,
 }
@@ -117,6 +120,7 @@ class Grade:
         exit_code: the test runner's exit status, or None where it had none.
         duration: seconds that grading took.
         log: the end of the runner's output, for people; nothing is read from it.
+        score: the reward that a script gave; None where tests decide.
     """
 
     instance_id: str
@@ -130,6 +134,7 @@ class Grade:
     exit_code: int | None = None
     duration: float = 0.0
     log: str = ""
+    score: float | None = None
 
     @property
     def resolved(self) -> bool | None:
@@ -138,5 +143,7 @@ class Grade:
 
     @property
     def reward(self) -> float | None:
-        """1.0 or 0.0; None where the verdict is unconfirmed or infra_error."""
-        return None if self.resolved is None else float(self.resolved)
+        """1.0 or 0.0, or a script's score; None where the verdict is unconfirmed or infra_error."""
+        if self.resolved is None:
+            return None
+        return float(self.resolved) if self.score is None else self.score

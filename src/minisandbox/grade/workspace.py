@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import FileAccessError
 from minisandbox.grade.belief import Doubt
-from minisandbox.grade.official import LOG_LIMIT, OfficialRunner
-from minisandbox.grade.runner import PytestRunner, SuiteRun, log_of
+from minisandbox.grade.graders.carry import carried_files
+from minisandbox.grade.graders.log import LOG_LIMIT, LogRunner
+from minisandbox.grade.graders.pytest import PytestRunner
+from minisandbox.grade.graders.script import ScriptRunner, solve
+from minisandbox.grade.runner import SuiteRun, log_of
 from minisandbox.grade.submission import Change
 from minisandbox.grade.testfiles import HIDDEN, lay_out
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import removed_files
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import Cancellation
-from minisandbox.tasks import LogGrader, Task
+from minisandbox.tasks import LogGrader, PytestGrader, ScriptGrader, Task
 from minisandbox.types import ExecResult, Limits, MiB, Network, Outcome
 
 if TYPE_CHECKING:
@@ -77,7 +81,9 @@ class Workspace:
             CancelledError: it was called off.
         """
         self.cancellation.check()
-        runner = self._runner()
+        if isinstance(self.task.grader, ScriptGrader):
+            return self._run_script(self.task.grader, change)
+        runner = self._runner(self.task.grader)
         limits = replace(self.limits, output=LOG_LIMIT) if isinstance(self.task.grader, LogGrader) else self.limits
         with (
             lay_out(self.image.tests_dir(), self.files, edited or {}, self.image.workdir) as tests,
@@ -90,6 +96,29 @@ class Workspace:
             named = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
             return failed or _unless_changed(box, runner.run(box), named)
 
+    def _run_script(self, grader: ScriptGrader, change: Change) -> SuiteRun:
+        """Run a script; after a solution that is judged by what it leaves, in a sandbox that has nothing else of it."""
+        runner = ScriptRunner(grader, self.timeout)
+        carries = change.script is not None and grader.mode == "fresh" and grader.carry
+        needs = self.task.needs
+        with ExitStack() as stack:
+            with self._box(needs.network if change.script is not None else needs.grader_network) as box:
+                failed = _apply(box, change) if change.script is None else solve(box, change.script)
+                if failed is not None or not carries:
+                    return failed or runner.run(box)
+                carried = stack.enter_context(carried_files(box, grader.carry, self.image.workdir))
+            with self._box(needs.grader_network) as clean:
+                carried.put(clean)
+                return runner.run(clean)
+
+    @contextlib.contextmanager
+    def _box(self, network: Network) -> Iterator[Sandbox]:
+        with (
+            Sandbox.create(self.image.spec(), limits=self.limits, network=network) as box,
+            self.cancellation.running(box),
+        ):
+            yield box
+
     def patient(self, needed: float = 0.0) -> Workspace:
         """Return it with more time for the tests: they ran out of it, which a loaded machine brings about, too.
 
@@ -99,10 +128,10 @@ class Workspace:
         """
         return replace(self, timeout=max(self.timeout, _PATIENCE * (needed or self.timeout)))
 
-    def _runner(self) -> OfficialRunner | PytestRunner:
-        if isinstance(self.task.grader, LogGrader):
-            return OfficialRunner(self.task, self.timeout)
-        return PytestRunner(self.task.grader.command, self.files, self.timeout)
+    def _runner(self, grader: PytestGrader | LogGrader) -> LogRunner | PytestRunner:
+        if isinstance(grader, LogGrader):
+            return LogRunner(self.task, self.timeout)
+        return PytestRunner(grader.command, self.files, self.timeout)
 
 
 def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
@@ -220,4 +249,4 @@ def workspace(
     cancellation: Cancellation | None = None,
 ) -> Workspace:
     """Make a workspace with the default limits where none are given."""
-    return Workspace(image, task, tuple(files), timeout, limits or Limits(), cancellation or Cancellation())
+    return Workspace(image, task, tuple(files), timeout, task.needs.limits(limits), cancellation or Cancellation())

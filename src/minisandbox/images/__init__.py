@@ -28,6 +28,8 @@ _HOME = {
     "Package": "lock",
     "Pins": "pins",
     "Progress": "progress",
+    "PullEstimate": "oci.prefetch",
+    "Pulled": "oci.prefetch",
     "PythonEnvironment": "installed",
     "PythonRecipe": "recipe",
     "Recipe": "recipe",
@@ -36,14 +38,18 @@ _HOME = {
     "StepState": "progress",
     "build": "builder",
     "build_all": "schedule",
+    "export_images": "oci.export",
     "find_interpreter": "interpreters",
     "host_image": "image",
+    "import_images": "oci.importing",
     "image_sizes": "image",
     "installed_interpreters": "interpreters",
     "list_images": "image",
     "load_image": "image",
     "lock_of": "lock",
     "pull": "oci.pull",
+    "pull_all": "oci.prefetch",
+    "push": "oci.push",
     "python_environments": "installed",
     "read_dockerfile": "dockerfile.reading",
     "read_lock": "lock",
@@ -75,7 +81,13 @@ if TYPE_CHECKING:
     from minisandbox.images.lock import Package as Package
     from minisandbox.images.lock import lock_of as lock_of
     from minisandbox.images.lock import read_lock as read_lock
+    from minisandbox.images.oci.export import export_images as export_images
+    from minisandbox.images.oci.importing import import_images as import_images
+    from minisandbox.images.oci.prefetch import Pulled as Pulled
+    from minisandbox.images.oci.prefetch import PullEstimate as PullEstimate
+    from minisandbox.images.oci.prefetch import pull_all as pull_all
     from minisandbox.images.oci.pull import pull as pull
+    from minisandbox.images.oci.push import push as push
     from minisandbox.images.pins import Pins as Pins
     from minisandbox.images.pins import read_pins as read_pins
     from minisandbox.images.probe import Interpreter as Interpreter

@@ -5,14 +5,26 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 from minisandbox.images.plan import PlannedStep
 from minisandbox.store import Store
 
+
+class Cost(NamedTuple):
+    """What a step takes: seconds, and bytes on disk."""
+
+    seconds: float
+    bytes: int
+
+
 # Where the store has no layer of a kind yet; measured on two quiet cores.
-_GUESSES = {"system": 60.0, "python_copy": 15.0, "python_venv": 5.0, "requirements": 10.0, "install": 3.0, "git": 5.0}
-_GUESS = 1.0
+_GUESSES = {
+    "system": Cost(60.0, 150 << 20), "python_copy": Cost(15.0, 80 << 20), "python_venv": Cost(5.0, 1 << 20),
+    "requirements": Cost(10.0, 60 << 20), "install": Cost(3.0, 5 << 20), "git": Cost(5.0, 40 << 20),
+    "run": Cost(10.0, 20 << 20),
+}  # fmt: skip
+_GUESS = Cost(1.0, 1 << 20)
 
 
 @dataclass(slots=True)
@@ -23,12 +35,14 @@ class Estimate:
         steps: how many steps were to be made.
         left: how many still are.
         seconds: about how long that takes.
+        bytes: about what that takes on disk.
     """
 
     steps: int
     left: int
     seconds: float
-    _each: dict[str, float] = field(default_factory=dict, repr=False)
+    bytes: int = 0
+    _each: dict[str, Cost] = field(default_factory=dict, repr=False)
     _workers: int = field(default=1, repr=False)
 
     @classmethod
@@ -42,26 +56,35 @@ class Estimate:
         """
         planned = list(steps)
         typical = _typical(store) if planned else {}
-        each = {one.key: _seconds(str(one.step.definition.get("kind")), typical) for one in planned}
-        return cls(len(each), len(each), sum(each.values()) / workers, each, workers)
+        each = {one.key: _cost(str(one.step.definition.get("kind")), typical) for one in planned}
+        seconds, size = sum(cost.seconds for cost in each.values()), sum(cost.bytes for cost in each.values())
+        return cls(len(each), len(each), seconds / workers, size, each, workers)
+
+    def cost(self, key: str) -> Cost:
+        """Return what a step that is left takes."""
+        return self._each.get(key, _GUESS)
 
     def done(self, key: str) -> None:
         """A step is made, or will not be."""
-        if (seconds := self._each.pop(key, None)) is not None:
+        if (cost := self._each.pop(key, None)) is not None:
             self.left -= 1
-            self.seconds = max(self.seconds - seconds / self._workers, 0.0)
+            self.seconds = max(self.seconds - cost.seconds / self._workers, 0.0)
+            self.bytes -= cost.bytes
 
     def copy(self) -> Estimate:
         """Return the estimate as it is now."""
-        return Estimate(self.steps, self.left, self.seconds)
+        return Estimate(self.steps, self.left, self.seconds, self.bytes)
 
 
-def _typical(store: Store) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {}
+def _typical(store: Store) -> dict[str, Cost]:
+    costs: dict[str, list[Cost]] = {}
     for record in store.layers():
-        seconds.setdefault(str(record.step.get("kind")), []).append(record.seconds)
-    return {kind: statistics.median(values) for kind, values in seconds.items()}
+        costs.setdefault(str(record.step.get("kind")), []).append(Cost(record.seconds, record.bytes))
+    return {
+        kind: Cost(statistics.median(one.seconds for one in rows), int(statistics.median(one.bytes for one in rows)))
+        for kind, rows in costs.items()
+    }
 
 
-def _seconds(kind: str, typical: Mapping[str, float]) -> float:
+def _cost(kind: str, typical: Mapping[str, Cost]) -> Cost:
     return typical.get(kind, _GUESSES.get(kind, _GUESS))

@@ -16,8 +16,8 @@ from packaging.version import Version
 from minisandbox.errors import NotFound
 from minisandbox.images.image import Image
 from minisandbox.images.index import shown
-from minisandbox.images.oci.below import Below
 from minisandbox.images.tree import ImageTree, LayersTree
+from minisandbox.store.blobs.below import Below
 
 _MINOR = re.compile(r"python(\d\.\d{1,2})")
 _RELEASE = r"(\d+\.\d+\.\d+)"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from minisandbox.errors import MiniSandboxError
 from minisandbox.images import recipe as r
 from minisandbox.images import steps as making
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key
@@ -28,6 +29,9 @@ from minisandbox.store.store import check_name
 
 if TYPE_CHECKING:
     from minisandbox.images.dockerfile.trees import ContextTree
+    from minisandbox.images.oci.prefetch import PullEstimate
+    from minisandbox.images.progress import Progress
+    from minisandbox.store.budget import SizeBudget
 
 Variables = tuple[tuple[str, str], ...]
 
@@ -142,6 +146,7 @@ class Planner:
     _platform: str | None = None
     _interpreters: dict[str, Interpreter] = field(default_factory=dict)
     _images: dict[r.OciBase, Image] = field(default_factory=dict)
+    _failures: dict[r.OciBase, MiniSandboxError] = field(default_factory=dict)
     _snapshots: dict[r.LocalSource, Snapshot] = field(default_factory=dict)
     _contexts: dict[Context, ContextTree] = field(default_factory=dict)
     _stages: dict[int, tuple[r.Recipe, _Chain]] = field(default_factory=dict)
@@ -186,6 +191,27 @@ class Planner:
                 self._snapshots[source] = take_snapshot(source)
             return self._snapshots[source]
 
+    def fetch(
+        self,
+        recipes: Iterable[r.Buildable],
+        room: SizeBudget | None,
+        progress: Progress,
+        on_estimate: Callable[[PullEstimate], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """Pull the container images of recipes that are missing, side by side; see :func:`.prefetch.pull_all`.
+
+        An image that cannot be had is an error where a recipe is planned that needs it.
+        """
+        from minisandbox.images.dockerfile.reading import base_images  # noqa: PLC0415 - loads a parser
+        from minisandbox.images.oci.prefetch import pull_all  # noqa: PLC0415 - loads an HTTP client
+
+        bases = [base for recipe in recipes for base in base_images(recipe)]
+        if bases:
+            done = pull_all(bases, store=self.store, budget=room, progress=progress, on_estimate=on_estimate, note=note)
+            self._images |= done.images
+            self._failures |= done.failures
+
     def container(self, base: r.OciBase) -> Image:
         """Return a container image: a registry's is pulled unless the store has it, a file's is looked at anew.
 
@@ -195,6 +221,8 @@ class Planner:
         from minisandbox.images.oci.pull import pull, stored  # noqa: PLC0415 - loads an HTTP client
 
         with self._lock:
+            if base in self._failures:
+                raise self._failures[base]
             if base not in self._images:
                 self._images[base] = stored(self.store, base.reference, base.platform) or pull(
                     base.reference, store=self.store, platform=base.platform or None
@@ -233,11 +261,9 @@ class Planner:
 
     def read(self, base: r.DockerfileBase) -> r.Recipe:
         """Read a Dockerfile, and pull its base images where they are missing."""
-        from minisandbox.images.dockerfile.evaluation import BuildOptions  # noqa: PLC0415 - loads a parser
-        from minisandbox.images.dockerfile.reading import evaluated  # noqa: PLC0415 - loads a parser
+        from minisandbox.images.dockerfile.reading import evaluated, options_of  # noqa: PLC0415 - loads a parser
 
-        options = BuildOptions(base.target or None, dict(base.arguments), base.platform)
-        return evaluated(base.dockerfile, base.context, options, self.container)
+        return evaluated(base.dockerfile, base.context, options_of(base), self.container)
 
     def files(self, context: Context) -> ContextTree:
         """Return the files of a Dockerfile's context."""
@@ -408,7 +434,8 @@ class _Chain:
     def _check_out(self, source: r.Source) -> None:
         self.source = source
         if isinstance(source, r.ImageSource):
-            self._put(making.image_source_step(source, self.workdir))
+            if source.commit or source.remove:
+                self._put(making.image_source_step(source, self.workdir))
         else:
             self.checked_out = self._put_apart(self._source(source))
 

@@ -7,8 +7,10 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.images.builder import Maker, record_image
@@ -21,7 +23,11 @@ from minisandbox.images.recipe import Buildable
 from minisandbox.images.session import Session
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.store import Store
+from minisandbox.store.budget import SizeBudget
 from minisandbox.types import GiB
+
+if TYPE_CHECKING:
+    from minisandbox.images.oci.prefetch import PullEstimate
 
 STEP_MEMORY = 4 * GiB
 """Bytes that one step may hold where a budget is given."""
@@ -37,10 +43,12 @@ class Budget:
         jobs: steps that run at once.
         memory: bytes that all steps together may hold; None: no limit. Each gets :data:`STEP_MEMORY` of it, or all of
             it where that is less, and so fewer may run at once than ``jobs`` says.
+        disk: bytes that all layers of the store may take; None: no limit. The least recently used images make room.
     """
 
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     memory: int | None = None
+    disk: int | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -83,6 +91,8 @@ def build_all(
     progress: Progress | None = None,
     on_estimate: Callable[[Estimate], None] | None = None,
     on_image: Callable[[Image], None] | None = None,
+    on_pulls: Callable[[PullEstimate], None] | None = None,
+    note: Callable[[str], None] | None = None,
     retry_failed: bool = True,
     mirrors: Path | None = None,
     cancellation: Cancellation | None = None,
@@ -100,6 +110,8 @@ def build_all(
         on_estimate: told how much is left whenever a step has ended.
         on_image: told of each image as soon as it is there, by several threads, one at a time; what was there comes
             first.
+        on_pulls: told how much of the container images that they start from is to be fetched, and then what is left.
+        note: told of images that were removed to make room, and of waits for a registry.
         retry_failed: whether steps that failed before, in the same way as they would now, are tried again.
         mirrors: a directory of git repositories that are looked in before the network is.
         cancellation: calls the building off, from another thread.
@@ -110,12 +122,18 @@ def build_all(
     Raises:
         CancelledError: it was called off.
     """
-    planner = Planner(store, mirrors)
-    known = _Known(store, on_image or (lambda _: None))
-    plans = known.plan(recipes, planner)
-    budget = budget or Budget()
+    planner, note = Planner(store, mirrors), note or _silent
+    known = _Known(store, on_image or _silent)
+    made, budget = known.evaluate(recipes), budget or Budget()
+    room = None if budget.disk is None else SizeBudget(store, budget.disk, {*recipes}, note)
+    planner.fetch(made.values(), room, progress or _silent, on_pulls or _silent, note)
+    plans = known.plan(made, planner)
+    if room is not None:
+        room.needed.update(key for plan in plans.values() for key in plan.layers)
     with Session.begin(store, memory=budget.step_memory, cancellation=cancellation) as session:
-        work = _Work(Maker(session, planner, progress), plans, known.record, on_estimate, budget.workers, retry_failed)
+        work = _Work(
+            Maker(session, planner, progress), plans, known.record, on_estimate, budget.workers, retry_failed, room
+        )
         try:
             work.run(budget.workers)
         except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
@@ -144,13 +162,23 @@ class _Known:
         self._store, self._tell = store, tell
         self._lock = threading.Lock()
 
-    def plan(self, recipes: Mapping[str, Callable[[], Buildable]], planner: Planner) -> dict[str, Plan]:
+    def evaluate(self, recipes: Mapping[str, Callable[[], Buildable]]) -> dict[str, Buildable]:
+        """Return the recipes that there are; one bad recipe must not cost the others."""
+        made: dict[str, Buildable] = {}
+        for name, recipe in recipes.items():
+            try:
+                made[name] = recipe()
+            except MiniSandboxError as error:
+                self.failures[name] = error.about(name)
+        return made
+
+    def plan(self, recipes: Mapping[str, Buildable], planner: Planner) -> dict[str, Plan]:
         """Plan images; record those whose layers are all there."""
         plans: dict[str, Plan] = {}
         for name, recipe in recipes.items():
             try:
-                plans[name] = plan = planner.plan(name, recipe())
-            except MiniSandboxError as error:  # one bad recipe must not cost the others
+                plans[name] = plan = planner.plan(name, recipe)
+            except MiniSandboxError as error:
                 self.failures[name] = error.about(name)
             else:
                 if all(map(self._store.has_layer, {*plan.layers, *(step.key for step in plan.all_steps())})):
@@ -200,7 +228,9 @@ class _Work:
         on_estimate: Callable[[Estimate], None] | None,
         workers: int,
         retry_failed: bool,
+        room: SizeBudget | None = None,
     ) -> None:
+        self._room = room
         self.failures: dict[str, MiniSandboxError] = {}
         self.seconds: dict[str, float] = dict.fromkeys(plans, 0.0)
         self._maker = maker
@@ -302,7 +332,10 @@ class _Work:
     def _make(self, node: _Node) -> None:
         if (failure := self._known.get(node.planned.key)) is not None:
             raise known_failure(failure, self._store)
-        record = self._maker.make(node.plan, node.planned)
+        with nullcontext() if self._room is None else self._room.room(self._estimate.cost(node.planned.key).bytes):
+            record = self._maker.make(node.plan, node.planned)
+        if self._room is not None:
+            self._room.add([record])
         self.seconds[node.plan.name] += record.seconds
 
     def _succeed(self, key: str) -> list[Plan]:
@@ -344,3 +377,7 @@ class _Work:
             with self._news:
                 estimate = self._estimate.copy()
             self._on_estimate(estimate)
+
+
+def _silent(_: object) -> None:
+    pass

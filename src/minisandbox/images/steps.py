@@ -259,7 +259,8 @@ def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosix
         return Work((), mounts=mount_points([(source(), "source")]), facts=("commit",))
 
     patched = _Patched("task", "the patch", step.patch, step.hidden)
-    return patched.step({"kind": "task", "patch": step.patch}, workdir, work, "patching", "task")
+    definition: dict[str, JSONValue] = {"kind": "task", "patch": step.patch}
+    return patched.step(definition, workdir, work, "task_source", "task_files", "task_commit", "task_check")
 
 
 def image_source_step(source: r.ImageSource, workdir: PurePosixPath) -> BuildStep:
@@ -289,14 +290,15 @@ def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> 
     work = Work((), environment={"COMMIT": commit}, facts=("commit",))
     patched = _Patched("task", "the patch", step.patch, step.hidden)
     definition: dict[str, JSONValue] = {"kind": "image task", "patch": step.patch, "commit": commit}
-    return patched.step(definition, workdir, lambda: work, "patching", "image_repository", "image_task", "task")
+    parts = ("image_repository", "image_open", "task_files", "image_commit", "task_check")
+    return patched.step(definition, workdir, lambda: work, *parts)
 
 
 def tests_step(step: r.HiddenTests, workdir: PurePosixPath) -> BuildStep:
     """The step that makes the tests layer."""
     patched = _Patched("tests", "the test patch", step.test_patch, step.hidden)
     definition: dict[str, JSONValue] = {"kind": "tests", "test_patch": step.test_patch}
-    return patched.step(definition, workdir, lambda: Work(()), "patching", "tests")
+    return patched.step(definition, workdir, lambda: Work(()), "tests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +320,15 @@ class _Patched:
     def step(
         self, definition: Mapping[str, JSONValue], workdir: PurePosixPath, work: Callable[[], Work], *parts: str
     ) -> BuildStep:
-        text = tool_script(self.name, workdir, *parts)
+        """Return the step.
+
+        Args:
+            definition: what decides its result besides its script and the hidden files.
+            workdir: where the repository lies.
+            work: returns what the sandbox is to do, without its command and files.
+            parts: names of the script's parts.
+        """
+        text = tool_script(self.name, workdir, "patching", *parts)
 
         def prepare(_: Path) -> Work:
             files = [("hidden", _list(self.hidden)), ("touched", _list(touched_files(self.patch)))]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from minisandbox.images.oci.below import Below
+from minisandbox.store.blobs.below import Below
 
 Parts = tuple[str, ...]
 _MOST_LINKS = 40  # path_resolution(7)

@@ -43,6 +43,7 @@ class SandboxSettings(BaseModel):
             default; "" for none.
         layout: the layout of the rows, if their columns do not show it.
         pins: exported environments of the data set's official images.
+        environment: ``pins``, ``image`` or ``auto``: how rows are built whose data set publishes container images.
         repo_mirrors: local git repositories to take commits from before the network is used.
         allow_local_sources: whether rows may name directories of this machine outside their file's directory.
         limits: resource limits by the names of :class:`minisandbox.Limits`, such as ``{"memory": "8G"}``.
@@ -57,6 +58,7 @@ class SandboxSettings(BaseModel):
     tasks: str = Field(default_factory=lambda: os.environ.get(TASKS_VARIABLE, ""))
     layout: str | None = None
     pins: Path | None = None
+    environment: Literal["auto", "pins", "image"] = "auto"
     repo_mirrors: Path | None = None
     allow_local_sources: bool = False
     limits: dict[str, int | float | str | None] = Field(default_factory=dict)
@@ -103,7 +105,7 @@ class SandboxSettings(BaseModel):
             recipe, called = read_recipe(Path(name)), Path(name).stem
             return Found(_build(recipe, store, called, self.repo_mirrors), None)
         if self.tasks:
-            tasks = _task_set(self.tasks, self.layout, self.pins, self.repo_mirrors, self.allow_local_sources)
+            tasks = self._task_set()
             if instance_id := _match(name, tasks.ids):
                 return _built(tasks[instance_id], store, self.repo_mirrors)
         if image_name := _match(name, store.image_names()):
@@ -111,6 +113,17 @@ class SandboxSettings(BaseModel):
         if name == HOST:
             return Found(host_image(store), None)
         raise self._unknown(name, store)
+
+    def _task_set(self) -> TaskSet:
+        with _LOADING:  # the second caller waits for the first, which may use the network
+            return _load(
+                self.tasks,
+                form=self.layout,
+                pins=self.pins,
+                environment=self.environment,
+                repo_mirrors=self.repo_mirrors,
+                allow_local_sources=self.allow_local_sources,
+            )
 
     def _unknown(self, name: str, store: Store) -> NotFound:
         looked = f"tasks {self.tasks!r} have no such instance_id" if self.tasks else "no tasks are named"
@@ -155,14 +168,8 @@ def _tell(event: BuildEvent) -> None:
         _LOG.info("built %s in %.1f s", what, event.seconds)
 
 
-def _task_set(tasks: str, layout: str | None, pins: Path | None, mirrors: Path | None, anywhere: bool) -> TaskSet:
-    with _LOADING:  # the second caller waits for the first, which may use the network
-        return _load(tasks, layout, pins, mirrors, anywhere)
-
-
-@functools.lru_cache(maxsize=4)  # environments are created independently, so the tasks are cached here
-def _load(tasks: str, layout: str | None, pins: Path | None, mirrors: Path | None, anywhere: bool) -> TaskSet:
-    return TaskSet.load(tasks, form=layout, pins=pins, repo_mirrors=mirrors, allow_local_sources=anywhere)
+# environments are created independently, so the tasks are cached here
+_load = functools.lru_cache(maxsize=4)(TaskSet.load)
 
 
 def _match(name: str, known: Iterable[str]) -> str | None:

@@ -110,6 +110,7 @@ def _become(
         # connections that no process holds any more, and nobody answers, end after 2 s, not after 100 (tcp(7))
         with contextlib.suppress(OSError):  # /proc/sys may be read-only in a container
             sc.write_setting("sys/net/ipv4/tcp_orphan_retries", "1", proc)
+            sc.write_setting("sys/net/ipv4/ip_unprivileged_port_start", "0", proc)  # as in containers: any port
     enter_new_namespace(identity, partner, proc)
     os.close(proc)
     drop_privileges(identity)

@@ -4,6 +4,7 @@ from minisandbox.rollouts.batch import Batch
 from minisandbox.rollouts.budgets import Budgets, Progress
 from minisandbox.rollouts.export import export_overview, export_sweagent
 from minisandbox.rollouts.grades import KnownGrades
+from minisandbox.rollouts.harbor_job import export_harbor
 from minisandbox.rollouts.replay import load_replay
 from minisandbox.rollouts.rollout import EXIT_API, EXIT_CONTEXT, EXIT_COST, EXIT_TIME, rollout, rollout_async
 from minisandbox.rollouts.rundir import RunDirectory, RunReader
@@ -28,6 +29,7 @@ __all__ = [
     "RunReader",
     "Setup",
     "Summary",
+    "export_harbor",
     "export_overview",
     "export_sweagent",
     "load_replay",

@@ -80,9 +80,19 @@ def _of_run(path: Path) -> Iterator[Example]:
         for one in run.summaries():
             trajectory = run.trajectory(one.instance_id, one.attempt)
             if trajectory is not None:
-                style = _style(trajectory)
-                tools = FORMATS[style].tools if style in FORMATS else ()
-                yield example_of(trajectory, source=path.resolve().name, style=style, tools=tools)
+                yield example_in(trajectory, path.resolve().name)
+
+
+def example_in(trajectory: Trajectory, source: str) -> Example:
+    """Convert a trajectory of a run to an example, with its style and tools.
+
+    Args:
+        trajectory: the record.
+        source: the run's name.
+    """
+    style = _style(trajectory)
+    tools = FORMATS[style].tools if style in FORMATS else ()
+    return example_of(trajectory, source=source, style=style, tools=tools)
 
 
 def _style(trajectory: Trajectory) -> str:

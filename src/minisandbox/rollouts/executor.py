@@ -246,7 +246,7 @@ class Executor:
 
     async def _new_box(self, job: Job) -> AsyncSandbox:
         assert job.image is not None
-        return await make_box(job.image, self._setup.limits)
+        return await make_box(job.image, job.task, self._setup.limits)
 
     async def _attempted(self, job: Job, owner: JobOwner[Packed]) -> RolloutState:
         """Run the agent, again after an infrastructure error; return the state after the last try."""

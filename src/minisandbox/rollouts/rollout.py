@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import wait
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,17 +22,17 @@ from minisandbox.errors import (
     ModelError,
     SandboxGone,
 )
-from minisandbox.grade import FLAGGED, MAX_SUBMISSION, Grade, Reason, Verdict, grade
+from minisandbox.grade import FLAGGED, MAX_SUBMISSION, Grade, Reason, Verdict, grade, grade_work
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.setup import Setup
 from minisandbox.rollouts.state import RolloutState
-from minisandbox.sandbox import AsyncSandbox
+from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.sandbox.io_async import call_blocking
-from minisandbox.tasks import Task
+from minisandbox.tasks import ScriptGrader, Task
 from minisandbox.trajectories import Failure, Trajectory
-from minisandbox.types import Limits
+from minisandbox.types import ImageSpec, Limits
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
@@ -100,7 +101,7 @@ async def rollout_async(
         The record. Infrastructure errors are in its ``failure``; then ``finished`` is False.
     """
     state = RolloutState(task, (image.name, image.key), setup, attempt)
-    await work(state, lambda: make_box(image, setup.limits))
+    await work(state, lambda: make_box(image, task, setup.limits))
     cancellation = Cancellation()
     # a rollout with nothing to grade does not queue behind the others
     grader = graders if graders is not None and state.failure is None else Threads(1, "grade")
@@ -144,15 +145,15 @@ def unreached(
     return state.trajectory(None)
 
 
-async def make_box(image: Image, limits: Limits | None) -> AsyncSandbox:
-    """Create an agent's sandbox.
+async def make_box(image: Image, task: Task, limits: Limits | None) -> AsyncSandbox:
+    """Create an agent's sandbox, with the task's limits where none are given.
 
     Raises:
         MiniSandboxError: the sandbox cannot be created.
         OSError: the sandbox cannot be created.
     """
     spec = await asyncio.get_running_loop().run_in_executor(None, image.spec)
-    return await AsyncSandbox.create(spec, limits=limits)
+    return await AsyncSandbox.create(spec, limits=task.needs.limits(limits), network=task.needs.network)
 
 
 # --- the agent's part ------------------------------------------------------------------------------------------------
@@ -178,6 +179,8 @@ async def work(state: RolloutState, make: MakeBox) -> None:
             if state.failure is None:
                 with state.phase("patch"):
                     await _take_patch(box, state)
+            if state.failure is None:
+                await _grade_work(box, state)
     except SandboxGone as error:  # its processes may still be alive, so nothing is graded
         state.submission = None
         state.fail("sandbox", error)
@@ -188,7 +191,8 @@ async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
     state.session = Session(
         box, model=setup.model, sampling=setup.sampling, limits=setup.agent_limits, attempt=state.attempt, name=name
     )
-    scope = asyncio.timeout(setup.seconds)
+    seconds = min(setup.seconds, state.task.needs.seconds or setup.seconds)
+    scope = asyncio.timeout(seconds)
     try:
         async with scope:
             state.ending = await setup.agent.run(state.task, state.session)
@@ -200,7 +204,7 @@ async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
         state.fail("agent", error, exit_status=EXIT_ERROR)
     except Exception as error:  # noqa: BLE001 - agents are plug-ins; a broken one must not end the batch
         if isinstance(error, TimeoutError) and scope.expired():
-            state.ending = Ending(EXIT_TIME, f"the agent was stopped after {setup.seconds:g} s")
+            state.ending = Ending(EXIT_TIME, f"the agent was stopped after {seconds:g} s")
         else:
             _conclude(state, error)
 
@@ -223,8 +227,11 @@ def _conclude(state: RolloutState, error: Exception) -> None:
 
 
 async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
+    grader = state.task.grader
+    if isinstance(grader, ScriptGrader) and grader.carry:  # its submission is files, and its image as it came
+        return
     try:
-        state.submission = await box.patch("/testbed", limit=MAX_SUBMISSION)
+        state.submission = await box.patch(limit=MAX_SUBMISSION)
     except (CommandFailed, FileAccessError) as error:  # it worked when the image was built, so the agent broke it
         state.ending = replace(state.ending, exit_status=EXIT_ERROR, detail=f"cannot take a patch: {error}")
         state.submission = b""
@@ -234,6 +241,19 @@ async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
     if state.submission and state.ending.exit_status != SUBMITTED:
         # SWE-agent's notation: the agent did not submit, and its changes so far count
         state.ending = replace(state.ending, exit_status=f"{SUBMITTED} ({state.ending.exit_status})")
+
+
+async def _grade_work(box: AsyncSandbox, state: RolloutState) -> None:
+    """Judge the work where it is, or what of it is carried elsewhere, if the task's script is made for that."""
+    grader = state.task.grader
+    if isinstance(grader, ScriptGrader) and (grader.mode == "live" or grader.carry):
+        with state.phase("grade"):
+            state.grade = await call_blocking(_attach_and_grade, state.task, box.id, box.image, state.setup)
+
+
+def _attach_and_grade(task: Task, box: str, image: ImageSpec, setup: Setup) -> Grade:
+    attached = Sandbox.attach(box)
+    return grade_work(task, attached, image, timeout=setup.timeout, limits=setup.limits, confirm=setup.confirm)
 
 
 # --- the grade -------------------------------------------------------------------------------------------------------
@@ -253,9 +273,9 @@ def finish(
     Raises:
         CancelledError: the grading was cancelled.
     """
-    if state.failure is not None or state.submission is None:
+    if state.failure is not None or (state.submission is None and state.grade is None):
         return state.trajectory(None)
-    with state.phase("grade"):
+    with state.phase("grade") if state.grade is None else nullcontext():
         graded = _graded(state, image, tries, cancellation)
     return state.trajectory(graded)
 
@@ -275,13 +295,16 @@ def _graded(state: RolloutState, image: Image, tries: int, cancellation: Cancell
         if graded.resolved is not None or graded.verdict is Verdict.UNCONFIRMED:
             return graded
         failure = Failure("grade", graded.reason, graded.detail)
-        if tries <= 0 or graded.reason is not Reason.INFRASTRUCTURE:  # else the reference fails, and would again
+        final = tries <= 0 or state.grade is not None
+        if final or graded.reason is not Reason.INFRASTRUCTURE:  # else the reference fails, and would again
             state.failure = failure
             return graded
         state.tries = (*state.tries, failure)
 
 
 def _grade(state: RolloutState, image: Image, cancellation: Cancellation | None) -> Grade:
+    if state.grade is not None:
+        return state.grade
     task, submission, setup = state.task, state.submission, state.setup
     assert submission is not None
 

@@ -27,6 +27,7 @@ class RolloutState:
         attempt: which rollout of the task it is.
         ending: how the agent ended.
         submission: its patch, or None before one is taken.
+        grade: the grade, if the agent's own sandbox was judged.
         failure: the infrastructure error that kept it from finishing, or None.
         error: the exception behind ``failure``.
         session: the agent's session, once it has started.
@@ -56,6 +57,7 @@ class RolloutState:
         self.attempt = attempt
         self.ending = Ending()
         self.submission: bytes | None = None
+        self.grade: Grade | None = None
         self.failure: Failure | None = None
         self.error: Exception | None = None
         self.session: Session | None = None

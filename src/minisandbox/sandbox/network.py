@@ -43,7 +43,7 @@ def check_network(network: Network) -> Network:
     allowed = rules.Rules(network.hosts, network.private)
     for pattern in network.hosts:
         try:
-            host = rules.parse_authority(pattern.removeprefix("*."), 80).host
+            host = rules.parse_authority(pattern.removeprefix("*.").replace("*", "any"), 80).host
             if rules.is_address(host):
                 allowed.check_address(host)
         except rules.RefusedError as error:

@@ -175,6 +175,7 @@ def _preparations(hostname: str, *, outside: bool) -> tuple[p.Operation, ...]:
         p.Scratch(_USUAL_DISK),
         *(p.Directory(path) for path in (p.ROOT, "layers", "run", "dev")),
         p.Directory("shm", 0o1777),
+        p.Directory("run/lock", 0o1777),  # to which Debian's /var/lock points
         *_name_service(hostname, outside=outside),
         p.Name(hostname),
         p.Attach("dev", source="dev"),

@@ -39,8 +39,9 @@ class Catalogue:
             raise StoreError(
                 f"cannot {what}: the store {self.root} is read-only",
                 reason="its file system is mounted read-only, or it belongs to another user",
-                hint="run from it as it is; to change something, set MINISANDBOX_STORE to a directory of your own and "
-                f"take its images over: minisandbox image import {self.root}",
+                hint="run from it as it is; to change it, set MINISANDBOX_STORE to your own directory and take its "
+                f"images over: MINISANDBOX_STORE={self.root} minisandbox image export --private IMAGE FILE.tar; "
+                "minisandbox image import --private FILE.tar",
             )
 
     # --- images ---

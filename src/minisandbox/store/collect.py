@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.store import freezing
+from minisandbox.store.blobs import freezing
+from minisandbox.store.blobs.kept import FOLDER
 from minisandbox.store.faults import store_faults
-from minisandbox.store.freezing import needed_objects, remove_packs
 from minisandbox.store.leases import Use, in_use, use_of
 from minisandbox.store.locks import hold_lock, try_flock
 from minisandbox.store.records import FailureRecord, ImageRecord
@@ -103,6 +103,7 @@ def collect(
         chosen = work.choose(sizes, frozenset(keep) | store.pins(), budget, unused_for)
         left = work.remove_images(sizes, chosen)
         work.remove_layers(sizes, left, grace)
+        work.blobs(grace if budget is None else 0.0)
         work.orphans()
         done.size = before - sizes.freed(done.layers)
         done.freed += sizes.freed(done.layers)
@@ -145,6 +146,7 @@ def remove_images(
         before, own = sizes.total, sizes.only_of(wanted) | work.remove_failures()
         left = work.remove_images(sizes, wanted)
         work.remove_layers(sizes, left, 0.0, among=own)
+        work.blobs()
         work.orphans()
         done.size = before - sizes.freed(done.layers)
         done.freed += sizes.freed(done.layers)
@@ -331,6 +333,20 @@ class _Collection:
         if self.dry_run or remove_download(self.store, path):
             self._leftover(f"download {path.name[:16]} of an unfinished pull", size)
 
+    def blobs(self, grace: float = math.inf) -> None:
+        """Blobs of layers that have gone; and of layers with a tree, copies that are older than this."""
+        frozen, copies = freezing.blob_names(self.store)
+        for path in sorted((self.store.root / FOLDER).glob("[!.]*")):
+            with suppress(FileNotFoundError):
+                info = path.stat()
+                if path.name in copies and not _older(info.st_mtime, grace):
+                    continue
+                if path.name not in frozen:
+                    if path.name in copies:  # others were counted with their layers
+                        self._leftover(f"copy {path.name[:16]} of a layer for push and export", info.st_blocks * 512)
+                    if not self.dry_run:
+                        path.unlink()
+
     def remove_logs(self, grace: float) -> None:
         """Logs of steps whose layer is not there, unless the failure is still known."""
         known = {failure.key for failure in self._failures()}
@@ -343,12 +359,10 @@ class _Collection:
                         path.unlink()
 
     def orphans(self) -> None:
-        """Objects that no layer has, and packs of which no frozen layer needs anything."""
-        remove_packs(self.store, dry_run=self.dry_run)
-        needed = needed_objects(self.store)
+        """Objects that no layer has."""
         for shard in self.store.pool.shards():
             # their bytes: those that only the removed layers had are counted with the layers
-            self.done.orphans += self.store.pool.remove_orphans(shard, keep=needed, dry_run=self.dry_run)[0]
+            self.done.orphans += self.store.pool.remove_orphans(shard, dry_run=self.dry_run)[0]
         if self.done.orphans and not self.done.layers:
             self.tell(f"{self.done.orphans} objects that no layer has")
 

@@ -22,8 +22,8 @@ MOST = 1 << 30
 _LONGEST = 1 << 22
 _LARGEST = (1 << 63) - 1
 
-FILE, DIRECTORY, LINK, WHITEOUT, FIFO, SOCKET = "f", "d", "l", "w", "p", "s"
-KINDS = frozenset((FILE, DIRECTORY, LINK, WHITEOUT, FIFO, SOCKET))
+FILE, DIRECTORY, LINK, WHITEOUT, FIFO = "f", "d", "l", "w", "p"
+KINDS = frozenset((FILE, DIRECTORY, LINK, WHITEOUT, FIFO))
 
 Attributes = tuple[tuple[str, str], ...]
 
@@ -83,6 +83,16 @@ def object_key(entry: Entry) -> str:
     return hashlib.sha256(f"{head}{tail}".encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def list_digest(entries: Iterable[Entry]) -> str:
+    """Return the hash of a list: of all that stays the same in every store, and so not of owners and blocks."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        own = [pair for pair in entry.attributes if pair[0].startswith("user.")]
+        row = [entry.path, entry.kind, entry.mode, entry.mtime, entry.size, entry.digest, entry.same, entry.target, own]
+        digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+    return digest.hexdigest()
+
+
 def copy_name(key: str, copy: int) -> str:
     """The file name of one of an object's copies."""
     return key if copy == 0 else f"{key}.{copy}"
@@ -140,7 +150,7 @@ def read_entries(layer: Path, *, most: int = MOST) -> Iterator[Entry]:
 
     Raises:
         StoreError: it is damaged, too large, no file at all, or of a later format.
-        FileNotFoundError: there is none: the layer was made by an earlier MiniSandbox.
+        FileNotFoundError: there is none.
     """
     packed = read_below(layer.parent.parent, f"{layer.parent.name}/{layer.name}/{NAME}", most)
     yield from parse(lines_of(gzip.GzipFile(fileobj=io.BytesIO(packed)), most), f"{layer}/{NAME}")

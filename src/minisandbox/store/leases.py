@@ -23,9 +23,8 @@ from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import is_key
 from minisandbox.store.locks import still_named, try_flock
-from minisandbox.store.thawing import is_frozen, thaw
 
-USED = "used"
+USED, BLOBS = "used", "blobs.json"
 _TIMEOUT = 300.0
 _POLL = 0.01
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -65,6 +64,8 @@ class Holder:
         self._count(layer, lies)
         if frozen or not is_frozen(layer):
             return
+        from minisandbox.store.blobs.cold import thaw  # noqa: PLC0415 - few layers are frozen
+
         try:
             thaw(layer)  # held, so that nobody removes or freezes it; other layers can be taken meanwhile
         except BaseException:  # Ctrl-C above all: it is not held then
@@ -142,6 +143,15 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         """Let go."""
         self.release()
+
+
+def is_frozen(layer: Path) -> bool:
+    """Whether a layer has a blob in the place of its tree.
+
+    Args:
+        layer: its directory.
+    """
+    return not (layer / "tree").exists() and (layer / BLOBS).exists()
 
 
 def layer_of(path: Path) -> Path | None:

@@ -12,7 +12,7 @@ import fcntl
 import itertools
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +70,7 @@ class Pool:
         finally:
             os.close(fd)
 
-    def take(self, entry: Entry, key: str, names: Sequence[str], *, first: int, spare: Path | None) -> int | None:
+    def take(self, entry: Entry, key: str, names: Sequence[str], *, first: int, spare: Path) -> int | None:
         """Give a file's names the pool's inode, if it is there.
 
         Args:
@@ -78,7 +78,7 @@ class Pool:
             key: its address (:func:`.entries.object_key`).
             names: all its names in a tree that nobody sees yet.
             first: the first of the object's copies that may be used.
-            spare: a directory for a moment's names; None where the file itself is not there.
+            spare: a directory for a moment's names.
 
         Returns:
             Which copy it is; None where the pool has none that could be used (one that was damaged is gone then).
@@ -93,24 +93,6 @@ class Pool:
             except _FullInode:
                 continue
         raise AssertionError("copies are counted without an end")
-
-    def lend(self, entry: Entry, name: str) -> bool:
-        """Put the very copy of an object that a file was before where it is to be again.
-
-        Args:
-            entry: the file, of which its layer's list says which copy it is.
-            name: its path; nothing is there.
-
-        Returns:
-            Whether the pool has it, undamaged, and its inode takes a further name.
-
-        Raises:
-            OSError: the kernel refused.
-        """
-        try:
-            return self._take(entry, self._path(entry.object_name), [name], None)
-        except _FullInode:
-            return False
 
     def share(self, entry: Entry, key: str, names: Sequence[str], *, first: int, spare: Path) -> int:
         """Give the pool a file's inode; or, where somebody was quicker, the file's names the pool's.
@@ -154,7 +136,7 @@ class Pool:
         fault_point("object-given")
         return True
 
-    def _take(self, entry: Entry, path: str, names: Sequence[str], spare: Path | None) -> bool:
+    def _take(self, entry: Entry, path: str, names: Sequence[str], spare: Path) -> bool:
         """Replace the names by the pool's inode; False where that has gone or was damaged, and now is gone."""
         try:
             info = os.lstat(path)
@@ -166,19 +148,16 @@ class Pool:
             return False
         for name in names:
             # Not by a rename over it: ext4 then writes back what is replaced (auto_da_alloc), 2 ms for each file.
-            aside = None if spare is None else f"{spare}/aside"
-            if aside is not None:
-                os.rename(name, aside)
+            aside = f"{spare}/aside"
+            os.rename(name, aside)
             try:
                 _link(path, name)
             except OSError as error:
-                if aside is not None:
-                    os.rename(aside, name)
+                os.rename(aside, name)
                 if error.errno == errno.EMLINK:
                     raise _FullInode from error
                 raise
-            if aside is not None:
-                os.unlink(aside)
+            os.unlink(aside)
             fault_point("object-taken")
         return True
 
@@ -186,12 +165,11 @@ class Pool:
         """Return the pool's directories."""
         return sorted(path for path in self.root.iterdir() if len(path.name) == 2)
 
-    def remove_orphans(self, shard: Path, *, keep: Collection[str] = (), dry_run: bool = False) -> tuple[int, int]:
+    def remove_orphans(self, shard: Path, *, dry_run: bool = False) -> tuple[int, int]:
         """Remove the objects of one directory that no layer has; nobody takes them up meanwhile.
 
         Args:
             shard: the directory.
-            keep: names of objects that frozen layers need.
             dry_run: only count them.
 
         Returns:
@@ -204,7 +182,7 @@ class Pool:
         with self.using(exclusive=True), os.scandir(shard) as entries:
             for entry in entries:
                 info = entry.stat(follow_symlinks=False)
-                if info.st_nlink == 1 and entry.name not in keep:
+                if info.st_nlink == 1:
                     count, taken = count + 1, taken + info.st_blocks * 512
                     if not dry_run:
                         os.unlink(entry.path)

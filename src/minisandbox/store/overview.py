@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.collect import is_in_use, use_of_image
-from minisandbox.store.freezing import needed_objects
-from minisandbox.store.leases import USED
+from minisandbox.store.leases import BLOBS, USED
 from minisandbox.store.records import ImageRecord
 from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.store import Store
-from minisandbox.store.thawing import MARKER
 
 
 class Status(enum.Enum):
@@ -134,7 +132,7 @@ _PURPOSES = {
     "caches": ("caches of RUN --mount=type=cache", "rm -r; the next build begins with empty ones"),
     "logs": ("output of build steps", "image gc, with their layers; image rm --failed"),
     "failed": ("why builds failed", "image rm --failed"),
-    "packs": ("files of frozen layers, compressed", "image rm, image gc, with their layers"),
+    "blobs": ("frozen layers; copies of others for push and export", "image gc; frozen layers' with their layers"),
     "quarantine": ("damaged layers", "image gc"),
     "staging": ("what is being made now", "image gc, once its process is gone"),
     "uppers": ("what sandboxes write now", "sandbox prune, once their owner is gone"),
@@ -148,11 +146,9 @@ def parts(store: Store) -> list[Part]:
     sizes = StoreSizes(store, [])
     layers = [path for path in (store.root / "layers").iterdir() if path.is_dir()]
     orphans = _orphans(store)
-    lists = sum(_taken(path / name) for path in layers for name in (listing.NAME, "layer.json", USED, MARKER))
+    lists = sum(_taken(path / name) for path in layers for name in (listing.NAME, "layer.json", USED, BLOBS))
     found = [
-        Part(
-            "layers", sizes.total - sizes.packed + lists, len(layers), "what images are made of", "image rm, image gc"
-        ),
+        Part("layers", sizes.total - sizes.blobs + lists, len(layers), "what images are made of", "image rm, image gc"),
         Part("objects", orphans[1], orphans[0], "files that no layer has any more", "image gc"),
     ]
     for path in sorted(store.root.iterdir()):
@@ -170,16 +166,14 @@ def apparent_bytes(store: Store) -> int:
 
 
 def _orphans(store: Store) -> tuple[int, int]:
-    needed = needed_objects(store)
-    found = [info for shard in store.pool.shards() for info in _infos(shard, needed) if info.st_nlink == 1]
+    found = [info for shard in store.pool.shards() for info in _infos(shard) if info.st_nlink == 1]
     return len(found), sum(info.st_blocks * 512 for info in found)
 
 
-def _infos(directory: Path, without: Collection[str]) -> Iterator[os.stat_result]:
+def _infos(directory: Path) -> Iterator[os.stat_result]:
     with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name not in without:
-                yield entry.stat(follow_symlinks=False)
+            yield entry.stat(follow_symlinks=False)
 
 
 def _measured(directory: Path) -> tuple[int, int]:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from minisandbox.errors import StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.allowance import Allowance
 from minisandbox.store.durable import sync_directory, sync_filesystem
-from minisandbox.store.entries import FILE, PRIVATE, Entry
+from minisandbox.store.entries import FILE, PRIVATE, Entry, list_digest
 from minisandbox.store.faults import fault_point
 from minisandbox.store.objects import SMALLEST, Pool
 from minisandbox.store.records import LayerRecord
 from minisandbox.store.scanning import Lifted, scan
-
-Grow = Callable[[Callable[[Entry], bool]], list[Entry]]
-"""Makes a tree from known entries. It is given what puts a file there out of the pool, if that has it, and returns the
-entries with the bytes that they take on disk."""
 
 
 @dataclass(slots=True)
@@ -34,6 +31,8 @@ class Publication:
             an object is there already; no inode may be in a stack twice, because programs compare inodes.
         patience: seconds that listing and hashing the tree may take; None: no limit.
         digests: the SHA-256 of files' contents by inode, where they are known.
+        expected: what the :func:`.entries.list_digest` of the tree is known to be, or "".
+        copies: which of the pool's copies of its object a file was before, by path.
     """
 
     pool: Pool
@@ -42,6 +41,8 @@ class Publication:
     below: Iterable[str]
     patience: float | None = None
     digests: Mapping[int, str] = field(default_factory=dict)
+    expected: str = ""
+    copies: Mapping[str, int] = field(default_factory=dict)
     _more: dict[str, list[str]] = field(default_factory=dict)
     _copies: dict[str, int] = field(default_factory=dict)
     _missing: list[tuple[Entry, str]] = field(default_factory=list)
@@ -53,29 +54,28 @@ class Publication:
         """A directory for a moment's names."""
         return self.work / "spare"
 
-    def prepare(self, unsized: LayerRecord, grow: Grow | None = None) -> tuple[Path, LayerRecord]:
+    def prepare(self, unsized: LayerRecord) -> tuple[Path, LayerRecord]:
         """Bring the layer into the shape in which it is published; nothing of it is visible yet.
 
         Data is written back before a name in the pool leads to it: who finds an object after a crash finds it whole.
 
         Args:
             unsized: the record, without sizes.
-            grow: makes the tree, where it is not there yet and its entries are known.
 
         Returns:
             The directory to rename, and the layer's record.
 
         Raises:
             UnfitTree: the tree costs too much to read, or a path in it is too long.
-            StoreError: the tree holds a device.
+            StoreError: the tree holds a device, or is not what was expected.
             OSError: the kernel refused; ENOSPC of delayed allocation shows up here.
         """
         self.spare.mkdir(mode=0o700)
-        found = self._settle(grow)
+        found = self._settle()
         fault_point("shared")
         whole = self.work / "publish"
         whole.mkdir(mode=0o700)
-        _rename_directory(self.tree, whole / "tree")
+        rename_directory(self.tree, whole / "tree")
         listing.write_entries(whole / listing.NAME, self._listed(found))
         names = [entry for entry in found if entry.kind != listing.DIRECTORY]
         # a directory's entry for itself is not counted, as no layer's size ever was
@@ -86,17 +86,17 @@ class Publication:
         sync_filesystem(whole)
         return whole, record
 
-    def _settle(self, grow: Grow | None) -> list[Entry]:
+    def _settle(self) -> list[Entry]:
         """Exchange files with the pool; return what is in the tree."""
         lifted = Lifted()
         try:
-            found = list(scan(self.tree, lifted, Allowance(self.patience), self.digests)) if grow is None else []
+            found = list(scan(self.tree, lifted, Allowance(self.patience), self.digests))
+            if self.expected and list_digest(found) != self.expected:
+                raise StoreError("the files of a layer are not those of its list", reason="its content was changed")
             fault_point("scanned")
             with self.pool.using():
-                found = grow(self._link) if grow is not None else found
                 self._note_names(found)
-                if grow is None:
-                    self._take(found)
+                self._take(found)
                 fault_point("taken")
                 sync_filesystem(self.work)
                 self._give()
@@ -115,28 +115,17 @@ class Publication:
         for entry in found:
             if _is_shared(entry):
                 key = entry.object
-                copy = self.pool.take(entry, key, self._names(entry), first=self._first(key), spare=self.spare)
+                first = self.copies.get(entry.path, self._first(key))
+                copy = self.pool.take(entry, key, self._names(entry), first=first, spare=self.spare)
                 if copy is None:
                     self._missing.append((entry, key))
                 else:
                     self._note(entry, key, copy)
 
-    def _link(self, entry: Entry) -> bool:
-        """Put an object of the pool where a file is to be; False where the pool has none."""
-        if not _is_shared(entry):
-            return False
-        key = entry.object
-        copy = self.pool.take(entry, key, [f"{self.tree}/{entry.path}"], first=self._first(key), spare=None)
-        if copy is None:
-            self._missing.append((entry, key))
-            return False
-        self._note(entry, key, copy)
-        return True
-
     def _give(self) -> None:
         """Give the pool what it lacks."""
         for entry, key in self._missing:
-            first = self._next.get(key, 0)
+            first = self.copies.get(entry.path, self._next.get(key, 0))
             self._note(entry, key, self.pool.share(entry, key, self._names(entry), first=first, spare=self.spare))
 
     def _names(self, entry: Entry) -> list[str]:
@@ -169,7 +158,7 @@ class Publication:
                     os.utime(where, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
 
 
-def _rename_directory(source: Path, target: Path) -> None:
+def rename_directory(source: Path, target: Path) -> None:
     """Rename a directory; that changes its "..", which takes write permission on itself (rename(2))."""
     mode = stat.S_IMODE(source.lstat().st_mode)
     if os.access(source, os.W_OK):
@@ -197,7 +186,7 @@ def make_visible(whole: Path, place: Path) -> None:
 
 
 def objects_of(layers: Iterable[Path]) -> Iterator[str]:
-    """Yield the names of the pool's objects that some layers have, as their lists say; one without a list has none.
+    """Yield the names of the pool's objects that some layers have, as their lists say.
 
     Args:
         layers: directories of layers; one that has gone is passed over.

@@ -101,6 +101,7 @@ _FITS: Mapping[str, Callable[[object], bool]] = {
     "tuple[str, ...]": _is_list_of_texts,
     "tuple[tuple[str, str], ...]": _is_list_of_pairs,
     "Mapping[str, str]": _is_mapping_of_texts,
+    "Mapping[str, int]": lambda value: isinstance(value, dict) and all(type(one) is int for one in value.values()),
     "Mapping[str, JSONValue]": lambda value: isinstance(value, dict),
 }
 """For the type of each field, whether a value of JSON can be one."""
@@ -135,6 +136,23 @@ class LayerRecord(_Record):
     created: float
     facts: Mapping[str, str] = field(default_factory=dict)
     imported: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRecord(_Record):
+    """What is known of a layer's compressed forms, whether they are in the store now or not.
+
+    Attributes:
+        diff_id: the digest of its tar.
+        digests: of its blobs, by compression.
+        sizes: bytes of its blobs, by compression.
+        places: registries to which it was pushed: for a host, one of its repositories.
+    """
+
+    diff_id: str
+    digests: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,14 @@ from pathlib import Path
 
 from minisandbox.errors import StoreError, UnfitTree
 from minisandbox.store.allowance import Allowance, shortened
-from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, SOCKET, WHITEOUT, Attributes, Entry
+from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, WHITEOUT, Attributes, Entry
 
 _CHUNK = 1 << 20
 _NONE: Mapping[int, str] = {}
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MACHINE = frozenset(f"user.overlay.{name}" for name in ("origin", "impure", "nlink", "uuid", "upper"))
 """What overlayfs notes for itself (fs/overlayfs/overlayfs.h): of use only while it can decode them."""
-_KINDS = {
-    stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.S_IFIFO: FIFO, stat.S_IFSOCK: SOCKET,
-}  # fmt: skip
+_KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.S_IFIFO: FIFO}
 
 
 @dataclass(slots=True)
@@ -84,7 +82,9 @@ def _listed(folder: str, lifted: Lifted | None) -> list[os.DirEntry[str]]:
 
 
 def scan(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[int, str] = _NONE) -> Iterator[Entry]:
-    """Yield the entry of everything in a tree that is about to be published, and clear it of overlayfs's own notes.
+    """Yield the entry of everything in a tree that is about to be published, and clear it of what no layer keeps.
+
+    That is overlayfs's own notes, and sockets: their servers have ended, and no archive holds them.
 
     Args:
         tree: a tree that nobody writes to any more.
@@ -115,6 +115,9 @@ def _scanned(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[
     for path, info in walk(tree, lifted):
         allowance.check()
         where = f"{tree}/{path}" if path else str(tree)
+        if stat.S_ISSOCK(info.st_mode):
+            os.unlink(where)
+            continue
         known = first.get(info.st_ino) if info.st_nlink > 1 else None
         if known is not None:
             yield replace(known, path=path, same=known.path)
@@ -122,7 +125,7 @@ def _scanned(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[
         known_digest = digests.get(info.st_ino, "") if stat.S_ISREG(info.st_mode) else ""
         entry = _described(path, where, info, None if known_digest else allowance)
         entry = _cleared(replace(entry, digest=entry.digest or known_digest), where)
-        if info.st_nlink > 1 and entry.kind != DIRECTORY:
+        if info.st_nlink > 1 and entry.kind not in (DIRECTORY, WHITEOUT):  # overlayfs links its whiteouts together
             first[info.st_ino] = entry
         yield entry
 
@@ -142,6 +145,8 @@ def _described(path: str, where: str, info: os.stat_result, allowance: Allowance
 
 def _cleared(entry: Entry, where: str) -> Entry:
     """Without file handles of this machine: equal files would differ, and a moved layer would hold stale ones."""
+    if entry.kind == WHITEOUT:
+        return _plain_whiteout(entry, where)
     noted = [name for name, _ in entry.attributes if name in _MACHINE]
     if not noted:
         return entry
@@ -154,6 +159,15 @@ def _cleared(entry: Entry, where: str) -> Entry:
     finally:
         lifted.restore()
     return replace(entry, attributes=tuple(pair for pair in entry.attributes if pair[0] not in _MACHINE))
+
+
+def _plain_whiteout(entry: Entry, where: str) -> Entry:
+    """A whiteout as all are: it says that a name is gone, and neither when nor to whom."""
+    if entry.mode:
+        os.chmod(where, 0)
+    if entry.mtime:
+        os.utime(where, ns=(0, 0), follow_symlinks=False)
+    return replace(entry, mode=0, mtime=0)
 
 
 def describe(

@@ -10,12 +10,13 @@ from functools import cached_property
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import entries as listing
+from minisandbox.store.blobs.kept import COLD, known_blob
 from minisandbox.store.entries import PRIVATE
 from minisandbox.store.records import ImageRecord, LayerRecord
 from minisandbox.store.store import Store
 
-PACKED = ".packed"
-"""How the names of what lies in packs end, among those of objects."""
+BLOB = "blob "
+"""How the names of frozen layers' blobs begin, among those of objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +26,13 @@ class LayerSize:
     Attributes:
         record: what is known of it.
         private: bytes of what only this layer can have: directories, small files, links, its records.
-        objects: bytes of each object of the pool that it has, by name.
-        listed: whether there is a list of its files; without one everything counts as private.
-        frozen: whether it is: its files count with what they take in packs.
+        objects: bytes of each object of the pool that it has, or of its blob, by name.
+        frozen: whether its blob is all there is of its files.
     """
 
     record: LayerRecord
     private: int
     objects: Mapping[str, int] = field(repr=False)
-    listed: bool = True
     frozen: bool = False
 
     @property
@@ -65,33 +64,32 @@ def stack_of(image: ImageRecord) -> tuple[str, ...]:
     return (*image.layers, *([image.tests_layer] if image.tests_layer is not None else []))
 
 
-def measure_layer(store: Store, key: str, packed: Mapping[str, float]) -> LayerSize:
-    """Measure one layer by the list of its files.
+def measure_layer(store: Store, key: str) -> LayerSize:
+    """Measure one layer: by its blob if it is frozen, else by the list of its files.
 
     Args:
         store: the store.
         key: the layer.
-        packed: what each byte of a content takes in its pack, by the content's hash.
 
     Raises:
         NotFound: it is not there.
-        StoreError: its record or its list is damaged.
+        StoreError: its record, its list or the record of its blobs is damaged.
     """
-    record, frozen = store.layer(key), store.is_frozen(key)
-    path = store.layer_directory(key) / listing.NAME
-    private, objects = 0, {}
+    record, path = store.layer(key), store.layer_directory(key) / listing.NAME
+    private, objects = 0, dict[str, int]()
     try:
         private += path.lstat().st_size
+        if store.is_frozen(key):
+            blob = known_blob(store.root, key, COLD)
+            return LayerSize(record, private, {f"{BLOB}{blob.digest}": blob.size} if blob else {}, frozen=True)
         for entry in listing.read_entries(store.layer_directory(key)):
-            if frozen and entry.digest in packed:
-                objects[f"{entry.digest}{PACKED}"] = round(entry.size * packed[entry.digest])
-            elif entry.copy != PRIVATE:
+            if entry.copy != PRIVATE:
                 objects[entry.object_name] = entry.disk
-            elif not frozen:
+            else:
                 private += 0 if entry.same else entry.disk
-    except FileNotFoundError:  # made by an earlier MiniSandbox
-        return LayerSize(record, record.bytes, {}, listed=False)
-    return LayerSize(record, private, objects, frozen=frozen)
+    except FileNotFoundError as error:
+        raise StoreError(f"layer {key} has no list of its files", hint="run `minisandbox image verify`") from error
+    return LayerSize(record, private, objects)
 
 
 class StoreSizes:
@@ -112,11 +110,10 @@ class StoreSizes:
         self.images = {image.name: image for image in images}
         self.layers: dict[str, LayerSize] = {}
         self.damaged: list[str] = []
-        packed = {digest: pack.share for pack in store.packs.all() for digest, _ in pack.rows}
         for key in store.layer_keys():
             with suppress(NotFound):  # removed since
                 try:
-                    self.layers[key] = measure_layer(store, key, packed)
+                    self.layers[key] = measure_layer(store, key)
                 except StoreError:
                     self.damaged.append(key)
         stacks = {name: stack_of(image) for name, image in self.images.items()}
@@ -136,10 +133,10 @@ class StoreSizes:
         return self.together(self.layers)
 
     @property
-    def packed(self) -> int:
-        """Bytes of the total that files of frozen layers take in packs."""
+    def blobs(self) -> int:
+        """Bytes of the total that blobs of frozen layers take."""
         objects = {name: size for layer in self.layers.values() if layer.frozen for name, size in layer.objects.items()}
-        return sum(size for name, size in objects.items() if name.endswith(PACKED))
+        return sum(objects.values())
 
     def together(self, keys: Iterable[str]) -> int:
         """Return the bytes that some layers take together, every inode once."""

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,27 +18,25 @@ from minisandbox.store.catalogue import Catalogue, check_name
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import fault_point, store_faults
 from minisandbox.store.keys import JSONValue, check_key
-from minisandbox.store.leases import Holder, Lease, open_exclusive, stamp
+from minisandbox.store.leases import Holder, Lease, is_frozen, open_exclusive, stamp
 from minisandbox.store.locks import hold_lock
 from minisandbox.store.objects import Pool
-from minisandbox.store.packs import Packs
 from minisandbox.store.paths import default_root
 from minisandbox.store.places import check_file_system, check_private, is_read_only, set_aside
-from minisandbox.store.publishing import Grow, Publication, make_visible, objects_of
+from minisandbox.store.publishing import Publication, make_visible, objects_of
 from minisandbox.store.reading import read_below
 from minisandbox.store.records import LayerRecord
 from minisandbox.store.staging import Staging
-from minisandbox.store.thawing import is_frozen
 from minisandbox.store.trees import remove_tree
 
 __all__ = ["Hold", "Made", "Store", "check_name"]
 
-VERSION = 1
+VERSION = 2
 LOCK_TIMEOUT = 6 * 3600.0
 _MOST_VERSION = 1 << 10
 
 _PARTS = (
-    "layers", "objects", "packs", "images", "failed", "pins", "quarantine", "staging", "locks", "logs", "downloads",
+    "layers", "objects", "blobs", "images", "failed", "pins", "quarantine", "staging", "locks", "logs", "downloads",
 )  # fmt: skip
 _TORN = re.compile(r"\..+\.[0-9a-f]{12}")
 _TORN_AGE = 3600.0
@@ -51,17 +50,17 @@ class Made:
         tree: the finished tree, inside the directory that the maker was given.
         facts: what it learned on the way, kept in the layer's record.
         seconds: how long it took where it was made, if that was not here.
-        grow: makes the tree when the layer is published, where what is in it is known and checked already.
         patience: seconds that listing and hashing the tree may take; None: no limit.
         digests: the SHA-256 of files' contents by inode, where the maker hashed what it wrote.
+        expected: the :func:`.entries.list_digest` that the tree must have; "" where nothing says.
     """
 
     tree: Path
     facts: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
-    grow: Grow | None = None
     patience: float | None = None
     digests: Mapping[int, str] = field(default_factory=dict)
+    expected: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +136,6 @@ class Store(Catalogue):
     def is_frozen(self, key: str) -> bool:
         """Whether a layer is there, but compressed; its next use gives it its tree back."""
         return is_frozen(self.layer_directory(key))
-
-    @property
-    def packs(self) -> Packs:
-        """What the files of frozen layers hold."""
-        return Packs(self.root / "packs")
 
     @property
     def pool(self) -> Pool:
@@ -358,8 +352,8 @@ class Store(Catalogue):
     ) -> LayerRecord:
         with store_faults(f"publish layer {unsized.key}"):
             below = self._objects_below(unsized.parent, beside)
-            publication = Publication(self.pool, work, made.tree, below, made.patience, made.digests)
-            whole, record = publication.prepare(unsized, made.grow)
+            publication = Publication(self.pool, work, made.tree, below, made.patience, made.digests, made.expected)
+            whole, record = publication.prepare(unsized)
             if hold is not None:  # before anybody can see it, and so remove it
                 hold.add_unpublished(record.key, whole)
             make_visible(whole, self.layer_directory(record.key))
@@ -417,7 +411,7 @@ def _unsized(key: str, parent: str | None, step: Mapping[str, JSONValue], made: 
 
 def _remove_torn(root: Path) -> None:
     """Remove what a killed process had not finished writing (:func:`.write_atomic`)."""
-    for directory in (root, root / "images", root / "failed", root / "logs", root / "packs"):
+    for directory in (root, root / "images", root / "failed", root / "logs", root / "blobs"):
         for path in directory.glob(".*"):
             with suppress(OSError):  # its writer was quicker
                 if _TORN.fullmatch(path.name) and time.time() - path.stat().st_mtime > _TORN_AGE:
@@ -425,7 +419,7 @@ def _remove_torn(root: Path) -> None:
 
 
 def _check_version(root: Path) -> None:
-    """Refuse a directory that is no store or a later one's; mark an empty one as ours."""
+    """Refuse a directory that is no store, or one of another version; mark an empty one as ours."""
     file = root / "version"
     try:
         text = read_below(root, file.name, _MOST_VERSION).decode("ascii", "replace").strip()
@@ -435,11 +429,19 @@ def _check_version(root: Path) -> None:
             return
         write_atomic(file, f"{VERSION}\n".encode())
         return
-    if text != str(VERSION):
+    if text == str(VERSION):
+        return
+    if text.isdigit() and int(text) < VERSION:
         raise StoreError(
-            f"the store {root} has version {text[:20]!r}; this MiniSandbox reads {VERSION}",
-            hint="use a later MiniSandbox, or set MINISANDBOX_STORE to another directory",
+            f"the store {root} was made by an earlier MiniSandbox, and cannot be read",
+            reason=f"it has version {text}, this MiniSandbox has {VERSION}",
+            hint=f"its images are made again: remove it (chmod -R u+rwX {shlex.quote(str(root))}; rm -r "
+            f"{shlex.quote(str(root))}), or set MINISANDBOX_STORE to a new directory; then build or pull",
         )
+    raise StoreError(
+        f"the store {root} has version {text[:20]!r}; this MiniSandbox reads {VERSION}",
+        hint="use a later MiniSandbox, or set MINISANDBOX_STORE to another directory",
+    )
 
 
 def _check_unmarked(file: Path) -> None:

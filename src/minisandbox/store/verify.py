@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from minisandbox.errors import NotFound, StoreError
+from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.store import entries as listing
+from minisandbox.store.blobs.kept import COLD, is_there, known_blob
 from minisandbox.store.entries import FILE, LINK, Entry
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import is_key
-from minisandbox.store.places import set_aside
 from minisandbox.store.scanning import describe, hash_file, kind_of, walk
 from minisandbox.store.store import Store
 
@@ -47,7 +47,6 @@ class Report:
         files: how many files.
         bytes: how many bytes of content were read.
         damaged: the layers that are not what was published.
-        unlisted: keys of layers of an earlier MiniSandbox, which have no list to compare with.
         unreadable: how many files this user may not read, so that their content is not known.
         images: names of images that have a layer missing or damaged, or whose record is damaged.
     """
@@ -56,7 +55,6 @@ class Report:
     files: int
     bytes: int
     damaged: tuple[Damage, ...]
-    unlisted: tuple[str, ...]
     unreadable: int
     images: tuple[str, ...]
 
@@ -119,8 +117,7 @@ def verify(
     if full and keys is None:
         check.orphans()
     broken = tuple(_broken(store, {damage.key for damage in damaged}))
-    unlisted = tuple(check.unlisted)
-    return Report(len(chosen), check.files, check.bytes, tuple(damaged), unlisted, check.unreadable, broken)
+    return Report(len(chosen), check.files, check.bytes, tuple(damaged), check.unreadable, broken)
 
 
 def _everything(store: Store) -> list[str]:
@@ -162,9 +159,7 @@ class _Check:
     files: int = 0
     bytes: int = 0
     unreadable: int = 0
-    unlisted: list[str] = field(default_factory=list)
     _hashed: dict[int, str] = field(default_factory=dict)
-    _contents: dict[str, int] | None = None
 
     def layer(self, key: str) -> Damage | None:
         """Compare one layer with its list."""
@@ -175,8 +170,7 @@ class _Check:
                 directory = self.store.layer_directory(key)
                 expected = {entry.path: entry for entry in listing.read_entries(directory)}
             except FileNotFoundError:
-                self.unlisted.append(key)
-                return None
+                return Damage(key, kind, ("the list of its files is missing",), 1)
             except StoreError as error:
                 return Damage(key, kind, (str(error.what),), 1)
             except NotFound:
@@ -204,35 +198,19 @@ class _Check:
             self.unreadable += 1
             return False
 
-    def _compare_frozen(self, _: str, expected: dict[str, Entry]) -> Iterator[str]:
-        """Compare a frozen layer with the packs and the pool, one of which has each of its files."""
-        packed = self._packed()
-        for entry in expected.values():
-            if entry.kind != FILE or not entry.size or entry.same:
-                continue
-            if packed.get(entry.digest) == entry.size:
-                self.files += 1
-                continue
-            where = self.store.pool.path(entry.object_name or entry.digest)
-            try:
-                yield from self._entry(entry, str(where), where.lstat())
-            except FileNotFoundError:
-                yield f"{entry.path}: is in no pack"
-
-    def _packed(self) -> dict[str, int]:
-        """Sizes of what packs have, by hash; packs that are damaged are put aside first, as far as this looks."""
-        if self._contents is None:
-            packs = self.store.packs
-            broken, self._contents = packs.headless(), {}
-            for pack in packs.all():
-                bad = pack.check() if self.full else []
-                self.bytes += sum(size for _, size in pack.rows) if self.full else 0
-                broken += [pack.path] if bad else []
-                self._contents |= {digest: size for digest, size in pack.rows if not bad}
-            for path in broken if self.store.writable else ():
-                with suppress(FileNotFoundError):  # removed since, for nothing needs it
-                    set_aside(self.store.root, path)
-        return self._contents
+    def _compare_frozen(self, key: str, expected: dict[str, Entry]) -> Iterator[str]:
+        """Compare a frozen layer's blob with its size, and its content with its digest."""
+        self.files += sum(entry.kind == FILE for entry in expected.values())
+        try:
+            blob = known_blob(self.store.root, key, COLD)
+        except (StoreError, ImageRefused):
+            blob = None
+        if blob is None or not is_there(blob):
+            yield "its blob is missing, or has another size"
+        elif self.full:
+            self.bytes += blob.size
+            if f"sha256:{hash_file(str(blob.path), blob.size)}" != blob.digest:
+                yield "its blob has other content"
 
     def _compare(self, key: str, expected: dict[str, Entry]) -> Iterator[str]:
         tree = self.store.layer_directory(key) / "tree"

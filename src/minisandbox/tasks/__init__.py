@@ -3,9 +3,10 @@
 from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonBuild, SourceSpec
 from minisandbox.tasks.context import ENVIRONMENTS, LoadContext
 from minisandbox.tasks.dialects import DIALECTS, task_from_row
-from minisandbox.tasks.documents import Layout
+from minisandbox.tasks.formats.documents import Layout
 from minisandbox.tasks.graders import Grader, LogGrader, PytestGrader, ScriptGrader
 from minisandbox.tasks.loading import read_tasks
+from minisandbox.tasks.needs import Needs, Solution
 from minisandbox.tasks.recipe_file import read_recipe
 from minisandbox.tasks.rows import build_spec
 from minisandbox.tasks.statuses import STATUSES_NAME, read_statuses, write_statuses
@@ -24,10 +25,12 @@ __all__ = [
     "Layout",
     "LoadContext",
     "LogGrader",
+    "Needs",
     "PytestGrader",
     "PythonBuild",
     "Reference",
     "ScriptGrader",
+    "Solution",
     "SourceSpec",
     "Task",
     "TaskSet",

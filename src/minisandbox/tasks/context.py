@@ -21,6 +21,7 @@ class LoadContext:
         repo_mirrors: git repositories that are looked in before the network is, or None.
         environment: how rows are built whose data set publishes images: a name in :data:`ENVIRONMENTS`.
         places: the directories in which paths of this machine that rows name must lie; None: they may lie anywhere.
+        public_network: whether tasks that ask for the public network get it; without, they have none.
     """
 
     base: Path | None = None
@@ -28,6 +29,7 @@ class LoadContext:
     repo_mirrors: Path | None = None
     places: tuple[Path, ...] | None = None
     environment: str = "auto"
+    public_network: bool = False
 
     def __post_init__(self) -> None:
         """Check the environment."""

@@ -14,7 +14,7 @@ from minisandbox.tasks.languages import check_command
 REPORTERS = ("pytest", "unittest", "none")
 RULES = ("pass_and_fail", "fail_only")
 MODES = ("fresh", "live")
-_PARSER = re.compile(r"(?:swebench|swesmith):\S+")
+_PARSER = re.compile(r"(?:swebench|swebench5|swesmith):\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class LogGrader:
 
     Attributes:
         command: shell command that runs the tests in the image's working directory.
-        parser: ``swebench:OWNER/NAME`` or ``swebench:parse_log_...``, or ``swesmith:PROFILE``.
+        parser: ``swebench5:parse_log_...`` (swebench 5.0.2), ``swebench:OWNER/NAME`` or ``swebench:parse_log_...``
+            (4.1.0), or ``swesmith:PROFILE``.
         rule: what SWE-bench calls ``eval_type``: ``pass_and_fail`` takes a test that the log lacks for failed,
             ``fail_only`` for passed.
         reporter: what watches the runner from inside and has to agree with the log: ``pytest`` (a plugin),
@@ -70,7 +71,7 @@ class LogGrader:
                 "test.parser",
                 f"is {self.parser!r}",
                 reason="the log of a test command is read by a benchmark's own parser",
-                hint="give swebench:OWNER/NAME, swebench:parse_log_gotest or swesmith:PROFILE",
+                hint="give swebench5:parse_log_gotest, swebench:OWNER/NAME or swesmith:PROFILE",
             )
         _check_choice("test.rule", self.rule, RULES)
         _check_choice("test.reporter", self.reporter, REPORTERS)
@@ -90,7 +91,7 @@ class ScriptGrader:
         files: a directory of this machine that only the grader sees, or None; it is copied to ``files_at``.
         files_at: where ``files`` lie inside.
         reward_file: where the script writes the reward inside: a number, or a JSON object with one under ``reward``.
-            A missing file is also looked for under the same name with ``.json``. The agent cannot write it: what it
+            A file of the same name with ``.json`` wins over it. The agent cannot write it: what it
             left there is deleted before the script runs.
         mode: ``fresh``: a new sandbox with the submission applied to clean code; ``live``: the sandbox the agent
             worked in, once its processes have ended. A live verdict is marked: the agent could change every tool
@@ -99,6 +100,8 @@ class ScriptGrader:
         environment: variables of the script alone.
         user: who runs it; "" for the image's user.
         workdir: where it runs; "" for the image's working directory.
+        carry: paths inside, relative ones from the image's working directory, of which a clean sandbox gets what the
+            agent's holds: the submission of ``fresh``, and of the re-grade of a ``live`` verdict. Empty: the patch.
     """
 
     kind: ClassVar[str] = "script"
@@ -113,6 +116,7 @@ class ScriptGrader:
     environment: tuple[tuple[str, str], ...] = ()
     user: str = ""
     workdir: str = ""
+    carry: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.command, self.timeout)
@@ -135,6 +139,7 @@ class ScriptGrader:
             **({"environment": dict(self.environment)} if self.environment else {}),
             **({"user": self.user} if self.user else {}),
             **({"workdir": self.workdir} if self.workdir else {}),
+            **({"carry": list(self.carry)} if self.carry else {}),
         }
 
 
@@ -146,6 +151,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "log": ("grader", "command", "parser", "rule", "reporter", "runner", "timeout"),
     "script": (
         "grader", "command", "files", "files_at", "reward_file", "mode", "timeout", "environment", "user", "workdir",
+        "carry",
     ),
 }  # fmt: skip
 """The keys that a row's ``test`` may have, by grader."""

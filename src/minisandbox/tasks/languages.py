@@ -1,4 +1,4 @@
-"""Languages: tasks in other languages than Python are refused, row by row, until something here can run their tests."""
+"""Languages: rows that cannot be judged as Python are refused, row by row, where their layout is for Python alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from minisandbox.errors import TaskFileError
 
-NOT_YET = "tasks in other languages than Python are not supported yet"
+NOT_PYTHON = "this layout and pytest are for Python alone"
 _COLUMNS = ("language", "repo_language", "programming_language", "lang")
 # What rows call them. Others are not refused: a column of this name may name the language of the issue's text.
 _LANGUAGES = frozenset(
@@ -38,8 +38,8 @@ def not_python(field: str, problem: str) -> TaskFileError:
     return TaskFileError(
         f"field {field!r} {problem}",
         field=field,
-        reason=NOT_YET,
-        hint="leave the row out; --skip-unusable does so, and names it",
+        reason=NOT_PYTHON,
+        hint="give the row a grader of kind log (docs/reference/graders.md), or leave it out: --skip-unusable",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from minisandbox.errors import HarnessError, InvalidValue, PatchError, TaskFileError
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
-from minisandbox.tasks.jsonl import Row, json_lines
+from minisandbox.tasks.formats.jsonl import Row, json_lines
 from minisandbox.tasks.reading import open_source
 from minisandbox.tasks.task import Task
 
@@ -128,6 +128,8 @@ def _task(row: Row, context: LoadContext, form: str | None) -> Task:
     try:
         return convert(row.values, context, form=form)
     except (TaskFileError, InvalidValue, HarnessError) as error:  # of the row, of --pins, of the benchmark's own code
+        if isinstance(error, TaskFileError) and error.path is not None:
+            raise
         raise TaskFileError(
             f"{place}: {error.what}",
             path=row.path,

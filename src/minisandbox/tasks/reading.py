@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import IO
 
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks.columns import read_folder, read_hub, read_parquet
-from minisandbox.tasks.documents import Layout, json_file
-from minisandbox.tasks.jsonl import Row, json_lines
+from minisandbox.tasks.formats.columns import read_folder, read_hub, read_parquet
+from minisandbox.tasks.formats.documents import Layout, json_file
+from minisandbox.tasks.formats.jsonl import Row, json_lines
+from minisandbox.tasks.harbor import CONFIG, task_directories
 
 ENDINGS: dict[str, Layout] = {
     ".jsonl": Layout.JSONL,
@@ -55,8 +56,9 @@ def open_source(source: str | Path) -> Source:
 
     Args:
         source: a file (JSON Lines, JSON, Parquet, each gzipped or not), a folder of ``datasets.load_from_disk``, a
-            directory of such files, or a dataset of the Hugging Face hub: ``hub:owner/name``, or ``owner/name`` where
-            no such file is. ``:split`` at the end names one part of a folder, a directory or a dataset.
+            directory of such files, Harbor's task directories: ``harbor:DIR``, or a dataset of the Hugging Face hub:
+            ``hub:owner/name``, or ``owner/name`` where no such file is. ``:split`` at the end names one part of a
+            folder, a directory or a dataset.
 
     Raises:
         TaskFileError: there is nothing of that name, or it cannot be read; also while the rows are read.
@@ -65,6 +67,8 @@ def open_source(source: str | Path) -> Source:
     text = str(source)
     if isinstance(source, str) and text.startswith("hub:"):
         return _hub(text.removeprefix("hub:"))
+    if isinstance(source, str) and text.startswith("harbor:"):
+        return _harbor(Path(text.removeprefix("harbor:")))
     path, split = Path(source), None
     if not path.exists() and (parts := _SPLIT.fullmatch(text)) and Path(parts[1]).is_dir():
         path, split = Path(parts[1]), parts[2]
@@ -91,6 +95,11 @@ def _hub(text: str) -> Source:
         raise TaskFileError(f"'hub:{text}' names no dataset", hint="write hub:owner/name or hub:owner/name:split")
     table = read_hub(name, split or None)
     return Source(table.rows, Layout.DISK, name.rpartition("/")[2], Path(), table.schema)
+
+
+def _harbor(path: Path) -> Source:
+    rows = (Row({"harbor": str(one)}, one / CONFIG, 1) for one in task_directories(path))
+    return Source(rows, Layout.JSONL, path.resolve().name, Path(), places=(path,))
 
 
 def _directory(path: Path, split: str | None) -> Source:

@@ -14,6 +14,7 @@ from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonBuild, SourceSpec
 from minisandbox.tasks.confining import address_problem, problem_of
 from minisandbox.tasks.graders import FIELDS, Grader, LogGrader, PytestGrader, ScriptGrader, bad_field
+from minisandbox.tasks.needs import Needs, Solution, network_of
 from minisandbox.tasks.task import Form, Task
 
 _FIELDS = (
@@ -29,6 +30,8 @@ _FIELDS = (
     "PASS_TO_PASS",
     "build",
     "test",
+    "solution",
+    "needs",
 )
 # Columns of the public datasets that say nothing about how a task is built, run or graded here.
 _IGNORED = frozenset(
@@ -69,7 +72,11 @@ class _Container(TypedDict):
 
 
 def task_from_own_row(
-    row: Mapping[str, object], *, base: Path | None = None, places: tuple[Path, ...] | None = None
+    row: Mapping[str, object],
+    *,
+    base: Path | None = None,
+    places: tuple[Path, ...] | None = None,
+    public_network: bool = False,
 ) -> Task:
     """Make a task of a row in MiniSandbox's own layout.
 
@@ -78,6 +85,7 @@ def task_from_own_row(
             JSON in a string (the public datasets do both). Other known columns of the datasets are ignored.
         base: directory that a relative path of a local source starts from; None: the current directory.
         places: directories in which paths of this machine must lie; None: they may lie anywhere.
+        public_network: whether a row that asks for the public network gets it.
 
     Returns:
         The task; ``task_from_own_row(task.to_row())`` equals it.
@@ -100,7 +108,32 @@ def task_from_own_row(
         PASS_TO_PASS=fields.ids("PASS_TO_PASS"),
         build=_build(fields.table("build"), base, places),
         grader=_grader(fields.table("test"), base, places),
+        solution=None if row.get("solution") is None else _solution(fields.table("solution"), base, places),
+        needs=_needs(fields.table("needs", default={}), public=public_network),
     )
+
+
+def _solution(row: Mapping[str, object], base: Path | None, places: tuple[Path, ...] | None) -> Solution:
+    fields = _Fields(row, "solution.", known=("files", "command", "files_at", "timeout", "environment"))
+    files = (base or Path()) / fields.text("files")
+    fields.confine("files", problem_of(files, places))
+    return Solution(
+        files,
+        fields.text("command", default="bash /solution/solve.sh"),
+        fields.text("files_at", default="/solution"),
+        fields.number("timeout", default=1800.0),
+        fields.variables("environment"),
+    )
+
+
+def _needs(row: Mapping[str, object], *, public: bool) -> Needs:
+    fields = _Fields(row, "needs.", known=("memory", "disk", "seconds", "network", "grader_network"))
+    memory, disk, seconds = (fields.number(name, default=0.0) for name in ("memory", "disk", "seconds"))
+    try:
+        networks = [network_of(row.get(name, "off"), public=public) for name in ("network", "grader_network")]
+    except InvalidValue as error:
+        raise fields.error("network", f"is wrong: {error.what}", reason=error.reason, hint=error.hint) from error
+    return Needs(int(memory) or None, int(disk) or None, networks[0], networks[1], seconds or None)
 
 
 def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> PythonBuild:
@@ -148,6 +181,7 @@ def _script(fields: _Fields, command: str, base: Path | None, places: tuple[Path
         timeout=fields.number("timeout", default=600.0),
         environment=fields.variables("environment"),
         **{name: fields.text(name) for name in names if name in fields.row},
+        carry=fields.texts("carry", default=()),
     )
 
 

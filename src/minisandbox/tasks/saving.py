@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.errors import InvalidValue
-from minisandbox.tasks.columns import package
-from minisandbox.tasks.documents import Layout
-from minisandbox.tasks.writing import written_whole
+from minisandbox.tasks.formats.columns import package
+from minisandbox.tasks.formats.documents import Layout
+from minisandbox.tasks.formats.writing import written_whole
 
 Rows = Mapping[str, Mapping[str, object]]
 """Rows by ``instance_id``, in order."""

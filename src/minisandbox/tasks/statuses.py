@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks.writing import written_whole
+from minisandbox.tasks.formats.writing import written_whole
 
 STATUSES_NAME = "run_batch_exit_statuses.yaml"
 """What the file is called in a run's directory."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from minisandbox.patches import touched_files
 from minisandbox.tasks.builds import Build, PythonBuild, TaskContent
 from minisandbox.tasks.graders import Grader, PytestGrader, ScriptGrader, bad_field
+from minisandbox.tasks.needs import Needs, Solution
 
 if TYPE_CHECKING:
     from minisandbox.images import Buildable
@@ -31,6 +32,8 @@ class Form(enum.StrEnum):
 
 
 _HOST_ALONE = PythonBuild()
+_NO_NEEDS = Needs()
+_PYTEST = PytestGrader()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,12 @@ class Reference:
     Attributes:
         patch: a unified diff.
         reverse: whether it solves the task when it is applied in reverse.
+        script: a script that solves it instead, or None.
     """
 
     patch: str
     reverse: bool
+    script: Solution | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class Task:
         form: which way round ``patch`` is.
         build: how the image is made.
         grader: how it is judged. A script's verdict is its reward: such a task may name no tests, and no patch.
+        solution: a script that solves it, in place of ``patch``.
+        needs: what its sandboxes get.
 
     Raises:
         TaskFileError: a field has a value that cannot be used; ``field`` names it.
@@ -80,7 +87,9 @@ class Task:
     version: str = ""
     form: Form = Form.SWEBENCH
     build: Build = _HOST_ALONE
-    grader: Grader = field(default_factory=PytestGrader)
+    grader: Grader = _PYTEST
+    solution: Solution | None = None
+    needs: Needs = _NO_NEEDS
 
     def __post_init__(self) -> None:
         _check_id(self.instance_id)
@@ -89,8 +98,8 @@ class Task:
 
     @property
     def reference(self) -> Reference:
-        """The known solution: ``patch``, reversed in SWE-smith's form."""
-        return Reference(self.patch, reverse=self.form is Form.SWESMITH)
+        """The known solution: the script, or ``patch``, reversed in SWE-smith's form."""
+        return Reference(self.patch, reverse=self.form is Form.SWESMITH, script=self.solution)
 
     @property
     def test_files(self) -> tuple[str, ...]:
@@ -137,6 +146,8 @@ class Task:
             "PASS_TO_PASS": list(self.PASS_TO_PASS),
             "build": self.build.to_row(),
             "test": self.grader.to_row(),
+            **({} if self.solution is None else {"solution": self.solution.to_row()}),
+            **({} if self.needs == _NO_NEEDS else {"needs": self.needs.to_row()}),
         }
 
 

@@ -16,8 +16,8 @@ from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.tasks.builds import PythonBuild
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import checked_form
-from minisandbox.tasks.documents import Layout
-from minisandbox.tasks.jsonl import json_lines
+from minisandbox.tasks.formats.documents import Layout
+from minisandbox.tasks.formats.jsonl import json_lines
 from minisandbox.tasks.loading import Refused, tasks_of
 from minisandbox.tasks.reading import Source, layout_of_name, open_source
 from minisandbox.tasks.saving import write_rows
@@ -72,6 +72,7 @@ class TaskSet:
         environment: str = "auto",
         torch_backend: str = "",
         allow_local_sources: bool = False,
+        public_network: bool = False,
         on_refused: Callable[[Refused], None] | None = None,
     ) -> TaskSet:
         """Read a bundled set by its name, or tasks from wherever they are.
@@ -79,10 +80,10 @@ class TaskSet:
         Args:
             source: a name of :func:`bundled_sets`, such as ``"quickstart"``; a file of rows: JSON Lines, JSON (a
                 list, or an object of rows by their ids) or Parquet, each gzipped or not; a folder that
-                ``datasets.load_from_disk`` reads; a directory of such files; or a dataset of the Hugging Face hub,
-                ``"hub:owner/name"``, or ``"owner/name"`` where no such file is. ``":split"`` after a folder, directory
-                or dataset names one part of it. A bundled set wins over a file of the same name in the current
-                directory (``./quickstart`` is the file).
+                ``datasets.load_from_disk`` reads; a directory of such files; a Harbor task directory or a directory of
+                them, ``"harbor:DIR"``; or a dataset of the Hugging Face hub, ``"hub:owner/name"``, or ``"owner/name"``
+                where no such file is. ``":split"`` after a folder, directory or dataset names one part of it. A bundled
+                set wins over a file of the same name in the current directory (``./quickstart`` is the file).
             pins: a directory with the exported environments of the datasets' official images, or None.
             repo_mirrors: a directory of git repositories that are looked in before the network is, or None.
             form: the layout of all rows, a name that ``--dataset`` takes; None: the columns of each decide.
@@ -92,6 +93,7 @@ class TaskSet:
             allow_local_sources: whether rows may name any directories, git repositories and lists of requirements of
                 this machine, not only what lies in their file's directory and is no repository: for rows of people
                 whom you trust with all that you can read.
+            public_network: whether tasks that ask for the public network get it; without, they have none.
             on_refused: is told why a row is no task, which is then left out; None: it is raised.
 
         Raises:
@@ -105,7 +107,7 @@ class TaskSet:
         bundled = isinstance(source, str) and source in bundled_sets()
         found = _bundled(str(source)) if bundled else open_source(source)
         places = None if bundled or allow_local_sources else found.places
-        context = LoadContext(found.base, pins, repo_mirrors, places, environment)
+        context = LoadContext(found.base, pins, repo_mirrors, places, environment, public_network)
         pairs = list(tasks_of(found.rows, Path(str(source)), context, form=form, on_refused=on_refused))
         rows = {task.instance_id: row.values for task, row in pairs}
         tasks = (task if not torch_backend else _with_backend(task, torch_backend) for task, _ in pairs)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.tasks.writing import written_whole
+from minisandbox.tasks.formats.writing import written_whole
 
 T = TypeVar("T")
 Values = dict[str, object]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from minisandbox.errors import DiskFull, InvalidValue, MissingExtra, RunError, TrainingError
-from minisandbox.tasks.writing import written_whole
+from minisandbox.tasks.formats.writing import written_whole
 from minisandbox.train.options import differences, load, store
 
 if TYPE_CHECKING:

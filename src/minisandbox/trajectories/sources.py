@@ -1,4 +1,4 @@
-"""Read examples from our own files, published data sets, and SWE-agent's files, one at a time."""
+"""Read examples from our own files, published data sets, SWE-agent's and Harbor's files, one at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.tasks.reading import open_source
+from minisandbox.trajectories.atif import has_atif, read_atif
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.published import example_of_row
 from minisandbox.trajectories.sweagent import has_traj_files, read_traj_files
@@ -31,8 +32,8 @@ def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
     """Read examples lazily, one by one.
 
     Args:
-        path: a file or folder of rows (JSON Lines, JSON, Parquet, ``datasets``), ours or published; or a directory
-            of SWE-agent's ``.traj`` files.
+        path: a file or folder of rows (JSON Lines, JSON, Parquet, ``datasets``), ours or published; a directory of
+            SWE-agent's ``.traj`` files; or an ATIF file, or the directory of a Harbor job or trial.
         reading: how to interpret files of other programs.
 
     Raises:
@@ -43,6 +44,9 @@ def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
     reading = reading or Reading()
     if has_traj_files(path):
         yield from read_traj_files(path, evaluation=reading.evaluation, numbered=reading.numbered, style=reading.style)
+        return
+    if has_atif(path):
+        yield from read_atif(path, style=reading.style)
         return
     source = open_source(path)
     try:

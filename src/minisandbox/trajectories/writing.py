@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from minisandbox.errors import InvalidValue
 from minisandbox.models import Message
-from minisandbox.tasks.columns import package
-from minisandbox.tasks.writing import written_whole
+from minisandbox.tasks.formats.columns import package
+from minisandbox.tasks.formats.writing import written_whole
 from minisandbox.trajectories.example import Example
 
 Row = Mapping[str, object]

@@ -31,7 +31,7 @@ from minisandbox.rollouts.executor import Executor
 from minisandbox.store import remove_tree
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.tasks.dialects.skyrl import row_of
-from minisandbox.tasks.documents import Layout
+from minisandbox.tasks.formats.documents import Layout
 from minisandbox.tasks.saving import write_rows
 
 pytest.importorskip("skyrl", reason="SkyRL is not installed: make test-skyrl")

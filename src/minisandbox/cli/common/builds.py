@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisandbox.cli.common.output import Progress, human_seconds, human_size
+from minisandbox.cli.common.pulls import pulls_ahead, pulls_left
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images import Budget, Buildable, BuildEvent, Building, Estimate, Image, StepState, build, build_all
+from minisandbox.images import (
+    Budget,
+    Buildable,
+    BuildEvent,
+    Building,
+    Estimate,
+    Image,
+    OciBase,
+    Pulled,
+    PullEstimate,
+    StepState,
+    build,
+    build_all,
+    pull_all,
+)
 from minisandbox.store import Store
+from minisandbox.store.budget import SizeBudget
 from minisandbox.store.collect import remove_images
 from minisandbox.tasks import Task
 
@@ -25,6 +41,7 @@ class Builder:
         store: the store for the images.
         progress: the output for progress messages.
         mirrors: a directory of git repositories that are tried before the network.
+        backend: what the images' sandboxes are made by; "" for namespaces (:class:`.ImageSpec`).
         seconds: by image, the build time of its new layers; 0.0 where none was built.
         failures: by image, the error that stopped its build.
     """
@@ -32,12 +49,14 @@ class Builder:
     store: Store
     progress: Progress
     mirrors: Path | None = None
+    backend: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, MiniSandboxError] = field(default_factory=dict)
     _images: dict[str, Image] = field(default_factory=dict)
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _remaining: str = ""
+    _announced: set[str] = field(default_factory=set)
 
     @property
     def remaining(self) -> str:
@@ -58,9 +77,8 @@ class Builder:
                 try:
                     self.seconds.setdefault(name, 0.0)
                     recipe = task.recipe()
-                    self._images[name] = build(
-                        recipe, store=self.store, name=name, progress=self.report, mirrors=self.mirrors
-                    )
+                    image = build(recipe, store=self.store, name=name, progress=self.report, mirrors=self.mirrors)
+                    self._images[name] = replace(image, backend=self.backend)
                 except MiniSandboxError as error:
                     self.progress.note(f"{name}: not built: {error.what}")
                     self.failures[name] = error.about(name)
@@ -93,6 +111,7 @@ class Builder:
             progress=self.report,
             on_estimate=self._on_estimate,
             mirrors=self.mirrors,
+            backend=self.backend,
         )
         for name, future in building.images.items():
             future.add_done_callback(lambda done, name=name: self._note_failure(name, done))  # type: ignore[misc] # binds name
@@ -117,6 +136,8 @@ class Builder:
             budget=budget,
             progress=self.report,
             on_estimate=self._on_estimate,
+            on_pulls=self._on_pulls,
+            note=self.progress.note,
             retry_failed=retry_failed,
             mirrors=self.mirrors,
         )
@@ -125,8 +146,21 @@ class Builder:
             self.failures[name] = error
         for name in recipes:
             self.seconds[name] = built.seconds.get(name, 0.0)
-        self._images.update(built.images)
-        return dict(built.images)
+        images = {name: replace(image, backend=self.backend) for name, image in built.images.items()}
+        self._images.update(images)
+        return images
+
+    def pull(self, bases: Sequence[OciBase], *, jobs: int, disk: int | None, again: Sequence[OciBase]) -> Pulled:
+        """Pull container images; see :func:`minisandbox.images.pull_all`."""
+        note = self.progress.note
+        budget = None if disk is None else SizeBudget(self.store, disk, set(), note)
+        done = pull_all(
+            bases, store=self.store, jobs=jobs, again=again, budget=budget, progress=self.report,
+            on_estimate=self._on_pulls, note=note,
+        )  # fmt: skip
+        for base, error in done.failures.items():
+            note(f"{base.reference}: not pulled: {error.what}")
+        return done
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove images, and the layers that only they use, so that they are rebuilt."""
@@ -164,3 +198,18 @@ class Builder:
             done = estimate.steps - estimate.left
             time_left = human_seconds(max(estimate.seconds, 1.0))
             self._remaining = f"step {done + 1} of {estimate.steps}, about {time_left} left"
+            size = human_size(estimate.bytes)
+            self._announce("build", f"{estimate.left} steps to build: about {time_left}, {size} on disk")
+
+    def _on_pulls(self, estimate: PullEstimate) -> None:
+        self._remaining = pulls_left(estimate)
+        if self._remaining:
+            self._announce("pull", *pulls_ahead(estimate, self.store))
+
+    def _announce(self, what: str, *lines: str) -> None:
+        """Print how much there is to do, once."""
+        with self._lock:
+            new = what not in self._announced
+            self._announced.add(what)
+        for line in lines if new else ():
+            self.progress.note(line)

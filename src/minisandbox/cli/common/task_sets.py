@@ -9,15 +9,16 @@ from minisandbox.cli.common.output import say
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import DIALECTS, ENVIRONMENTS, TaskSet
 
-_SET_HELP = "a bundled set's name, a file (.jsonl, .json, .parquet), a folder of such files or datasets, hub:OWNER/NAME"
+_SET_HELP = (
+    "a bundled set's name, a file (.jsonl, .json, .parquet), a folder of such files or datasets, harbor:DIR, "
+    "hub:OWNER/NAME"
+)
 
 
 def add_tasks_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
     """Declare the task set and the selection of its tasks."""
     add_source_options(parser, default=default)
-    parser.add_argument(
-        "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be repeated"
-    )
+    _add_only_option(parser)
 
 
 def add_source_options(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
@@ -27,6 +28,23 @@ def add_source_options(parser: argparse.ArgumentParser, *, default: str | None =
     else:
         help_text = f"{_SET_HELP} (default: {default})"
         parser.add_argument("tasks", metavar="TASKS", nargs="?", default=default, help=help_text)
+    _add_reading_options(parser)
+
+
+def add_tasks_option(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--tasks`` and the selection of its tasks, for commands whose arguments are something else."""
+    parser.add_argument("--tasks", metavar="TASKS", help=_SET_HELP)
+    _add_only_option(parser)
+    _add_reading_options(parser)
+
+
+def _add_only_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be repeated"
+    )
+
+
+def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset",
         metavar="LAYOUT",
@@ -59,12 +77,17 @@ def add_source_options(parser: argparse.ArgumentParser, *, default: str | None =
 
 
 def add_local_sources_option(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--allow-local-sources``."""
+    """Declare what tasks may have of this machine: ``--allow-local-sources`` and ``--public-network``."""
     parser.add_argument(
         "--allow-local-sources",
         action="store_true",
         help="rows may name any directory and repository of this machine, not only directories next to their file; "
         "only for rows that you trust with every file you can read",
+    )
+    parser.add_argument(
+        "--public-network",
+        action="store_true",
+        help="tasks that ask for the public network get it: HTTP and HTTPS to all public hosts",
     )
 
 
@@ -82,6 +105,7 @@ def load(args: argparse.Namespace) -> TaskSet:
         environment=args.environment,
         torch_backend=args.torch_backend,
         allow_local_sources=args.allow_local_sources,
+        public_network=args.public_network,
         on_refused=(lambda error: say(f"skipped: {error}")) if args.skip_unusable else None,
     )
     only = getattr(args, "only", [])

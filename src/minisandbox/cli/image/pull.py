@@ -1,57 +1,157 @@
-"""``minisandbox image pull``: take a container image from a registry, a layout or an archive."""
+"""``minisandbox image pull``: take container images from registries, layouts and archives."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from minisandbox.cli.common import exits
+from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.output import (
+    Column,
     Progress,
     add_json_option,
     clean_line,
     human_seconds,
     human_size,
     print_json,
+    print_table,
     put,
+    require_positive,
+    say,
 )
-from minisandbox.images import pull, total_size
+from minisandbox.cli.common.pulls import BUDGET_HELP, parse_budget
+from minisandbox.cli.common.task_sets import add_tasks_option, load
+from minisandbox.cli.image.transfer import add_private_option
+from minisandbox.errors import InvalidValue
+from minisandbox.images import Image, OciBase, pull, total_size
+from minisandbox.images.dockerfile.reading import base_images
+from minisandbox.images.oci.manifest import own_platform, parse_platform
+from minisandbox.images.oci.prefetch import JOBS
 from minisandbox.store import Store
 
 
 def add_pull_options(take: argparse.ArgumentParser) -> None:
     """Declare the options of ``pull``."""
     take.description = (
-        "Take a container image into the store, without a container engine. Layers already present are not fetched. "
+        "Take container images into the store, without a container engine. Layers already present are not fetched. "
         "Credentials are those of `podman login` and `docker login`; mirrors and prefixes are those of registries.conf."
     )
     take.add_argument(
-        "reference",
+        "references",
         metavar="REF",
+        nargs="*",
         help="[HOST/]NAME[:TAG][@DIGEST], oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE[:TAG]",
     )
     take.add_argument("--name", help="its name in the store (default: after REF, `python:3.12` is `python-3.12`)")
-    take.add_argument("--platform", metavar="OS/ARCH", help="such as linux/arm64 (default: this machine's)")
+    take.add_argument("--platform", metavar="OS/ARCH", default="", help="such as linux/arm64 (default: this machine's)")
+    add_private_option(take)
+    many = take.add_argument_group(
+        "Many images", "Images of a list or a task set that the store has are not asked for again: the command resumes."
+    )
+    many.add_argument("--from", metavar="FILE", dest="list", help="references, one a line; - is stdin, # a comment")
+    many.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"images pulled at once (default: {JOBS})")
+    many.add_argument("--budget", metavar="SIZE", help=BUDGET_HELP)
+    add_tasks_option(take)
     add_json_option(take)
     take.set_defaults(run=run_pull, kept="finished layers and downloads are kept; the same command resumes")
 
 
 def run_pull(args: argparse.Namespace) -> int:
-    """Pull one image."""
+    """Pull images. A failure does not stop the others; the first one sets the exit status."""
+    require_positive(args, "jobs")
+    named = [OciBase(text, args.platform) for text in args.references]
+    listed = list(_listed(args))
+    if not named and not listed:
+        raise InvalidValue("there is no image to pull", hint="give REF, --from FILE or --tasks TASKS")
+    if len(named) == 1 and args.list is args.tasks is args.budget is None:
+        return _pull_one(args)
+    if args.name or args.private:
+        raise InvalidValue("--name and --private are for one image", hint="leave them out, or pull one REF")
+    store = Store.open()
+    with Progress() as progress:
+        builder = Builder(store, progress)
+        done = builder.pull([*named, *listed], jobs=args.jobs, disk=parse_budget(args.budget), again=named)
+    _print_images([*done.images.values()], args)
+    for error in [*done.failures.values()][1:]:
+        say(f"minisandbox: {error.what}")
+    if done.failures:
+        raise next(iter(done.failures.values()))
+    return exits.OK
+
+
+def _listed(args: argparse.Namespace) -> Iterator[OciBase]:
+    """Yield the images of the list and of the tasks."""
+    for line in [] if args.list is None else _lines(args.list):
+        if text := line.partition("#")[0].strip():
+            yield OciBase(text, args.platform)
+    if args.tasks is None:
+        return
+    found = [base for task in load(args) for base in base_images(task.recipe())]
+    if not found:
+        raise InvalidValue(
+            f"no task of {args.tasks} names a container image", hint="`minisandbox image build` builds their images"
+        )
+    yield from (replace(base, platform=base.platform or args.platform) for base in found)
+
+
+def _lines(name: str) -> list[str]:
+    try:
+        return (sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"--from {name} cannot be read", reason=str(error), hint="one reference a line") from None
+
+
+def _pull_one(args: argparse.Namespace) -> int:
     began = time.monotonic()
+    [reference], platform = args.references, args.platform or None
     with Progress() as progress:
         image = pull(
-            args.reference, store=Store.open(), name=args.name, platform=args.platform, progress=progress.status
+            reference,
+            store=Store.open(),
+            name=args.name,
+            platform=platform,
+            private=args.private,
+            progress=progress.status,
         )
     if args.json:
-        facts = {"name": image.name, "key": image.key, "notes": image.notes, "layers": image.layers}
-        print_json({**facts, "config": image.config, "bytes": total_size([image])})
+        print_json(_facts(image))
         return exits.OK
     took = human_seconds(time.monotonic() - began)
     put(clean_line(f"{image.name}   {len(image.layers)} layers, {human_size(total_size([image]))}, in {took}"))
-    for name in ("not as in the image", "user"):
-        if name in image.notes:
-            put(clean_line(f"{name}: {image.notes[name]}"))
+    for line in _remarks(image):
+        put(clean_line(line))
     put()
     put(clean_line(f"run a command in it: minisandbox sandbox run --image {image.name} -- CMD"))
     return exits.OK
+
+
+def _remarks(image: Image) -> Iterator[str]:
+    """Yield what a user should know of an image."""
+    yield from (f"{name}: {image.notes[name]}" for name in ("not as in the image", "user") if name in image.notes)
+    platform = parse_platform(image.notes.get("platform", str(own_platform())))  # a private copy may have none
+    if not platform.is_tried:
+        foreign = "" if platform.fits(own_platform()) else "; its programs do not run here without emulation"
+        yield f"platform: {platform}, which is untried{foreign}"
+
+
+def _facts(image: Image) -> dict[str, object]:
+    facts = {"name": image.name, "key": image.key, "notes": image.notes, "layers": image.layers}
+    return {**facts, "config": image.config, "bytes": total_size([image])}
+
+
+def _print_images(images: Sequence[Image], args: argparse.Namespace) -> None:
+    if args.json:
+        print_json([_facts(image) for image in images])
+        return
+    rows = [(one.name, str(len(one.layers)), human_size(total_size([one])), one.notes["reference"]) for one in images]
+    columns = ("image", "layers", "size", "reference")
+    if rows:
+        print_table([Column(title, number=title in ("layers", "size"), whole=True) for title in columns], rows)
+    put(f"\n{len(images)} images, {human_size(total_size(images))} in total")
+    for line in dict.fromkeys(line for image in images for line in _remarks(image)):
+        put(clean_line(line))

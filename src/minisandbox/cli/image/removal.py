@@ -48,7 +48,11 @@ def add_gc_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace", metavar="TIME", default=f"{GRACE:.0f}s", help="spare layers used within this time (default: 1h)"
     )
-    parser.add_argument("--freeze", action="store_true", help="freeze images; remove them only where --budget needs it")
+    parser.add_argument(
+        "--freeze",
+        action="store_true",
+        help="compress images until their next use; remove them only where --budget needs it",
+    )
     parser.add_argument("--dry-run", action="store_true", help="remove nothing, only print what would be removed")
     add_json_option(parser)
     parser.set_defaults(run=run_gc, kept=_KEPT)

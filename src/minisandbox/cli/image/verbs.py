@@ -15,10 +15,9 @@ VERBS = {
     "verify": ("verifying", "find damaged layers, and quarantine them"),
     "rm": ("removal", "remove images, and the layers that only they use"),
     "gc": ("removal", "remove unused layers and leftovers; by age or size, images too"),
-    "freeze": ("freeze", "compress images until their next use"),
-    "thaw": ("freeze", "unpack frozen images now instead of at their next use"),
-    "export": ("transfer", "write images to one file"),
-    "import": ("transfer", "import images from a file or another store"),
+    "push": ("transfer", "push an image to a registry"),
+    "export": ("transfer", "write images as an OCI archive or layout"),
+    "import": ("transfer", "import images from an OCI archive or layout, or from `docker save`"),
 }
 """By verb, its module and its help line; the module has a function ``add_VERB_options(parser)``."""
 

@@ -53,8 +53,6 @@ def _print_report(report: Report, store: Store) -> None:
         put(f"\nlayer {damage.key[:16]} ({damage.kind}): {damage.count} problems{place}")
         for problem in damage.problems:
             put(f"  {problem}")
-    if report.unlisted:
-        put(f"{len(report.unlisted)} layers of an earlier MiniSandbox have no file list: not verified")
     if report.unreadable:
         put(f"{report.unreadable} files are not readable for this user: their content was not verified")
     if report.images:

@@ -14,7 +14,7 @@ from minisandbox.errors import InvalidValue
 from minisandbox.tasks import TaskSet
 from minisandbox.tasks.choosing import shuffled
 from minisandbox.tasks.dialects.skyrl import row_of
-from minisandbox.tasks.documents import Layout
+from minisandbox.tasks.formats.documents import Layout
 from minisandbox.tasks.saving import write_rows
 
 KINDS = ("skyrl",)

@@ -107,7 +107,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "sources", metavar="SOURCE", type=Path, nargs="+",
         help="a run; a file of examples; a published set (JSON Lines, JSON, Parquet, a folder of datasets); a "
-        "directory of SWE-agent's .traj files",
+        "directory of SWE-agent's .traj files; an ATIF file; a Harbor job",
     )  # fmt: skip
     group = parser.add_argument_group("files of other programs")
     group.add_argument(

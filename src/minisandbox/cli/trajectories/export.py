@@ -12,7 +12,7 @@ from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Progress, add_json_option, put, say
 from minisandbox.cli.trajectories.data import add_sources, examples_of, finish, refuse_to_overwrite, with_status
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.rollouts import export_sweagent
+from minisandbox.rollouts import export_harbor, export_sweagent
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
 from minisandbox.trajectories.converting import Converter
 from minisandbox.trajectories.example import Example
@@ -30,6 +30,7 @@ from minisandbox.trajectories.writing import Kind, Row, chat_row, write_rows
 
 _FORMS = {
     "sweagent": "SWE-agent's files, a directory per rollout of a run",
+    "atif": "a Harbor job of ATIF trajectories, a directory per rollout of a run",
     "chat": "conversations, unchanged",
     "xml": "conversations, actions as <function=...>",
     "tool": "conversations, actions as tool calls",
@@ -60,6 +61,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="tokenise text where the engine reported no tokens; the chat template marks the model's tokens",
     )  # fmt: skip
     group.add_argument("--chat-template", metavar="FILE", type=Path, help="the template to use instead of its own")
+    group.add_argument("--no-tokens", action="store_true", help="omit the tokens from atif, where steps repeat prompts")
     group.add_argument("--show-mask", metavar="ID", help="print the tokens of a rollout that carry loss; write nothing")
     add_json_option(export)
     export.set_defaults(run=run_export, kept="written files stay; the same command rewrites all of them")
@@ -72,8 +74,8 @@ def run_export(args: argparse.Namespace) -> int:
     if args.out is None:
         raise InvalidValue("export needs --out", hint="name the output: --out FILE")
     refuse_to_overwrite(args.out, args.sources)
-    if args.to == "sweagent":
-        return _export_sweagent(args)
+    if args.to in ("sweagent", "atif"):
+        return _export_run(args)
     export = _Export(args.to, Report("export", _rules(args)), _converter(args), _tokenizer(args))
     _check_name(args)
     kind: Kind = "chat" if args.to in ("chat", "tool", "parquet", "datasets") else "plain"
@@ -86,12 +88,17 @@ def run_export(args: argparse.Namespace) -> int:
     return finish(args, export.report, args.out)
 
 
-def _export_sweagent(args: argparse.Namespace) -> int:
+def _export_run(args: argparse.Namespace) -> int:
     if len(args.sources) != 1:
-        raise InvalidValue("--to sweagent takes one run", hint="export each run to a directory of its own")
-    count = 0
+        raise InvalidValue(f"--to {args.to} takes one run", hint="export each run to a directory of its own")
+    run, count = args.sources[0], 0
+    written = (
+        export_sweagent(run, args.out)
+        if args.to == "sweagent"
+        else export_harbor(run, args.out, tokens=not args.no_tokens)
+    )
     with Progress() as progress:
-        for count, name in enumerate(export_sweagent(args.sources[0], args.out), start=1):
+        for count, name in enumerate(written, start=1):
             progress.status(f"{count} {name}")
     say(f"{args.out}: {count} rollouts")
     return exits.OK

@@ -23,11 +23,11 @@ from minisandbox.images.dockerfile.owners import changed_mode, find_owner
 from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source, refuse
 from minisandbox.images.dockerfile.stages import CopyFiles
 from minisandbox.images.dockerfile.trees import split
-from minisandbox.images.oci.below import Below
-from minisandbox.images.oci.blobs import Blob, LayerStream
-from minisandbox.images.oci.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader
-from minisandbox.images.oci.unpack import Unpacked, unpack_members
 from minisandbox.images.tree import LayersTree, LinkError, Parts, Tree, resolve
+from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.streams import Blob, LayerStream
+from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader
+from minisandbox.store.blobs.unpack import Unpacked, unpack_members
 
 MADE = 1_577_836_800 * 10**9
 """The time of what no source has a time for: the first moment of 2020. zip(1) and wheels know none before 1980."""
@@ -201,7 +201,8 @@ class _Members:
             raw.seek(0)
             opener = next((one for magic, one in _OPENERS.items() if head.startswith(magic)), None)
             file = raw if opener is None else _Whole(opener(raw), name)
-            yield LayerStream(Blob(file, "", name), _MOST_TAR)
+            with LayerStream(Blob(file, "", name), _MOST_TAR) as stream:
+                yield stream
 
     def _extracted(self, item: Item, root: Parts) -> Iterator[Member]:
         made = _Made(self._image)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.images.dockerfile.trees import split
-from minisandbox.images.oci.unpack import OPAQUE
 from minisandbox.images.tree import LayersTree, Parts, resolve
+from minisandbox.store.blobs.unpack import OPAQUE
 from minisandbox.store.trees import remove_tree
 
 

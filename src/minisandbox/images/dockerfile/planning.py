@@ -13,12 +13,12 @@ from minisandbox.images.dockerfile.running import Bind, RunPlace, run_layer
 from minisandbox.images.dockerfile.sources import Source, content_digest, definition, list_sources
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, Mount, RunCommand
 from minisandbox.images.dockerfile.trees import ContextTree
-from minisandbox.images.oci.below import Below
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.recipe import OciBase, StageBase
 from minisandbox.images.runner import BuildStep, Place
 from minisandbox.images.tree import LayersTree, Tree
 from minisandbox.store import Made, Store
+from minisandbox.store.blobs.below import Below
 from minisandbox.store.keys import JSONValue
 
 

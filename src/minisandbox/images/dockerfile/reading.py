@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.images.dockerfile.evaluation import BuildOptions, Config, evaluate
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
-from minisandbox.images.dockerfile.stages import Context
+from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.dockerfile.trees import open_context
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Planner
-from minisandbox.images.recipe import OciBase, Recipe
+from minisandbox.images.recipe import Buildable, DockerfileBase, OciBase, PythonRecipe, Recipe, StageBase
 from minisandbox.store import Store
 
 _MOST = 4 << 20
@@ -38,6 +39,39 @@ def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: B
         ImageRefused: a base image is malformed or hostile.
     """
     return evaluated(dockerfile, context, options or BuildOptions(), Planner(store).container)
+
+
+def options_of(base: DockerfileBase) -> BuildOptions:
+    """Return the options of a Dockerfile that a recipe names."""
+    return BuildOptions(base.target or None, dict(base.arguments), base.platform)
+
+
+def base_images(recipe: Buildable) -> Iterator[OciBase]:
+    """Yield the container images that a recipe starts from and copies from, without pulling any.
+
+    What a Dockerfile takes from the variables of its base image is not known then: an image named so is left out.
+    """
+    if isinstance(recipe, PythonRecipe):
+        return
+    base = recipe.base
+    if isinstance(base, DockerfileBase):
+        with suppress(MiniSandboxError):  # planning names what is wrong
+            text, files = _text(base.dockerfile), Context(base.context.resolve(), base.dockerfile.resolve())
+            yield from base_images(evaluate(parse_dockerfile(text), options_of(base), lambda _: {}, files))
+    yield from _images_of(base)
+    for step in recipe.steps:
+        if isinstance(step, CopyFiles):
+            yield from _images_of(step.origin)
+        elif isinstance(step, RunCommand):
+            for mount in step.mounts:
+                yield from _images_of(mount.origin)
+
+
+def _images_of(origin: object) -> Iterator[OciBase]:
+    if isinstance(origin, OciBase):
+        yield origin
+    elif isinstance(origin, StageBase):
+        yield from base_images(origin.recipe)
 
 
 def evaluated(dockerfile: Path, context: Path, options: BuildOptions, container: Callable[[OciBase], Image]) -> Recipe:

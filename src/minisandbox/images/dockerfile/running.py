@@ -19,7 +19,6 @@ from minisandbox.images.dockerfile.placing import Placement
 from minisandbox.images.dockerfile.sources import Source
 from minisandbox.images.dockerfile.stages import CopyFiles, Mount, RunCommand
 from minisandbox.images.index import host_settings
-from minisandbox.images.oci.below import Below
 from minisandbox.images.runner import (
     LEAST_READING,
     NEARLY_FULL,
@@ -34,6 +33,7 @@ from minisandbox.images.runner import (
 from minisandbox.images.tree import LayersTree, LinkError, Tree
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.store import Made
+from minisandbox.store.blobs.below import Below
 from minisandbox.store.faults import store_faults
 from minisandbox.store.room import is_full
 from minisandbox.types import ExecResult, ImageSpec, Outcome

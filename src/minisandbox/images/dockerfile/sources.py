@@ -13,8 +13,8 @@ from e2b_dockerfile_utils import PatternMatcher
 from minisandbox.errors import DockerfileError
 from minisandbox.images.dockerfile.stages import Context, CopyFiles
 from minisandbox.images.dockerfile.trees import find, is_pattern, split
-from minisandbox.images.oci.tarstream import DIRECTORY, FIFO, FILE, LINK
 from minisandbox.images.tree import LinkError, Parts, Tree
+from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, LINK
 from minisandbox.store.keys import JSONValue
 
 WHITEOUT = ".wh."

@@ -47,7 +47,7 @@ def auth_files() -> list[Path]:
     if named := os.environ.get("REGISTRY_AUTH_FILE"):
         return [Path(named)]
     return [
-        *([Path(runtime) / "containers/auth.json"] if runtime else []),
+        Path(runtime, "containers/auth.json") if runtime else Path(f"/run/containers/{os.geteuid()}/auth.json"),
         (Path(config) if config else home / ".config") / "containers/auth.json",
         (Path(docker) if docker else home / ".docker") / "config.json",
     ]

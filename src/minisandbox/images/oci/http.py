@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.message
 import email.utils
 import http.client
 import json
@@ -12,10 +13,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NoReturn, cast
+from typing import IO, NoReturn, Self, cast
 
 from minisandbox import __version__
 from minisandbox.errors import NotFound, RegistryError
@@ -27,6 +28,9 @@ TIMEOUT = 30.0
 """Seconds for a connection, and for each piece of an answer."""
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_PAUSE = 120.0
+_LIMITED = 300.0
+"""Seconds to wait where a registry limits requests and does not say for how long."""
+_RATE = re.compile(r"([0-9]{1,9});w=([0-9]{1,9})")
 _MOST_ERROR = 1 << 16
 _MOST_TOKEN = 1 << 20
 _CHALLENGE = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
@@ -36,6 +40,40 @@ _CERTIFICATES = ("/etc/containers/certs.d", "/etc/docker/certs.d")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
+Body = bytes | Callable[[], Iterable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """How many images a registry gives to one client (docs.docker.com, "Pull usage and limits").
+
+    Attributes:
+        count: how many in the window.
+        window: its seconds.
+        left: how many are left; None where the answer does not say.
+    """
+
+    count: int
+    window: float
+    left: int | None = None
+
+    @classmethod
+    def parse(cls, headers: email.message.Message) -> Self | None:
+        """Return what the headers of an answer say, such as ``RateLimit-Limit: 100;w=21600``."""
+        limit = _RATE.fullmatch(headers.get("RateLimit-Limit", ""))
+        left = _RATE.fullmatch(headers.get("RateLimit-Remaining", ""))
+        return cls(int(limit[1]), float(limit[2]), int(left[1]) if left else None) if limit else None
+
+    @property
+    def pause(self) -> float:
+        """The seconds between requests that never meet the limit."""
+        return max(self.window / max(self.count, 1), 1.0)
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{self.count} in {self.window / 3600:g} hours"
+
+
 @dataclass(slots=True)
 class Connection:
     """The API of one registry for one repository. Threads may share it.
@@ -43,14 +81,20 @@ class Connection:
     Attributes:
         place: which.
         pause: sleeps for so many seconds.
+        rights: what is asked for where the registry does not say: ``pull``, or ``pull,push``.
     """
 
     place: Remote
     pause: Callable[[float], None] = time.sleep
+    rights: str = "pull"
     _authorization: str = ""
     _scheme: str = ""
     _secrets: list[str] = field(default_factory=list)
     _opened_by: urllib.request.OpenerDirector | None = None
+
+    def rest(self) -> None:
+        """Forget what takes memory and can be had again: one of hundreds of connections may be used much later."""
+        self._opened_by = None
 
     def get(self, path: str, accept: str = "*/*", offset: int = 0) -> http.client.HTTPResponse:
         """Open a resource of the repository; the caller closes it.
@@ -64,21 +108,35 @@ class Connection:
             NotFound: the registry has no such thing.
             RegistryError: it cannot be had.
         """
-        headers = {"Accept": accept, "User-Agent": f"minisandbox/{__version__}"}
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
+        return self.request("GET", path, {"Accept": accept, **({"Range": f"bytes={offset}-"} if offset else {})})
+
+    def request(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: Body | None = None
+    ) -> http.client.HTTPResponse:
+        """Make a request; the caller closes the answer.
+
+        Args:
+            method: such as ``PUT``.
+            path: below ``/v2/NAME/``, or an address that the registry sent.
+            headers: further headers.
+            body: what is sent; or what makes it, and then the request is repeated only to log in.
+
+        Raises:
+            NotFound: the registry has no such thing.
+            RegistryError: it fails, or the registry refuses.
+        """
         logged_in = False
-        attempt = 0
+        attempt = ATTEMPTS - 1 if callable(body) else 0
         while True:
             try:
-                return self._open(f"/v2/{self.place.repository}/{path}", headers)
+                return self._open(method, path, headers or {}, body() if callable(body) else body)
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code == 401 and not logged_in:
                         logged_in = True
                         self._log_in(error.headers.get_all("WWW-Authenticate") or [])
                         continue
-                    wait = _retry_after(error.headers.get("Retry-After"), attempt)
+                    wait = _retry_after(error.headers.get("Retry-After"), backoff(attempt))
                     if error.code not in _RETRIED or attempt == ATTEMPTS - 1 or wait > _LONGEST_PAUSE:
                         self._explain(error, f"/{path}")
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -90,11 +148,26 @@ class Connection:
 
     # --- requests ---
 
-    def _open(self, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-        request = urllib.request.Request(self._base() + path, headers=headers)  # noqa: S310 - http or https
-        if self._authorization:  # not for where a redirect leads
+    def _open(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | Iterable[bytes] | None
+    ) -> http.client.HTTPResponse:
+        base = self._base()
+        url = urllib.parse.urljoin(f"{base}/v2/{self.place.repository}/", path)
+        own = url.startswith(f"{base}/")
+        if not own and url.partition(":")[0] not in self._schemes:
+            raise urllib.error.URLError(f"it sends its clients to {url[:100]!r}")
+        request = urllib.request.Request(url, body, {**self._own_headers, **headers}, method=method)  # noqa: S310 - checked
+        if self._authorization and own:  # not for where a redirect leads
             request.add_unredirected_header("Authorization", self._authorization)
         return cast("http.client.HTTPResponse", self._opener().open(request, timeout=TIMEOUT))
+
+    @property
+    def _own_headers(self) -> dict[str, str]:
+        return {"User-Agent": f"minisandbox/{__version__}"}
+
+    @property
+    def _schemes(self) -> tuple[str, ...]:
+        return ("http", "https") if self._may_be_plain else ("https",)
 
     @property
     def _may_be_plain(self) -> bool:
@@ -129,8 +202,7 @@ class Connection:
         if self.place.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        redirects = _Redirects(("http", "https") if self._may_be_plain else ("https",))
-        return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), redirects)
+        return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _Redirects(self._schemes))
 
     # --- authentication ---
 
@@ -157,7 +229,7 @@ class Connection:
                 reason="credentials are not sent without TLS",
                 hint="mark the registry as insecure in registries.conf if that is meant",
             )
-        scope = challenge.get("scope") or f"repository:{self.place.repository}:pull"
+        scope = challenge.get("scope") or f"repository:{self.place.repository}:{self.rights}"
         values = {"service": challenge.get("service", ""), "scope": scope}
         data = None
         if known is not None and not known.user:
@@ -188,7 +260,8 @@ class Connection:
     def _explain(self, error: urllib.error.HTTPError, path: str = "") -> NoReturn:
         """Raise the error that an answer stands for."""
         said = self._said(error)
-        what = f"registry {self.place.host} does not deliver {self.place.repository}"
+        verb = "deliver" if self.rights == "pull" else "take"
+        what = f"registry {self.place.host} does not {verb} {self.place.repository}"
         status = f"it answered {error.code} {http.client.responses.get(error.code, '')}".rstrip() + said
         if error.code == 404 and "/blobs/" in path:
             digest = path.rpartition("/")[2]
@@ -198,15 +271,18 @@ class Connection:
         if error.code in (401, 403):
             raise RegistryError(f"{what}: access denied", reason=status, hint=self._how_to_log_in())
         if error.code == 429:
-            limit = error.headers.get("RateLimit-Limit", "").partition(";")[0]
-            raise RegistryError(
+            limit = RateLimit.parse(error.headers)
+            wait = _retry_after(error.headers.get("Retry-After"), limit.pause if limit else _LIMITED)
+            raise _transient(
                 f"{what}: too many requests",
-                reason=status + (f"; it allows {limit} in some hours" if limit.isdigit() else ""),
-                hint="wait, log in (registries allow more to users), or set up a mirror in registries.conf",
+                f"{status}; {f'it allows {limit}; ' if limit else ''}try again in {wait / 60:.0f} min",
+                "wait, log in (registries allow more to users), or set up a mirror in registries.conf",
+                wait=wait,
             )
         hint = "check the reference and the registry"
         if error.code >= 500:
             hint = "the registry is in trouble: try again later, or use a mirror (registries.conf)"
+            raise _transient(what, status, hint)
         raise RegistryError(what, reason=status, hint=hint)
 
     def _how_to_log_in(self) -> str:
@@ -239,11 +315,15 @@ class Connection:
             hint = f"put its certificate into {place}, or mark it as insecure in registries.conf"
         elif isinstance(error, TimeoutError) or isinstance(cause, TimeoutError):
             reason = f"it did not answer within {TIMEOUT:.0f} seconds"
-        return RegistryError(
-            f"registry {self.place.host} cannot be reached",
-            reason=reason or f"its answer is no HTTP ({type(error).__name__})",
-            hint=hint,
-        )
+        reason = reason or f"its answer is no HTTP ({type(error).__name__})"
+        return _transient(f"registry {self.place.host} cannot be reached", reason, hint)
+
+
+def _transient(what: str, reason: str, hint: str, wait: float | None = None) -> RegistryError:
+    """Return the error of a request that another attempt may bring through."""
+    error = RegistryError(what, wait=wait, reason=reason, hint=hint)
+    error.transient = True
+    return error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -304,16 +384,16 @@ def backoff(attempt: int) -> float:
     return 0.5 * float(1 << attempt) * (1 + random.random() / 4)  # noqa: S311 - so that clients do not return together
 
 
-def _retry_after(text: str | None, attempt: int) -> float:
-    """Seconds that a registry asks to wait: a number, or a date (RFC 9110, section 10.2.3)."""
+def _retry_after(text: str | None, usual: float) -> float:
+    """Seconds that a registry asks to wait: a number, or a date (RFC 9110, section 10.2.3); else the usual ones."""
     if text is None:
-        return backoff(attempt)
+        return usual
     try:
         if text.strip().isdigit():
             return float(text)
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, OverflowError):
-        return backoff(attempt)
+        return usual
 
 
 def read_bounded(answer: http.client.HTTPResponse, most: int) -> bytes | None:

@@ -7,14 +7,14 @@ import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import IO, ClassVar, Protocol, cast
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.blobs import Blob, LayerStream, is_packed, require_room
-from minisandbox.images.oci.tarstream import FILE, HARD_LINK, LINK, TarReader
+from minisandbox.store.blobs.streams import Blob, LayerStream, is_packed, require_room
+from minisandbox.store.blobs.tarstream import FILE, HARD_LINK, LINK, TarReader
 from minisandbox.store.reading import open_below
 
 _MOST_ARCHIVE = 1 << 40
@@ -29,8 +29,8 @@ class Source(Protocol):
     def name(self) -> str:
         """What errors and people call it."""
 
-    def container(self, platform: m.Platform) -> m.Container:
-        """Return the image for a platform.
+    def manifest(self, platform: m.Platform) -> m.Manifest:
+        """Return the manifest for a platform.
 
         Raises:
             NotFound: it does not exist.
@@ -42,7 +42,7 @@ class Source(Protocol):
         """Open the blob of a layer.
 
         Raises:
-            MiniSandboxError: as :meth:`container`.
+            MiniSandboxError: as :meth:`manifest`.
         """
 
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
@@ -139,6 +139,10 @@ class Archive:
                 elif member.kind == HARD_LINK:
                     self._links[name] = posixpath.normpath(os.fsdecode(member.target))
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return name in self._places
+
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
         """Open a file.
@@ -187,8 +191,7 @@ def open_archive(path: Path, work: Path) -> Archive:
 
 
 def _copy_unpacked(file: IO[bytes], target: Path, shown: str) -> None:
-    stream = LayerStream(Blob(file, "", shown), _MOST_ARCHIVE)
-    with target.open("xb") as out:
+    with LayerStream(Blob(file, "", shown), _MOST_ARCHIVE) as stream, target.open("xb") as out:
         while part := stream.some(_CHUNK):
             require_room(out.fileno(), len(part), f"unpack {shown}")
             out.write(part)
@@ -222,23 +225,37 @@ class _OnDisk:
 class Layout(_OnDisk):
     """An OCI layout (image-layout.md)."""
 
-    def container(self, platform: m.Platform) -> m.Container:
-        """Return the image for a platform."""
-        index = m.parse_object(read(self.files, "index.json", m.MOST_MANIFEST), f"{self.name}: index.json")
-        found = self._chosen(m.descriptors(index, "manifests", f"{self.name}: index.json"), platform)
+    kind: ClassVar = "oci"
+
+    def tags(self) -> list[str]:
+        """Return the tags of its images; "" for one without."""
+        return list(dict.fromkeys(one.name for one in self._index()))
+
+    def tagged(self, tag: str) -> Layout:
+        """Return the source of one of its images."""
+        return replace(self, tag=tag)
+
+    def manifest(self, platform: m.Platform) -> m.Manifest:
+        """Return the manifest for a platform."""
+        found = self._chosen(self._index(), platform)
         for _ in range(3):  # an index may lead to an index
             values = m.parse_object(self._blob(found, m.MOST_MANIFEST), f"{self.name}: {found.digest}")
             if not m.is_index(values):
                 break
             found = m.choose(values, platform, self.name)
         config, layers = m.layers_of(values, self.name)
-        return m.container(found.digest, self._blob(config, m.MOST_CONFIG), layers, self.name, platform)
+        return m.Manifest(found.digest, self._blob(config, m.MOST_CONFIG), tuple(layers), config.media_type)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
         """Open the blob of a layer."""
-        with self.files.open(_blob_path(layer.blob.digest)) as file:
+        with self.files.open(m.blob_path(layer.blob.digest)) as file:
             yield Blob(file, layer.blob.digest, f"{self.name}: layer {layer.blob.digest}")
+
+    def _index(self) -> list[m.Descriptor]:
+        where = f"{self.files.name}: index.json"
+        index = m.parse_object(read(self.files, "index.json", m.MOST_MANIFEST), where)
+        return m.descriptors(index, "manifests", where)
 
     def _chosen(self, found: list[m.Descriptor], platform: m.Platform) -> m.Descriptor:
         named = [one for one in found if one.name == self.tag] if self.tag else found
@@ -254,7 +271,7 @@ class Layout(_OnDisk):
         )
 
     def _blob(self, wanted: m.Descriptor, most: int) -> bytes:
-        with self.files.open(_blob_path(wanted.digest)) as file:
+        with self.files.open(m.blob_path(wanted.digest)) as file:
             blob = Blob(file, wanted.digest, f"{self.name}: {wanted.digest}")
             return _bounded(blob, most)
 
@@ -263,12 +280,22 @@ class Layout(_OnDisk):
 class DockerArchive(_OnDisk):
     """An archive of ``docker save`` (moby, image/spec/v1.2.md)."""
 
-    def container(self, platform: m.Platform) -> m.Container:
-        """Return the image; an archive has one platform."""
+    kind: ClassVar = "docker-archive"
+
+    def tags(self) -> list[str]:
+        """Return the first tag of each of its images; "" for one without."""
+        return [next(iter(_tags(row)), "") for row in self._rows()]
+
+    def tagged(self, tag: str) -> DockerArchive:
+        """Return the source of one of its images."""
+        return replace(self, tag=tag)
+
+    def manifest(self, platform: m.Platform) -> m.Manifest:  # noqa: ARG002 - an archive has one platform
+        """Return what stands for a manifest."""
         row = self._row()
         config = read(self.files, m.text_of(row, "Config"), m.MOST_CONFIG)
-        layers = [m.Descriptor(name, -1) for name in m.texts_of(row, "Layers")]
-        return m.container(f"sha256:{hashlib.sha256(config).hexdigest()}", config, layers, self.name, platform)
+        layers = tuple(m.Descriptor(name, -1) for name in m.texts_of(row, "Layers"))
+        return m.Manifest(f"sha256:{hashlib.sha256(config).hexdigest()}", config, layers)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
@@ -276,11 +303,15 @@ class DockerArchive(_OnDisk):
         with self.files.open(posixpath.normpath(layer.blob.digest)) as file:
             yield Blob(file, "", f"{self.name}: layer {layer.blob.digest}")
 
-    def _row(self) -> m.JSONObject:
+    def _rows(self) -> list[m.JSONObject]:
         rows = m.parse_json(read(self.files, "manifest.json", m.MOST_CONFIG), f"{self.name}: manifest.json")
         found = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
         if not isinstance(rows, list) or not rows or len(found) != len(rows):
             raise m.malformed(f"{self.name}: manifest.json", "it is no list of images")
+        return found
+
+    def _row(self) -> m.JSONObject:
+        found = self._rows()
         named = [row for row in found if not self.tag or self.tag in _tags(row)]
         if len(named) != 1:
             there = ", ".join(tag for row in found for tag in _tags(row)) or "none has a tag"
@@ -317,10 +348,6 @@ def _bounded(blob: Blob, most: int) -> bytes:
         raise ImageRefused(f"{blob.name} has more than {most} bytes", hint="it is no image that can be used")
     blob.check()
     return b"".join(parts)
-
-
-def _blob_path(digest: str) -> str:
-    return "blobs/" + digest.replace(":", "/")
 
 
 class _Seekable:

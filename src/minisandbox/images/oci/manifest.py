@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from minisandbox.errors import ImageRefused, InvalidValue, NotFound
-from minisandbox.images.oci.blobs import check_digest
+from minisandbox.store.blobs.streams import check_digest
 from minisandbox.store.keys import JSONValue
 
 MOST_MANIFEST = 4 << 20
@@ -21,8 +21,9 @@ MOST_LAYER = 128 << 30
 """Bytes of a layer's blob, and of its tar: content, headers and padding."""
 _MOST_LAYERS = 500
 _MOST_LEVELS = 100
-_INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-_MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
+INDEX, MANIFEST = "application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"
+_INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
+_MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
 ACCEPTED = ", ".join((*_MANIFESTS, *_INDEXES))
 # Go's names of what uname(2) calls a machine (GOARCH)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
@@ -118,6 +119,23 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Manifest:
+    """A manifest, with the text of its configuration.
+
+    Attributes:
+        digest: of the manifest, or of the configuration where there is no manifest.
+        config: the configuration's text.
+        blobs: what holds its layers, bottom first.
+        kind: the configuration's media type.
+    """
+
+    digest: str
+    config: bytes
+    blobs: tuple[Descriptor, ...]
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Container:
     """A container image: everything about it but the content of its layers.
 
@@ -162,6 +180,11 @@ class Container:
     def workdir(self) -> str:
         """The directory where commands start."""
         return "/" + os.path.normpath("/" + (text_of(self.run_config, "WorkingDir") or "/")).lstrip("/")
+
+
+def blob_path(digest: str) -> str:
+    """Return where a layout has a blob (image-layout.md)."""
+    return "blobs/" + digest.replace(":", "/")
 
 
 def malformed(what: str, reason: str) -> ImageRefused:
@@ -315,13 +338,11 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
     return config, layers
 
 
-def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str, platform: Platform) -> Container:
+def container(manifest: Manifest, what: str, platform: Platform) -> Container:
     """Put an image together.
 
     Args:
-        digest: its own.
-        config: its configuration's text.
-        blobs: its layers.
+        manifest: its manifest.
         what: what errors call it.
         platform: what it has to run on.
 
@@ -329,7 +350,7 @@ def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str
         ImageRefused: the configuration is malformed, or has another number of layers.
         NotFound: it is for another platform.
     """
-    values = parse_object(config, f"the configuration of {what}")
+    values, blobs = parse_object(manifest.config, f"the configuration of {what}"), manifest.blobs
     root = values.get("rootfs")
     found = root.get("diff_ids") if isinstance(root, Mapping) else None
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
@@ -339,7 +360,7 @@ def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str
     if not 0 < len(found) <= _MOST_LAYERS:
         raise malformed(what, f"it has {len(found)} layers; 1 to {_MOST_LAYERS} can be used")
     layers = tuple(Layer(check_digest(str(one)), blob) for one, blob in zip(found, blobs, strict=True))
-    made = Container(digest, values, layers)
+    made = Container(manifest.digest, values, layers)
     _ = made.environment, made.workdir, text_of(made.run_config, "User")
     if not platform.fits(replace(made.platform, variant=made.platform.variant or platform.variant)):
         raise _no_image(what, platform, str(made.platform))

@@ -14,16 +14,19 @@ from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.images.base import Entry, write_base
 from minisandbox.images.image import DEFAULT_PATH, Image, image_of, put_if_new
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.below import Below
-from minisandbox.images.oci.blobs import LayerStream
+from minisandbox.images.oci.copies import MEDIA_TYPE, parse_copy, renamed, take_copy
 from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, Source, open_archive
 from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, parse_reference
-from minisandbox.images.oci.unpack import Bounds, Unpacked, is_refusal, refused_path, unpack
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
+from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.streams import LayerStream
+from minisandbox.store.blobs.unpack import Unpacked, unpack
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import Hold
 
+KIND = "container layer"
+"""The ``kind`` of the step that makes a layer of a container image."""
 _SEPARATOR = "\n"
 _MOUNT_POINTS = (("dev", 0o755), ("etc", 0o755), ("proc", 0o555), ("run", 0o755), ("sys", 0o555), ("tmp", 0o1777))
 _LINKS = {"hosts": "../run/hosts", "mtab": "../proc/self/mounts", "resolv.conf": "../run/resolv.conf"}
@@ -33,7 +36,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class LayerStep:
     """A layer of the image as the store's layer that it becomes.
 
     Attributes:
@@ -53,6 +56,7 @@ def pull(
     store: Store,
     name: str | None = None,
     platform: str | None = None,
+    private: bool = False,
     progress: Tell | None = None,
 ) -> Image:
     """Take a container image into the store.
@@ -66,6 +70,7 @@ def pull(
         name: what it is called there; by default after its reference, such as ``python-3.12`` for ``python:3.12``, and
             ``python-3.12-arm64`` where the platform is another machine's.
         platform: such as ``linux/arm64``; this machine's by default.
+        private: whether it may be a copy from another store (:mod:`.copies`), whose records are believed.
         progress: told of each layer.
 
     Returns:
@@ -80,16 +85,62 @@ def pull(
     """
     parsed = parse_reference(reference)
     wanted = m.own_platform() if platform is None else m.parse_platform(platform)
-    tell = progress or _silent
-    if name is None:
-        name = name_of(reference, wanted)
-        _refuse_other(store, name, parsed)
+    tell = progress or silent
+    if name is None and not private:
+        refuse_other(store, name_of(reference, wanted), parsed)
     try:
         with _source(parsed, store, tell) as source:
-            image = source.container(wanted)
-            return _Taking(store, source, image, tell).run(name, str(parsed))
+            return take(store, source, str(parsed), name, wanted, private=private, replace=name is not None, tell=tell)
     except ImageRefused as error:
         raise error.about(str(parsed))  # noqa: B904 - it is the same error
+
+
+def take(
+    store: Store,
+    source: Source,
+    reference: str,
+    name: str | None,
+    platform: m.Platform,
+    *,
+    private: bool,
+    replace: bool,
+    tell: Tell,
+) -> Image:
+    """Take an image from its source into the store; see :func:`pull`.
+
+    Args:
+        store: where it goes.
+        source: where it comes from.
+        reference: what its record says about that.
+        name: what it is called; None: after the reference, or as the copy was.
+        platform: the one wanted.
+        private: whether it may be a copy.
+        replace: whether a copy may take the place of another image.
+        tell: told of each layer.
+    """
+    manifest = source.manifest(platform)
+    if manifest.kind != MEDIA_TYPE:
+        image = m.container(manifest, source.name, platform)
+        return _Taking(store, source, image, tell).run(name or name_of(reference, platform), reference)
+    if not private:
+        raise InvalidValue(
+            f"{reference} is a private copy of an image",
+            reason="later builds would use its layers by the keys that it claims",
+            hint="take it with --private if you trust its author",
+        )
+    copy = renamed(parse_copy(manifest.config, f"the records of {source.name}"), name)
+    if len(copy.layers) != len(manifest.blobs):
+        raise m.malformed(source.name, f"it has {len(manifest.blobs)} layers, its records {len(copy.layers)}")
+    layers = {
+        layer.record.key: m.Layer(layer.record.key, blob)
+        for layer, blob in zip(copy.layers, manifest.blobs, strict=True)
+    }
+    source.prefetch([layer for key, layer in layers.items() if not store.has_layer(key)])
+    for record in take_copy(
+        store, copy, lambda layer: source.layer(layers[layer.record.key]), replace=replace, tell=tell
+    ):
+        source.published(layers[record.key])
+    return image_of(store.image(copy.image.name), store)
 
 
 def name_of(reference: str, platform: m.Platform) -> str:
@@ -132,8 +183,12 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
     return None
 
 
-def _refuse_other(store: Store, name: str, reference: Remote | Local) -> None:
-    """Refuse to replace an image that came from elsewhere; a newer one of the same tag may come."""
+def refuse_other(store: Store, name: str, reference: Remote | Local) -> None:
+    """Refuse to replace an image that came from elsewhere; a newer one of the same tag may come.
+
+    Raises:
+        InvalidValue: there is one.
+    """
     if isinstance(reference, Remote) and reference.tag:
         reference = replace(reference, digest="")
     with suppress(NotFound):
@@ -142,7 +197,7 @@ def _refuse_other(store: Store, name: str, reference: Remote | Local) -> None:
             raise InvalidValue(
                 f"{reference} would replace the image {name}",
                 reason=f"that is {notes.get('reference', 'no container image')}",
-                hint="choose another name with --name, or remove that image",
+                hint="choose another name with --name, or remove that image: minisandbox image rm",
             )
 
 
@@ -162,6 +217,15 @@ def _source(reference: Remote | Local, store: Store, tell: Tell) -> Iterator[Sou
         yield (Layout if reference.kind == "oci-archive" else DockerArchive)(archive, reference.tag)
 
 
+def steps_of(image: m.Container) -> list[LayerStep]:
+    """Return the layers with their keys: a layer depends on those below it, for what it hides and for directories."""
+    steps: list[LayerStep] = []
+    for layer in image.layers:
+        definition = {"kind": KIND, "diff_id": layer.diff_id, "owners": "kept" if keeps_owners() else "one"}
+        steps.append(LayerStep(layer, definition, step_key(steps[-1].key if steps else None, definition)))
+    return steps
+
+
 @dataclass(frozen=True, slots=True)
 class _Taking:
     """One pull."""
@@ -173,7 +237,7 @@ class _Taking:
 
     def run(self, name: str, reference: str) -> Image:
         with self.store.hold() as hold:
-            steps = self._steps()
+            steps = steps_of(self.image)
             self.source.prefetch([step.layer for step in steps if not self.store.has_layer(step.key)])
             layers: list[LayerRecord] = []
             for step in steps:
@@ -182,16 +246,7 @@ class _Taking:
             record = self._record(name, reference, layers, top.key)
             return image_of(put_if_new(self.store, record), self.store)
 
-    def _steps(self) -> list[_Step]:
-        """The layers with their keys: a layer depends on those below it, for what it hides and for directories."""
-        steps: list[_Step] = []
-        for layer in self.image.layers:
-            owners = "kept" if keeps_owners() else "one"
-            definition = {"kind": "container layer", "diff_id": layer.diff_id, "owners": owners}
-            steps.append(_Step(layer, definition, step_key(steps[-1].key if steps else None, definition)))
-        return steps
-
-    def _take(self, step: _Step, below: list[LayerRecord], hold: Hold) -> LayerRecord:
+    def _take(self, step: LayerStep, below: list[LayerRecord], hold: Hold) -> LayerRecord:
         def make(staging: Path) -> Made:
             self.tell(f"unpacking layer {len(below) + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
             return self._unpacked(step.layer, below, staging)
@@ -203,14 +258,8 @@ class _Taking:
 
     def _unpacked(self, layer: m.Layer, below: list[LayerRecord], staging: Path) -> Made:
         trees = tuple(self.store.layer_tree(one.key) for one in reversed(_seen(below)))
-        with self.source.layer(layer) as blob:
-            stream = LayerStream(blob, m.MOST_LAYER, layer.diff_id)
-            try:
-                done = unpack(stream, staging / "tree", Below(trees), keep_owners=keeps_owners(), bounds=Bounds())
-            except OSError as error:
-                if is_refusal(error):
-                    raise refused_path(stream, error) from error
-                raise
+        with self.source.layer(layer) as blob, LayerStream(blob, m.MOST_LAYER, layer.diff_id) as stream:
+            done = unpack(stream, staging / "tree", Below(trees), keep_owners=keeps_owners())
             if stream.diff_id != layer.diff_id:
                 raise ImageRefused(
                     f"{blob.name} does not unpack to what its image says",
@@ -271,7 +320,7 @@ def _facts(done: Unpacked) -> dict[str, str]:
 def ensure_root(store: Store, hold: Hold | None = None) -> LayerRecord:
     """Return the layer that every container image gets on top: mount points, and links to files of each sandbox."""
     step = {"kind": "container root"}
-    return store.ensure_layer(_root_key(), parent=None, step=step, make=_make_root, hold=hold)[0]
+    return store.ensure_layer(root_key(), parent=None, step=step, make=_make_root, hold=hold)[0]
 
 
 def _root_entries() -> tuple[Entry, ...]:
@@ -281,7 +330,8 @@ def _root_entries() -> tuple[Entry, ...]:
     return (*folders, *links)
 
 
-def _root_key() -> str:
+def root_key() -> str:
+    """Return the key of that layer."""
     entries: list[JSONValue] = [f"{entry.path} {entry.mode:o} {entry.data.decode()}" for entry in _root_entries()]
     return step_key(None, {"kind": "container root", "entries": entries})
 
@@ -292,5 +342,5 @@ def _make_root(work: Path) -> Made:
     return Made(work / "tree")
 
 
-def _silent(_: str) -> None:
-    pass
+def silent(_: str) -> None:
+    """Tell nobody."""

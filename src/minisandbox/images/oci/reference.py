@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
-from minisandbox.images.oci.blobs import check_digest
+from minisandbox.store.blobs.streams import check_digest
 from minisandbox.store.keys import JSONValue
 
 DOCKER_HUB = "docker.io"

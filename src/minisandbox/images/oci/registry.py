@@ -16,10 +16,10 @@ from typing import IO
 
 from minisandbox.errors import DiskFull, ImageRefused, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.blobs import Blob, check_digest, check_hash, new_hash, require_room
-from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff, read_bounded
+from minisandbox.images.oci.http import ATTEMPTS, Connection, RateLimit, backoff, read_bounded
 from minisandbox.images.oci.reference import Remote, places_of
 from minisandbox.store import Store
+from minisandbox.store.blobs.streams import Blob, check_digest, check_hash, new_hash, require_room
 from minisandbox.store.collect import BLOB, PART, remove_download
 from minisandbox.store.faults import fault_point, store_faults
 
@@ -42,11 +42,13 @@ class Registry:
         reference: the image.
         store: whose downloads it uses.
         tell: told of each blob.
+        limit: what its registry said when it gave the manifest.
     """
 
     reference: Remote
     store: Store
     tell: Callable[[str], None]
+    limit: RateLimit | None = None
     _connection: Connection | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "blob"))
     _coming: dict[str, Future[Path]] = field(default_factory=dict)
@@ -58,32 +60,33 @@ class Registry:
         """What errors and people call it."""
         return str(self.reference)
 
-    def container(self, platform: m.Platform) -> m.Container:
-        """Return the image for a platform, from the first place that has it."""
+    def manifest(self, platform: m.Platform) -> m.Manifest:
+        """Return the manifest for a platform, from the first place that has it."""
         places = places_of(self.reference)
         for place in places[:-1]:
             try:
-                return self._container(Connection(place, self._pause), platform)
+                return self._found(Connection(place, self._pause), platform)
             except (RegistryError, NotFound) as error:
                 self.tell(f"mirror {place.host}: {error.what}")
-        return self._container(Connection(places[-1], self._pause), platform)
+        return self._found(Connection(places[-1], self._pause), platform)
 
-    def _container(self, connection: Connection, platform: m.Platform) -> m.Container:
-        found, text = self._manifest(connection, self.reference.version)
+    def _found(self, connection: Connection, platform: m.Platform) -> m.Manifest:
+        found, text = self._text(connection, self.reference.version)
         values = m.parse_object(text, f"the manifest of {self.name}")
         for _ in range(3):
             if not m.is_index(values):
                 break
-            found, text = self._manifest(connection, m.choose(values, platform, self.name).digest)
+            found, text = self._text(connection, m.choose(values, platform, self.name).digest)
             values = m.parse_object(text, f"the manifest {found} of {self.name}")
         config, layers = m.layers_of(values, self.name)
         self._connection = connection
-        return m.container(found, self._config(connection, config), layers, self.name, platform)
+        return m.Manifest(found, self._config(connection, config), tuple(layers), config.media_type)
 
-    def _manifest(self, connection: Connection, version: str) -> tuple[str, bytes]:
+    def _text(self, connection: Connection, version: str) -> tuple[str, bytes]:
         """Return a manifest's digest and text."""
         with _complete(self.name), connection.get(f"manifests/{version}", m.ACCEPTED) as answer:
             text = read_bounded(answer, m.MOST_MANIFEST)
+            self.limit = RateLimit.parse(answer.headers)
             said = answer.headers.get("Docker-Content-Digest", "")
             kind = answer.headers.get_content_type()
         if text is None or text.lstrip()[:1] != b"{":
@@ -114,6 +117,11 @@ class Registry:
         assert self._connection is not None
         return self._connection
 
+    def rest(self) -> None:
+        """Keep the manifest, for a pull that comes much later, and nothing that takes memory."""
+        if self._connection is not None:
+            self._connection.rest()
+
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
         """Begin to fetch the blobs of layers."""
         for layer in layers:
@@ -134,7 +142,11 @@ class Registry:
     def _opened(self, blob: m.Descriptor) -> Iterator[tuple[IO[bytes], Path]]:
         """Open a blob that is here; one that another pull has used up and removed is fetched again."""
         for _ in range(ATTEMPTS):
-            path = self._begin(blob).result()
+            try:
+                path = self._begin(blob).result()
+            except RegistryError:  # another attempt may come later
+                self._coming.pop(blob.digest, None)
+                raise
             try:
                 file = path.open("rb")
             except FileNotFoundError:
@@ -221,6 +233,8 @@ class Registry:
             if done and answer.status != 206:  # it cannot resume
                 file.truncate(0)
                 raise _Broken("it cannot resume")
+            if answer.headers.get_content_type() == "text/html":
+                raise _Broken("it answers with a page: is a proxy or a login page in its place?")
             clock, came = time.monotonic(), 0
             for chunk in _pieces(answer):
                 if self._over.is_set():

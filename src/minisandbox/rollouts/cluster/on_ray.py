@@ -10,19 +10,20 @@ import asyncio
 import os
 import pickle
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeAlias
 
 from minisandbox import __version__
 from minisandbox.errors import HostError, MiniSandboxError, MissingExtra, NodeLost, StoreError
-from minisandbox.grade.resumable import Job as Check
+from minisandbox.grade.sets.resumable import Job as Check
 from minisandbox.rollouts.cluster.node import Checked, Moved, Node, Resources, Status
 from minisandbox.rollouts.cluster.worker import Terms, Worker
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Draw
-from minisandbox.store import ImageRecord, Store
+from minisandbox.store import Store
+from minisandbox.store.blobs.kept import LayerBlob
 from minisandbox.tasks import Task
 
 Row: TypeAlias = Mapping[str, Any]
@@ -197,15 +198,15 @@ class _RaySource:
     def __init__(self, where: str, actor: object) -> None:
         self._where, self._actor = where, actor
 
-    async def record(self, name: str) -> ImageRecord:
-        found: ImageRecord = await self._call("record", name)
+    async def copy(self, name: str) -> bytes:
+        return bytes(await self._call("copy", name))
+
+    async def blob(self, key: str) -> LayerBlob:
+        found: LayerBlob = await self._call("blob", key)
         return found
 
-    async def send(self, name: str, keys: Collection[str], contents: Collection[str] | None) -> int:
-        return int(await self._call("send", name, keys, contents))
-
-    async def read(self, number: int) -> bytes:
-        return bytes(await self._call("read", number))
+    async def read(self, digest: str, offset: int) -> bytes:
+        return bytes(await self._call("read", digest, offset))
 
     async def _call(self, method: str, *values: object) -> Any:
         try:

@@ -14,7 +14,7 @@ from typing import Generic, Self, TypeAlias
 
 from minisandbox.agents import EmptyAgent
 from minisandbox.errors import HostError
-from minisandbox.grade.resumable import Job as Check
+from minisandbox.grade.sets.resumable import Job as Check
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster.fleet import Fleet, NodeReport
 from minisandbox.rollouts.cluster.joining import Cluster

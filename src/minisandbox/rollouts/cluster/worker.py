@@ -7,28 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from minisandbox.errors import MiniSandboxError, NotFound, StoreError
-from minisandbox.grade.resumable import Job as Check
-from minisandbox.grade.resumable import serve
+from minisandbox.grade.sets.resumable import Job as Check
+from minisandbox.grade.sets.resumable import serve
 from minisandbox.images import Image, build, load_image
-from minisandbox.images.crossing import PATIENCE, Outgoing, Throttle, take_over
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster.node import Checked, Moved, Resources, Status
+from minisandbox.rollouts.cluster.transfer import (
+    PATIENCE,
+    Peer,
+    Source,
+    Throttle,
+    blob_of,
+    copy_of,
+    fetch_image,
+    read_part,
+)
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.executor import Executor
 from minisandbox.rollouts.jobs import STAGES, Job
 from minisandbox.rollouts.setup import Draw, Setup
-from minisandbox.store import ImageRecord, Store
+from minisandbox.store import Store
+from minisandbox.store.blobs.kept import LayerBlob
 from minisandbox.store.results import Result
 from minisandbox.tasks import Task
 
@@ -68,19 +77,6 @@ class Terms:
         )
 
 
-class Source(Protocol):
-    """Another node's worker, from which images are fetched."""
-
-    def record(self, name: str) -> Awaitable[ImageRecord]:
-        """Call :meth:`Worker.record`."""
-
-    def send(self, name: str, keys: Collection[str], contents: Collection[str] | None) -> Awaitable[int]:
-        """Call :meth:`Worker.send`."""
-
-    def read(self, number: int) -> Awaitable[bytes]:
-        """Call :meth:`Worker.read`."""
-
-
 class Worker:
     """A node's part in a batch. Created and used on one event loop.
 
@@ -104,9 +100,7 @@ class Worker:
         self._checks: list[Future[Result | None]] = []  # pending ones
         self._imports = Threads(1, "import")  # one at a time: images share layers
         self._exports = Threads(8, "export")
-        self._sending: dict[int, tuple[Outgoing, float]] = {}
-        self._sent = self._came = 0
-        self._left = 0
+        self._sending = self._came = self._left = 0
         self._serving = asyncio.ensure_future(self._executor.serve(self))
 
     # --- calls of the driver -----------------------------------------------------------------------------------------
@@ -134,15 +128,16 @@ class Worker:
         Raises:
             MiniSandboxError: the transfer failed.
         """
-        peer = _Peer(where, source, asyncio.get_running_loop())
+        peer = Peer(where, source, self._throttle, asyncio.get_running_loop())
         try:
-            done = await self._imports.run(take_over, self._store, name, peer, self._throttle)
+            made = await self._imports.run(fetch_image, self._store, name, peer)
         except TimeoutError as error:  # DiskFull is not one
             raise StoreError(
                 f"{where} sent nothing for {PATIENCE:g} s", reason="it or the network hangs", hint="it is retried"
             ) from error
-        self._came += done.bytes
-        return Moved(done.layers, done.bytes, peer.wire)
+        size = sum(record.bytes for record in made)
+        self._came += size
+        return Moved(tuple(record.key for record in made), size, peer.wire)
 
     async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None = None) -> Packed | None:
         """Run a rollout; return None if it was given back unstarted.
@@ -209,14 +204,10 @@ class Worker:
         """Return the node's status."""
         if self._serving.done():
             self._serving.result()  # raises its error: nothing else ends it
-        now = time.monotonic()
-        late = [number for number, (_, since) in self._sending.items() if now - since > PATIENCE]
-        for number in late:
-            del self._sending[number]
         counts = Counter(job.stage for job, _ in self._jobs.values())
         counts.update("grade" if one.running() else "queued" for one in self._checks)
         stages = {stage: counts[stage] for stage in STAGES}
-        return Status(stages, sum(1 for _ in self._store.image_names()), len(self._sending), self._came, self._left)
+        return Status(stages, sum(1 for _ in self._store.image_names()), self._sending, self._came, self._left)
 
     async def close(self) -> None:
         """Stop all running work."""
@@ -256,69 +247,26 @@ class Worker:
 
     # --- calls of other nodes ----------------------------------------------------------------------------------------
 
-    def record(self, name: str) -> ImageRecord:
-        """Return the record of an image."""
-        return self._store.image(name)
+    async def copy(self, name: str) -> bytes:
+        """Return the records of an image."""
+        return await self._sent(copy_of, self._store, name)
 
-    def send(self, name: str, keys: Collection[str], contents: Collection[str] | None) -> int:
-        """Start to send part of an image; return a transfer number for :meth:`read`."""
-        self._sent += 1
-        chosen = None if contents is None else frozenset(contents)
-        outgoing = Outgoing(self._store, name, frozenset(keys), chosen, self._throttle)
-        self._sending[self._sent] = (outgoing, time.monotonic())
-        return self._sent
+    async def blob(self, key: str) -> LayerBlob:
+        """Return a layer's blob, made if it is not there."""
+        return await self._sent(blob_of, self._store, key)
 
-    async def read(self, number: int) -> bytes:
-        """Return the next chunk of a transfer; empty at the end.
+    async def read(self, digest: str, offset: int) -> bytes:
+        """Return a part of a blob; empty at its end."""
+        return await self._sent(read_part, self._store, digest, offset, self._throttle)
 
-        Raises:
-            MiniSandboxError: the data cannot be read here.
-        """
-        if number not in self._sending:
-            raise StoreError(f"node {self.name} has ended this transfer", hint="the fetch is retried")
-        outgoing, _ = self._sending[number]
-        self._sending[number] = (outgoing, time.monotonic())
+    async def _sent(self, make: Callable[..., T], *values: object) -> T:
+        self._sending += 1
         try:
-            chunk = await self._exports.run(outgoing.read)
-        except (queue.Empty, OSError) as error:  # reading cannot raise DiskFull
-            self._sending.pop(number, None)
-            raise StoreError(
-                f"node {self.name} cannot read it", reason=str(error) or "its disk is slow", hint="the fetch is retried"
-            ) from error
-        if not chunk:
-            self._sending.pop(number, None)
-        return chunk
+            return await self._exports.run(make, *values)
+        finally:
+            self._sending -= 1
 
 
 def _settle(future: asyncio.Future[Packed | None], value: Packed | None) -> None:
     if not future.done():
         future.set_result(value)
-
-
-class _Peer:
-    """Another node, called from a thread."""
-
-    def __init__(self, where: str, source: Source, loop: asyncio.AbstractEventLoop) -> None:
-        self.where = where
-        self.wire = 0
-        self._source, self._loop = source, loop
-
-    def record(self, name: str) -> ImageRecord:
-        return self._wait(self._source.record(name))
-
-    def stream(self, name: str, keys: Collection[str], contents: Collection[str] | None) -> Iterator[bytes]:
-        number = self._wait(self._source.send(name, keys, contents))
-        coming = self._ask(self._source.read(number))
-        while chunk := coming.result(PATIENCE):
-            coming = self._ask(self._source.read(number))  # receive it while this one is written
-            self.wire += len(chunk)
-            yield chunk
-
-    def _wait(self, what: Awaitable[T]) -> T:
-        return self._ask(what).result(PATIENCE)
-
-    def _ask(self, what: Awaitable[T]) -> Future[T]:
-        async def ask() -> T:
-            return await what
-
-        return asyncio.run_coroutine_threadsafe(ask(), self._loop)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
 from minisandbox.errors import MiniSandboxError, NodeLost
-from minisandbox.grade.resumable import Job as Check
-from minisandbox.grade.resumable import serve
+from minisandbox.grade.sets.resumable import Job as Check
+from minisandbox.grade.sets.resumable import serve
 from minisandbox.models import Budget
 from minisandbox.rollouts.cluster.node import Checked, Node
 from minisandbox.rollouts.database import Packed, pack

@@ -12,7 +12,19 @@ from typing import Protocol
 
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.dialects import custom, own, r2e, skyrl, swebench, swebenchpro, swegym, swerebench, swesmith
+from minisandbox.tasks.dialects import (
+    custom,
+    harbor,
+    multilingual,
+    own,
+    r2e,
+    skyrl,
+    swebench,
+    swebenchpro,
+    swegym,
+    swerebench,
+    swesmith,
+)
 from minisandbox.tasks.languages import check_language
 from minisandbox.tasks.task import Task
 
@@ -30,12 +42,14 @@ class Dialect(Protocol):
 # In the order in which they are asked: those with columns that no other has come first.
 DIALECTS: Mapping[str, Dialect] = {
     "skyrl": skyrl,
+    "harbor": harbor,
     "minisandbox": own,
     "r2e": r2e,
     "swebench-pro": swebenchpro,
     "swe-rebench": swerebench,
     "custom": custom,
     "swesmith": swesmith,
+    "swebench-multilingual": multilingual,
     "swebench": swebench,
     "swegym": swegym,
 }
@@ -88,8 +102,10 @@ def convert(row: Mapping[str, object], context: LoadContext, *, form: str | None
         PatchError: as :func:`task_from_row` raises it.
         InvalidValue: as :func:`task_from_row` raises it.
     """
-    check_language(row)
-    return DIALECTS[form_of(row) if form is None else checked_form(form)].convert(row, context)
+    dialect = DIALECTS[form_of(row) if form is None else checked_form(form)]
+    if dialect is not multilingual:
+        check_language(row)
+    return dialect.convert(row, context)
 
 
 def form_of(row: Mapping[str, object]) -> str:

@@ -13,10 +13,9 @@ from minisandbox.patches import reversed_patch
 from minisandbox.tasks.builds import Build, PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.official import chosen_build
-from minisandbox.tasks.dialects.revisions import full_commit
-from minisandbox.tasks.dialects.values import commands, requirement_lines
+from minisandbox.tasks.dialects.pinning import exported, specified
+from minisandbox.tasks.dialects.values import commands, full_commit, requirement_lines
 from minisandbox.tasks.graders import PytestGrader
-from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Task
 

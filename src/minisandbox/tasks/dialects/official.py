@@ -69,8 +69,8 @@ OFFICIAL: Mapping[str, OfficialImage] = {
     ),
     "r2e": OfficialImage(
         ("docker_image",),
-        environment=(("PATH", f"/testbed/.venv/bin:/root/.local/bin:{_SYSTEM}"),),
-        remove=("/r2e_tests", "/root/r2e_tests", "/testbed/r2e_tests", "/testbed/run_tests.sh"),
+        environment=(("PATH", f"/testbed/.venv/bin:{_SYSTEM}"),),
+        remove=("/r2e_tests", "/testbed/r2e_tests", "/testbed/run_tests.sh"),
     ),
     "swebench-pro": OfficialImage(("dockerhub_tag",), "jefzda/sweap-images:{tag}", workdir="/app", reset=True),
     "custom": OfficialImage(("image_name",), workdir=""),

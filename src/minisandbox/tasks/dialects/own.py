@@ -10,12 +10,12 @@ from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.rows import task_from_own_row
 from minisandbox.tasks.task import Task
 
-_TABLES = ("build", "test")
+_TABLES = ("build", "test", "solution", "needs")
 
 
 def matches(row: Mapping[str, object]) -> bool:
     """Whether a row says itself how it is built and tested."""
-    return not row.keys().isdisjoint(("form", *_TABLES))
+    return not row.keys().isdisjoint(("form", "build", "test"))
 
 
 def convert(row: Mapping[str, object], context: LoadContext) -> Task:
@@ -27,7 +27,9 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
     """
     texts = {key: row[key] for key in _TABLES if isinstance(row.get(key), str)}
     decoded = {key: _decoded(key, str(value)) for key, value in texts.items()}
-    return task_from_own_row({**row, **decoded}, base=context.base, places=context.places)
+    return task_from_own_row(
+        {**row, **decoded}, base=context.base, places=context.places, public_network=context.public_network
+    )
 
 
 def _decoded(key: str, text: str) -> object:

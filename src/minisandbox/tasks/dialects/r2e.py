@@ -15,10 +15,9 @@ from minisandbox.errors import TaskFileError
 from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.official import chosen_build
-from minisandbox.tasks.dialects.revisions import full_commit
-from minisandbox.tasks.dialects.values import commands, object_of
+from minisandbox.tasks.dialects.pinning import exported, specified
+from minisandbox.tasks.dialects.values import commands, full_commit, object_of
 from minisandbox.tasks.graders import PytestGrader
-from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields, TestLists
 from minisandbox.tasks.task import Task
 

@@ -14,10 +14,10 @@ from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
 from minisandbox.tasks.builds import PythonBuild, SourceSpec, github
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.corrections import AFTERWARDS, BEFORE_TESTS, sort_commands
+from minisandbox.tasks.dialects.corrections import AFTERWARDS, BEFORE_TESTS, sort_commands
 from minisandbox.tasks.dialects.official import chosen_build
+from minisandbox.tasks.dialects.pinning import Pinned, exported, listed, requirements_text, specified
 from minisandbox.tasks.graders import LogGrader
-from minisandbox.tasks.pinning import Pinned, exported, listed, requirements_text, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Task
 

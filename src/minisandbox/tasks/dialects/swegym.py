@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.official import chosen_build
+from minisandbox.tasks.dialects.pinning import exported, specified
 from minisandbox.tasks.dialects.values import commands
 from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import check_ids
-from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Task
 

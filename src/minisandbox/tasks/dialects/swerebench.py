@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.corrections import sort_commands
+from minisandbox.tasks.dialects.corrections import sort_commands
 from minisandbox.tasks.dialects.official import chosen_build
+from minisandbox.tasks.dialects.pinning import specified
 from minisandbox.tasks.dialects.values import commands, object_of, requirement_lines
 from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import not_python
-from minisandbox.tasks.pinning import specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Task
 

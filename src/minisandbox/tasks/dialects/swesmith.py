@@ -12,10 +12,10 @@ from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
 from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.corrections import AFTERWARDS, sort_commands
+from minisandbox.tasks.dialects.corrections import AFTERWARDS, sort_commands
 from minisandbox.tasks.dialects.official import chosen_build
+from minisandbox.tasks.dialects.pinning import exported, specified
 from minisandbox.tasks.graders import LogGrader
-from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Form, Task
 

@@ -1,11 +1,16 @@
-"""Values of other datasets' columns: text, lists and objects, each also as JSON in a string."""
+"""Values of other datasets' columns: text, lists and objects, each also as JSON in a string; and commits."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from minisandbox.errors import TaskFileError
+from minisandbox.tasks.builds import github
+
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
 def commands(row: Mapping[str, object], *names: str) -> tuple[str, ...]:
@@ -65,6 +70,35 @@ def requirement_lines(value: object, name: str) -> tuple[str, ...]:
         raise _wrong(name, "holds no requirements", "give a list of strings, or the text of a requirements file")
     plain = (line.partition(" #")[0].strip() for line in lines)
     return tuple(dict.fromkeys(line for line in plain if line and not line.startswith(("#", "-"))))
+
+
+def full_commit(repo: str, revision: str, mirrors: Path | None, field: str) -> str:
+    """Return the full commit that a row names.
+
+    Args:
+        repo: ``owner/name``.
+        revision: a commit, ``COMMIT^`` or a branch.
+        mirrors: git repositories to look in, or None.
+        field: the column that names it.
+
+    Raises:
+        TaskFileError: it is no full commit, and no repository says which one it is.
+    """
+    if _COMMIT.fullmatch(revision):
+        return revision
+    if mirrors is not None:
+        from minisandbox.images.mirrors import find_commit  # noqa: PLC0415 - reading task files must not load the sandbox
+
+        found = find_commit(mirrors, github(repo), revision)
+        if found is not None:
+            return found
+    where = "no repository is given to look in" if mirrors is None else f"no repository in {mirrors} knows it"
+    raise TaskFileError(
+        f"field {field!r} is {revision!r}, which is not a full commit",
+        field=field,
+        reason=where,
+        hint=f"give --repo-mirrors DIR with a clone of {repo}, or the full commit in the row",
+    )
 
 
 def _wrong(name: str, problem: str, hint: str) -> TaskFileError:

@@ -1,0 +1,1 @@
+"""Graders, one module for each kind of :mod:`minisandbox.tasks.graders`."""

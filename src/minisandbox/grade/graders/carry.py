@@ -1,0 +1,91 @@
+"""Carry files from the sandbox where the work was done to a clean one, by way of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from minisandbox.errors import FileAccessError
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import FileType, GiB
+
+_MOST = 2 * GiB
+_STEP_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Copies of files of a sandbox.
+
+    Attributes:
+        copies: for each path, the copy on this machine; None where the sandbox has nothing there.
+    """
+
+    copies: tuple[tuple[PurePosixPath, Path | None], ...]
+
+    def put(self, box: Sandbox) -> None:
+        """Put the copies into another sandbox, in place of what it has there.
+
+        Links whose targets lie outside of a copied directory are not copied: the sandbox keeps its own.
+
+        Raises:
+            FileAccessError: a file cannot be written.
+            SandboxGone: the sandbox has ended.
+        """
+        for path, copy in self.copies:
+            if copy is None:
+                _remove(box, path)
+                continue
+            if copy.is_dir():
+                _remove_others(box, path, copy)
+            box.files.upload(copy, path)
+            if owner := box.image.user:
+                box.exec(["chown", "-R", owner, str(path)], user=0, cwd="/", timeout=_STEP_TIMEOUT).check()
+
+
+@contextlib.contextmanager
+def carried_files(box: Sandbox, paths: Sequence[str], workdir: PurePosixPath) -> Iterator[Carried]:
+    """Copy files of a sandbox to this machine while the block runs.
+
+    Args:
+        box: the sandbox.
+        paths: files and directories; ``/`` itself is left out.
+        workdir: where relative ones start.
+
+    Raises:
+        FileAccessError: they hold more than 2 GiB, or one cannot be read.
+        SandboxGone: the sandbox has ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="minisandbox-carry-") as place:
+        copies: list[tuple[PurePosixPath, Path | None]] = []
+        for path in dict.fromkeys(workdir / one for one in paths):
+            if len(path.parts) < 2:
+                continue
+            copy = Path(place) / str(len(copies))
+            if found := box.files.exists(path):
+                box.files.download(path, copy, limit=_MOST)
+            copies.append((path, copy if found else None))
+        yield Carried(tuple(copies))
+
+
+def _remove(box: Sandbox, path: PurePosixPath) -> None:
+    with contextlib.suppress(FileAccessError):  # a parent that is no directory
+        box.files.remove(path, recursive=True, missing_ok=True)
+
+
+def _remove_others(box: Sandbox, path: PurePosixPath, copy: Path) -> None:
+    """Remove what a sandbox has and the copy lacks, links apart, which may not have been copied."""
+    if not box.files.exists(path):
+        return
+    if box.files.stat(path).type is not FileType.DIRECTORY:
+        _remove(box, path)
+        return
+    for found in box.files.list(path):
+        there = copy / found.path.name
+        if found.type is FileType.DIRECTORY and there.is_dir() and not there.is_symlink():
+            _remove_others(box, found.path, there)
+        elif found.type is not FileType.SYMLINK and (found.type is FileType.DIRECTORY or not there.exists()):
+            _remove(box, found.path)

@@ -1,0 +1,236 @@
+"""The log grader: a test command, and what it printed, as a benchmark's own parser and rules read it.
+
+What the log says is theirs to decide; whether it is believed is ours. A reporter watches Python's runners from inside,
+and a test that the log calls passed has to be one that the reporter saw passing: what it saw is written as a log of its
+own, and the same parser and rules judge that one too. Runners of other languages have no reporter: of them the log
+alone is believed, if the benchmark takes it for the log of a run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from minisandbox.errors import HarnessError
+from minisandbox.grade.belief import NOT_FOUND, Doubt, doubt_about
+from minisandbox.grade.channel import REPORT_VARIABLE, run_reported
+from minisandbox.grade.report import Report
+from minisandbox.grade.reporter import Kind, Reporter
+from minisandbox.grade.runner import SuiteRun, log_of
+from minisandbox.grade.verdict import Reason
+from minisandbox.patches import touched_files
+from minisandbox.sandbox import Sandbox
+from minisandbox.tasks import LogGrader, Task, file_of, harness, node_id
+from minisandbox.types import ExecResult, MiB, Outcome
+
+LOG_LIMIT = 128 * MiB
+"""Bytes kept of what a test command prints: half of its head, half of its tail."""
+
+_SUMMARY = ("skipped", "passed", "xfailed", "xpassed", "error")
+_UNKNOWN_RUNNER = "none of the runners that the reporter knows has run: unittest's, Django's and SymPy's"
+_WORDS = {"passed": "PASSED", "failed": "FAILED", "error": "ERROR", "skipped": "SKIPPED", "xfailed": "XFAIL"}
+
+
+class LogRunner:
+    """One run of a benchmark's own test command.
+
+    Args:
+        task: the task.
+        timeout: seconds the run may take.
+    """
+
+    def __init__(self, task: Task, timeout: float) -> None:
+        assert isinstance(task.grader, LogGrader)
+        self._task, self._grader = task, task.grader
+        self._timeout = timeout
+        self._named = task.FAIL_TO_PASS + task.PASS_TO_PASS
+        self._there: frozenset[str] = frozenset()
+        self._program = _program(task.grader)
+        self._reporter = Reporter.make(Kind.OTHER if self._program else Kind.PYTEST)
+
+    def install(self, box: Sandbox) -> None:
+        """Put the reporter into the sandbox, and look at it while nothing of a submission is there.
+
+        Raises:
+            NotFound: there is no such parser.
+            MissingExtra: the parser's package is not installed.
+            HarnessError: the parser's package cannot be installed.
+            FileAccessError: the reporter cannot be written.
+            SandboxGone: the sandbox has ended.
+        """
+        harness.check_parser(self._grader.parser)
+        if self._grader.reporter != "none":
+            self._reporter.install(box)
+            self._there = _existing(box, {file_of(test) for test in self._named})
+
+    def run(self, box: Sandbox) -> SuiteRun:
+        """Run the tests.
+
+        Returns:
+            What they showed; whatever the code under test does, it is a value.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        alone = self._grader.reporter == "none"
+        result, report = self._run_alone(box) if alone else self._run_watched(box)
+        run = SuiteRun(report, None, result.exit_code, result.duration, log_of(result))
+        doubt = _about_command(result) if alone else doubt_about(result, report) or _about_log(result)
+        unwatched = self._program and doubt is not None and doubt.reason is Reason.NOT_STARTED
+        if unwatched and result.exit_code not in NOT_FOUND:
+            doubt = Doubt(Reason.NOT_STARTED, f"{_UNKNOWN_RUNNER} (exit status {result.exit_code})")
+        if doubt is not None and doubt.reason not in _STILL_JUDGED:
+            return replace(run, doubt=doubt)
+        run = replace(run, doubt=doubt, whole_log=result.stderr)
+        try:
+            return self._judged_alone(run) if alone else self._judged(run)
+        except HarnessError as error:  # code under test wrote what the parser met: whose fault it is the control says
+            return replace(run, doubt=Doubt(Reason.LOG_UNREADABLE, str(error)))
+
+    def _run_watched(self, box: Sandbox) -> tuple[ExecResult, Report]:
+        variables = {**self._reporter.environment(box), "PYTHONHASHSEED": "0"}
+        by_tox = re.match(r"tox\b", self._grader.command) is not None
+        if by_tox:  # tox passes on the variables of its configuration; this adds some (tox 4: "Configuration override")
+            variables["TOX_OVERRIDE"] = f"testenv.pass_env+={','.join((REPORT_VARIABLE, *variables))}"
+        return run_reported(
+            box,
+            self._grader.command,
+            () if self._program else ("-p", self._reporter.module),
+            timeout=self._timeout,
+            env=variables,
+            folder=self._reporter.directory if by_tox else "",
+            program=self._program,
+        )
+
+    def _run_alone(self, box: Sandbox) -> tuple[ExecResult, Report]:
+        script = f"exec </dev/null >&2\n{self._grader.command}"  # one stream, in the order it was written
+        return box.exec(["bash", "-c", script], timeout=self._timeout), Report()
+
+    def _judged_alone(self, run: SuiteRun) -> SuiteRun:
+        said = self._judge(run.whole_log, self._task.FAIL_TO_PASS, self._task.PASS_TO_PASS, run.exit_code)
+        run = replace(run, judgement=said)
+        if said.found:
+            return run
+        detail = f"the log shows no test result, or none that fits the exit status ({run.exit_code})"
+        return replace(run, doubt=Doubt(Reason.NO_RESULTS, detail))
+
+    def _judge(
+        self, log: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str], exit_code: int | None = None
+    ) -> harness.Judgement:
+        task = self._task
+        about = {"instance_id": task.instance_id, "repo": task.repo, "version": task.version}
+        return harness.judge(
+            self._grader.parser,
+            log,
+            fail_to_pass,
+            pass_to_pass,
+            rule=self._grader.rule,
+            about=about,
+            exit_code=exit_code,
+        )
+
+    def _judged(self, run: SuiteRun) -> SuiteRun:
+        task = self._task
+        said = self._judge(run.whole_log, task.FAIL_TO_PASS, task.PASS_TO_PASS)
+        run = replace(run, judgement=said)
+        if not said.resolved:
+            return run
+        reported = self._reported()
+        lists = [[test for test in tests if test in reported] for tests in (task.FAIL_TO_PASS, task.PASS_TO_PASS)]
+        for told in _logs(run.report, printed=bool(self._program)):
+            seen = self._judge(told, list(map(node_id, lists[0])), list(map(node_id, lists[1])))
+            if seen.resolved:
+                return run
+        missing = (*seen.failed_fail_to_pass, *seen.failed_pass_to_pass)
+        detail = (
+            f"the log says that {missing[0]} passed, and the runner's own report does not ({len(missing)} such tests)"
+        )
+        return replace(run, doubt=Doubt(Reason.LOG_MISMATCH, detail))
+
+    def _reported(self) -> frozenset[str]:
+        """The named tests that the runner reports itself, and that are therefore in our reporter's lines.
+
+        For pytest those of files that there are: the tests of pytest print what an inner pytest prints, and the lists
+        have ids that are found in that alone. For other runners those with a test's name: the lists also have first
+        lines of descriptions, and what a test printed.
+        """
+        if self._program:
+            return frozenset(test for test in self._named if _TEST_NAME.fullmatch(test))
+        files = {*self._there, *touched_files(self._task.test_patch), *self._task.hidden_files}
+        return frozenset(test for test in self._named if file_of(test) in files)
+
+
+_TEST_NAME = re.compile(r"\w+(?: \([\w.]+\))?")
+_PROGRAM = re.compile(r"(?:^|[\s/])(runtests\.py|bin/test)(?=\s|$)")
+
+
+def _program(grader: LogGrader) -> str:
+    """The name of the program that runs the tests, where the hook of :data:`.Kind.OTHER` watches it."""
+    if grader.reporter != "unittest":
+        return ""
+    match = _PROGRAM.search(grader.command)
+    return match[1].rpartition("/")[2] if match else "unittest"
+
+
+_STILL_JUDGED = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS})
+"""Doubts about runs whose log is read all the same: it lacks tests, which is how the benchmarks fail them."""
+
+
+def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
+    """Which of some files there are, before anything of a submission is there to say so."""
+    if not any(files):  # of runners whose tests' names say nothing of files
+        return frozenset()
+    script = 'for file; do [ ! -f "$file" ] || printf "%s\\n" "$file"; done'
+    result = box.exec(["bash", "-c", script, "files", *sorted(filter(None, files))], timeout=60.0)
+    return frozenset(result.stdout.splitlines())
+
+
+def _about_command(result: ExecResult) -> Doubt | None:
+    """Return why a run cannot be believed of which only the log tells."""
+    if result.outcome is Outcome.TIMEOUT:
+        return Doubt(Reason.TIMEOUT, f"the tests {result.fate}")
+    if "memory" in result.limits_hit and result.exit_code != 0:
+        return Doubt(Reason.OUT_OF_MEMORY, f"the sandbox ran out of memory; the test command: {result.fate}")
+    if result.exit_code is None or result.exit_code > 128:  # a shell reports a signal as 128 + its number
+        return Doubt(Reason.KILLED, f"the test command ended with {result.fate}")
+    if result.exit_code in NOT_FOUND:
+        return Doubt(Reason.NOT_STARTED, f"{NOT_FOUND[result.exit_code]} (exit status {result.exit_code})")
+    return _about_log(result)
+
+
+def _about_log(result: ExecResult) -> Doubt | None:
+    if result.dropped_stderr:
+        return Doubt(Reason.REPORT_DAMAGED, f"the tests printed more than {LOG_LIMIT} bytes")
+    return None
+
+
+def _logs(report: Report, *, printed: bool) -> Iterator[str]:
+    """Yield what the reporter saw, in each order in which a log may have it.
+
+    The parsers cut ids off at white space, and of several tests with the same id the last one counts. Tests are in
+    the order in which they ran, or as in pytest's summary, in which skipped ones do not count and failed ones are last.
+    """
+    yield as_log(report, printed=printed)
+    if not printed:
+        yield as_log(report, order=_SUMMARY)
+
+
+def as_log(report: Report, *, printed: bool = False, order: Sequence[str] = ()) -> str:
+    """Return what the reporter saw, as a log that the benchmarks' parsers read.
+
+    Args:
+        report: the reporter's lines.
+        printed: whether it is to look as unittest's, Django's and SymPy's runners print it, and not as pytest does.
+        order: outcomes in the order in which their tests come, others after them; none: as they ran.
+    """
+    lines = []
+    ranks = {outcome: rank for rank, outcome in enumerate(order)}
+    for test, outcome in sorted(report.outcomes().items(), key=lambda one: ranks.get(one[1], len(ranks))):
+        if printed:
+            word = "ok" if outcome == "passed" else "F"
+            lines += [f"{test} ... {word if word == 'ok' else 'FAIL'}", f"{test} {word}"]
+        else:
+            word = _WORDS.get(outcome, "FAILED")
+            lines += [f"{word} {test}", f"{test} {word} [100%]"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,208 @@
+"""The script grader: a script runs in a sandbox and writes the reward into a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from minisandbox.errors import FileAccessError, MiniSandboxError
+from minisandbox.grade.belief import Doubt
+from minisandbox.grade.graders.carry import Carried, carried_files
+from minisandbox.grade.judging import judge
+from minisandbox.grade.options import FLAGGED, is_confirmed
+from minisandbox.grade.report import Report
+from minisandbox.grade.runner import SuiteRun, log_of
+from minisandbox.grade.verdict import Flag, Grade, Reason
+from minisandbox.sandbox import Sandbox
+from minisandbox.tasks import ScriptGrader, Solution, Task
+from minisandbox.types import ExecResult, ImageSpec, KiB, Limits, Outcome
+
+LIVE = "live_grading"
+"""The kind of a flag: the reward is from the agent's own sandbox, whose every tool the agent could change."""
+REGRADED = "regraded"
+"""The kind of a flag: a clean sandbox, with only what the task carries, passes as well."""
+
+_LARGEST_REWARD = 64 * KiB
+_STEP_TIMEOUT = 60.0
+# No reward that the agent left is read, and no link of its leads elsewhere.
+_CLEAR = """\
+folder=$1 owner=$2; shift 2
+rm -rf -- "$@"
+[ ! -L "$folder" ] || rm -f -- "$folder"
+mkdir -p -- "$folder"
+[ -z "$owner" ] || chown -- "$owner" "$folder\""""
+
+
+class ScriptRunner:
+    """One run of a task's script.
+
+    Args:
+        grader: the task's grader.
+        timeout: seconds the script may take.
+    """
+
+    def __init__(self, grader: ScriptGrader, timeout: float) -> None:
+        self._grader = grader
+        self._timeout = timeout
+        path = PurePosixPath(grader.reward_file)
+        self._places = tuple(dict.fromkeys((path.with_suffix(".json"), path)))  # Harbor's order
+
+    def install(self, box: Sandbox) -> None:
+        """Do nothing: the script's files come when the submission is applied, over whatever it put in their place."""
+
+    def run(self, box: Sandbox) -> SuiteRun:
+        """Run the script, and read the reward.
+
+        Returns:
+            The reward; or a doubt that says why it is missing.
+
+        Raises:
+            MiniSandboxError: the sandbox has ended, or the script's files cannot be put into it.
+        """
+        grader = self._grader
+        self._clear(box)
+        if grader.files is not None:
+            box.files.upload(grader.files, grader.files_at)
+        result = box.exec(
+            ["bash", "-c", grader.command],
+            timeout=self._timeout,
+            cwd=grader.workdir or None,
+            env=dict(grader.environment),
+            user=grader.user or None,
+        )
+        run = SuiteRun(Report(), None, result.exit_code, result.duration, log_of(result))
+        reward, problem = (None, "") if result.outcome is Outcome.TIMEOUT else self._read(box)
+        return replace(run, reward=reward, doubt=None if reward is not None else _doubt(result, problem))
+
+    def _clear(self, box: Sandbox) -> None:
+        grader, places = self._grader, [str(place) for place in self._places]
+        gone = places if grader.files is None else [*places, grader.files_at]
+        folder = str(self._places[0].parent)
+        box.exec(["sh", "-c", _CLEAR, "clear", folder, grader.user, *gone], user=0, timeout=_STEP_TIMEOUT, cwd="/")
+
+    def _read(self, box: Sandbox) -> tuple[float | None, str]:
+        """Return the reward, or None and the reason why."""
+        for place in self._places:
+            try:
+                if not box.files.exists(place):
+                    continue
+                text = box.files.read_text(place, limit=_LARGEST_REWARD)
+            except (FileAccessError, UnicodeDecodeError) as error:
+                return None, f"{place} cannot be read: {error}"
+            try:
+                return parse_reward(text), ""
+            except ValueError as error:
+                return None, f"{place} holds {text.strip()[:100]!r}: {error}"
+        return None, f"the script wrote no {' and no '.join(map(str, reversed(self._places)))}"
+
+
+def parse_reward(text: str) -> float:
+    """Return the reward in a file: a number, or a JSON object with one number, or one under ``reward``.
+
+    Raises:
+        ValueError: it is neither, or the number is not finite.
+    """
+    try:
+        found: object = float(text)
+    except ValueError:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError("neither a number nor JSON") from None
+    if isinstance(found, dict):
+        found = found.get("reward") if "reward" in found else next(iter(found.values())) if len(found) == 1 else None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise ValueError("not one number; give one, or a JSON object with one under 'reward'")
+    if not math.isfinite(found):
+        raise ValueError("not a finite number")
+    return float(found)
+
+
+def solve(box: Sandbox, solution: Solution) -> SuiteRun | None:
+    """Run a task's solution, whose exit status says nothing; returns what kept it from its end, or None.
+
+    Raises:
+        MiniSandboxError: the sandbox has ended, or the solution's files cannot be put into it.
+    """
+    box.files.upload(solution.files, solution.files_at)
+    result = box.exec(["bash", "-c", solution.shell], timeout=solution.timeout)
+    if result.outcome is not Outcome.TIMEOUT:
+        return None
+    return SuiteRun.not_run(Doubt(Reason.TIMEOUT, f"the solution {result.fate}"), log_of(result))
+
+
+def grade_work(
+    task: Task,
+    box: Sandbox,
+    image: ImageSpec,
+    *,
+    timeout: float | None = None,
+    limits: Limits | None = None,
+    confirm: str = FLAGGED,
+) -> Grade:
+    """Grade the work in the sandbox where an agent has done it.
+
+    ``live``: there, while the agent's processes go on, as Harbor's ``shared`` verifier does. The agent could change
+    every tool that the script uses, so the grade has the flag :data:`LIVE`. Where the policy confirms the pass, a clean
+    sandbox gets what the task carries, and is judged as well; unless it passes there, the grade is unconfirmed.
+    ``fresh``: in the clean sandbox alone, as Harbor's ``separate`` verifier.
+
+    Args:
+        task: a task with a script grader.
+        box: the agent's sandbox, which may be attached.
+        image: its image, of which the clean sandbox is made.
+        timeout: seconds the script may take; the task's own if None.
+        limits: what the clean sandbox may use; the task's own if None.
+        confirm: which passes are confirmed, as for :func:`.grade`.
+
+    Returns:
+        The grade. Failures of ours are grades too, with the verdict ``infra_error``.
+    """
+    assert isinstance(task.grader, ScriptGrader)
+    grader, started = task.grader, time.monotonic()
+    runner = ScriptRunner(grader, grader.timeout if timeout is None else timeout)
+    live = grader.mode == "live"
+    flags = (Flag(LIVE, "", "judged in the agent's own sandbox"),) if live else ()
+    regraded = not live or (bool(grader.carry) and is_confirmed(confirm, flagged=False))
+    try:
+        with carried_files(box, grader.carry, image.workdir) if regraded else nullcontext() as carried:
+            run = runner.run(box) if live else _run_clean(task, image, carried, runner, limits)
+            found = judge(task, run, flags)
+            if live and carried is not None and found.resolved:
+                clean = judge(task, _run_clean(task, image, carried, runner, limits))
+                found = _compared(found, clean)
+    except FileAccessError as error:  # of what the agent left
+        detail = f"what it left cannot be carried to a clean sandbox: {error}"
+        found = Grade(task.instance_id, Reason.PATCH_INVALID.verdict, Reason.PATCH_INVALID, detail, flags=flags)
+    except (MiniSandboxError, OSError) as error:
+        detail = f"{type(error).__name__}: {error}"
+        found = Grade(task.instance_id, Reason.INFRASTRUCTURE.verdict, Reason.INFRASTRUCTURE, detail, flags=flags)
+    return replace(found, duration=time.monotonic() - started)
+
+
+def _run_clean(
+    task: Task, image: ImageSpec, carried: Carried | None, runner: ScriptRunner, limits: Limits | None
+) -> SuiteRun:
+    """Run the script in a sandbox that has nothing of the agent's but what is carried."""
+    assert carried is not None
+    with Sandbox.create(image, limits=task.needs.limits(limits), network=task.needs.grader_network) as clean:
+        carried.put(clean)
+        return runner.run(clean)
+
+
+def _compared(live: Grade, clean: Grade) -> Grade:
+    """Return a live pass, with what a clean sandbox said of it; a pass that it does not share is unconfirmed."""
+    said = f"in a clean sandbox: {clean.reason}: {clean.detail}"
+    if clean.resolved:
+        return replace(live, flags=(*live.flags, Flag(REGRADED, "", said)))
+    reason = Reason.UNCONFIRMED
+    return replace(live, verdict=reason.verdict, reason=reason, detail=f"{live.detail}; {said}")
+
+
+def _doubt(result: ExecResult, problem: str) -> Doubt:
+    fate = f"the script {result.fate}" if result.outcome is Outcome.TIMEOUT else f"{problem} ({result.fate})"
+    return Doubt(Reason.NO_REWARD, f"{fate}; log: {result.stderr.strip()[-200:] or 'empty'}")

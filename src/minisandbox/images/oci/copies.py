@@ -1,0 +1,175 @@
+"""Copies of images for other stores of MiniSandbox: with every record, with hidden tests, over the host's ``/usr`` too.
+
+A copy is an OCI artifact: its configuration is our records, its layers are blobs as those of any image (image-spec,
+manifest.md, "Guidelines for Artifact Usage"). Engines refuse it. Later builds of the store that takes a copy use its
+layers by their keys, which no hash can prove: copies are for stores that trust each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minisandbox.errors import InvalidValue, NotFound, StoreError
+from minisandbox.images.image import put_if_new
+from minisandbox.images.oci import manifest as m
+from minisandbox.store import ImageRecord, LayerRecord, Made, Store
+from minisandbox.store.blobs.streams import Blob, LayerStream
+from minisandbox.store.blobs.unpack import unpack
+from minisandbox.store.catalogue import check_name
+from minisandbox.store.entries import list_digest, read_entries
+from minisandbox.store.faults import fault_point, store_faults
+from minisandbox.store.keys import check_key
+from minisandbox.store.sizes import stack_of
+
+MEDIA_TYPE = "application/vnd.minisandbox.image.v1+json"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCopy:
+    """A layer of a copy.
+
+    Attributes:
+        record: what is known of it.
+        files: the :func:`.entries.list_digest` of its files.
+    """
+
+    record: LayerRecord
+    files: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCopy:
+    """Everything about an image but the content of its layers.
+
+    Attributes:
+        image: its record.
+        layers: its layers, bottom first; the one of hidden tests last.
+    """
+
+    image: ImageRecord
+    layers: tuple[LayerCopy, ...]
+
+    def to_json(self) -> bytes:
+        """Return it as JSON text."""
+        rows = [{**json.loads(layer.record.to_json()), "list": layer.files} for layer in self.layers]
+        return json.dumps({"image": json.loads(self.image.to_json()), "layers": rows}, sort_keys=True).encode()
+
+
+def read_copy(store: Store, image: ImageRecord) -> ImageCopy:
+    """Describe an image of a store; the caller holds its layers.
+
+    Raises:
+        NotFound: a layer of it is gone.
+        StoreError: a record or a list is damaged.
+    """
+    layers = []
+    for key in stack_of(image):
+        record = store.layer(key)
+        with store_faults(f"read layer {key}"):
+            layers.append(LayerCopy(record, list_digest(read_entries(store.layer_directory(key)))))
+    return ImageCopy(image, tuple(layers))
+
+
+def parse_copy(text: bytes, where: str) -> ImageCopy:
+    """Parse a copy's records.
+
+    Args:
+        text: JSON.
+        where: what errors call it.
+
+    Raises:
+        ImageRefused: it is malformed.
+    """
+    values: Any = m.parse_object(text, where)
+    try:
+        image = ImageRecord.parse(json.dumps(values["image"]).encode(), where)
+        layers = [
+            LayerCopy(LayerRecord.parse(json.dumps(row).encode(), where), row["list"]) for row in values["layers"]
+        ]
+        check_name(image.name)
+        for key in (image.key, *(text for layer in layers for text in (layer.record.key, layer.files))):
+            check_key(key)
+    except (KeyError, TypeError, InvalidValue, StoreError) as error:
+        raise m.malformed(where, f"its records: {error}") from error
+    if [layer.record.key for layer in layers] != list(stack_of(image)) or not image.layers:
+        raise m.malformed(where, "its layers are not those of its image")
+    return ImageCopy(image, tuple(layers))
+
+
+def take_copy(
+    store: Store,
+    copy: ImageCopy,
+    open_layer: Callable[[LayerCopy], AbstractContextManager[Blob]],
+    *,
+    replace: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> list[LayerRecord]:
+    """Take an image over; layers that are there are not fetched.
+
+    Args:
+        store: where it goes.
+        copy: the image.
+        open_layer: opens the blob of a layer.
+        replace: whether it may take the place of another image of its name.
+        tell: told of each layer.
+
+    Returns:
+        The layers that were not there before.
+
+    Raises:
+        InvalidValue: there is another image of its name.
+        ImageRefused: a blob is damaged, or hostile.
+        StoreError: a layer has other files than its record says.
+        DiskFull: there is no space; finished layers are kept.
+    """
+    _refuse_other(store, copy.image, replace)
+    made, below = list[LayerRecord](), list[str]()
+    with store.hold(frozen=True) as hold:
+        for layer in copy.layers:
+            known, step = (
+                layer.record,
+                f"unpacking layer {len(below) + 1} of {len(copy.layers)}: {layer.record.key[:12]}",
+            )
+
+            def make(staging: Path, layer: LayerCopy = layer, step: str = step) -> Made:
+                if tell is not None:
+                    tell(step)
+                return _unpacked(layer, open_layer, staging)
+
+            record, new = store.ensure_layer(
+                known.key, parent=known.parent, step=known.step, make=make, beside=below, hold=hold
+            )
+            below.append(known.key)
+            made += [record] if new else []
+        fault_point("imported")
+        put_if_new(store, copy.image)
+    return made
+
+
+def _unpacked(layer: LayerCopy, open_layer: Callable[[LayerCopy], AbstractContextManager[Blob]], staging: Path) -> Made:
+    with open_layer(layer) as blob, LayerStream(blob, m.MOST_LAYER) as stream:
+        done = unpack(stream, staging / "tree", None, keep_owners=os.geteuid() == 0)
+    fault_point("layer-received")
+    facts, seconds = layer.record.facts, float(layer.record.seconds)
+    return Made(staging / "tree", facts, seconds, digests=done.digests, expected=layer.files)
+
+
+def _refuse_other(store: Store, image: ImageRecord, replace: bool) -> None:
+    with suppress(NotFound):
+        if not replace and store.image(image.name).key != image.key:
+            raise InvalidValue(
+                f"there is another image {image.name!r} in the store {store.root}",
+                hint="replace it with --replace, or give this one another name with --name",
+            )
+
+
+def renamed(copy: ImageCopy, name: str | None) -> ImageCopy:
+    """Return a copy under another name; None leaves it its own."""
+    return copy if name is None else dataclasses.replace(copy, image=dataclasses.replace(copy.image, name=name))

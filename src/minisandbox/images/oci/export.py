@@ -1,0 +1,297 @@
+"""Write images of the store as OCI images: into a layout, an archive, or what :mod:`.push` makes of them.
+
+By default an image is written for every engine: without hidden tests, and only if its root is its own tree. A private
+copy (:mod:`.copies`) is for other stores of MiniSandbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import secrets
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Protocol
+
+from minisandbox.errors import InvalidValue
+from minisandbox.images.oci import manifest as m
+from minisandbox.images.oci.copies import MEDIA_TYPE, read_copy
+from minisandbox.images.oci.pull import Tell, root_key, silent
+from minisandbox.store import ImageRecord, Store
+from minisandbox.store.blobs.kept import LayerBlob, ensure_blob
+from minisandbox.store.durable import sync_filesystem, written_atomically
+from minisandbox.store.faults import store_faults
+from minisandbox.store.keys import JSONValue
+from minisandbox.store.sizes import stack_of
+
+STANDARD = Path("-")
+_CONFIG = "application/vnd.oci.image.config.v1+json"
+_LAYER = "application/vnd.oci.image.layer.v1.tar"
+_REF_NAME = "org.opencontainers.image.ref.name"
+
+Document = dict[str, JSONValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        images: names of images.
+        layers: how many different layers.
+        bytes: bytes of their blobs.
+    """
+
+    images: tuple[str, ...]
+    layers: int
+    bytes: int
+
+
+class Target(Protocol):
+    """Where an image is written to."""
+
+    def layer(self, key: str) -> LayerBlob:
+        """Take the blob of a layer, which the caller holds."""
+
+    def document(self, digest: str, text: bytes) -> None:
+        """Take a configuration, once the layers are there."""
+
+
+def export_images(
+    store: Store,
+    names: Iterable[str],
+    path: Path,
+    *,
+    compression: str = "gzip",
+    private: bool = False,
+    progress: Tell | None = None,
+) -> Exported:
+    """Write images as an OCI layout, or as an OCI archive that ``podman load``, ``docker load`` and skopeo read.
+
+    Args:
+        store: where they are.
+        names: the images.
+        path: a new directory; or a file if it ends in ``.tar``, which replaces an earlier one; ``-``: standard output.
+        compression: of the layers: ``gzip`` or ``zstd``.
+        private: write copies for other stores of MiniSandbox: with hidden tests, and over the host's ``/usr``.
+        progress: told of each layer.
+
+    Raises:
+        NotFound: there is no such image, or a layer of it is gone.
+        InvalidValue: the directory is there already, or an image needs the host's ``/usr``.
+        StoreError: a layer is damaged, or the path cannot be written.
+        DiskFull: there is no space for it.
+    """
+    images = [store.image(name) for name in dict.fromkeys(names)]
+    for image in images:
+        check_portable(image, private=private)
+    tell, rows, archived = progress or silent, list[Document](), list[Document]()
+    with _work(store, path) as work, store_faults(f"write {path}"), _opened(path) as put:
+        layout = _Layout(store, compression, work, put)
+        put("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+        for image in images:
+            text, config, layers = write_image(store, image, layout, compression, private=private, tell=tell)
+            row = described(m.MANIFEST, text)
+            layout.document(str(row["digest"]), text)
+            tag = f"{repository_of(image.name)}:latest"
+            rows.append({**row, "annotations": {_REF_NAME: tag}})
+            archived.append({"Config": config, "RepoTags": [tag], "Layers": layers})
+        put("index.json", _json({"schemaVersion": 2, "mediaType": m.INDEX, "manifests": rows}))
+        if not private:
+            put("manifest.json", json.dumps(archived).encode())  # docker load reads nothing else
+    return Exported(tuple(image.name for image in images), len(layout.sizes), sum(layout.sizes.values()))
+
+
+def check_portable(image: ImageRecord, *, private: bool) -> None:
+    """Refuse an image that runs on no other machine.
+
+    Raises:
+        InvalidValue: its ``/usr`` is the host's.
+    """
+    if not (image.own_root or private):
+        raise InvalidValue(
+            f"image {image.name} has no /usr of its own, so no container engine can run it",
+            reason="it was built over the host's /usr",
+            hint="--private writes a copy for a MiniSandbox on a machine with the same distribution; or build it over "
+            "a container image",
+        )
+
+
+def write_image(
+    store: Store, image: ImageRecord, target: Target, compression: str, *, private: bool, tell: Tell
+) -> tuple[bytes, str, list[JSONValue]]:
+    """Write an image's layers and configuration to a target.
+
+    Returns:
+        Its manifest, and the paths of its configuration and layers in a layout.
+    """
+    keys = stack_of(image) if private else tuple(key for key in image.layers if key != root_key())
+    blobs = []
+    with store.hold(*keys, frozen=True):
+        for number, key in enumerate(keys, 1):
+            tell(f"{image.name}: layer {number} of {len(keys)}: {key[:12]}")
+            blobs.append(target.layer(key))
+        config = read_copy(store, image).to_json() if private else _config(image, blobs)
+    row = described(MEDIA_TYPE if private else _CONFIG, config)
+    target.document(str(row["digest"]), config)
+    layers: list[JSONValue] = [
+        {"mediaType": f"{_LAYER}+{compression}", "digest": blob.digest, "size": blob.size} for blob in blobs
+    ]
+    manifest: Document = {"schemaVersion": 2, "mediaType": m.MANIFEST, "config": row, "layers": layers}
+    if not private and (notes := _annotations(image)):
+        manifest["annotations"] = notes
+    return _json(manifest), m.blob_path(str(row["digest"])), [m.blob_path(blob.digest) for blob in blobs]
+
+
+def described(kind: str, text: bytes) -> Document:
+    """Return the descriptor of a document."""
+    return {"mediaType": kind, "digest": f"sha256:{hashlib.sha256(text).hexdigest()}", "size": len(text)}
+
+
+def repository_of(name: str) -> str:
+    """Return an image's name as that of a repository: in lower case, with separators that those have.
+
+    ``django__django-11099`` stays, ``Pandas@1`` is ``pandas-1``.
+    """
+    parts = re.findall(r"[a-z0-9]+|[^a-z0-9]+", name.lower())
+    whole = "".join(part if re.fullmatch(r"[a-z0-9]+|[._]|__|-+", part) else "-" for part in parts)
+    return whole.strip("._-") or "image"
+
+
+def _config(image: ImageRecord, blobs: Sequence[LayerBlob]) -> bytes:
+    config: Document = {
+        **image.config,
+        "Env": [f"{name}={value}" for name, value in image.environment],
+        "WorkingDir": image.workdir,
+        "User": image.user,
+    }
+    platform = image.notes.get("platform", "")
+    where = m.parse_platform(platform) if platform.count("/") in (1, 2) else m.own_platform()
+    return _json(
+        {
+            "created": datetime.fromtimestamp(image.created, UTC).isoformat(),
+            "author": config.pop("Author", ""),
+            "os": where.os,
+            "architecture": where.architecture,
+            **({"variant": where.variant} if where.variant else {}),
+            "config": {name: value for name, value in config.items() if value not in ("", None)},
+            "rootfs": {"type": "layers", "diff_ids": [blob.diff_id for blob in blobs]},
+        }
+    )
+
+
+def _annotations(image: ImageRecord) -> Document:
+    """What is known of where an image comes from (image-spec, annotations.md)."""
+    known = {
+        "revision": image.base_commit,
+        "base.name": image.notes.get("base", image.notes.get("reference", "")),
+        "base.digest": image.notes.get("digest", ""),
+    }
+    return {f"org.opencontainers.image.{name}": text for name, text in known.items() if text}
+
+
+def _json(document: Mapping[str, JSONValue]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+@dataclass(slots=True)
+class _Layout:
+    """The blobs of a layout."""
+
+    store: Store
+    compression: str
+    work: Path
+    put: Callable[[str, bytes | Path], None]
+    sizes: dict[str, int] = field(default_factory=dict)
+    _known: dict[str, LayerBlob] = field(default_factory=dict)
+    _documents: set[str] = field(default_factory=set)
+
+    def layer(self, key: str) -> LayerBlob:
+        """Write the blob of a layer, unless an image before this one has it."""
+        if key not in self._known:
+            blob = self._known[key] = ensure_blob(self.store.root, key, self.compression, self.work)
+            if blob.digest not in self.sizes:
+                self.put(m.blob_path(blob.digest), blob.path)
+                self.sizes[blob.digest] = blob.size
+            if blob.path.parent == self.work:
+                blob.path.unlink()
+        return self._known[key]
+
+    def document(self, digest: str, text: bytes) -> None:
+        """Write a configuration or a manifest."""
+        if digest not in self._documents:
+            self._documents.add(digest)
+            self.put(m.blob_path(digest), text)
+
+
+@contextmanager
+def _work(store: Store, path: Path) -> Iterator[Path]:
+    """A private directory for one blob at a time."""
+    if store.writable:
+        with store.staging("export") as work:
+            yield work
+        return
+    with tempfile.TemporaryDirectory(dir=None if path == STANDARD else path.absolute().parent) as work:
+        yield Path(work)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Callable[[str, bytes | Path], None]]:
+    """Something to put files into, by their names."""
+    if path == STANDARD:
+        with _archive(sys.stdout.buffer) as put:
+            yield put
+        sys.stdout.buffer.flush()
+    elif path.suffix == ".tar":
+        with written_atomically(path.absolute()) as file, _archive(file) as put:
+            yield put
+    else:
+        with _directory(path.absolute()) as put:
+            yield put
+
+
+@contextmanager
+def _archive(file: IO[bytes]) -> Iterator[Callable[[str, bytes | Path], None]]:
+    with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+
+        def put(name: str, what: bytes | Path) -> None:
+            info = tarfile.TarInfo(name)
+            with io.BytesIO(what) if isinstance(what, bytes) else what.open("rb") as source:
+                info.size = source.seek(0, io.SEEK_END)
+                source.seek(0)
+                archive.addfile(info, source)
+
+        yield put
+
+
+@contextmanager
+def _directory(path: Path) -> Iterator[Callable[[str, bytes | Path], None]]:
+    """A directory that is there once it is whole."""
+    if path.exists():
+        raise InvalidValue(f"{path} is there already", hint="give a new directory, or a file that ends in .tar")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+
+    def put(name: str, what: bytes | Path) -> None:
+        (part / name).parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(what, bytes):
+            (part / name).write_bytes(what)
+        else:
+            shutil.copyfile(what, part / name)
+
+    try:
+        part.mkdir()
+        yield put
+        sync_filesystem(part)
+        part.rename(path)
+    except BaseException:  # Ctrl-C included: nothing half-written stays
+        shutil.rmtree(part, ignore_errors=True)
+        raise

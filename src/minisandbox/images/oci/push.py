@@ -1,0 +1,247 @@
+"""Push an image of the store to a registry: only the blobs that it lacks (distribution-spec 1.1, "Push")."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import re
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import IO
+
+from minisandbox.errors import InvalidValue, NotFound, RegistryError
+from minisandbox.images.oci import manifest as m
+from minisandbox.images.oci.export import check_portable, described, write_image
+from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff
+from minisandbox.images.oci.pull import Tell, silent
+from minisandbox.images.oci.reference import Remote, parse_reference, places_of
+from minisandbox.store import Store
+from minisandbox.store.blobs.freezing import remove_copies
+from minisandbox.store.blobs.kept import LayerBlob, ensure_blob, known_blob, note_place, read_blobs
+from minisandbox.store.faults import fault_point
+
+_AT_ONCE = 4
+_CHUNK = 1 << 20
+_RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})")
+_BINARY = {"Content-Type": "application/octet-stream"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What a push did.
+
+    Attributes:
+        reference: where the image is now.
+        digest: of its manifest.
+        layers: how many layers it has.
+        sent: how many of them were sent; the registry had the others.
+        bytes: bytes of those.
+    """
+
+    reference: str
+    digest: str
+    layers: int
+    sent: int
+    bytes: int
+
+
+def push(
+    name: str,
+    reference: str,
+    *,
+    store: Store,
+    compression: str = "gzip",
+    private: bool = False,
+    progress: Tell | None = None,
+) -> Pushed:
+    """Push an image to a registry.
+
+    Args:
+        name: the image.
+        reference: where to: ``HOST/NAME[:TAG]``.
+        store: where it is.
+        compression: of the layers: ``gzip`` or ``zstd``.
+        private: push a copy for other stores of MiniSandbox: with hidden tests, and over the host's ``/usr``.
+        progress: told of each layer.
+
+    Raises:
+        InvalidValue: the reference cannot be pushed to, or the image needs the host's ``/usr``.
+        NotFound: there is no such image, or the registry has no such repository and makes none.
+        RegistryError: the registry does not take it.
+        StoreError: a layer is damaged.
+        DiskFull: there is no space to compress a layer.
+    """
+    place = parse_reference(reference)
+    if not isinstance(place, Remote) or place.digest:
+        raise InvalidValue(
+            f"cannot push to {reference}", reason="it is no tag of a registry", hint="write HOST/NAME[:TAG]"
+        )
+    store.require_writable("push an image")
+    image = store.image(name)
+    check_portable(image, private=private)
+    registry = _Registry(store, places_of(place)[-1], compression, progress or silent)
+    try:
+        text, _, layers = write_image(store, image, registry, compression, private=private, tell=registry.tell)
+        digest = registry.publish(text)
+    finally:
+        registry.close()
+    return Pushed(str(place), digest, len(layers), registry.sent, registry.size)
+
+
+@dataclass(slots=True)
+class _Registry:
+    """A target of :func:`.export.write_image`. Blobs are sent while the next layer is compressed.
+
+    Attributes:
+        store: where the layers are.
+        place: which tag is pushed.
+        compression: of the layers.
+        tell: told of each blob.
+        sent: how many were sent.
+        size: bytes of those.
+    """
+
+    store: Store
+    place: Remote
+    compression: str
+    tell: Tell
+    sent: int = 0
+    size: int = 0
+    _keys: list[str] = field(default_factory=list)
+    _coming: dict[str, Future[None]] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "push"))
+    _files: ExitStack = field(default_factory=ExitStack)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _connection: Connection = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._connection = Connection(self.place, self._pause, "pull,push")
+
+    def layer(self, key: str) -> LayerBlob:
+        """Send the blob of a layer, unless the registry has it, in this repository or in another."""
+        for job in self._coming.values():
+            if job.done():
+                job.result()
+        self._keys.append(key)
+        known, session = known_blob(self.store.root, key, self.compression), ""
+        if known is not None:
+            if known.digest in self._coming or self._has(known.digest):
+                return known
+            session = self._begin(known.digest, self._elsewhere(key))
+            if not session:
+                return known
+        blob = ensure_blob(self.store.root, key, self.compression)
+        if blob.digest not in self._coming and (known is not None or not self._has(blob.digest)):
+            file = self._files.enter_context(blob.path.open("rb"))  # now: a collection may remove it
+            self._coming[blob.digest] = self._pool.submit(self._send, blob.digest, blob.size, file, session)
+            self.sent, self.size = self.sent + 1, self.size + blob.size
+        return blob
+
+    def document(self, digest: str, text: bytes) -> None:
+        """Send a configuration, once all layers are there."""
+        for job in self._coming.values():
+            job.result()
+        if not self._has(digest):
+            self._send(digest, len(text), io.BytesIO(text), "")
+
+    def publish(self, manifest: bytes) -> str:
+        """Send the manifest, remember where the layers are now, and remove the copies; return its digest."""
+        fault_point("blobs-pushed")
+        digest = str(described(m.MANIFEST, manifest)["digest"])
+        path = f"manifests/{self.place.tag}"
+        self._connection.request("PUT", path, {"Content-Type": m.MANIFEST}, manifest).close()
+        for key in self._keys:
+            note_place(self.store.root, key, self.place.host, self.place.repository)
+        remove_copies(self.store, list(self._coming))
+        return digest
+
+    def close(self) -> None:
+        """Give up what is on its way; the blobs are kept for the next attempt."""
+        self._over.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._files.close()
+
+    def _pause(self, seconds: float) -> None:
+        if self._over.wait(seconds):
+            raise RegistryError(f"the push to {self.place} was given up")
+
+    # --- requests ---
+
+    def _has(self, digest: str) -> bool:
+        try:
+            self._connection.request("HEAD", f"blobs/{digest}").close()
+        except NotFound:
+            return False
+        return True
+
+    def _elsewhere(self, key: str) -> str:
+        """Another repository of the registry that had a layer's blob, or ""."""
+        record = read_blobs(self.store.root, key)
+        found = record.places.get(self.place.host, "") if record is not None else ""
+        return "" if found == self.place.repository else found
+
+    def _begin(self, digest: str = "", origin: str = "") -> str:
+        """Begin to send a blob; return the address for it, or "" where the registry had it in another repository."""
+        query = urllib.parse.urlencode({"mount": digest, "from": origin}) if origin else ""
+        with self._connection.request("POST", f"blobs/uploads/?{query}".rstrip("?"), _BINARY, b"") as answer:
+            return "" if answer.status == 201 else self._address(answer)
+
+    def _send(self, digest: str, size: int, file: IO[bytes], session: str) -> None:
+        """Send a blob; after an interruption, the part that the registry lacks."""
+        for attempt in range(ATTEMPTS):
+            try:
+                if attempt and self._has(digest):  # the answer was lost, not the blob
+                    return
+                session, done = self._progress(session) if session and attempt else (session or self._begin(), 0)
+                if done < size:
+                    session = self._append(session, file, done, size)
+                self._finish(session, digest)
+                return
+            except RegistryError as error:
+                if attempt == ATTEMPTS - 1 or not error.transient:
+                    raise
+            except NotFound:  # the registry has forgotten what it had of it
+                if attempt == ATTEMPTS - 1:
+                    raise
+                session = ""
+            self._pause(backoff(attempt))
+
+    def _append(self, session: str, file: IO[bytes], done: int, size: int) -> str:
+        self.tell(f"sending {size - done} bytes" + (f", from byte {done} on" if done else ""))
+        headers = {**_BINARY, "Content-Length": str(size - done)}
+        if done:
+            headers["Content-Range"] = f"{done}-{size - 1}"
+        with self._connection.request("PATCH", session, headers, lambda: self._pieces(file, done)) as answer:
+            return self._address(answer)
+
+    def _progress(self, session: str) -> tuple[str, int]:
+        """Return where to go on, and how much of a blob the registry has."""
+        with self._connection.request("GET", session) as answer:
+            found = _RANGE.fullmatch(answer.headers.get("Range", ""))
+            return self._address(answer), int(found[1]) + 1 if found and found[1] != "0" else 0
+
+    def _finish(self, session: str, digest: str) -> None:
+        fault_point("blob-sent")
+        address = f"{session}{'&' if '?' in session else '?'}{urllib.parse.urlencode({'digest': digest})}"
+        self._connection.request("PUT", address, _BINARY, b"").close()
+
+    def _address(self, answer: http.client.HTTPResponse) -> str:
+        address = answer.headers.get("Location", "")
+        if not address:
+            raise RegistryError(
+                f"registry {self.place.host} does not say where to send a blob",
+                reason=f"its answer {answer.status} has no Location",
+                hint="check the host in the reference: is it a registry?",
+            )
+        return address
+
+    def _pieces(self, file: IO[bytes], start: int) -> Iterator[bytes]:
+        file.seek(start)
+        while piece := file.read(_CHUNK):
+            if self._over.is_set():
+                raise RegistryError(f"the push to {self.place} was given up")
+            yield piece

@@ -1,0 +1,162 @@
+"""Export a run as a Harbor job: ATIF trajectories with the results that ``harbor view`` shows."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from minisandbox.rollouts.examples import example_in
+from minisandbox.rollouts.export import names_of
+from minisandbox.rollouts.rundir import RunReader
+from minisandbox.store.rundir import write_whole
+from minisandbox.trajectories import Trajectory
+from minisandbox.trajectories.atif import FILE, PATCH, atif_of
+
+_NAMESPACE = uuid.UUID("5d3c9c3e-3f0b-4b7e-9c57-0d7b1d1f3c55")
+_ENVIRONMENT = {"import_path": "minisandbox.integrations.harbor:MiniSandboxEnvironment"}
+
+
+def export_harbor(run: Path, out: Path, *, tokens: bool = True) -> Iterator[str]:
+    """Write a run as the directory of a Harbor job, with one trial per rollout.
+
+    Args:
+        run: the run's directory.
+        out: the job's directory; created if missing. ``harbor view`` takes its parent.
+        tokens: whether trajectories have token ids and log-probabilities.
+
+    Yields:
+        The name of each written trial: the task's id, with ``_ATTEMPT`` if a task has several.
+
+    Raises:
+        RunError: the database cannot be read.
+        TrajectoryError: a trajectory cannot be read.
+        DiskFull: the disk is full.
+        OSError: a file cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    results: list[dict[str, Any]] = []
+    with RunReader(run) as reader:
+        summaries = list(reader.summaries())
+        names = names_of(summaries)
+        for one in summaries:
+            trajectory = reader.trajectory(one.instance_id, one.attempt)
+            if trajectory is not None:
+                name = names[one.instance_id, one.attempt]
+                results.append(_write_trial(trajectory, run, out, name, tokens))
+                yield name
+    agents = {json.dumps(one["config"]["agent"]): one["config"]["agent"] for one in results}
+    config = {"job_name": out.resolve().name, "jobs_dir": str(out.resolve().parent), "agents": list(agents.values())}
+    _write(out / "config.json", {**config, "environment": _ENVIRONMENT})
+    _write(out / "result.json", _job(out, results))
+
+
+def _write_trial(trajectory: Trajectory, run: Path, out: Path, name: str, tokens: bool) -> dict[str, Any]:
+    trial, graded = out / name, trajectory.grade
+    for folder in ("agent", "verifier"):
+        (trial / folder).mkdir(parents=True, exist_ok=True)
+    body = atif_of(trajectory, example=example_in(trajectory, run.resolve().name), tokens=tokens)
+    if body is not None:
+        _write(trial / FILE, body)
+    if trajectory.submission is not None:
+        write_whole(trial / "agent" / PATCH, trajectory.submission)
+    if graded is not None:
+        write_whole(trial / "verifier/test-stdout.txt", graded.log.encode("utf-8", "replace"))
+    result = _result(trajectory, out, name)
+    _write(trial / "config.json", result["config"])
+    _write(trial / "result.json", result)
+    return result
+
+
+def _result(trajectory: Trajectory, out: Path, name: str) -> dict[str, Any]:
+    """Return a trial's ``result.json``: Harbor's ``TrialResult``."""
+    started = datetime.fromisoformat(trajectory.started)
+    ended = (started + timedelta(seconds=trajectory.timings.total)).isoformat()
+    agent = {"name": trajectory.agent, "model_name": trajectory.model or None}
+    usages = [turn.usage for turn in trajectory.turns]
+    failure, reward = trajectory.failure, trajectory.reward
+    return {
+        "id": str(uuid.uuid5(_NAMESPACE, f"{out.resolve()}/{name}")),
+        "task_name": trajectory.instance_id,
+        "trial_name": name,
+        "trial_uri": (out / name).resolve().as_uri(),
+        "task_id": {"path": trajectory.instance_id},
+        "task_checksum": trajectory.image_key,
+        "config": {
+            "task": {"path": trajectory.instance_id},
+            "trial_name": name,
+            "trials_dir": str(out.resolve()),
+            "agent": agent,
+            "environment": _ENVIRONMENT,
+        },
+        "agent_info": {
+            "name": trajectory.agent,
+            "version": trajectory.minisandbox,
+            "model_info": {"name": trajectory.model} if trajectory.model else None,
+        },
+        "agent_result": {
+            "n_input_tokens": sum(one.prompt for one in usages),
+            "n_cache_tokens": sum(one.cached for one in usages),
+            "n_output_tokens": sum(one.completion for one in usages),
+            "cost_usd": sum(turn.cost for turn in trajectory.turns),
+        },
+        "verifier_result": None if reward is None else {"rewards": {"reward": reward}},
+        "exception_info": failure
+        and {
+            "exception_type": failure.kind,
+            "exception_message": f"{failure.phase}: {failure.detail}",
+            "exception_traceback": "",
+            "occurred_at": ended,
+        },
+        "started_at": started.isoformat(),
+        "finished_at": ended,
+        **_phases(trajectory, started),
+    }
+
+
+def _phases(trajectory: Trajectory, started: datetime) -> dict[str, Any]:
+    times = trajectory.timings
+    found: dict[str, Any] = {}
+    phases = (("environment_setup", times.sandbox_ready), ("agent_execution", times.agent), ("verifier", times.grade))
+    for phase, seconds in phases:
+        ended = started + timedelta(seconds=seconds)
+        found[phase] = {"started_at": started.isoformat(), "finished_at": ended.isoformat()}
+        started = ended
+    return found
+
+
+def _job(out: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the job's ``result.json``: Harbor's ``JobResult``, with its statistics for each agent and model."""
+    evals: dict[str, dict[str, Any]] = {}
+    for one in results:
+        model = one["config"]["agent"]["model_name"]
+        key = "__".join(filter(None, (one["agent_info"]["name"], model, "adhoc")))
+        stats = evals.setdefault(
+            key, {"n_trials": 0, "n_errors": 0, "reward_stats": {"reward": {}}, "exception_stats": {}}
+        )
+        if one["exception_info"]:
+            stats["n_errors"] += 1
+            stats["exception_stats"].setdefault(one["exception_info"]["exception_type"], []).append(one["trial_name"])
+        if one["verifier_result"]:
+            stats["n_trials"] += 1
+            reward = str(one["verifier_result"]["rewards"]["reward"])
+            stats["reward_stats"]["reward"].setdefault(reward, []).append(one["trial_name"])
+    for stats in evals.values():
+        total = sum(float(reward) * len(names) for reward, names in stats["reward_stats"]["reward"].items())
+        stats["metrics"] = [{"mean": total / stats["n_trials"]}] if stats["n_trials"] else []
+    now = datetime.now().astimezone().isoformat()
+    errors = sum(stats["n_errors"] for stats in evals.values())
+    return {
+        "id": str(uuid.uuid5(_NAMESPACE, str(out.resolve()))),
+        "started_at": min((one["started_at"] for one in results), default=now),
+        "finished_at": max((one["finished_at"] for one in results), default=now),
+        "n_total_trials": len(results),
+        "stats": {"n_completed_trials": len(results), "n_errored_trials": errors, "evals": evals},
+    }
+
+
+def _write(path: Path, value: object) -> None:
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")

@@ -1,0 +1,1 @@
+"""Layers as blobs: their tar written and unpacked, compressed, kept cold."""

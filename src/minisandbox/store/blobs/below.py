@@ -1,0 +1,98 @@
+"""The layers below the one that is unpacked, as a sandbox would see them: which paths they show."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.store.blobs.tarstream import DIRECTORY, Member
+from minisandbox.store.entries import WHITEOUT
+from minisandbox.store.scanning import kind_of
+
+_OPAQUE = "user.overlay.opaque"
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """Trees of layers.
+
+    Attributes:
+        trees: their directories, topmost first.
+    """
+
+    trees: tuple[Path, ...] = ()
+
+    def shows(self, path: tuple[str, ...]) -> bool:
+        """Whether there is anything at a path; if that cannot be found out, yes."""
+        try:
+            return self.find(path) is not None
+        except PermissionError:  # a directory that is closed to its owner
+            return True
+
+    def directory(self, path: tuple[str, ...]) -> Member:
+        """Return the attributes of a directory that a layer has without describing it: those it had below."""
+        found = None
+        with contextlib.suppress(PermissionError):
+            found = self.find(path)
+        if found is None or not stat.S_ISDIR(found[1].st_mode):
+            return Member(b"", DIRECTORY, 0o755, 0, 0, 0, 0)
+        info = found[1]
+        return Member(b"", DIRECTORY, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, 0)
+
+    def find(self, path: tuple[str, ...]) -> tuple[str, os.stat_result] | None:
+        """Return where a path lies on this machine, and its status; None where nothing is. No link is followed.
+
+        Raises:
+            PermissionError: a directory on the way is closed to its owner.
+        """
+        for tree in self.trees:
+            place, found, hidden = _look(tree, path)
+            if found is not None:
+                return place, found
+            if hidden:
+                return None
+        return None
+
+    def names(self, path: tuple[str, ...]) -> list[str]:
+        """Return the names in a directory, sorted.
+
+        Raises:
+            PermissionError: it, or a directory on the way, is closed to its owner.
+        """
+        seen: dict[str, bool] = {}
+        for tree in self.trees:
+            place, found, hidden = _look(tree, path)
+            if found is not None and not stat.S_ISDIR(found.st_mode):
+                break
+            if found is not None:
+                for entry in os.scandir(place):
+                    seen.setdefault(entry.name, kind_of(entry.stat(follow_symlinks=False)) != WHITEOUT)
+            if hidden or (found is not None and _is_opaque(place)):
+                break
+        return sorted(name for name, shown in seen.items() if shown)
+
+
+def _look(tree: Path, path: tuple[str, ...]) -> tuple[str, os.stat_result | None, bool]:
+    """Where one layer has a path, what is there, and whether it hides those below; no link is followed."""
+    place, opaque = os.fspath(tree), False
+    info = os.lstat(place)
+    for part in path:
+        if not stat.S_ISDIR(info.st_mode):
+            return place, None, True
+        place = f"{place}/{part}"
+        opaque = opaque or _is_opaque(os.path.dirname(place))
+        try:
+            info = os.lstat(place)
+        except FileNotFoundError:
+            return place, None, opaque
+    return (place, None, True) if kind_of(info) == WHITEOUT else (place, info, opaque)
+
+
+def _is_opaque(directory: str) -> bool:
+    try:
+        return os.getxattr(directory, _OPAQUE, follow_symlinks=False) == b"y"
+    except OSError:
+        return False

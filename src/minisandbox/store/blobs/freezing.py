@@ -1,0 +1,176 @@
+"""Freezing: a layer that nobody uses keeps its blob in the place of its tree, until its next use.
+
+The blob is durable, and known to the layer, before the tree is taken away by one rename. So a process that dies on the
+way leaves the layer as it was, or frozen.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minisandbox.errors import DiskFull, NotFound, StoreError
+from minisandbox.store.blobs.kept import COLD, blob_path, ensure_blob, read_blobs
+from minisandbox.store.durable import sync_directory
+from minisandbox.store.faults import fault_point, store_faults
+from minisandbox.store.leases import in_use, open_exclusive
+from minisandbox.store.publishing import rename_directory
+from minisandbox.store.sizes import StoreSizes, stack_of
+from minisandbox.store.store import Store
+from minisandbox.store.trees import remove_tree
+
+EXPECTED = 0.3
+"""What blobs take of their trees' blocks, about (docs/benchmarks.md)."""
+
+
+@dataclass(slots=True)
+class Frozen:
+    """What was frozen, or would be.
+
+    Attributes:
+        images: names of images of which layers were frozen.
+        layers: keys of layers.
+        spared: keys of layers that stay as they are: in use, damaged, or with files that no blob can hold.
+        blobs: bytes of the layers' blobs.
+        freed: bytes that are free now, those of the blobs taken off; in a dry run an estimate.
+    """
+
+    images: list[str] = field(default_factory=list)
+    layers: list[str] = field(default_factory=list)
+    spared: list[str] = field(default_factory=list)
+    blobs: int = 0
+    freed: int = 0
+
+
+def freeze(
+    store: Store, names: Iterable[str], *, dry_run: bool = False, progress: Callable[[str], None] | None = None
+) -> Frozen:
+    """Keep the layers of images compressed until their next use, if no other image has them.
+
+    Sandboxes and builds of other processes may run meanwhile: what somebody uses stays as it is.
+
+    Args:
+        store: the store.
+        names: the images.
+        dry_run: freeze nothing, only say what would be.
+        progress: told of each step.
+
+    Returns:
+        What was done.
+
+    Raises:
+        NotFound: there is no image of one of these names; nothing was frozen.
+        StoreError: the store is read-only, a record is damaged, or the kernel refused.
+        DiskFull: there is no space for a blob; what was frozen before stays so.
+    """
+    store.require_writable("freeze images")
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        store.image(name)
+    with store_faults("freeze images"), store.alone():
+        work = _Freezing(store, dry_run, progress or _silent)
+        work.run(wanted)
+    return work.done
+
+
+def frozen_keys(store: Store) -> list[str]:
+    """Return the keys of all frozen layers, in order."""
+    return [key for key in store.layer_keys() if store.is_frozen(key)]
+
+
+def blob_names(store: Store) -> tuple[set[str], set[str]]:
+    """Return the names of blobs that frozen layers need, and of those that layers remember besides."""
+    needed, others = set[str](), set[str]()
+    for key in store.layer_keys():
+        with suppress(StoreError):  # verification tells
+            record = read_blobs(store.root, key)
+            for compression, digest in record.digests.items() if record is not None else ():
+                cold = compression == COLD and store.is_frozen(key)
+                (needed if cold else others).add(blob_path(store.root, digest).name)
+    return needed, others - needed
+
+
+def remove_copies(store: Store, digests: Sequence[str]) -> None:
+    """Remove blobs, but those that frozen layers need."""
+    if digests:
+        with store_faults("remove blobs"), store.alone():
+            needed = blob_names(store)[0]
+            for path in (blob_path(store.root, digest) for digest in digests):
+                if path.name not in needed:
+                    path.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class _Freezing:
+    """One freezing on its way."""
+
+    store: Store
+    dry_run: bool
+    tell: Callable[[str], None]
+    done: Frozen = field(default_factory=Frozen)
+
+    def run(self, names: Sequence[str]) -> None:
+        """Freeze what only these images have, and those that are frozen already."""
+        sizes = StoreSizes(self.store, self.store.images())
+        cold = {name for name, image in sizes.images.items() if any(map(self.store.is_frozen, stack_of(image)))}
+        own = sizes.only_of({*names, *cold})
+        for name in names:
+            chosen = [key for key in stack_of(sizes.images[name]) if key in own and key not in self.done.layers]
+            frozen = [key for key in chosen if not self.store.is_frozen(key) and self._try(key)]
+            if frozen:
+                self.done.layers += frozen
+                self.done.images.append(name)
+                self.tell(f"image {name}")
+        if self.dry_run:
+            self.done.freed = round((1 - EXPECTED) * sizes.freed(self.done.layers))
+            return
+        orphans = sum(self.store.pool.remove_orphans(shard)[1] for shard in self.store.pool.shards())
+        private = sum(sizes.layers[key].private for key in self.done.layers)
+        self.done.freed = private + orphans - self.done.blobs
+
+    def _try(self, key: str) -> bool:
+        frozen = not in_use(self.store.layer_directory(key)) and (self.dry_run or self._freeze(key))
+        if not frozen and key not in self.done.spared:
+            self.done.spared.append(key)
+        return frozen
+
+    def _freeze(self, key: str) -> bool:
+        """Freeze a layer, if nobody uses it by now and it can be compressed."""
+        try:
+            with self.store.hold(key):
+                blob = ensure_blob(self.store.root, key, COLD)
+        except DiskFull:
+            raise
+        except (NotFound, StoreError):  # removed since; or verification tells
+            return False
+        layer = self.store.layer_directory(key)
+        fd = open_exclusive(layer)
+        if fd is None:
+            return False
+        try:
+            self._remove_tree(layer / "tree")
+        finally:
+            os.close(fd)
+        self.done.blobs += blob.size
+        return True
+
+    def _remove_tree(self, tree: Path) -> None:
+        gone = self.store.root / "staging" / f"frozen.{secrets.token_hex(6)}"
+        fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # a half-made thing of ours, until we are dead
+            rename_directory(tree, gone)
+            sync_directory(tree.parent)
+            fault_point("tree-taken")
+            remove_tree(gone)
+        finally:
+            os.close(fd)
+
+
+def _silent(_: str) -> None:
+    """Tell nobody."""

@@ -1,0 +1,226 @@
+"""The blobs of a store's layers: made when they are asked for, kept under their digests, remembered by their layers.
+
+A frozen layer needs its zstd blob. Any other blob is a copy that a push, an export or another node asked for; it may go
+at any time (:mod:`minisandbox.store.collect`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from minisandbox.errors import ImageRefused, StoreError
+from minisandbox.store.blobs.packing import ZSTD, pack
+from minisandbox.store.blobs.streams import Blob, LayerStream, check_digest
+from minisandbox.store.blobs.writing import write_layer
+from minisandbox.store.durable import sync_directory, write_atomic
+from minisandbox.store.entries import Entry, read_entries
+from minisandbox.store.faults import fault_point, store_faults
+from minisandbox.store.leases import BLOBS, is_frozen
+from minisandbox.store.locks import hold_lock
+from minisandbox.store.places import is_read_only
+from minisandbox.store.reading import open_below
+from minisandbox.store.records import BlobRecord
+from minisandbox.store.scanning import Lifted
+
+COLD = ZSTD
+"""How frozen layers are compressed."""
+FOLDER = "blobs"
+MOST = 128 << 30
+"""Bytes of a layer's tar."""
+_TIMEOUT = 3600.0
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBlob:
+    """A layer's blob as a file.
+
+    Attributes:
+        path: the file; it may have gone.
+        diff_id: the digest of its tar.
+        digest: its own.
+        size: its bytes.
+    """
+
+    path: Path
+    diff_id: str
+    digest: str
+    size: int
+
+
+def ensure_blob(root: Path, key: str, compression: str, work: Path | None = None) -> LayerBlob:
+    """Return a layer's blob, made if it is not there. The caller holds the layer.
+
+    Args:
+        root: the store's directory.
+        key: the layer.
+        compression: one of :data:`.packing.COMPRESSIONS`.
+        work: where it is made if the store is only read; None keeps it in the store.
+
+    Raises:
+        StoreError: the layer is damaged, or holds what no blob can.
+        DiskFull: there is no space for it.
+    """
+    with store_faults(f"compress layer {key}"):
+        known = known_blob(root, key, compression)
+        if known is not None and is_there(known) and (work is None or not is_read_only(root)):  # others change theirs
+            return known
+        if work is not None:
+            return _made(root, key, compression, work)
+        with hold_lock(root / "locks" / f"blob-{key}.lock", timeout=_TIMEOUT):
+            known = known_blob(root, key, compression)  # another process may have made it
+            if known is not None and is_there(known):
+                return known
+            return _kept(root, key, compression)
+
+
+def known_blob(root: Path, key: str, compression: str) -> LayerBlob | None:
+    """Return what a layer remembers of a blob, which may have gone; None where it never had it.
+
+    Raises:
+        StoreError: the layer's record of its blobs is damaged.
+    """
+    record = read_blobs(root, key)
+    if record is None or compression not in record.digests:
+        return None
+    digest = record.digests[compression]
+    return LayerBlob(blob_path(root, digest), record.diff_id, digest, record.sizes.get(compression, 0))
+
+
+def is_there(blob: LayerBlob) -> bool:
+    """Whether a blob's file has its size."""
+    try:
+        info = blob.path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(info.st_mode) and info.st_size == blob.size
+
+
+def read_blobs(root: Path, key: str) -> BlobRecord | None:
+    """Return what a layer remembers of its blobs; None where it never had one.
+
+    Raises:
+        StoreError: the record is damaged.
+    """
+    try:
+        return BlobRecord.read(root, f"layers/{key}/{BLOBS}")
+    except FileNotFoundError:
+        return None
+
+
+def note_place(root: Path, key: str, host: str, repository: str) -> None:
+    """Remember that a registry has a layer's blobs in one of its repositories.
+
+    Raises:
+        StoreError: the kernel refused.
+    """
+    with store_faults(f"note where layer {key} is"), hold_lock(root / "locks" / f"blob-{key}.lock", timeout=_TIMEOUT):
+        record = read_blobs(root, key)
+        if record is not None and record.places.get(host) != repository:
+            _write(root, key, dataclasses.replace(record, places={**record.places, host: repository}))
+
+
+def blob_path(root: Path, digest: str) -> Path:
+    """Return where a store keeps a blob.
+
+    Raises:
+        ImageRefused: it is no digest.
+    """
+    return root / FOLDER / check_digest(digest).partition(":")[2]
+
+
+@contextmanager
+def open_cold(root: Path, key: str) -> Iterator[LayerStream]:
+    """Open the tar of a frozen layer, which the caller holds.
+
+    Raises:
+        StoreError: the blob is damaged or has gone.
+    """
+    try:
+        known = known_blob(root, key, COLD)
+        if known is None or not is_there(known):
+            raise FileNotFoundError("it is not there, or has another size")
+        with (
+            open_below(root, f"{FOLDER}/{known.path.name}") as file,
+            LayerStream(Blob(file, known.digest, f"the blob of layer {key}"), MOST) as stream,
+        ):
+            yield stream
+    except (ImageRefused, FileNotFoundError) as error:
+        raise StoreError(
+            f"layer {key} is damaged: its blob cannot be unpacked",
+            reason=str(error),
+            hint="run `minisandbox image verify`, and build or pull its images again",
+        ) from error
+
+
+def tar_of(root: Path, key: str) -> Iterator[bytes]:
+    """Yield the tar of a layer, which the caller holds: out of its tree, or out of its blob.
+
+    Raises:
+        StoreError: the layer is damaged, or holds what no tar can.
+        OSError: a file cannot be read.
+    """
+    if is_frozen(root / "layers" / key):
+        with open_cold(root, key) as stream:
+            while piece := stream.some(_CHUNK):
+                yield piece
+            stream.finish()
+        return
+    owner = (root / "version").lstat().st_uid
+    opener = partial(_open_file, root, key)
+    yield from write_layer(read_entries(root / "layers" / key), opener, keep_owners=owner == 0)
+
+
+def _open_file(root: Path, key: str, entry: Entry) -> IO[bytes]:
+    name = f"layers/{key}/tree/{entry.path}"
+    try:
+        return open_below(root, name)
+    except PermissionError:  # a build closed it to its own owner
+        lifted = Lifted()
+        lifted.lift(f"{root}/{name}")
+        try:
+            return open_below(root, name)
+        finally:
+            lifted.restore()
+
+
+def _kept(root: Path, key: str, compression: str) -> LayerBlob:
+    made = _made(root, key, compression, root / FOLDER)
+    path = blob_path(root, made.digest)
+    record = read_blobs(root, key)
+    if record is None or record.diff_id != made.diff_id:
+        record = BlobRecord(made.diff_id)
+    digests, sizes = {**record.digests, compression: made.digest}, {**record.sizes, compression: made.size}
+    _write(root, key, dataclasses.replace(record, digests=digests, sizes=sizes))  # first: a collection asks it
+    os.rename(made.path, path)
+    sync_directory(path.parent)
+    fault_point("blob-there")
+    return dataclasses.replace(made, path=path)
+
+
+def _made(root: Path, key: str, compression: str, folder: Path) -> LayerBlob:
+    """Write a blob to a file of a name that says that it is not whole; what a killed process leaves is removed."""
+    path = folder / f".{key[:12]}.{secrets.token_hex(6)}"
+    try:
+        with path.open("xb") as file:
+            done = pack(tar_of(root, key), compression, file)
+            file.flush()
+            fault_point("blob-written")
+            os.fsync(file.fileno())
+    except BaseException:  # Ctrl-C included
+        path.unlink(missing_ok=True)
+        raise
+    return LayerBlob(path, done.diff_id, done.digest, done.size)
+
+
+def _write(root: Path, key: str, record: BlobRecord) -> None:
+    write_atomic(root / "layers" / key / BLOBS, record.to_json())

@@ -1,0 +1,297 @@
+"""A layer's blob as the tar that it holds: unpacked and hashed as it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Self
+
+from minisandbox.compression import MAGIC, CorruptedError, Decompressed, Source
+from minisandbox.errors import ImageRefused
+from minisandbox.store.faults import disk_full
+
+_READ = 1 << 18
+_CHUNK = 1 << 20
+_AHEAD = 4
+"""Chunks that are decompressed before they are asked for."""
+SPARE = 256 << 20
+"""Bytes of the disk that stay free."""
+_GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
+_SKIPPABLE = b"\x2a\x4d\x18"  # RFC 8878, section 3.1.2: after one byte from 0x50 to 0x5f
+_ALGORITHMS = {"sha256": 64, "sha512": 128}  # image-spec, descriptor.md: registered algorithms
+
+
+def check_digest(digest: str) -> str:
+    """Return a digest if it is well-formed, so that it can be part of a path or URL.
+
+    Raises:
+        ImageRefused: it is not ``sha256:`` or ``sha512:`` with hexadecimal digits.
+    """
+    algorithm, _, digits = digest.partition(":")
+    if len(digits) != _ALGORITHMS.get(algorithm, -1) or set(digits) - set("0123456789abcdef"):
+        raise ImageRefused(
+            f"{digest[:100]!r} is not a digest",
+            reason="a digest is sha256: or sha512: and lower-case hexadecimal digits",
+            hint="the image is malformed: push or save it again",
+        )
+    return digest
+
+
+def new_hash(digest: str, data: bytes = b"") -> hashlib._Hash:
+    """Return the hash that a digest is of, of some bytes."""
+    return hashlib.new(digest.partition(":")[0], data)
+
+
+def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
+    """Compare the hash of what was read with its digest.
+
+    Raises:
+        ImageRefused: it is another.
+    """
+    found = f"{hashed.name}:{hashed.hexdigest()}"
+    if found != digest:
+        raise ImageRefused(
+            f"{name} does not have the digest {digest}",
+            reason=f"its content has {found}: it is damaged or was replaced",
+            hint="nothing was published; pull or save the image again",
+        )
+
+
+def require_room(fd: int, size: int, what: str, spare: int | None = None) -> None:
+    """Check that a file system has room for so many bytes, and then some.
+
+    Raises:
+        DiskFull: it has not.
+    """
+    room = os.fstatvfs(fd)
+    if room.f_bavail * room.f_frsize < (SPARE if spare is None else spare) + size:
+        raise disk_full(what)
+
+
+class Blob:
+    """The bytes of a blob; counts and hashes what is read.
+
+    Args:
+        file: where they come from.
+        digest: what they must hash to; "" where nothing says.
+        name: what errors call it.
+    """
+
+    def __init__(self, file: Source, digest: str, name: str) -> None:
+        self._file = file
+        self._digest = check_digest(digest) if digest else ""
+        self._hash = new_hash(self._digest or "sha256:")
+        self.name = name
+
+    def read(self, size: int) -> bytes:
+        """Read the next bytes; b"" at the end."""
+        data = self._file.read(size)
+        if self._digest:
+            self._hash.update(data)
+        return data
+
+    def check(self) -> None:
+        """Read what is left, and compare the hash.
+
+        Raises:
+            ImageRefused: it is another.
+        """
+        while self.read(_READ):
+            pass
+        if self._digest:
+            check_hash(self._hash, self._digest, self.name)
+
+
+class LayerStream:
+    """The tar in a layer's blob: gzip, zstd or plain, decided by its first bytes.
+
+    It is read, decompressed and hashed by a thread of its own, which ends with the ``with`` block.
+
+    Args:
+        blob: the blob.
+        most: bytes that the tar may have.
+        digest: one like that of the tar which :attr:`diff_id` returns.
+    """
+
+    def __init__(self, blob: Blob, most: int, digest: str = "sha256:") -> None:
+        self._blob = blob
+        self._left = most
+        self._hash = new_hash(digest)
+        self._chunks = _Ahead(self._hashed(_unpacked(blob)))
+        self._chunk = b""
+        self._at = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._chunks.close()
+
+    @property
+    def name(self) -> str:
+        """What errors call the layer."""
+        return self._blob.name
+
+    @property
+    def diff_id(self) -> str:
+        """The digest of the tar; after :meth:`finish`."""
+        return f"{self._hash.name}:{self._hash.hexdigest()}"
+
+    def some(self, most: int) -> bytes:
+        """Read at most so many bytes, at least one; b"" at the end.
+
+        Raises:
+            ImageRefused: the blob cannot be unpacked, or unpacks to too much.
+        """
+        if self._at == len(self._chunk) and not self._fill():
+            return b""
+        part = self._chunk[self._at : self._at + most]
+        self._at += len(part)
+        return part
+
+    def exactly(self, size: int) -> bytes:
+        """Read so many bytes; fewer only at the end.
+
+        Raises:
+            ImageRefused: as :meth:`some`.
+        """
+        part = self.some(size)
+        if len(part) == size or not part:
+            return part
+        parts, left = [part], size - len(part)
+        while left and (part := self.some(left)):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    def skip(self, size: int) -> bool:
+        """Read so many bytes; returns whether they were there.
+
+        Raises:
+            ImageRefused: as :meth:`some`.
+        """
+        while size and (part := self.some(size)):
+            size -= len(part)
+        return not size
+
+    def finish(self) -> None:
+        """Read to the end, and check the blob's digest.
+
+        Raises:
+            ImageRefused: as :meth:`some`, or its digest is another.
+        """
+        while self._fill():
+            pass
+        self._blob.check()
+
+    def _fill(self) -> bool:
+        try:
+            self._chunk = self._chunks.next()
+        except (CorruptedError, zlib.error, EOFError) as error:
+            raise ImageRefused(
+                f"{self.name} cannot be unpacked",
+                reason=f"its compressed stream is damaged or ends early ({error})",
+                hint="nothing was published; pull or save the image again",
+            ) from error
+        self._at = 0
+        self._left -= len(self._chunk)
+        if self._left < 0:
+            raise ImageRefused(
+                f"{self.name} unpacks to too much",
+                reason="its tar is larger than a layer may be",
+                hint="nothing was published; is it an image that you trust?",
+            )
+        return bool(self._chunk)
+
+    def _hashed(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._hash.update(chunk)
+            yield chunk
+
+
+class _Ahead:
+    """Chunks that a thread takes from an iterator before they are asked for: zlib and hashlib release the GIL."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._ready: queue.Queue[bytes | BaseException] = queue.Queue(_AHEAD)
+        self._over = self._begun = False
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def next(self) -> bytes:
+        """Return the next chunk; b"" at the end.
+
+        Raises:
+            Exception: what the iterator raised.
+        """
+        if self._over:
+            return b""
+        if not self._begun:
+            self._begun = True
+            self._thread.start()
+        found = self._ready.get()
+        self._over = not found or isinstance(found, BaseException)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over = True
+        while self._thread.is_alive():
+            with suppress(queue.Empty):
+                self._ready.get(timeout=0.01)
+
+    def _read(self) -> None:
+        end: bytes | BaseException = b""
+        try:
+            for chunk in self._chunks:
+                if self._over:
+                    return
+                if chunk:
+                    self._ready.put(chunk)
+        except BaseException as error:  # noqa: BLE001 - raised where the chunk is asked for
+            end = error
+        self._ready.put(end)
+
+
+def is_packed(head: bytes) -> bool:
+    """Whether a stream that begins so is compressed: gzip, or zstd, whose first frame may be a skippable one."""
+    skippable = head[1:4] == _SKIPPABLE and head[0] & 0xF0 == 0x50
+    return head.startswith((_GZIP, MAGIC)) or skippable
+
+
+def _unpacked(blob: Blob) -> Iterator[bytes]:
+    head = blob.read(_READ)
+    while 0 < len(head) < len(MAGIC) and (more := blob.read(_READ)):
+        head += more
+    if head.startswith(_GZIP):
+        yield from _gunzipped(blob, head)
+    elif is_packed(head):
+        reader = Decompressed(blob, head, every_frame=True)
+        while chunk := reader.read(_CHUNK):
+            yield chunk
+    else:
+        while head:
+            yield head
+            head = blob.read(_READ)
+
+
+def _gunzipped(blob: Blob, data: bytes) -> Iterator[bytes]:
+    """Unpack one or several gzip members."""
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        while True:
+            if chunk := member.decompress(data, _CHUNK):
+                yield chunk
+            if member.eof:
+                break
+            data = member.unconsumed_tail or blob.read(_READ)
+            if not data and not chunk:
+                raise EOFError("the end of the gzip stream is missing")
+        data = member.unused_data or blob.read(_READ)

@@ -1,0 +1,501 @@
+"""Unpack a layer's tar into a directory that becomes a layer of the store.
+
+Every path is resolved in a model of what this layer has made so far, never by the kernel following links: a link in
+the layer can only lead to what is inside. Directories are opened with ``RESOLVE_BENEATH`` and ``RESOLVE_NO_SYMLINKS``
+(openat2(2)), files are made with ``O_EXCL`` and ``O_NOFOLLOW``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from minisandbox.errors import ImageRefused
+from minisandbox.launch.kernel import syscalls
+from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.streams import SPARE, LayerStream, require_room
+from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, Reader, TarReader
+
+OPAQUE = "user.overlay.opaque"
+"""With the mount option ``userxattr``, which all overlays here have (overlayfs.rst)."""
+RANGE = 65536
+"""Ids of a sandbox; files of others appear as nobody's."""
+NOBODY = 65534
+WHITEOUT, OPAQUE_MARK = ".wh.", ".wh..wh..opq"  # image-spec, layer.md
+_AUFS = ".wh..wh."
+"""What begins so is a note of aufs, which docker used before 2015."""
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+_LONGEST_NAME, LONGEST_PATH = 255, 3500  # limits.h: NAME_MAX; PATH_MAX without the store's own directories
+DEEPEST = 256
+_MOST_LINKS = 40  # path_resolution(7)
+_LOOK = 256 << 20
+_NAMESPACES = ("security", "system", "trusted", "user")  # xattr(7)
+_ZEROS = bytes(1 << 20)
+LATEST = (1 << 33) * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one layer may take.
+
+    Attributes:
+        content: bytes of its files, holes counted.
+        entries: names in it.
+        text: bytes of its paths, links and extended attributes, which are kept in memory.
+        spare: bytes of the disk that stay free.
+    """
+
+    content: int = 64 << 30
+    entries: int = 2_000_000
+    text: int = 512 << 20
+    spare: int = SPARE
+
+
+@dataclass(slots=True)
+class Unpacked:
+    """What unpacking found.
+
+    Attributes:
+        digests: the SHA-256 of each file's content, by inode.
+        hides_all: whether nothing of the layers below is visible.
+        notes: what could not be kept, and how often.
+    """
+
+    digests: dict[int, str] = field(default_factory=dict)
+    hides_all: bool = False
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Node:
+    """One name of the layer.
+
+    Attributes:
+        kind: its kind.
+        children: what a directory holds.
+        member: the attributes of a directory; None where no entry described it.
+        target: where a link leads.
+        opaque: whether a directory hides what lies below it.
+        whiteouts: names of the layers below that a directory hides.
+    """
+
+    kind: str
+    children: dict[str, _Node] = field(default_factory=dict)
+    member: Member | None = None
+    target: str = ""
+    opaque: bool = False
+    whiteouts: set[str] | None = None
+
+
+def unpack(
+    stream: LayerStream, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
+) -> Unpacked:
+    """Unpack a layer.
+
+    Args:
+        stream: its tar.
+        tree: a new directory in a private one, which may get a second one for directories that the layer replaces.
+        below: the layers below it, where whiteouts are kept only of what these have; None: all are kept.
+        keep_owners: whether files get the owners that the layer says; else they are this process's.
+        bounds: what it may take.
+
+    Raises:
+        ImageRefused: the archive is malformed, hostile or too large.
+        OSError: the kernel refused; ENOSPC where the disk is full.
+    """
+    try:
+        done = unpack_members(TarReader(stream), tree, below, keep_owners=keep_owners, bounds=bounds)
+    except OSError as error:
+        if not _is_refusal(error):
+            raise
+        raise ImageRefused(
+            f"{stream.name} has a path that this file system cannot hold",
+            reason=str(error)[:400],
+            hint="nothing of this layer was published",
+        ) from error
+    stream.finish()
+    return done
+
+
+def unpack_members(
+    reader: Reader, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
+) -> Unpacked:
+    """Unpack the members of a layer, wherever they come from; see :func:`unpack`."""
+    tree.mkdir(mode=0o700)
+    root = os.open(tree, _OPEN_DIRECTORY | os.O_CLOEXEC)
+    unpacker = _Unpacker(reader, root, tree.with_suffix(".removed"), below, keep_owners, bounds or Bounds())
+    try:
+        unpacker.run()
+    finally:
+        unpacker.close()
+    return unpacker.done
+
+
+class _Unpacker:
+    def __init__(
+        self, reader: Reader, root: int, trash: Path, below: Below | None, keep_owners: bool, bounds: Bounds
+    ) -> None:
+        self.done = Unpacked()
+        self._reader = reader
+        self._root = root
+        self._trash = trash
+        self._below = below
+        self._keep_owners = keep_owners
+        self._bounds = bounds
+        self._top = _Node(DIRECTORY)
+        self._open: tuple[tuple[str, ...], int] = ((), -1)
+        self._removed = self._names = self._text = self._content = self._next_look = 0
+        self._member = Member(b"", FILE, 0, 0, 0, 0, 0)
+
+    def run(self) -> None:
+        for member in self._reader:
+            self._member = member
+            self._count(1)
+            self._take(member)
+        self._hide((), self._top, hidden=False)
+        self._forget()
+        self.done.hides_all = self._top.opaque
+        self._top.opaque = False  # overlayfs does not ask a layer's root
+        self._settle((), self._top)
+
+    def close(self) -> None:
+        self._forget()
+        os.close(self._root)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._reader.refuse(reason, self._member.name)
+
+    def _count(self, names: int) -> None:
+        self._names += names
+        if self._names > self._bounds.entries:
+            self._refuse(f"the layer has more than {self._bounds.entries} entries")
+
+    # --- one member ---
+
+    def _take(self, member: Member) -> None:
+        self._text += len(member.name) + len(member.target)
+        self._text += sum(len(name) + len(value) for name, value in member.attributes.items())
+        if self._text > self._bounds.text:
+            self._refuse(f"the layer's paths, links and extended attributes have more than {self._bounds.text} bytes")
+        parts = self._parts(os.fsdecode(member.name))
+        if not parts:
+            if member.kind != DIRECTORY:
+                self._refuse("the root of an image is a directory")
+            self._top.member = member
+            return
+        if any(part.startswith(_AUFS) and part != OPAQUE_MARK for part in parts):
+            return
+        folder, where = self._directory(parts[:-1])
+        name = parts[-1]
+        if name.startswith(WHITEOUT):
+            self._note_whiteout(folder, name)
+            return
+        if member.kind == HARD_LINK:
+            self._link(folder, where, name)
+            return
+        known = folder.children.get(name)
+        if known is not None and known.kind == DIRECTORY == member.kind:
+            known.member = member
+            return
+        self._remove(folder, where, name)
+        self._make(folder, where, name)
+
+    def _parts(self, path: str) -> list[str]:
+        """Split a path; one that leads upwards is refused, leading slashes do not count (as in tar(1))."""
+        if len(path) > LONGEST_PATH:
+            self._refuse(f"its path has more than {LONGEST_PATH} characters")
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            self._refuse("its path has '..'")
+        if len(path) * 4 > _LONGEST_NAME and any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+            self._refuse(f"a name in its path has more than {_LONGEST_NAME} bytes")
+        return parts
+
+    def _directory(self, parts: list[str]) -> tuple[_Node, tuple[str, ...]]:
+        """Find or make a directory; links of this layer are followed inside of it."""
+        path: list[str] = []
+        node, trail = self._top, [self._top]
+        waiting, links = list(reversed(parts)), 0
+        while waiting:
+            part = waiting.pop()
+            if part == "..":  # of a link
+                if not path:
+                    self._refuse("it lies behind a link that leads out of the image")
+                path.pop()
+                trail.pop()
+            else:
+                child = node.children.get(part) or self._imply(node, path, part)
+                if child.kind == LINK:
+                    links += 1
+                    if links > _MOST_LINKS:
+                        self._refuse(f"it lies behind more than {_MOST_LINKS} links")
+                    if child.target.startswith("/"):
+                        path, trail = [], [self._top]
+                    waiting += [one for one in reversed(child.target.split("/")) if one not in ("", ".")]
+                elif child.kind != DIRECTORY:
+                    self._refuse(f"it lies in {'/'.join((*path, part))!r}, which is a {child.kind}")
+                elif len(path) == DEEPEST:
+                    self._refuse(f"it lies in more than {DEEPEST} directories")
+                else:
+                    path.append(part)
+                    trail.append(child)
+            node = trail[-1]
+        if len("/".join(path)) > LONGEST_PATH:
+            self._refuse(f"its path has more than {LONGEST_PATH} characters")
+        return node, tuple(path)
+
+    def _imply(self, node: _Node, path: list[str], name: str) -> _Node:
+        """Make a directory that no entry has described yet."""
+        if name.startswith(WHITEOUT):
+            self._refuse(f"it lies in {name!r}, which is a whiteout")
+        self._count(1)
+        parent = self._at(tuple(path))
+        os.mkdir(name, 0o700, dir_fd=parent)
+        fd = syscalls.openat2(parent, name, _OPEN_DIRECTORY, _BENEATH)
+        self._forget()
+        self._open = ((*path, name), fd)
+        child = node.children[name] = _Node(DIRECTORY)
+        return child
+
+    def _note_whiteout(self, folder: _Node, name: str) -> None:
+        hidden = name.removeprefix(WHITEOUT)
+        if name == OPAQUE_MARK:
+            folder.opaque = True
+        elif hidden in ("", ".", ".."):
+            self._refuse("it is a whiteout of no file")
+        else:
+            folder.whiteouts = folder.whiteouts or set()
+            folder.whiteouts.add(hidden)
+
+    def _link(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
+        target = self._parts(os.fsdecode(self._member.target))
+        if not target:
+            self._refuse("it is a hard link to a directory")
+        origin, place = self._directory(target[:-1])
+        known = origin.children.get(target[-1])
+        if known is None or known.kind == DIRECTORY:
+            what = "a directory" if known else "nothing of this layer"
+            self._refuse(f"it is a hard link to {os.fsdecode(self._member.target)!r}, which is {what}")
+        if folder.children.get(name) is known:
+            return
+        if place[: len(where) + 1] == (*where, name):
+            self._refuse("it is a hard link to a file in the directory that it replaces")
+        self._remove(folder, where, name)
+        source = self._duplicate(place)
+        try:
+            os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=self._at(where), follow_symlinks=False)
+        finally:
+            os.close(source)
+        folder.children[name] = known
+
+    def _make(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
+        member, parent = self._member, self._at(where)
+        node = _Node(member.kind)
+        if member.kind == FILE:
+            self._write(member, name, parent)
+        elif member.kind == DIRECTORY:
+            os.mkdir(name, 0o700, dir_fd=parent)
+            node.member = member
+        elif member.kind == LINK:
+            node.target = self._symlink(member, name, parent)
+        elif member.kind == FIFO:
+            os.mkfifo(name, 0o600, dir_fd=parent)
+            self._own(member, name, parent)
+            os.chmod(name, member.mode, dir_fd=parent)
+            self._date(member, name, parent)
+        else:  # a sandbox has its own /dev, and device files work nowhere else in it
+            self.done.notes["device files are left out"] += where[:1] != ("dev",)
+            self._note_whiteout(folder, f"{WHITEOUT}{name}")  # nor is what the layers below have there
+            return
+        folder.children[name] = node
+
+    def _symlink(self, member: Member, name: str, parent: int) -> str:
+        target = os.fsdecode(member.target)
+        if not target or len(member.target) > 4095:  # symlink(2): PATH_MAX
+            self._refuse("it is a link to a path that is empty or too long")
+        os.symlink(target, name, dir_fd=parent)
+        self._own(member, name, parent)
+        self._date(member, name, parent)
+        if member.attributes:
+            self.done.notes["extended attributes of links are left out"] += 1
+        return target
+
+    def _write(self, member: Member, name: str, parent: int) -> None:
+        self._content += member.size
+        if self._content > self._bounds.content:
+            self._refuse(f"the layer's files have more than {self._bounds.content} bytes")
+        fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
+        try:
+            digest = self._write_pieces(fd, member) if member.pieces is not None else self._write_content(fd)
+            uid, gid = self._owner(member)
+            if self._keep_owners:
+                os.fchown(fd, uid, gid)
+            self._set_attributes(fd, member)
+            os.fchmod(fd, member.mode)
+            moment = _moment(member)
+            os.utime(fd, ns=(moment, moment))
+            self.done.digests[os.fstat(fd).st_ino] = digest
+        finally:
+            os.close(fd)
+
+    def _write_content(self, fd: int) -> str:
+        hashed = hashlib.sha256()
+        for part in self._reader.content():
+            hashed.update(part)
+            self._put(fd, part)
+        return hashed.hexdigest()
+
+    def _write_pieces(self, fd: int, member: Member) -> str:
+        hashed, at = hashlib.sha256(), 0
+        parts = self._reader.content()
+        rest = b""
+        for offset, length in member.pieces or ():
+            _hash_zeros(hashed, offset - at)
+            os.lseek(fd, offset, os.SEEK_SET)
+            at, left = offset + length, length
+            while left:
+                rest = rest or next(parts)
+                part, rest = rest[:left], rest[left:]
+                hashed.update(part)
+                self._put(fd, part)
+                left -= len(part)
+        _hash_zeros(hashed, member.size - at)
+        os.ftruncate(fd, member.size)
+        return hashed.hexdigest()
+
+    def _put(self, fd: int, data: bytes) -> None:
+        self._next_look -= len(data)
+        if self._next_look < 0:
+            self._next_look = _LOOK
+            require_room(fd, len(data), "unpack the layer", self._bounds.spare)
+        while data:
+            data = data[os.write(fd, data) :]
+
+    # --- attributes ---
+
+    def _owner(self, member: Member) -> tuple[int, int]:
+        if not self._keep_owners:
+            if member.uid or member.gid:
+                self.done.notes["files of other owners belong to root"] += 1
+            return -1, -1
+        if max(member.uid, member.gid) >= RANGE:
+            self.done.notes[f"files of ids from {RANGE} on belong to nobody"] += 1
+        return (member.uid if member.uid < RANGE else NOBODY), (member.gid if member.gid < RANGE else NOBODY)
+
+    def _own(self, member: Member, name: str, parent: int) -> None:
+        uid, gid = self._owner(member)
+        if self._keep_owners:
+            os.chown(name, uid, gid, dir_fd=parent, follow_symlinks=False)
+
+    def _date(self, member: Member, name: str, parent: int) -> None:
+        moment = _moment(member)
+        os.utime(name, ns=(moment, moment), dir_fd=parent, follow_symlinks=False)
+
+    def _set_attributes(self, fd: int, member: Member) -> None:
+        for name, value in member.attributes.items():
+            ours = name.startswith("user.overlay.")
+            if not ours and name.startswith(("user.", "security.capability", "system.posix_acl_")):
+                with contextlib.suppress(OSError):  # this user may not set it, or this file system has none
+                    os.setxattr(fd, name, value)
+                    continue
+            space = name.partition(".")[0]
+            which = f"extended attributes {space}.*" if space in _NAMESPACES else "other extended attributes"
+            self.done.notes[f"{which} are left out"] += 1
+
+    # --- whiteouts and directories, once everything is there ---
+
+    def _hide(self, path: tuple[str, ...], node: _Node, *, hidden: bool) -> None:
+        """Hide files of the layers below; what this layer has under their names stays (layer.md, "Whiteouts")."""
+        hidden = hidden or node.opaque
+        for name in sorted(node.whiteouts or ()):
+            known = node.children.get(name)
+            if known is not None:
+                known.opaque = known.kind == DIRECTORY
+            elif self._below is None or (not hidden and self._below.shows((*path, name))):
+                # an ordinary user may make one since Linux 5.8 (mknod(2) with WHITEOUT_DEV)
+                parent = self._at(path)
+                os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
+                os.utime(name, ns=(0, 0), dir_fd=parent, follow_symlinks=False)
+                node.children[name] = _Node("whiteout")
+        for name, child in node.children.items():
+            if child.kind == DIRECTORY:
+                self._hide((*path, name), child, hidden=hidden)
+
+    def _settle(self, path: tuple[str, ...], node: _Node) -> None:
+        """Give directories their attributes, the innermost first: nothing is made in them any more."""
+        for name, child in node.children.items():
+            if child.kind == DIRECTORY:
+                self._settle((*path, name), child)
+        member = node.member or (self._below or Below()).directory(path)
+        fd = self._duplicate(path)
+        try:
+            if self._keep_owners:
+                os.fchown(fd, *self._owner(member))
+            elif node.member is not None:
+                self._owner(member)  # notes it
+            self._set_attributes(fd, member)
+            if node.opaque:
+                os.setxattr(fd, OPAQUE, b"y")
+            os.fchmod(fd, member.mode)
+            moment = _moment(member)
+            os.utime(fd, ns=(moment, moment))
+        finally:
+            os.close(fd)
+
+    # --- the tree ---
+
+    def _remove(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
+        """Remove what an earlier entry made under this name."""
+        known = folder.children.pop(name, None)
+        if known is None:
+            return
+        if known.kind != DIRECTORY:
+            os.unlink(name, dir_fd=self._at(where))
+            return
+        if not self._removed:
+            self._trash.mkdir(mode=0o700)
+        self._removed += 1
+        os.rename(name, self._trash / str(self._removed), src_dir_fd=self._at(where))
+        self._forget()
+
+    def _at(self, path: tuple[str, ...]) -> int:
+        """The descriptor of a directory; the one used last stays open."""
+        if not path:
+            return self._root
+        if self._open[0] != path:
+            fd = self._duplicate(path)
+            self._forget()
+            self._open = (path, fd)
+        return self._open[1]
+
+    def _duplicate(self, path: tuple[str, ...]) -> int:
+        return syscalls.openat2(self._root, "/".join(path) or ".", _OPEN_DIRECTORY, _BENEATH)
+
+    def _forget(self) -> None:
+        if self._open[1] >= 0:
+            os.close(self._open[1])
+        self._open = ((), -1)
+
+
+def _moment(member: Member) -> int:
+    return max(-LATEST, min(member.mtime, LATEST))
+
+
+def _hash_zeros(hashed: hashlib._Hash, count: int) -> None:
+    while count > 0:
+        hashed.update(_ZEROS[:count])
+        count -= len(_ZEROS)
+
+
+def _is_refusal(error: OSError) -> bool:
+    """Whether the kernel refused a path of the archive, not the disk."""
+    return error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EMLINK, errno.EILSEQ, errno.EINVAL)

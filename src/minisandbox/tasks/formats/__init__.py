@@ -1,0 +1,1 @@
+"""Formats of task files: JSON Lines, JSON, Parquet and folders of datasets."""

@@ -1,0 +1,167 @@
+"""Rows stored by columns: Parquet files, folders of the ``datasets`` package, datasets of the Hugging Face hub.
+
+``pyarrow`` and ``datasets`` are an extra. They are imported where they are needed: they take longer than reading does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from minisandbox.errors import MissingExtra, TaskFileError
+from minisandbox.tasks.formats.jsonl import Row
+
+_BATCH = 256  # rows: enough to be fast, few enough to hold
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows and their types.
+
+    Attributes:
+        rows: the rows.
+        schema: a ``pyarrow.Schema``, by which they can be written as they were read.
+    """
+
+    rows: Iterator[Row]
+    schema: object
+
+
+def read_parquet(file: IO[bytes], path: Path) -> Table:
+    """Read a Parquet file.
+
+    Args:
+        file: it, opened.
+        path: what errors call it.
+
+    Raises:
+        TaskFileError: it is not Parquet, or damaged.
+        MissingExtra: ``pyarrow`` is not installed.
+    """
+    parquet = package("pyarrow.parquet", f"read {path}")
+    with _arrow_faults(path):
+        table = parquet.ParquetFile(file)
+        return Table(_rows(table.iter_batches(batch_size=_BATCH), path), table.schema_arrow)
+
+
+def read_folder(path: Path, split: str | None) -> Table:
+    """Read a folder that ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote.
+
+    Args:
+        path: the folder.
+        split: the part that is meant, where it has several.
+
+    Raises:
+        TaskFileError: it cannot be read, or has several parts and none is named.
+        MissingExtra: ``datasets`` is not installed.
+    """
+    datasets = package("datasets", f"read {path}")
+    try:
+        found = datasets.load_from_disk(str(path))
+    except Exception as error:  # what is wrong with a folder's files comes as whatever its reader stumbles over
+        raise _unreadable(f"{path} cannot be read as a folder of datasets", path, error) from error
+    return _table(_one_split(found, split, str(path)), path)
+
+
+def read_hub(name: str, split: str | None) -> Table:
+    """Read a dataset of the Hugging Face hub, or what an earlier reading left in the cache.
+
+    Args:
+        name: ``owner/name``.
+        split: the part that is meant, where it has several.
+
+    Raises:
+        TaskFileError: there is no such dataset, the hub cannot be reached, or it has several parts and none is named.
+        MissingExtra: ``datasets`` is not installed.
+    """
+    datasets = package("datasets", f"read {name} of the hub")
+    place = Path(f"hub:{name}")
+    try:
+        found = datasets.load_dataset(name)
+    except Exception as error:  # hub, network and cache each fail by exceptions of their own
+        raise TaskFileError(
+            f"no file is called {name}, and the dataset of that name cannot be had from the Hugging Face hub",
+            path=place,
+            reason=_first_line(error),
+            hint="check the name and the network (HF_HUB_OFFLINE=1 asks the cache at once); or download it elsewhere, "
+            "and give the path of the copy",
+        ) from error
+    return _table(_one_split(found, split, f"hub:{name}"), place)
+
+
+def package(name: str, purpose: str) -> ModuleType:
+    """Import a package of the extra ``data``.
+
+    Args:
+        name: the module.
+        purpose: what it is needed for.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtra(
+            f"cannot {purpose}: the package {name.partition('.')[0]!r} is not installed",
+            hint="pip install 'swe-minisandbox[data]'",
+        ) from error
+
+
+def _one_split(found: Any, split: str | None, source: str) -> Any:
+    """The only part of a dataset, or the one that is named."""
+    if not isinstance(found, dict):
+        if split is None:
+            return found
+        raise TaskFileError(f"{source} has no parts", hint=f"leave out ':{split}'")
+    if split is None and len(found) == 1:
+        return next(iter(found.values()))
+    if split is None or split not in found:
+        what = "has several parts" if split is None else f"has no part {split!r}"
+        raise TaskFileError(
+            f"{source} {what}: {', '.join(found)}", hint=f"name one: {source}:{next(iter(found), 'test')}"
+        )
+    return found[split]
+
+
+def _table(dataset: Any, path: Path) -> Table:
+    batches = (table for table in dataset.with_format("arrow").iter(batch_size=_BATCH))
+    return Table(_rows(batches, path), dataset.features.arrow_schema)
+
+
+def _rows(batches: Iterable[Any], path: Path) -> Iterator[Row]:
+    number = 0
+    with _arrow_faults(path):
+        for batch in batches:
+            for values in batch.to_pylist():
+                number += 1
+                yield Row({name: _without_gaps(value) for name, value in values.items()}, path, number)
+
+
+def _without_gaps(value: object) -> object:
+    """A column of objects has every row's keys; null stands where this row's object has none."""
+    if isinstance(value, dict):
+        return {name: _without_gaps(item) for name, item in value.items() if item is not None}
+    return value
+
+
+@contextlib.contextmanager
+def _arrow_faults(path: Path) -> Iterator[None]:
+    arrow = package("pyarrow", f"read {path}")
+    try:
+        yield
+    except (arrow.ArrowException, OSError) as error:
+        raise _unreadable(f"{path} cannot be read as Parquet", path, error) from error
+
+
+def _unreadable(what: str, path: Path, error: Exception) -> TaskFileError:
+    return TaskFileError(what, path=path, reason=_first_line(error), hint="write or copy it again")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

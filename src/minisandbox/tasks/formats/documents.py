@@ -1,0 +1,105 @@
+"""JSON files that are one document: a list of rows, or an object of rows by their ids."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from pathlib import Path
+
+from minisandbox.errors import TaskFileError
+from minisandbox.tasks.formats.jsonl import Row, json_lines, json_value, refuse_what_is_not_text
+
+
+class Layout(enum.StrEnum):
+    """How rows are stored."""
+
+    JSONL = "jsonl"
+    """One JSON object per line."""
+
+    JSON = "json"
+    """A JSON list of objects."""
+
+    JSON_BY_ID = "json by id"
+    """A JSON object with the row of each ``instance_id``."""
+
+    PARQUET = "parquet"
+    """An Apache Parquet file."""
+
+    DISK = "disk"
+    """A folder that ``datasets.load_from_disk`` reads."""
+
+
+def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
+    """Read a file called ``.json``: what is in it decides, for many such files are JSON Lines.
+
+    Args:
+        data: its content.
+        path: what errors call it.
+
+    Returns:
+        How the rows lie in it, and the rows.
+
+    Raises:
+        TaskFileError: it is not JSON, or neither rows nor a document of rows; ``line`` says where.
+    """
+    refuse_what_is_not_text(data, path)
+    if _is_lines(data):
+        return Layout.JSONL, json_lines(data.split(b"\n"), path)
+    value = json_value(data, path, line=None) if data.strip() else []
+    if isinstance(value, list):
+        return Layout.JSON, _listed(value, path)
+    if isinstance(value, dict) and "instance_id" in value:
+        return Layout.JSON, _listed([value], path)
+    if isinstance(value, dict):
+        return Layout.JSON_BY_ID, _by_id(value, path)
+    raise TaskFileError(
+        f"{path}: neither a list nor an object", path=path, hint="write a list of objects, or one object per line"
+    )
+
+
+def _is_lines(data: bytes) -> bool:
+    """Whether the first line is a whole object, and no object of rows by their ids."""
+    first, _, rest = data.lstrip().partition(b"\n")
+    if not first.startswith(b"{"):
+        return False
+    try:
+        value = json_value(first, Path(), line=1)
+    except TaskFileError:
+        return False
+    return bool(rest.strip()) or not isinstance(value, dict) or not _are_rows(value)
+
+
+def _are_rows(value: dict[str, object]) -> bool:
+    return "instance_id" not in value and bool(value) and all(isinstance(row, dict) for row in value.values())
+
+
+def _listed(value: list[object], path: Path) -> Iterator[Row]:
+    for number, row in enumerate(value, start=1):
+        if not isinstance(row, dict):
+            raise _no_row(path, f"row {number}", number)
+        yield Row(row, path, number)
+
+
+def _by_id(value: dict[str, object], path: Path) -> Iterator[Row]:
+    for number, (name, row) in enumerate(value.items(), start=1):
+        if not isinstance(row, dict):
+            raise _no_row(path, f"the value of {name[:200]!r}", number)
+        if row.setdefault("instance_id", name) != name:
+            raise TaskFileError(
+                f"{path}: the row of {name[:200]!r} has the instance_id {row['instance_id']!r}",
+                path=path,
+                line=number,
+                field="instance_id",
+                hint="give both the same id",
+            )
+        yield Row(row, path, number)
+
+
+def _no_row(path: Path, what: str, number: int) -> TaskFileError:
+    return TaskFileError(
+        f"{path}: {what} is not an object",
+        path=path,
+        line=number,
+        reason="the file is JSON, but no rows of a dataset",
+        hint="write a list of objects, or an object with the row of each instance_id",
+    )

@@ -1,0 +1,386 @@
+"""Harbor's task directories: ``task.toml``, ``instruction.md``, ``environment/``, ``tests/`` and ``solution/``.
+
+Read as Harbor 0.25 reads them; https://harborframework.com/docs describes the format. What is not supported is refused
+before anything runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.errors import InvalidValue, TaskFileError
+from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild
+from minisandbox.tasks.confining import problem_of
+from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.graders import ScriptGrader
+from minisandbox.tasks.needs import Needs, Solution, network_of
+from minisandbox.tasks.task import Task
+from minisandbox.types import MiB, Network
+
+CONFIG = "task.toml"
+"""The file that makes a directory a task."""
+_SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+_COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_SOLUTION_TIMEOUT = 1800.0
+_PUBLISHED = "/logs/artifacts"
+_PREPARE = "mkdir -p /logs/agent /logs/artifacts; chmod 777 /logs/agent /logs/artifacts"
+# Harbor makes a script executable and runs it by its own first line.
+_RUN = "chmod +x {0} 2>/dev/null; [ -x {0} ] || exec bash {0}; exec {0}"
+_UNSUPPORTED = {
+    "steps": "a task of several steps; each would need an agent of its own in the same sandbox",
+    "environment.tpu": "sandboxes have no TPU",
+    "environment.mcp_servers": "agents here call no MCP servers",
+    "environment.healthcheck": "a service that the image's entrypoint starts; sandboxes run no entrypoint",
+    "verifier.environment": "the verifier has an image of its own; a task has one image here",
+    "verifier.collect": "commands between the agent and the verifier",
+    "agent.user": "agents run as the image's user",
+}
+_SIZE = re.compile(r"([0-9.]+)\s*([GMK])B?", re.IGNORECASE)
+_MEGABYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
+_TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
+_CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
+_HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
+_SERVICE = re.compile(r"([ \t]+)([\w.-]+):\s*(?:#.*)?")
+
+
+def task_directories(path: Path) -> list[Path]:
+    """Return the task directories of ``harbor:PATH``: itself, or those in it, by name.
+
+    Raises:
+        TaskFileError: the path holds no task.
+    """
+    if (path / CONFIG).is_file():
+        return [path.resolve()]
+    found = sorted(one for one in path.glob("*") if (one / CONFIG).is_file()) if path.is_dir() else []
+    if not found:
+        raise TaskFileError(
+            f"{path} has no Harbor task",
+            path=path,
+            reason=f"neither it nor a directory in it has a {CONFIG}" if path.exists() else "it does not exist",
+            hint="give a task directory, or the directory that holds them: harbor:PATH",
+        )
+    return [path.resolve() / one.name for one in found]
+
+
+def read_task(path: Path, context: LoadContext) -> Task:
+    """Read a task directory.
+
+    Args:
+        path: the directory.
+        context: ``environment`` "pins" builds the Dockerfile of a task that names an image, too.
+
+    Raises:
+        TaskFileError: a file is missing or wrong, or the task asks for what is not supported; ``path``, ``line`` and
+            ``field`` say where.
+    """
+    config = _read_config(path, trusted=context.places is None)
+    _check_supported(config)
+    seconds = config.number("agent.timeout_sec", 0.0) or None
+    return Task(
+        instance_id=path.resolve().name,
+        repo=config.text("task.name") or path.resolve().name,
+        base_commit="",
+        problem_statement=_instruction(config),
+        patch="",
+        test_patch="",
+        FAIL_TO_PASS=(),
+        PASS_TO_PASS=(),
+        build=_build(config, prebuilt=context.environment != "pins"),
+        grader=_grader(config),
+        solution=_solution(config, seconds),
+        needs=_needs(config, seconds, public=context.public_network),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """A task.toml.
+
+    Attributes:
+        path: the task's directory.
+        source: its text.
+        values: its tables and keys.
+        trusted: whether it may read this machine's environment variables, and name files outside of its directory.
+    """
+
+    path: Path
+    source: str
+    values: Mapping[str, object]
+    trusted: bool
+
+    def error(self, key: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
+        """Return the error for a key."""
+        line = _line_of(self.source, key)
+        where = f"{self.path / CONFIG}{'' if line is None else f', line {line}'}"
+        return TaskFileError(
+            f"{where}: {key!r} {problem}", path=self.path / CONFIG, line=line, field=key, reason=reason, hint=hint
+        )
+
+    def get(self, key: str) -> object:
+        """Return a value by its dotted key; None where it is not there."""
+        found: object = self.values
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return found
+
+    def text(self, key: str, default: str = "") -> str:
+        """Return a string; numbers (of users, of versions) are taken for their digits."""
+        value = self.get(key)
+        if not isinstance(value, str | int | float | None) or isinstance(value, bool):
+            raise self.error(key, f"is {value!r}", hint="write a string")
+        return default if value is None else str(value)
+
+    def number(self, key: str, default: float) -> float:
+        """Return a number, 0 or more."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+            raise self.error(key, f"is {value!r}", hint="write a number, 0 or more")
+        return float(value)
+
+    def items(self, key: str) -> Sequence[object]:
+        """Return a list."""
+        value = self.get(key)
+        if not isinstance(value, list | None):
+            raise self.error(key, f"is {value!r}", hint="write a list")
+        return value or ()
+
+    def variables(self, key: str) -> tuple[tuple[str, str], ...]:
+        """Return environment variables, with ``${NAME}`` and ``${NAME:-default}`` replaced."""
+        table = self.get(key)
+        if not isinstance(table, dict | None) or not all(isinstance(one, str) for one in (table or {}).values()):
+            raise self.error(key, "is no table of strings", hint='write it like NAME = "value"')
+        return tuple((name, self._resolved(f"{key}.{name}", value)) for name, value in (table or {}).items())
+
+    def _resolved(self, key: str, value: str) -> str:
+        match = _TEMPLATE.fullmatch(value)
+        if match is None:
+            return value
+        found = os.environ.get(match[1]) if self.trusted else None
+        if found is None and match[2] is None:
+            raise self.error(
+                key,
+                f"needs the variable {match[1]} of this machine",
+                reason="it is not set" if self.trusted else "it may hold a secret, which the task would get",
+                hint=f"set {match[1]}" if self.trusted else "if you trust all of these tasks: --allow-local-sources",
+            )
+        return match[2] if found is None else found
+
+    def file(self, name: str) -> Path:
+        """Return a file or directory of the task."""
+        path = self.path / name
+        if (problem := problem_of(path, None if self.trusted else (self.path,))) is not None:
+            what, reason, hint = problem
+            raise TaskFileError(f"{path} {what}", path=path, reason=reason, hint=hint)
+        return path
+
+
+def _read_config(path: Path, *, trusted: bool) -> _Config:
+    file = path / CONFIG
+    try:
+        source = file.read_text(encoding="utf-8")
+        values = tomllib.loads(source)
+    except OSError as error:
+        raise TaskFileError(f"{file} cannot be read", path=file, reason=error.strerror or str(error)) from error
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise TaskFileError(f"{file} is not TOML", path=file, reason=str(error), hint="fix that line") from error
+    return _Config(path, source, values, trusted)
+
+
+def _line_of(source: str, key: str) -> int | None:
+    """Return the line where a key's value or table begins, as far as it can be seen without a parser."""
+    section, _, leaf = key.rpartition(".")
+    current = ""
+    for number, line in enumerate(source.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            current = header[1]
+            if current == key:
+                return number
+        elif current == section and re.match(rf"\s*{re.escape(leaf)}\s*=", line):
+            return number
+    return None
+
+
+def _check_supported(config: _Config) -> None:
+    version = config.text("schema_version", _SCHEMAS[-1])  # the older "version" may be anything
+    if version not in _SCHEMAS:
+        raise config.error(
+            "schema_version",
+            f"is {version!r}, which is unknown",
+            reason="the task is for another version of Harbor",
+            hint=f"known are {', '.join(_SCHEMAS)}",
+        )
+    for key, reason in _UNSUPPORTED.items():
+        if config.get(key):
+            raise config.error(key, "is not supported", reason=reason, hint="run the task with Harbor itself")
+    if config.text("environment.os", "linux").lower() != "linux":
+        raise config.error("environment.os", f"is {config.text('environment.os')!r}", reason="sandboxes run Linux")
+    if config.number("environment.gpus", 0):
+        raise config.error("environment.gpus", "is not supported", reason="sandboxes see no GPU")
+    for name in (*(f"environment/{one}" for one in _COMPOSE), "trajectory.json"):
+        if (config.path / name).exists():
+            raise _unsupported_file(config.path / name)
+
+
+def _unsupported_file(path: Path) -> TaskFileError:
+    if path.name == "trajectory.json":
+        what, line, reason = "prior context is not supported", None, "agents here begin with the instruction alone"
+    else:
+        line, services = _services(path)
+        what = f"services are not supported: {', '.join(services) or 'none are named'}"
+        reason = "a sandbox is one machine without others next to it"
+    where = f"{path}{'' if line is None else f', line {line}'}"
+    return TaskFileError(
+        f"{where}: {what}", path=path, line=line, reason=reason, hint="run the task with Harbor itself"
+    )
+
+
+def _services(path: Path) -> tuple[int | None, list[str]]:
+    """Return where a compose file lists its services, and their names, without a parser of YAML."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    start = next((number for number, line in enumerate(lines, start=1) if line.startswith("services:")), None)
+    names: dict[str, list[str]] = {}
+    for line in lines[start or 0 :]:
+        if line[:1].strip() and not line.startswith("#"):
+            break
+        if match := _SERVICE.fullmatch(line):
+            names.setdefault(match[1], []).append(match[2])
+    return start, next(iter(names.values()), [])  # those that are indented like the first one
+
+
+def _instruction(config: _Config) -> str:
+    """Return the instruction for the agent, without the lines against training on benchmarks at its beginning."""
+    path = config.file("instruction.md")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise TaskFileError(f"{path} cannot be read", path=path, reason=str(error)) from error
+    while lines and _CANARY.fullmatch(lines[0].strip()):
+        lines.pop(0)
+    text = "\n".join(lines).lstrip("\n")
+    if not text.strip():
+        raise TaskFileError(f"{path} is empty", path=path, hint="say what the agent has to do")
+    return text
+
+
+def _build(config: _Config, *, prebuilt: bool) -> Build:
+    folder = config.file("environment")
+    dockerfile, image = folder / "Dockerfile", config.text("environment.docker_image")
+    workdir, variables = config.text("environment.workdir"), config.variables("environment.env")
+    if dockerfile.is_file() and not (image and prebuilt):
+        return DockerfileBuild(dockerfile, folder, workdir=workdir, environment=variables, cut=False, reset=False)
+    if not image:
+        raise TaskFileError(
+            f"{config.path} has no environment/Dockerfile and names no image",
+            path=dockerfile,
+            reason="the directory is incomplete, or the task is for another provider",
+            hint="add the Dockerfile, or environment.docker_image to task.toml",
+        )
+    if not dockerfile.is_file() and folder.is_dir() and any(folder.iterdir()):
+        raise config.error(
+            "environment.docker_image",
+            "stands next to files in environment/ without a Dockerfile",
+            reason="Harbor copies them into the running container",
+            hint="add a Dockerfile that begins with the image and copies them",
+        )
+    return ImageBuild(image, workdir=workdir, environment=variables, cut=False, reset=False)
+
+
+def _grader(config: _Config) -> ScriptGrader:
+    tests = config.file("tests")
+    if not (tests / "test.sh").is_file():
+        raise TaskFileError(
+            f"{config.path} has no tests/test.sh", path=tests / "test.sh", reason="nothing else writes the reward"
+        )
+    mode = config.text("verifier.environment_mode", "shared")
+    if mode not in ("shared", "separate"):
+        raise config.error("verifier.environment_mode", f"is {mode!r}", hint="write 'shared' or 'separate'")
+    if mode == "separate" and (own := [one for one in ("Dockerfile", *_COMPOSE) if (tests / one).exists()]):
+        raise config.error(
+            "verifier.environment_mode",
+            f"is 'separate', and tests/ has a {own[0]}",
+            reason=_UNSUPPORTED["verifier.environment"],
+        )
+    published = dict.fromkeys((_PUBLISHED, *_artifacts(config)))
+    return ScriptGrader(
+        _RUN.format("/tests/test.sh"),
+        tests,
+        mode="live" if mode == "shared" else "fresh",
+        timeout=config.number("verifier.timeout_sec", 600.0),
+        environment=config.variables("verifier.env"),
+        user=config.text("verifier.user"),
+        carry=(".", *published) if mode == "shared" else tuple(published),
+    )
+
+
+def _artifacts(config: _Config) -> Iterator[str]:
+    for entry in config.items("artifacts"):
+        table = entry if isinstance(entry, dict) else {"source": entry}
+        source, service = table.get("source"), table.get("service")
+        if not isinstance(source, str) or ".." in Path(source).parts:
+            raise config.error("artifacts", f"has {entry!r}", hint="name a path of the container, without '..'")
+        if service not in (None, "main"):
+            raise config.error("artifacts", f"has one of the service {service!r}", reason="sandboxes have no services")
+        yield source
+
+
+def _solution(config: _Config, seconds: float | None) -> Solution | None:
+    files = config.file("solution")
+    if not (files / "solve.sh").is_file():
+        return None
+    variables = dict((("DEBIAN_FRONTEND", "noninteractive"), *config.variables("solution.env")))
+    command = f"{_PREPARE}; {_RUN.format('/solution/solve.sh')}"
+    return Solution(files, command, timeout=seconds or _SOLUTION_TIMEOUT, environment=tuple(variables.items()))
+
+
+def _needs(config: _Config, seconds: float | None, *, public: bool) -> Needs:
+    network = _network(config, "environment", "public", public=public)
+    agent = _network(config, "agent", None, public=public) or network
+    grader = _network(config, "verifier", None, public=public) or network
+    assert agent is not None
+    assert grader is not None
+    shared = config.text("verifier.environment_mode", "shared") == "shared"
+    if shared and agent != grader:
+        raise config.error(
+            "verifier.network_mode" if config.get("verifier.network_mode") else "agent.network_mode",
+            "gives the agent and the verifier different networks in one sandbox",
+            reason="the network of a sandbox cannot change",
+            hint='set verifier.environment_mode = "separate"',
+        )
+    memory, disk = (_megabytes(config, f"environment.{name}") for name in ("memory", "storage"))
+    return Needs(memory, disk, agent, grader, seconds)
+
+
+def _megabytes(config: _Config, key: str) -> int | None:
+    """Return the bytes of ``KEY_mb``, or of the older ``KEY = "2G"``."""
+    old = config.get(key)
+    if old is None or config.get(f"{key}_mb") is not None:
+        return round(config.number(f"{key}_mb", 0.0) * MiB) or None
+    match = _SIZE.fullmatch(str(old).strip())
+    if match is None:
+        raise config.error(key, f"is {old!r}", hint=f"write {key.rpartition('.')[2]}_mb = 2048")
+    return round(float(match[1]) * _MEGABYTES[match[2].upper()] * MiB)
+
+
+def _network(config: _Config, section: str, default: str | None, *, public: bool) -> Network | None:
+    """Return the network of a section; None where it says nothing and there is no default."""
+    key, mode = f"{section}.network_mode", config.get(f"{section}.network_mode")
+    if mode is None:
+        mode = "no-network" if config.get(f"{section}.allow_internet") is False else default
+    if mode is None:
+        return None
+    hosts = [str(one) for one in config.items(f"{section}.allowed_hosts")]
+    try:
+        if mode == "allowlist":
+            return network_of(hosts, public=public)
+        if mode in ("public", "no-network"):
+            return network_of("public" if mode == "public" else "off", public=public)
+    except InvalidValue as error:
+        raise config.error(f"{section}.allowed_hosts", f"is wrong: {error.what}", hint=error.hint) from error
+    raise config.error(key, f"is {mode!r}", hint="write 'public', 'no-network' or 'allowlist'")

@@ -1,0 +1,422 @@
+"""The benchmarks' own packages (``swebench``, ``swesmith``): how their rows are built and tested, and what a log says.
+
+They run in processes of their own, made when they are first needed and kept until this one ends: importing them takes
+seconds and reads tokens, and the logs that their parsers read were written by the code that is graded. One process is
+enough as a rule. While a log stalls it, other gradings get another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minisandbox.errors import HarnessError, MissingExtra, NotFound
+from minisandbox.tasks.harness import packages
+from minisandbox.tasks.languages import not_python
+
+START_TIMEOUT = 120.0
+PARSE_TIMEOUT = 60.0
+PATIENCE = 5.0
+"""Seconds to wait for a busy process before another one is started: more than most logs take."""
+MOST = 8
+"""Processes at once; so many stalled logs hold all gradings, until the first of them has taken its time."""
+_KEPT = 2
+_EXTRA = "swe"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a log says of a task's tests, by the parser and the rules of the task's benchmark.
+
+    Attributes:
+        statuses: each named test that the log tells of, with the parser's word: PASSED, FAILED, ERROR, SKIPPED, XFAIL.
+        found: whether the benchmark takes it for the log of a run: one with a test in it, or with no failure to report.
+        resolved: whether the task is resolved.
+        failed_fail_to_pass: the FAIL_TO_PASS tests that did not count as passed.
+        failed_pass_to_pass: the PASS_TO_PASS tests that did not count as passed.
+    """
+
+    statuses: Mapping[str, str]
+    found: bool
+    resolved: bool
+    failed_fail_to_pass: tuple[str, ...]
+    failed_pass_to_pass: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Specification:
+    """What SWE-bench says of how the rows of one version of a repository are built and tested.
+
+    Attributes:
+        python: the interpreter.
+        packages: what conda installs, or the kind of file of the repository that says it: ``requirements.txt`` or
+            ``environment.yml``.
+        pip_packages: what pip installs after that.
+        commands: shell commands that install the repository.
+        before_tests: shell commands that come before the tests.
+        test_command: what runs the tests, with the files of the row.
+        requirements_files: where a ``requirements.txt`` of the repository may lie.
+    """
+
+    python: str
+    packages: str
+    pip_packages: tuple[str, ...]
+    commands: tuple[str, ...]
+    before_tests: tuple[str, ...]
+    test_command: str
+    requirements_files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What SWE-smith says of how the rows of one repository are built and tested.
+
+    Attributes:
+        name: the profile's: ``owner__name.commit``.
+        repo: ``owner/name``.
+        commit: the commit that the bugs are put into.
+        mirror: the repository that has the bugs as branches.
+        python: the interpreter.
+        commands: shell commands that install the repository.
+        test_command: what runs the tests.
+        timeout: seconds that all tests may take.
+    """
+
+    name: str
+    repo: str
+    commit: str
+    mirror: str
+    python: str
+    commands: tuple[str, ...]
+    test_command: str
+    timeout: float
+
+
+def specification(repo: str, version: str, test_patch: str) -> Specification:
+    """Return what SWE-bench says of how a row is built and tested.
+
+    Args:
+        repo: ``owner/name``.
+        version: the project's version.
+        test_patch: the row's.
+
+    Raises:
+        NotFound: it has nothing for this version.
+        TaskFileError: its repository is in another language than Python.
+        MissingExtra: the package is not installed.
+        HarnessError: it could not say.
+    """
+    answer = _ask("specification", START_TIMEOUT, repo=repo, version=version, test_patch=test_patch)
+    found = answer["specification"]
+    if found is None:
+        known = ", ".join(answer["versions"]) or "none at all"
+        raise NotFound(f"swebench has no specification for {repo} {version}", reason=f"it has {known}")
+    if "python" not in found:
+        raise not_python("repo", f"is {repo!r}, which swebench does not test with Python")
+    command = found["test_cmd"] if isinstance(found["test_cmd"], str) else found["test_cmd"][-1]
+    return Specification(
+        found["python"],
+        found.get("packages", ""),
+        tuple(found.get("pip_packages", ())),
+        (*found.get("pre_install", ()), *filter(None, (found.get("install"),))),
+        tuple(found.get("eval_commands", ())),
+        " ".join((command, *answer["directives"])),
+        tuple(answer["requirements_files"]),
+    )
+
+
+def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Profile:
+    """Return what SWE-smith says of how a row is built and tested.
+
+    Args:
+        instance_id: the row's.
+        fail_to_pass: its FAIL_TO_PASS.
+        pass_to_pass: its PASS_TO_PASS.
+
+    Raises:
+        NotFound: it does not know the repository.
+        TaskFileError: the repository is in another language than Python.
+        MissingExtra: the package is not installed.
+        HarnessError: it could not say.
+    """
+    row = {"instance_id": instance_id, "FAIL_TO_PASS": list(fail_to_pass), "PASS_TO_PASS": list(pass_to_pass)}
+    found = _ask("profile", START_TIMEOUT, row=row)
+    if not found:
+        raise NotFound(f"swesmith has no profile for {instance_id!r}")
+    if not found["python"]:
+        raise not_python("instance_id", f"is {instance_id!r}, whose repository swesmith does not test with Python")
+    return Profile(
+        found["profile"],
+        found["repo"],
+        found["commit"],
+        found["mirror"],
+        found["python"],
+        tuple(found["install"]),
+        found["test_command"],
+        float(found["timeout"]),
+    )
+
+
+def evaluation(row: Mapping[str, object]) -> tuple[str, str]:
+    """Return the shell script with which SWE-bench tests a row of any language in its image, and its rule.
+
+    Args:
+        row: ``repo``, ``version``, ``instance_id``, ``base_commit`` and ``test_patch``.
+
+    Raises:
+        NotFound: it has nothing for this version.
+        MissingExtra: the package is not installed.
+        HarnessError: it could not say.
+    """
+    found = _ask("evaluation", START_TIMEOUT, row=dict(row))
+    if not found:
+        raise NotFound(f"swebench has no specification for {row['repo']} {row['version']}")
+    return str(found["script"]), str(found["rule"])
+
+
+def check_parser(parser: str) -> None:
+    """Check that there is a parser of a name, and that its package is installed.
+
+    Args:
+        parser: as for :func:`judge`.
+
+    Raises:
+        NotFound: there is none.
+        MissingExtra: its package is not installed.
+        HarnessError: its package could not be installed or loaded.
+    """
+    _ask("known", START_TIMEOUT, parser=parser)
+
+
+def judge(
+    parser: str,
+    log: str,
+    fail_to_pass: Sequence[str],
+    pass_to_pass: Sequence[str],
+    *,
+    rule: str = "pass_and_fail",
+    about: Mapping[str, str] | None = None,
+    exit_code: int | None = None,
+) -> Judgement:
+    """Return what a log says of a task's tests.
+
+    Args:
+        parser: as in :attr:`.LogGrader.parser`.
+        log: what the test command printed.
+        fail_to_pass: the task's FAIL_TO_PASS.
+        pass_to_pass: the task's PASS_TO_PASS.
+        rule: as in :attr:`.LogGrader.rule`.
+        about: what some parsers ask of a row: ``instance_id``, ``repo`` and ``version``.
+        exit_code: the command's exit status; None where it says nothing.
+
+    Raises:
+        NotFound: there is no such parser.
+        MissingExtra: the package is not installed.
+        HarnessError: the parser could not read the log, or needed longer than :data:`PARSE_TIMEOUT`.
+    """
+    answer = _ask(
+        "judge",
+        PARSE_TIMEOUT,
+        parser=parser,
+        log=log,
+        fail_to_pass=list(fail_to_pass),
+        pass_to_pass=list(pass_to_pass),
+        rule=rule,
+        about=dict(about or {}),
+        exit_code=exit_code,
+    )
+    failed = answer["not_passed"]
+    return Judgement(
+        answer["statuses"],
+        answer["found"],
+        answer["resolved"],
+        tuple(failed["FAIL_TO_PASS"]),
+        tuple(failed["PASS_TO_PASS"]),
+    )
+
+
+def parse(parser: str, log: str) -> dict[str, str]:
+    """Return every test that a log tells of, with the parser's word; arguments and errors as for :func:`judge`."""
+    return dict(_ask("parse", PARSE_TIMEOUT, parser=parser, log=log)["statuses"])
+
+
+def close() -> None:
+    """End the processes of the benchmarks' own code that are idle; the next question starts another."""
+    for pool in _pools.values():
+        pool.end_idle()
+
+
+def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
+    """Have the other side do something; returns its answer, an object."""
+    family = str(arguments.get("parser", "")).partition(":")[0]
+    request = json.dumps({"operation": operation, **arguments}).encode() + b"\n"
+    answer = json.loads(_the_pool(packages.installed(family)).exchange(request, timeout))
+    if "error" not in answer:
+        return dict(answer["answer"])
+    if answer["kind"] == "unknown":
+        raise NotFound(
+            f"{family} has no such log parser",
+            reason=answer["error"],
+            hint="docs/reference/graders.md lists the parsers; test.parser names one",
+        )
+    if answer["kind"] == "missing":
+        raise MissingExtra(
+            "SWE-bench and SWE-smith tasks need the benchmarks' own packages",
+            reason=answer["error"],
+            hint=f"pip install 'swe-minisandbox[{_EXTRA}]'",
+        )
+    raise HarnessError(f"the benchmark's own code failed at {operation!r}", reason=answer["error"])
+
+
+class _Pool:
+    """The other processes. Each serves one request at a time.
+
+    Args:
+        packages: a directory with the benchmark's package; None: this interpreter has it.
+    """
+
+    def __init__(self, packages: Path | None) -> None:
+        self._packages = packages
+        self._changed = threading.Condition()
+        self._idle: list[_Server] = []
+        self._busy: list[_Server] = []
+
+    def exchange(self, request: bytes, timeout: float) -> bytes:
+        """Return the answer to a request, each a line; it may take so many seconds once a process is free."""
+        server = self._take()
+        try:
+            return server.exchange(request, timeout)
+        finally:
+            self._give_back(server)
+
+    def end_idle(self) -> None:
+        with self._changed:
+            idle, self._idle = self._idle, []
+        for server in idle:
+            server.end()
+
+    def end(self) -> None:
+        for server in (*self._idle, *self._busy):
+            server.end()
+
+    def _take(self) -> _Server:
+        with self._changed:
+            if self._busy:
+                self._changed.wait_for(lambda: self._idle, PATIENCE)
+            self._changed.wait_for(lambda: self._idle or len(self._busy) < MOST)  # each of those has a deadline
+            server = self._idle.pop() if self._idle else _Server(self._packages)
+            self._busy.append(server)
+        return server
+
+    def _give_back(self, server: _Server) -> None:
+        with self._changed:
+            self._busy.remove(server)
+            surplus = len(self._idle) >= _KEPT
+            if not surplus:
+                self._idle.append(server)
+            self._changed.notify()
+        if surplus:
+            server.end()
+
+
+class _Server:
+    """One other process; arguments as for :class:`_Pool`."""
+
+    def __init__(self, packages: Path | None) -> None:
+        self._packages = packages
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiting = bytearray()
+
+    def exchange(self, request: bytes, timeout: float) -> bytes:
+        fresh = self._process is None or self._process.poll() is not None
+        if fresh:
+            self._start()
+        try:
+            return self._exchange(request, time.monotonic() + timeout + (START_TIMEOUT if fresh else 0))
+        except BaseException:  # an answer that comes later must not be taken for another request's
+            self.end()
+            raise
+
+    def end(self) -> None:
+        process, self._process = self._process, None
+        self._waiting.clear()
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def _start(self) -> None:
+        self.end()
+        command = [sys.executable, "-m", "minisandbox.tasks.harness.server"]
+        # nothing of ours: what is imported there loads .env files and looks for tokens
+        kept = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        if self._packages is not None:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                filter(None, (str(self._packages), environment.get("PYTHONPATH")))
+            )
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**environment, "LC_ALL": "C.UTF-8"},
+            cwd=Path("/"),
+            bufsize=0,
+        )
+
+    def _exchange(self, request: bytes, deadline: float) -> bytes:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        source, target = process.stdout.fileno(), process.stdin.fileno()
+        os.set_blocking(target, False)
+        left = memoryview(request)
+        while b"\n" not in self._waiting:
+            seconds = max(deadline - time.monotonic(), 0)
+            readable, writable, _ = select.select([source], [target] if left else [], [], seconds)
+            if not readable and not writable:
+                raise HarnessError("the benchmark's own code took too long", reason="the log is not what it expects")
+            if writable:
+                left = left[_write(target, left) :]
+            if readable:
+                data = os.read(source, 1 << 20)
+                if not data:
+                    raise HarnessError("the process of the benchmark's own code ended", reason="it ran out of memory")
+                self._waiting += data
+        line, _, rest = bytes(self._waiting).partition(b"\n")
+        self._waiting = bytearray(rest)
+        return line
+
+
+def _write(target: int, data: memoryview) -> int:
+    try:
+        return os.write(target, data)
+    except BlockingIOError:
+        return 0
+    except BrokenPipeError as error:
+        raise HarnessError("the process of the benchmark's own code ended") from error
+
+
+_pools: dict[tuple[int, Path | None], _Pool] = {}
+
+
+def _the_pool(packages: Path | None) -> _Pool:
+    """The processes of this one that have a package; a fork of this one has its own."""
+    pool = _Pool(packages)
+    if (found := _pools.setdefault((os.getpid(), packages), pool)) is pool:
+        atexit.register(pool.end)
+    return found

@@ -1,0 +1,51 @@
+"""Packages of benchmarks in environments of their own, installed on demand: swebench 5 next to 4.1."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import uv
+
+from minisandbox import wheels
+from minisandbox.errors import HarnessError
+
+_PACKAGES = {
+    "swebench5": (
+        "swebench-5.0.2",
+        (
+            "swebench==5.0.2 --hash=sha256:b7f0416a1e686eca22c2f749b5f816685a202835032f6683080e2b53545bbb62",
+            "unidiff==1.0.1 --hash=sha256:5e2ca461eda8a4c761ad0922e3e8a65742f359dc60301a3a055b70fd7c158680",
+        ),
+    ),
+}
+"""By family of parsers: its directory, and its packages. Dependencies that the parsers do not import are left out."""
+_SECONDS = 300.0
+
+
+def installed(family: str) -> Path | None:
+    """Return the directory of a family's package, installed first where it is not; None: this interpreter has it.
+
+    It lies below ``$XDG_CACHE_HOME/minisandbox/harness``, else below ``~/.cache``.
+
+    Args:
+        family: what stands before the colon of a parser's name.
+
+    Raises:
+        HarnessError: it cannot be installed.
+    """
+    if family not in _PACKAGES:
+        return None
+    name, wanted = _PACKAGES[family]
+    place = wheels.cache_directory("harness")
+    try:
+        return wheels.make_once(
+            place / name, lambda staging: wheels.fetch_wheels(uv.find_uv_bin(), staging, wanted, timeout=_SECONDS)
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(error) if isinstance(error, OSError) else wheels.reason_of(error)
+        raise HarnessError(
+            f"{' and '.join(line.split()[0] for line in wanted)} cannot be installed",
+            reason=reason,
+            hint=f"retry with the package index accessible, or copy {place} from another machine",
+        ) from error

@@ -1,0 +1,198 @@
+"""The side of :mod:`minisandbox.tasks.harness` that imports the benchmarks' own packages: a process of its own.
+
+It reads requests, one JSON object a line, and answers each with one line. It is started with nothing of the caller's
+environment, because what is imported reads ``.env`` files and tokens; and it can be ended, because a log that a
+submission wrote meets regular expressions that nobody made for that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import json
+import resource
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+_MEMORY = 4 * 1024**3
+_FIVE = "swebench5"
+
+
+def main() -> None:
+    """Answer requests until the caller goes."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # whatever an import prints is no answer
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"answer": _OPERATIONS[request.pop("operation")](**request)}
+        except ImportError as error:
+            answer = {"error": str(error), "kind": "missing"}
+        except _UnknownParserError as error:
+            answer = {"error": str(error), "kind": "unknown"}
+        except Exception as error:  # noqa: BLE001 - whatever foreign code raises is an answer
+            answer = {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _specification(repo: str, version: str, test_patch: str) -> dict[str, Any]:
+    """What SWE-bench says of how a row is built and tested."""
+    constants = importlib.import_module("swebench.harness.constants")
+    python = importlib.import_module("swebench.harness.test_spec.python")
+    versions = constants.MAP_REPO_VERSION_TO_SPECS.get(repo, {})
+    return {
+        "specification": versions.get(version),
+        "versions": sorted(versions),
+        "requirements_files": constants.MAP_REPO_TO_REQS_PATHS.get(repo, []),
+        "directives": python.get_test_directives({"repo": repo, "test_patch": test_patch}),
+    }
+
+
+def _profile(row: dict[str, Any]) -> dict[str, Any]:
+    """What SWE-smith says of how a row is built and tested; nothing where it does not know its repository."""
+    registry = importlib.import_module("swesmith.profiles").registry
+    name = row["instance_id"].rsplit(".", 1)[0]
+    if name not in registry.keys():  # noqa: SIM118 - it is no dict
+        return {}
+    profile = registry.get(name)
+    if not getattr(profile, "python_version", ""):
+        return {"python": ""}
+    command, _ = profile.get_test_cmd(row)
+    return {
+        "repo": f"{profile.owner}/{profile.repo}",
+        "commit": profile.commit,
+        "mirror": profile.mirror_name,
+        "profile": profile.repo_name,
+        "python": profile.python_version,
+        "install": list(getattr(profile, "install_cmds", [])),
+        "test_command": command,
+        "timeout": profile.timeout_ref,
+    }
+
+
+class _UnknownParserError(Exception):
+    """There is no parser of that name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        near = difflib.get_close_matches(name, list(known), n=3)
+        super().__init__(f"there is no {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+
+
+def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
+    """What SWE-bench runs to test a row in its image, and how it reads the log."""
+    constants = importlib.import_module("swebench.harness.constants")
+    scripts = importlib.import_module("swebench.harness.test_spec.create_scripts")
+    specs = constants.MAP_REPO_VERSION_TO_SPECS.get(row["repo"], {}).get(row["version"])
+    if specs is None:
+        return {}
+    lines = scripts.make_eval_script_list(row, specs, "testbed", "/testbed", row["base_commit"], row["test_patch"])
+    rule = "fail_only" if row["repo"] in constants.FAIL_ONLY_REPOS else "pass_and_fail"
+    return {"script": "\n".join(lines), "rule": rule}
+
+
+def _parser(parser: str) -> Callable[..., Mapping[str, str]]:
+    """Return the parser of a name; it takes a log and what it may ask of the row."""
+    family, _, name = parser.partition(":")
+    if family == "swesmith":
+        registry = importlib.import_module("swesmith.profiles").registry
+        if name not in registry.keys():  # noqa: SIM118 - it is no dict
+            raise _UnknownParserError(name, registry.keys())
+        return lambda log, _: registry.get(name).log_parser(log)
+    if family == _FIVE:
+        _without_docker()
+        known = dict(importlib.import_module("swebench.harness.log_parsers").PARSER_REGISTRY)
+    else:
+        by_repo = importlib.import_module("swebench.harness.log_parsers").MAP_REPO_TO_PARSER
+        python = vars(importlib.import_module("swebench.harness.log_parsers.python"))
+        named = {parse.__name__: parse for parse in by_repo.values()}
+        known = {**{one: parse for one, parse in python.items() if one.startswith("parse_log_")}, **named, **by_repo}
+    if name not in known:
+        raise _UnknownParserError(name, known)
+    found: Callable[..., Mapping[str, str]] = known[name]
+    return found
+
+
+def _without_docker() -> None:
+    """Import swebench 5's parsers and rules without what ``swebench.harness`` imports first: docker, modal."""
+    if "swebench.harness" not in sys.modules:
+        spec = importlib.util.find_spec("swebench")
+        package = types.ModuleType("swebench.harness")
+        package.__path__ = [f"{place}/harness" for place in (spec and spec.submodule_search_locations) or ()]
+        sys.modules[package.__name__] = package
+
+
+def _known(parser: str) -> dict[str, Any]:
+    _parser(parser)
+    return {}
+
+
+def _statuses(parser: str, log: str, about: types.SimpleNamespace | None = None) -> dict[str, str]:
+    """What a log says of each test, by the parser that its benchmark has for it."""
+    return dict(_parser(parser)(log, about))
+
+
+def _read(parser: str, log: str, about: types.SimpleNamespace, exit_code: int | None) -> tuple[dict[str, str], bool]:
+    """What a log says of each test, and whether the benchmark takes it for the log of a run."""
+    parse = _parser(parser)
+    if not parser.startswith(_FIVE):
+        statuses = dict(parse(log, about))
+        return statuses, bool(statuses) or exit_code == 0
+    grading = importlib.import_module("swebench.harness.grading")
+    harmless = log.replace(">>>>> ", ">>>> ")  # a log cannot end its own region
+    lines = [grading.START_TEST_OUTPUT, harmless, grading.END_TEST_OUTPUT]
+    if exit_code is not None:
+        lines.append(f"{grading.TEST_EXIT_CODE}: {exit_code}")
+    with tempfile.NamedTemporaryFile("w", errors="replace") as file:
+        file.write("\n".join(lines))
+        file.flush()
+        statuses, found = grading.get_logs_eval(about, file.name)
+    return statuses, found
+
+
+def _judgement(
+    parser: str,
+    log: str,
+    fail_to_pass: list[str],
+    pass_to_pass: list[str],
+    rule: str,
+    about: dict[str, str],
+    exit_code: int | None,
+) -> dict[str, Any]:
+    """What a log says of the named tests, and whether the task is resolved by the benchmark's own rules."""
+    spec = types.SimpleNamespace(**about, log_parser=parser.partition(":")[2], eval_type=rule)
+    seen, found = _read(parser, log, spec, exit_code)
+    grading = importlib.import_module("swebench.harness.grading")
+    lists = {"FAIL_TO_PASS": fail_to_pass, "PASS_TO_PASS": pass_to_pass}
+    report = grading.get_eval_tests_report(seen, lists, eval_type=grading.EvalType(rule))
+    return {
+        "found": found,
+        "statuses": {test: seen[test] for tests in lists.values() for test in tests if test in seen},
+        "others": len(seen.keys() - set(fail_to_pass) - set(pass_to_pass)),
+        "resolved": found and grading.get_resolution_status(report) == "RESOLVED_FULL",
+        "not_passed": {
+            kind: [test for test in tests if test not in set(report[kind]["success"])] for kind, tests in lists.items()
+        },
+    }
+
+
+def _parsed(parser: str, log: str) -> dict[str, Any]:
+    return {"statuses": _statuses(parser, log)}
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "specification": _specification,
+    "profile": _profile,
+    "evaluation": _evaluation,
+    "known": _known,
+    "judge": _judgement,
+    "parse": _parsed,
+}
+
+if __name__ == "__main__":
+    main()

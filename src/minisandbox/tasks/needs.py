@@ -1,0 +1,105 @@
+"""What tasks of scripts have besides a repository: a script that solves them, and what their sandboxes need."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.errors import InvalidValue
+from minisandbox.types import Limits, Network
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A script that solves a task.
+
+    Attributes:
+        files: a directory of this machine; it is copied to ``files_at`` before the script runs, and no agent sees it.
+        command: shell command, run in the image's working directory by the image's user. Its exit status says nothing.
+        files_at: where ``files`` lie inside.
+        timeout: seconds it may take.
+        environment: variables of the script alone.
+    """
+
+    files: Path
+    command: str = "bash /solution/solve.sh"
+    files_at: str = "/solution"
+    timeout: float = 1800.0
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shell(self) -> str:
+        """The command with its variables, as one line for a shell."""
+        return "; ".join((*(f"export {name}={shlex.quote(value)}" for name, value in self.environment), self.command))
+
+    def to_row(self) -> dict[str, object]:
+        """Return it as a row has it under ``solution``."""
+        return {
+            "files": str(self.files),
+            "command": self.command,
+            "files_at": self.files_at,
+            "timeout": self.timeout,
+            **({"environment": dict(self.environment)} if self.environment else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the sandboxes of a task get; None for what every task's get.
+
+    Attributes:
+        memory: bytes that processes may hold, without the files that they write.
+        disk: bytes of all files that are written.
+        network: what the agent and the solution reach.
+        grader_network: what the grader reaches in a sandbox of its own.
+        seconds: wall time of the agent.
+    """
+
+    memory: int | None = None
+    disk: int | None = None
+    network: Network = Network.off()
+    grader_network: Network = Network.off()
+    seconds: float | None = None
+
+    def limits(self, given: Limits | None) -> Limits:
+        """Return the limits of a sandbox: those that the caller gave, else the task's own.
+
+        Files of a memory upper count as memory, so that their room is added to it.
+        """
+        if given is not None:
+            return given
+        disk = Limits().disk if self.disk is None else self.disk
+        return Limits(disk=disk) if self.memory is None else Limits(memory=self.memory + disk, disk=disk)
+
+    def to_row(self) -> dict[str, object]:
+        """Return it as a row has it under ``needs``."""
+        networks = {"network": self.network, "grader_network": self.grader_network}
+        numbers = {"memory": self.memory, "disk": self.disk, "seconds": self.seconds}
+        return {name: value for name, value in numbers.items() if value is not None} | {
+            name: _network_row(value) for name, value in networks.items() if value != Network.off()
+        }
+
+
+_PUBLIC = Network.allow("*")
+
+
+def _network_row(network: Network) -> str | list[str]:
+    return "public" if network == _PUBLIC else list(network.hosts)
+
+
+def network_of(value: object, *, public: bool) -> Network:
+    """Return the network that a row names: ``off``, ``public``, or a list of hosts.
+
+    Args:
+        value: the name or the hosts.
+        public: whether ``public`` is granted: HTTP and HTTPS to all public hosts; without, it is off.
+
+    Raises:
+        InvalidValue: it names none.
+    """
+    if isinstance(value, list | tuple):
+        return Network.allow(*value)
+    if value not in ("off", "public"):
+        raise InvalidValue(f"network {value!r}", hint="write 'off', 'public' or a list of hosts")
+    return _PUBLIC if public and value == "public" else Network.off()

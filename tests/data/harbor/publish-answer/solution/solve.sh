@@ -1,0 +1,3 @@
+#!/bin/bash
+echo "$ANSWER" > report.txt
+echo gone > kept.txt
