@@ -68,7 +68,7 @@ def add_private_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--private",
         action="store_true",
-        help="also take copies that --private wrote: later builds use their layers, so trust whoever wrote them",
+        help="also take copies that --private wrote: later builds use their layers, so trust their author",
     )
 
 

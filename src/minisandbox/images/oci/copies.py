@@ -1,8 +1,8 @@
 """Copies of images for other stores of MiniSandbox: with every record, with hidden tests, over the host's ``/usr`` too.
 
 A copy is an OCI artifact: its configuration is our records, its layers are blobs as those of any image (image-spec,
-manifest.md, "Guidelines for Artifact Usage"). Engines refuse it. Whoever takes one believes what it says about where
-its layers come from, because later builds use them: it is for stores that trust each other.
+manifest.md, "Guidelines for Artifact Usage"). Engines refuse it. Later builds of the store that takes a copy use its
+layers by their keys, which no hash can prove: copies are for stores that trust each other.
 """
 
 from __future__ import annotations

@@ -125,8 +125,8 @@ def take(
     if not private:
         raise InvalidValue(
             f"{reference} is a private copy of an image",
-            reason="it says how its layers were made, and later builds would believe that",
-            hint="take it with --private if you trust whoever wrote it",
+            reason="later builds would use its layers by the keys that it claims",
+            hint="take it with --private if you trust its author",
         )
     copy = renamed(parse_copy(manifest.config, f"the records of {source.name}"), name)
     if len(copy.layers) != len(manifest.blobs):

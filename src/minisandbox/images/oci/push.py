@@ -191,7 +191,7 @@ class _Registry:
             return "" if answer.status == 201 else self._address(answer)
 
     def _send(self, digest: str, size: int, file: IO[bytes], session: str) -> None:
-        """Send a blob; after an interruption, what the registry has not got yet."""
+        """Send a blob; after an interruption, the part that the registry lacks."""
         for attempt in range(ATTEMPTS):
             try:
                 if attempt and self._has(digest):  # the answer was lost, not the blob
