@@ -1,6 +1,7 @@
 """Count the runs of tests that grading honest passes takes, by policy of confirmation.
 
-python benchmarks/grading_runs.py [TASKS] [--repo-mirrors DIR] [--pins DIR] [--only GLOB...] [--policies POLICY...]
+python benchmarks/grading_runs.py [TASKS] [--repo-mirrors DIR] [--pins DIR]
+    [--environment auto|pins|image] [--only GLOB...] [--policies POLICY...]
 
 The submissions are the references, screened as any other. Images that are not in the store (MINISANDBOX_STORE) are
 built first; a task whose image cannot be built is named and left out. Prints a line per task and policy, and a total.
@@ -31,7 +32,9 @@ def main() -> int:
     """Grade every task's reference with every policy; 0 if all are resolved."""
     options = _options()
     store = Store.open()
-    tasks = TaskSet.load(options.tasks, pins=options.pins, repo_mirrors=options.repo_mirrors)
+    tasks = TaskSet.load(
+        options.tasks, pins=options.pins, repo_mirrors=options.repo_mirrors, environment=options.environment
+    )
     runs: Counter[str] = Counter()
     resolved: Counter[str] = Counter()
     for task in tasks.select(options.only):
@@ -76,6 +79,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", default=[ALWAYS, FLAGGED], metavar="POLICY")
     parser.add_argument("--repo-mirrors", type=Path, metavar="DIR", help="git repositories to look in first")
     parser.add_argument("--pins", type=Path, metavar="DIR", help="exported environments of the official images")
+    parser.add_argument("--environment", default="auto", help="what images are made of: auto, pins or image")
     return parser.parse_args()
 
 

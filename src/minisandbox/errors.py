@@ -105,6 +105,12 @@ class NotFound(MiniSandboxError, LookupError):
     exit_code = 6
 
 
+class Unsupported(MiniSandboxError):
+    """The chosen backend lacks the feature: a container engine cannot take a snapshot, for example."""
+
+    exit_code = 8
+
+
 class DockerfileError(MiniSandboxError, ValueError):
     """A Dockerfile is malformed, names what does not exist in its context, or wants what is not supported.
 

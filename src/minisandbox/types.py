@@ -293,6 +293,7 @@ class ImageSpec:
             only the paths written since.
         user: as whom commands run that name no user: a name or uid, with ``:GROUP`` or without; "" for root. With one
             id all run as root.
+        backend: what isolates it: "" for namespaces, or the container engine ``podman`` or ``docker``.
     """
 
     name: str
@@ -303,6 +304,7 @@ class ImageSpec:
     base_commit: str = "HEAD"
     clean: bool = False
     user: str = ""
+    backend: str = ""
 
 
 class Outcome(enum.Enum):

@@ -272,21 +272,44 @@ class Implementation:
         has: which needs of cases it always has.
         real: whether it makes sandboxes by the kernel.
         world: makes what the cases stand on.
+        engine: the container engine that makes them, or "".
     """
 
     name: str
     has: frozenset[str]
     real: bool
     world: Callable[[ImageSpec, Path], SyncWorld | AsyncWorld]
+    engine: str = ""
 
 
 # Where an ordinary user may not open the host's own, a fake has none; a sandbox has its own always.
 TERMINALS = {"terminal"} if os.access("/dev/pts/ptmx", os.R_OK | os.W_OK) else set()
 REAL = {"kernel", "terminal"}
 
+CONTAINERS = frozenset({"kernel", "range", "terminal"})
+NOT_IN_CONTAINERS = {
+    "commands-exit_statuses": "256 commands: an engine needs more than the deadline",
+    "commands-many_in_sequence": "hundreds of commands: an engine needs more than the deadline",
+    "commands-fifty_at_once": "50 clients at once: an engine needs more than the deadline",
+    "files-odd_names": "hundreds of file verbs: an engine needs more than the deadline",
+    "files-full_disk": "engines do not enforce Limits.disk",
+    "management-attach": "containers are not listed and cannot be attached to",
+    "management-attach_and_stop": "containers are not listed and cannot be attached to",
+    "management-attach_settings": "containers are not listed and cannot be attached to",
+    "management-attached_end": "containers are not listed and cannot be attached to",
+    "management-usage": "usage() counts the worker, and no disk",
+    "management-idle_usage": "usage() counts the worker, and no disk",
+    "management-list": "containers are not listed and cannot be attached to",
+    "snapshots-owner_only": "containers are not listed and cannot be attached to",
+    "snapshots-during_a_command": "engines take no snapshots",
+}
+"""Cases that an engine's containers do not pass, and why; those that raise Unsupported are not named."""
+
 IMPLEMENTATIONS = (
     Implementation("sync", frozenset(REAL), True, partial(SyncWorld, Sandbox)),
     Implementation("async", frozenset(REAL | {"cancel"}), True, partial(AsyncWorld, AsyncSandbox)),
     Implementation("fake", frozenset(TERMINALS), False, partial(SyncWorld, FakeSandbox)),
     Implementation("async-fake", frozenset(TERMINALS | {"cancel"}), False, partial(AsyncWorld, AsyncFakeSandbox)),
+    Implementation("podman", CONTAINERS, True, partial(SyncWorld, Sandbox), "podman"),
+    Implementation("docker", CONTAINERS, True, partial(SyncWorld, Sandbox), "docker"),
 )

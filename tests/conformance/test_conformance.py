@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.contract import DEADLINE, Case, cases
-from tests.conformance.implementations import IMPLEMENTATIONS, WORKDIR, Implementation
+from tests.conformance.implementations import IMPLEMENTATIONS, NOT_IN_CONTAINERS, WORKDIR, Implementation
 
+from minisandbox.errors import HostError, Unsupported
 from minisandbox.sandbox import Sandbox
 from minisandbox.types import ImageSpec
 
@@ -34,7 +35,7 @@ def marks(case: Case, implementation: Implementation) -> list[pytest.MarkDecorat
     """
     twin = "cancel" not in case.needs and (implementation.name.startswith("async") or not implementation.real)
     once = [pytest.mark.once] * (twin and implementation.real)
-    slow = [pytest.mark.slow] * (twin or case.deadline > DEADLINE)
+    slow = [pytest.mark.slow] * (twin or case.deadline > DEADLINE or bool(implementation.engine))
     return [pytest.mark.kernel] * implementation.real + once + slow
 
 
@@ -67,7 +68,33 @@ def test_promise(case: Case, implementation: Implementation, image: ImageSpec, t
         pytest.skip("doctor: sandboxes have one user id here; see newuidmap and /etc/subuid")
     if "one id" in case.needs and ids_inside(image) > 1:
         pytest.skip("sandboxes have a range of user ids here")
-    implementation.world(image, tmp_path).hold_to(case)
+    if not implementation.engine:
+        implementation.world(image, tmp_path).hold_to(case)
+        return
+    if reason := NOT_IN_CONTAINERS.get(case.name):
+        pytest.skip(f"{implementation.engine}: {reason}")
+    try:
+        implementation.world(in_engine(implementation.engine, image), tmp_path).hold_to(case)
+    except Unsupported as error:
+        pytest.skip(error.what)
+
+
+def in_engine(engine: str, image: ImageSpec) -> ImageSpec:
+    """The image as one of an engine; skips where the engine does not work."""
+    image = replace(image, backend=engine)
+    if (reason := why_not(image)) is not None:
+        pytest.skip(f"{engine}: {reason}")
+    return image
+
+
+@cache
+def why_not(image: ImageSpec) -> str | None:
+    """Why an engine makes no container here, or None."""
+    try:
+        Sandbox.create(image).stop()
+    except HostError as error:
+        return str(error)
+    return None
 
 
 def test_the_list_is_long_enough() -> None:

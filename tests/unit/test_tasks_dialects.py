@@ -192,7 +192,7 @@ def test_swe_rebench() -> None:
     assert python_build(task).system == ("gcc",)
     assert task.grader.command == "pytest --no-header -rA"
     assert task_from_row({**REBENCH, "install_config": json.dumps(REBENCH["install_config"])}) == task
-    with pytest.raises(TaskFileError, match="in other languages"):
+    with pytest.raises(TaskFileError, match="for Python alone"):
         task_from_row({**REBENCH, "install_config": {"install": "npm ci", "test_cmd": "npm test"}})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minisandbox.cli.common import exits
+from minisandbox.cli.common.backends import backend_config, backend_of
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.cluster_options import print_nodes
 from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     predictions = _predictions(args.predictions, everything, tasks)
     with Progress() as progress:
         checks = cluster_checks(args, progress)
-        builder = Builder(Store.open(), progress, args.repo_mirrors) if checks is None else None
+        builder = Builder(Store.open(), progress, args.repo_mirrors, backend_of(args)) if checks is None else None
         found = run_evaluation(
             tasks,
             predictions,
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
             workers=args.workers or cpus(),
             timeout=grading.timeout,
             confirm=grading.confirm,
-            config={"tasks": args.tasks, "predictions": args.predictions},
+            config={"tasks": args.tasks, "predictions": args.predictions, **backend_config(args)},
             build=None if builder is None else lambda some: _build(builder, some, args),
             progress=lambda news: _show_progress(progress, news),
             elsewhere=checks,

@@ -27,6 +27,7 @@ COMMANDS = {
     "tasks": "list, show, select and export the tasks of a set; merge the results of runs",
     "validate": "check that each task fails before and passes after its reference patch",
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
+    "compare": "validate tasks in sandboxes and in podman or docker; print verdicts, time and disk of both",
     "rollout": "run an agent on tasks, and grade its submissions",
     "cluster": "run rollouts on several machines; show their state",
     "trajectories": "read the rollouts of a run; select and write training data",

@@ -14,6 +14,7 @@ from minisandbox.agents import Agent, AgentLimits, open_agent
 from minisandbox.agents.options import to_mapping
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.agent_options import add_agent_arguments, agent_limits, agent_options
+from minisandbox.cli.common.backends import add_backend_argument, backend_config, backend_of
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.cluster_options import add_cluster_argument, print_nodes
 from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
@@ -88,6 +89,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tries", type=int, default=3, metavar="N", help="tries of a rollout after infrastructure errors (default: 3)"
     )
+    add_backend_argument(group)
     add_cluster_argument(group)
     group.add_argument("--quiet", action="store_true", help="no progress, and only counts at the end")
 
@@ -102,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     setup = _setup(args, agent, asked, budget)
     with Output(quiet=args.quiet) as output:
         cluster = _cluster(args, asked, budget, output)
-        builder = Builder(Store.open(), output, args.repo_mirrors) if cluster is None else None
+        builder = Builder(Store.open(), output, args.repo_mirrors, backend_of(args)) if cluster is None else None
         building = (lambda: builder.remaining) if builder is not None else str
         display = Display(output, agent.name, quiet=args.quiet or args.json, building=building)
         reporter = BackgroundReporter(_print_json_line if args.json else display.record)
@@ -222,6 +224,7 @@ def _config(args: argparse.Namespace, setup: Setup) -> dict[str, str | int | flo
         parts["sampling"] = dataclasses.asdict(setup.sampling)
     return {
         "tasks": args.tasks,
+        **backend_config(args),
         **({"recording": str(options.recording)} if options.recording else {}),
         **{name: json.dumps(part, sort_keys=True) for name, part in parts.items()},
     }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minisandbox.cli.common import exits
+from minisandbox.cli.common.backends import add_backend_argument, backend_config, backend_of
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.cluster_options import add_cluster_argument, print_nodes
 from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
@@ -53,6 +54,7 @@ def add_work_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the concurrency of a command that builds images and runs tests."""
     parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: one per CPU)")
     parser.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
+    add_backend_argument(parser)
     add_cluster_argument(parser)
 
 
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     retry = args.rebuild or args.only_failed or args.out is None or not (args.out / DATABASE).exists()
     with Progress() as progress:
         checks = cluster_checks(args, progress)
-        builder = Builder(Store.open(), progress, args.repo_mirrors) if checks is None else None
+        builder = Builder(Store.open(), progress, args.repo_mirrors, backend_of(args)) if checks is None else None
         found = run_validations(
             tasks,
             None if builder is None else builder.image_of,
@@ -102,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             workers=args.workers or cpus(),
             timeout=grading.timeout,
             confirm=grading.confirm,
-            config={"tasks": args.tasks},
+            config={"tasks": args.tasks, **backend_config(args)},
             build=None if builder is None else lambda some: _build(builder, some, args, retry),
             progress=lambda news: _show_progress(progress, news),
             elsewhere=checks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from minisandbox.images.estimate import Estimate
@@ -21,7 +22,7 @@ _ENDING = 30.0
 class Building:
     """What :func:`build_all` does, in a thread of its own that keeps no process alive. Begins when it is made.
 
-    Arguments are those of :func:`build_all`.
+    Arguments are those of :func:`build_all`, and the backend of the images' sandboxes.
 
     Attributes:
         images: by name, the image as soon as it is there; or why there is none, once all others are made. Where the
@@ -37,6 +38,7 @@ class Building:
         progress: Progress | None = None,
         on_estimate: Callable[[Estimate], None] | None = None,
         mirrors: Path | None = None,
+        backend: str = "",
     ) -> None:
         self.images: dict[str, Future[Image]] = {name: Future() for name in recipes}
         for future in self.images.values():
@@ -46,7 +48,8 @@ class Building:
         def make() -> Built:
             return build_all(
                 recipes, store=store, budget=budget, progress=progress, on_estimate=on_estimate,
-                on_image=lambda image: self.images[image.name].set_result(image), mirrors=mirrors,
+                on_image=lambda image: self.images[image.name].set_result(replace(image, backend=backend)),
+                mirrors=mirrors,
                 cancellation=self._cancellation,
             )  # fmt: skip
 

@@ -37,6 +37,7 @@ class Image:
         own_root: whether its root is its own tree (a container image), without the host's ``/usr``.
         user: as whom its commands run; "" for root.
         config: how a container image wants to be run: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
+        backend: what its sandboxes are made by, as in :class:`.ImageSpec`; no part of the image.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Image:
     own_root: bool = False
     user: str = ""
     config: Mapping[str, JSONValue] = field(default_factory=dict, repr=False)
+    backend: str = ""
 
     def spec(self) -> ImageSpec:
         """Return what a sandbox is made from.
@@ -63,6 +65,7 @@ class Image:
         return ImageSpec(
             self.name, trees, self.environment, self.workdir, host_usr=not self.own_root,
             base_commit=self.commit or "HEAD", clean=bool(self.commit), user=self.user,
+            backend=self.backend,
         )  # fmt: skip
 
     def tests_dir(self) -> Path | None:

@@ -434,7 +434,8 @@ class _Chain:
     def _check_out(self, source: r.Source) -> None:
         self.source = source
         if isinstance(source, r.ImageSource):
-            self._put(making.image_source_step(source, self.workdir))
+            if source.commit or source.remove:
+                self._put(making.image_source_step(source, self.workdir))
         else:
             self.checked_out = self._put_apart(self._source(source))
 

@@ -229,7 +229,6 @@ def _conclude(state: RolloutState, error: Exception) -> None:
 async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
     grader = state.task.grader
     if isinstance(grader, ScriptGrader) and grader.carry:  # its submission is files, and its image as it came
-        state.submission = b""
         return
     try:
         state.submission = await box.patch(limit=MAX_SUBMISSION)
@@ -274,7 +273,7 @@ def finish(
     Raises:
         CancelledError: the grading was cancelled.
     """
-    if state.failure is not None or state.submission is None:
+    if state.failure is not None or (state.submission is None and state.grade is None):
         return state.trajectory(None)
     with state.phase("grade") if state.grade is None else nullcontext():
         graded = _graded(state, image, tries, cancellation)

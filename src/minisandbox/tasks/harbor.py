@@ -52,7 +52,7 @@ def task_directories(path: Path) -> list[Path]:
     """Return the task directories of ``harbor:PATH``: itself, or those in it, by name.
 
     Raises:
-        TaskFileError: there is none.
+        TaskFileError: the path holds no task.
     """
     if (path / CONFIG).is_file():
         return [path.resolve()]
@@ -104,7 +104,7 @@ class _Config:
     Attributes:
         path: the task's directory.
         source: its text.
-        values: what it holds.
+        values: its tables and keys.
         trusted: whether it may read this machine's environment variables, and name files outside of its directory.
     """
 
@@ -255,7 +255,7 @@ def _services(path: Path) -> tuple[int | None, list[str]]:
 
 
 def _instruction(config: _Config) -> str:
-    """Return what the agent is told, without the lines against training on benchmarks at its beginning."""
+    """Return the instruction for the agent, without the lines against training on benchmarks at its beginning."""
     path = config.file("instruction.md")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

@@ -72,9 +72,9 @@ def made(place: Path, name: str, store: Store) -> tuple[Task, Image]:
     return task, build(task.recipe(), store=store, name=name)
 
 
-def validated(place: Path, name: str, store: Store) -> Validation:
+def validated(place: Path, name: str, store: Store, confirm: str = "flagged") -> Validation:
     task, image = made(place, name, store)
-    return validate(task, image)
+    return validate(task, image, confirm=confirm)
 
 
 def verifier(place: Path, text: str) -> None:
@@ -86,6 +86,7 @@ def test_both_kinds_of_verifier_tell_the_solution_from_none(store: Store, place:
         found = validated(place, name, store)
         assert (found.status, found.notes) == (Status.VALID, ()), found
         assert (found.reference[0].reward, found.empty[0].reward) == (1.0, 0.0)
+    assert validated(place, "count-lines", store, "always").valid
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,9 @@ def seen(found: Trajectory) -> tuple[float | None, list[str]]:
 
 def test_a_live_verdict_and_its_re_grade(store: Store, place: Path) -> None:
     task, image = made(place, "count-lines", store)
-    assert seen(rolled(task, image, None)) == (1.0, [LIVE])
+    solved = rolled(task, image, None)
+    assert (seen(solved), solved.finished) == ((1.0, [LIVE]), True)
+    assert solved.submission is None, "files, not a patch: equal patches would be taken for equal submissions"
     assert seen(rolled(task, image, None, "always")) == (1.0, [LIVE, REGRADED])
     assert seen(rolled(task, image, "echo 7 > answer.txt", "always")) == (0.5, [LIVE])
     forged = "mv /bin/cat /bin/real; printf '#!/bin/bash\\necho 3\\n' > /bin/cat; chmod +x /bin/cat"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisandbox.cli.common.output import Progress, human_seconds, human_size
@@ -41,6 +41,7 @@ class Builder:
         store: the store for the images.
         progress: the output for progress messages.
         mirrors: a directory of git repositories that are tried before the network.
+        backend: what the images' sandboxes are made by; "" for namespaces (:class:`.ImageSpec`).
         seconds: by image, the build time of its new layers; 0.0 where none was built.
         failures: by image, the error that stopped its build.
     """
@@ -48,6 +49,7 @@ class Builder:
     store: Store
     progress: Progress
     mirrors: Path | None = None
+    backend: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, MiniSandboxError] = field(default_factory=dict)
     _images: dict[str, Image] = field(default_factory=dict)
@@ -75,9 +77,8 @@ class Builder:
                 try:
                     self.seconds.setdefault(name, 0.0)
                     recipe = task.recipe()
-                    self._images[name] = build(
-                        recipe, store=self.store, name=name, progress=self.report, mirrors=self.mirrors
-                    )
+                    image = build(recipe, store=self.store, name=name, progress=self.report, mirrors=self.mirrors)
+                    self._images[name] = replace(image, backend=self.backend)
                 except MiniSandboxError as error:
                     self.progress.note(f"{name}: not built: {error.what}")
                     self.failures[name] = error.about(name)
@@ -110,6 +111,7 @@ class Builder:
             progress=self.report,
             on_estimate=self._on_estimate,
             mirrors=self.mirrors,
+            backend=self.backend,
         )
         for name, future in building.images.items():
             future.add_done_callback(lambda done, name=name: self._note_failure(name, done))  # type: ignore[misc] # binds name
@@ -144,8 +146,9 @@ class Builder:
             self.failures[name] = error
         for name in recipes:
             self.seconds[name] = built.seconds.get(name, 0.0)
-        self._images.update(built.images)
-        return dict(built.images)
+        images = {name: replace(image, backend=self.backend) for name, image in built.images.items()}
+        self._images.update(images)
+        return images
 
     def pull(self, bases: Sequence[OciBase], *, jobs: int, disk: int | None, again: Sequence[OciBase]) -> Pulled:
         """Pull container images; see :func:`minisandbox.images.pull_all`."""

@@ -17,7 +17,7 @@ from minisandbox.sandbox._async.process import AsyncProcess
 from minisandbox.sandbox._async.shell import AsyncShell
 from minisandbox.sandbox.attached import AttachedCore, live_sandboxes
 from minisandbox.sandbox.backend import SandboxCore, warn_abandoned
-from minisandbox.sandbox.core import Core
+from minisandbox.sandbox.engines import create_core, stop_core
 from minisandbox.sandbox.io_async import call_blocking, call_or_undo, carry_out
 from minisandbox.sandbox.protocol import commands, file_operations
 from minisandbox.sandbox.protocol.patching import find_written, make_patch
@@ -110,8 +110,8 @@ class AsyncSandbox:
         uppers.check_mounts(mounts)
         if upper is not None:
             uppers.check_limits(limits)
-        core = await call_or_undo(
-            Core.stop, Core.create, image, limits=limits, network=network, mounts=mounts, environment=environment,
+        core: SandboxCore = await call_or_undo(
+            stop_core, create_core, image, limits=limits, network=network, mounts=mounts, environment=environment,
             upper=upper, labels=labels,
         )  # fmt: skip
         return cls(core)

@@ -18,7 +18,7 @@ from minisandbox.sandbox._sync.process import Process
 from minisandbox.sandbox._sync.shell import Shell
 from minisandbox.sandbox.attached import AttachedCore, live_sandboxes
 from minisandbox.sandbox.backend import SandboxCore, warn_abandoned
-from minisandbox.sandbox.core import Core
+from minisandbox.sandbox.engines import create_core, stop_core
 from minisandbox.sandbox.io_sync import call_blocking, call_or_undo, carry_out
 from minisandbox.sandbox.protocol import commands, file_operations
 from minisandbox.sandbox.protocol.patching import find_written, make_patch
@@ -111,8 +111,8 @@ class Sandbox:
         uppers.check_mounts(mounts)
         if upper is not None:
             uppers.check_limits(limits)
-        core = call_or_undo(
-            Core.stop, Core.create, image, limits=limits, network=network, mounts=mounts, environment=environment,
+        core: SandboxCore = call_or_undo(
+            stop_core, create_core, image, limits=limits, network=network, mounts=mounts, environment=environment,
             upper=upper, labels=labels,
         )  # fmt: skip
         return cls(core)

@@ -1,0 +1,102 @@
+"""What runs inside a container of another engine (:mod:`minisandbox.sandbox.engines`): its first process, and its jobs.
+
+It isolates nothing: that is the engine's part. A job speaks the protocol of a sandbox's worker on standard input and
+output, because ``podman exec`` and ``docker exec`` carry nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+from .jobs import worker
+from .kernel import syscalls as sc
+from .kernel.cgroups import LimitCounters
+
+READY = b"ready\n"
+"""What the first process prints once it runs."""
+_PIECE = 1 << 16
+_LONGEST_WAIT = 3600.0
+
+
+def main() -> None:
+    """Be the first process (``first SECONDS``) or a job (``job RLIMITS``). Never returns."""
+    verb, argument = sys.argv[1:]
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    if verb == "first":
+        _first(float(argument))
+    _job(tuple((name, value) for name, value in json.loads(argument).items()))
+
+
+def _first(lifetime: float) -> None:
+    """Reap orphans until the owner hangs up or the lifetime (0: none) is over; the container ends with this process."""
+    signal.signal(signal.SIGCHLD, lambda *_: _reap())
+    os.write(1, READY)
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    end = time.monotonic() + lifetime if lifetime else float("inf")
+    while (left := end - time.monotonic()) > 0:
+        if poll.poll(min(left, _LONGEST_WAIT) * 1000) and not os.read(0, _PIECE):
+            break
+    os._exit(0)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _job(rlimits: tuple[tuple[str, int], ...]) -> None:
+    """Let a worker serve one job, and carry its bytes between the job's socket and our standard streams."""
+    ours, theirs = socket.socketpair()
+    control, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    socket.send_fds(control, [b"job"], [theirs.fileno()])
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _work(workers, (ours, theirs, control), rlimits)
+        finally:
+            os._exit(worker.FAILED)
+    for one in (theirs, control, workers):
+        one.close()
+    threading.Thread(target=_carry_in, args=(ours,), daemon=True).start()
+    with contextlib.suppress(OSError):  # nobody listens any more
+        while data := ours.recv(_PIECE):
+            _write(data)
+    with contextlib.suppress(OSError):
+        ours.shutdown(socket.SHUT_RDWR)
+    for descriptor in (0, 1, 2):
+        os.close(descriptor)
+    os.waitpid(pid, 0)  # background processes of its command are its children
+    os._exit(0)
+
+
+def _work(control: socket.socket, others: tuple[socket.socket, ...], rlimits: tuple[tuple[str, int], ...]) -> None:
+    for one in others:
+        one.close()
+    null = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    jobs = socket.SocketType(fileno=control.detach())
+    worker.main(jobs, jobs, (null, LimitCounters(None, disk="/")), rlimits, primary=False)
+
+
+def _carry_in(ours: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the worker has ended
+        while data := os.read(0, _PIECE):
+            ours.sendall(data)
+        ours.shutdown(socket.SHUT_WR)
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]

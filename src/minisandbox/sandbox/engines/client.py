@@ -1,0 +1,93 @@
+"""The command line of a container engine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from typing import IO
+
+from minisandbox.errors import HostError, InvalidValue, ProgramNotFound
+
+LABEL = "minisandbox"
+"""The label of every container, image and volume that we make."""
+_NAMES = ("podman", "docker")
+_PATIENCE = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """An engine's client; it takes its configuration (``DOCKER_HOST``, ``CONTAINERS_CONF``) from our environment.
+
+    Attributes:
+        name: ``podman`` or ``docker``.
+        program: its path.
+    """
+
+    name: str
+    program: str
+
+    @classmethod
+    def find(cls, name: str) -> Client:
+        """Return the client of an engine.
+
+        Raises:
+            InvalidValue: there is no engine of that name.
+            ProgramNotFound: it is not installed.
+        """
+        if name not in _NAMES:
+            raise InvalidValue(f"backend {name!r} is not known", hint=f"give {' or '.join(_NAMES)}")
+        program = shutil.which(name)
+        if program is None:
+            raise ProgramNotFound(f"{name} is not installed", hint=f"install {name}, or leave out --backend")
+        return cls(name, program)
+
+    @property
+    def remote(self) -> bool:
+        """Whether the engine may run on another machine, which does not see our files."""
+        host = os.environ.get("DOCKER_HOST" if self.name == "docker" else "CONTAINER_HOST", "")
+        return bool(host) and not host.startswith("unix:")
+
+    def succeeds(self, *words: str) -> bool:
+        """Return whether a call succeeds."""
+        return self._call(words, None).returncode == 0
+
+    def output(self, *words: str) -> str:
+        """Return what a call prints, whether it succeeds or not."""
+        return self._call(words, None).stdout.decode(errors="replace").strip()
+
+    def run(self, *words: str, stdin: IO[bytes] | None = None) -> str:
+        """Return what a call prints.
+
+        Raises:
+            HostError: it failed.
+        """
+        done = self._call(words, stdin)
+        if done.returncode != 0:
+            raise self.failure(words[0], done.stderr)
+        return done.stdout.decode(errors="replace").strip()
+
+    def failure(self, verb: str, said: bytes) -> HostError:
+        """Return the error for a call that failed.
+
+        Args:
+            verb: of the call.
+            said: what it printed.
+        """
+        text = said.decode(errors="replace").strip()[-1000:]
+        return HostError(f"{self.name} {verb} failed", reason=text or None, hint=f"does '{self.name} info' work?")
+
+    def open(self, *words: str, **streams: IO[bytes] | socket.socket | int) -> subprocess.Popen[bytes]:
+        """Start a call in a session of its own: Ctrl-C is for us to handle."""
+        return subprocess.Popen([self.program, *words], start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return] # streams only
+
+    def _call(self, words: tuple[str, ...], stdin: IO[bytes] | None) -> subprocess.CompletedProcess[bytes]:
+        given = subprocess.DEVNULL if stdin is None else stdin
+        try:
+            return subprocess.run(
+                [self.program, *words], stdin=given, capture_output=True, check=False, timeout=_PATIENCE
+            )
+        except subprocess.TimeoutExpired:
+            raise HostError(f"{self.name} {words[0]} did not end in {_PATIENCE:g} s") from None

@@ -1,0 +1,279 @@
+"""The life of a sandbox that is a container: made, reached, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import IO, NoReturn
+
+from minisandbox.errors import HostError, SandboxCreationError, SandboxGone, Unsupported
+from minisandbox.launch.container import READY
+from minisandbox.sandbox.engines import runtime
+from minisandbox.sandbox.engines.client import LABEL, Client
+from minisandbox.sandbox.engines.images import copy_in, ensure_image, mount_options
+from minisandbox.sandbox.plans import HOSTNAME, check_mounts
+from minisandbox.sandbox.protocol.environment import command_environment
+from minisandbox.sandbox.snapshots import Snapshot
+from minisandbox.sandbox.validation import check_creation
+from minisandbox.types import ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
+
+_PATIENCE = 120.0
+"""Seconds in which a container starts, and in which it ends."""
+_ENDING = 0.5
+"""Seconds in which an engine notices that a container has ended."""
+_OWN_PROCESSES = 16
+"""The first process, and a worker with its carrier for each of a few jobs at once."""
+
+
+class ContainerCore:
+    """A live container of this process; see :class:`minisandbox.sandbox.backend.SandboxCore`.
+
+    Its first process ends when its standard input does, and the container with it: also when this process is killed.
+    """
+
+    owned = True
+
+    def __init__(self, client: Client, image: ImageSpec, limits: Limits, network: Network) -> None:
+        started = time.monotonic()
+        self.id = f"box-{secrets.token_hex(6)}"
+        self.image = replace(image, clean=False)  # what was written since is not known
+        self.limits = limits
+        self.environment: dict[str, str] = {}
+        self._client, self._network = client, network
+        self._created = time.time()
+        self._labels: tuple[tuple[str, str], ...] = ()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the sandbox
+        self._pid = os.getpid()
+        self._first: subprocess.Popen[bytes] | None = None
+        self._jobs: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        self._started = started
+        self.created_in = 0.0
+
+    @classmethod
+    def create(
+        cls,
+        image: ImageSpec,
+        *,
+        limits: Limits | None = None,
+        network: Network | None = None,
+        mounts: Sequence[Mount] = (),
+        environment: Mapping[str, str] | None = None,
+        upper: Path | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> ContainerCore:
+        """Make a container and wait until it is ready; see :meth:`minisandbox.Sandbox.create`.
+
+        Raises:
+            InvalidValue: an argument cannot be used.
+            Unsupported: an engine has no such thing: an allow-list, an upper.
+            HostError: the engine is missing, or refuses the image.
+            SandboxCreationError: the engine did not start the container.
+        """
+        check_creation(image, limits, network, mounts, environment, upper, labels)
+        network = network or Network.off()
+        if upper is not None or network.mode == "allow" or any(mount.below or mount.upper for mount in mounts):
+            raise Unsupported("a container takes no upper, no allow-list and no stacked mounts", hint="leave it out")
+        client = Client.find(image.backend)
+        core = cls(client, image, limits or Limits(), network)
+        core.environment = command_environment(image, dict(environment or {}))
+        core._labels = tuple(sorted((labels or {}).items()))
+        sources = [(mount.source.resolve(), mount.target) for mount in check_mounts(mounts)]
+        try:
+            core._start(ensure_image(client, image)[0], sources)
+        except BaseException:  # a Ctrl-C too: nothing half-made stays
+            core.stop()
+            raise
+        core.created_in = time.monotonic() - core._started
+        return core
+
+    def _start(self, reference: str, sources: Sequence[tuple[Path, PurePosixPath]]) -> None:
+        shown = [(runtime.runtime(), PurePosixPath(runtime.TARGET)), *sources]
+        usr = [(Path("/usr"), PurePosixPath("/usr"))] if self.image.host_usr else []
+        options = self._options() + ([] if self._client.remote else mount_options([*usr, *shown]))
+        command = [*runtime.COMMAND[1:], "first", f"{self.limits.lifetime or 0:g}"]
+        self._client.run("create", *options, "--entrypoint", runtime.COMMAND[0], reference, *command)
+        if self._client.remote:
+            copy_in(self._client, self.id, shown)
+        self._created = time.time()  # its lifetime counts from here
+        self._first = self._client.open(
+            "start", "--attach", "--interactive", self.id,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+        )  # fmt: skip
+        assert self._first.stdout is not None
+        if self._first.stdout.read(len(READY)) != READY:
+            raise SandboxCreationError(
+                f"{self._client.name} did not start a container", errno=None, reason=self._said() or None,
+                hint=f"try '{self._client.name} run {reference} true'",
+            )  # fmt: skip
+
+    def _options(self) -> list[str]:
+        """How the container is made, but for what is mounted."""
+        limits = self.limits
+        words = [
+            "--name", self.id, "--label", f"{LABEL}=container", "--rm", "--interactive", "--pull", "never",
+            "--network", "none" if self._network.mode == "off" else "host", "--user", "0:0", "--workdir", "/",
+            "--security-opt", "no-new-privileges",
+            "--pids-limit", str(limits.processes + _OWN_PROCESSES), "--shm-size", str(limits.disk),
+        ]  # fmt: skip
+        words += [] if self._network.mode == "host" else ["--hostname", HOSTNAME]
+        words += [] if limits.memory is None else ["--memory", str(limits.memory), "--memory-swap", str(limits.memory)]
+        words += [] if limits.cpu is None else ["--cpus", f"{limits.cpu:g}"]
+        return words + [word for name, text in self._labels for word in ("--label", f"{name}={text}")]
+
+    def _said(self) -> str:
+        """The end of what the engine's client printed."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace").strip()[-1000:]
+
+    @property
+    def alive(self) -> bool:
+        """Whether the container is running."""
+        return self._first is not None and self._first.poll() is None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether this process made it and never stopped it."""
+        return self._first is not None and self._pid == os.getpid()
+
+    def open_job(self, *, wait: bool = True) -> socket.socket:  # noqa: ARG002 - a job never has to wait here
+        """A connected stream socket of a worker that the engine starts inside.
+
+        Raises:
+            SandboxGone: the container has ended.
+            HostError: the client could not be started.
+        """
+        self._check_running()
+        rlimits = {"CORE": 0, "NOFILE": self.limits.open_files}
+        if self.limits.file_size is not None:
+            rlimits["FSIZE"] = self.limits.file_size
+        ours, theirs = socket.socketpair()
+        words = ("exec", "--interactive", self.id, *runtime.COMMAND, "job", json.dumps(rlimits))
+        with theirs:
+            try:
+                client = self._client.open(*words, stdin=theirs, stdout=theirs, stderr=self._log)
+            except OSError as error:
+                ours.close()
+                raise HostError(f"{self._client.name} could not be started: {error.strerror}") from error
+        with self._lock:
+            self._jobs = [one for one in self._jobs if one.poll() is None] + [client]
+        return ours
+
+    def check_alive(self) -> None:
+        """Tell a call that was cut off from a container that has ended.
+
+        Raises:
+            SandboxGone: the container has ended.
+        """
+        first = self._first
+        if first is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                first.wait(_ENDING)
+        self._check_running()
+        # the client ends long after the container's processes: without asking, their end looks like the command's own
+        if "true" not in self._client.output("inspect", "--format", "{{.State.Running}}", self.id):
+            raise self._gone()
+
+    def _check_running(self) -> None:
+        if not self.alive:
+            raise self._gone()
+
+    def _gone(self) -> SandboxGone:
+        return SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside")
+
+    def info(self) -> SandboxInfo:
+        """What is known about it.
+
+        Raises:
+            SandboxGone: the container has ended.
+        """
+        if self._first is None or not self.alive:
+            raise self._gone()
+        expires = None if self.limits.lifetime is None else self._created + self.limits.lifetime
+        enforced = tuple((name, self._client.name) for name in ("cpu", "memory", "processes"))
+        return SandboxInfo(
+            self.id, self.image.name, self._pid, self._first.pid, self._created, self._network.mode, self._labels,
+            expires, enforced, "container",
+        )  # fmt: skip
+
+    def refusals(self) -> Refusals:
+        """Nothing is filtered, so nothing is refused."""
+        self._check_running()
+        return Refusals()
+
+    def processes(self) -> tuple[str, ...]:
+        """No process outlives its handle."""
+        self._check_running()
+        return ()
+
+    def process_listener(self, process_id: str) -> NoReturn:  # noqa: ARG002 - as of every core
+        """Refused: see :meth:`_refuse`."""
+        self._refuse('a process with lifetime="sandbox"')
+
+    def connect_process(self, process_id: str) -> NoReturn:  # noqa: ARG002 - as of every core
+        """Refused: see :meth:`_refuse`."""
+        self._refuse("attaching to a process")
+
+    def snapshot(self) -> Snapshot:
+        """Refused: see :meth:`_refuse`."""
+        self._refuse("a snapshot")
+
+    def fork(self, count: int) -> NoReturn:  # noqa: ARG002 - as of every core
+        """Refused: see :meth:`_refuse`."""
+        self._refuse("fork")
+
+    def reset(self, to: Snapshot | None) -> None:  # noqa: ARG002 - as of every core
+        """Refused: see :meth:`_refuse`."""
+        self._refuse("reset")
+
+    def changes(self, below: PurePosixPath, timeout: float | None, most: int = 0) -> NoReturn:  # noqa: ARG002 - as of every core
+        """Refused: see :meth:`_refuse`."""
+        self._refuse("changes")
+
+    def _refuse(self, what: str) -> NoReturn:
+        """Raise Unsupported, or SandboxGone where the container has ended."""
+        self._check_running()
+        hint = 'leave out the backend: sandboxes (backend="") can'
+        raise Unsupported(f"{what} of sandbox {self.id}", reason=f"it is a container of {self._client.name}", hint=hint)
+
+    def leave(self) -> None:
+        """What leaving a ``with`` block does."""
+        self.stop()
+
+    def stop(self) -> None:
+        """End and remove the container; calling it again does nothing."""
+        with self._lock:
+            first, self._first = self._first, None
+            jobs, self._jobs = self._jobs, []
+        if self._pid != os.getpid():  # a fork inherited it
+            return
+        if first is None:
+            if not self._log.closed:  # it may be half-made
+                self._client.succeeds("rm", "--force", self.id)
+        else:
+            self._end(first)
+        for job in jobs:
+            job.wait(_PATIENCE)
+        self._log.close()
+
+    def _end(self, first: subprocess.Popen[bytes]) -> None:
+        """Hang up, and wait until the engine has removed the container."""
+        assert first.stdin is not None
+        assert first.stdout is not None
+        first.stdin.close()
+        try:
+            first.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._client.succeeds("rm", "--force", self.id)
+            first.kill()
+        first.stdout.close()

@@ -1,0 +1,137 @@
+"""Images of the store as images of an engine, and host directories as mounts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import tarfile
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from minisandbox.errors import Unsupported
+from minisandbox.sandbox._sync.process import Process
+from minisandbox.sandbox.core import Core
+from minisandbox.sandbox.engines.client import LABEL, Client
+from minisandbox.sandbox.protocol.commands import process_channel
+from minisandbox.types import ExecResult, ImageSpec
+
+_turn = threading.Lock()  # the first of many sandboxes over an image makes it
+_PACK = "exec tar --create --one-file-system --numeric-owner --directory / --exclude ./usr --file - ."
+
+
+def reference_of(image: ImageSpec) -> str:
+    """Return what an engine calls an image: a name with a hash of its layers."""
+    content = "\n".join([str(image.host_usr), *map(str, image.layers)])
+    name = re.sub("[^a-z0-9]+", "-", image.name.lower()).strip("-") or "image"
+    return f"localhost/minisandbox/{name[:80]}:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def ensure_image(client: Client, image: ImageSpec) -> tuple[str, bool]:
+    """Import an image unless the engine has it.
+
+    Returns:
+        What the engine calls it, and whether this call imported it.
+
+    Raises:
+        Unsupported: it shows this machine's /usr, and the engine runs elsewhere or a layer changes it.
+        HostError: the engine refused, or the image has no tar.
+    """
+    _check_usr(client, image)
+    reference = reference_of(image)
+    with _turn:
+        missing = not client.succeeds("image", "inspect", reference)
+        if missing:
+            _import(client, image, reference)
+    return reference, missing
+
+
+def image_size(client: Client, reference: str) -> int:
+    """Return the bytes that an engine counts for an image.
+
+    Raises:
+        HostError: it has no such image.
+    """
+    return int(client.run("image", "inspect", "--format", "{{.Size}}", reference))
+
+
+def _check_usr(client: Client, image: ImageSpec) -> None:
+    if not image.host_usr:
+        return
+    hint = "build the image from a container image: --environment image, or a Dockerfile"
+    if client.remote:
+        raise Unsupported(f"image {image.name!r} shows this machine's /usr, which a remote engine lacks", hint=hint)
+    if any(next((layer / "usr").glob("*"), None) for layer in image.layers):
+        raise Unsupported(f"image {image.name!r} changes this machine's /usr, which engines show unchanged", hint=hint)
+
+
+def _import(client: Client, image: ImageSpec, reference: str) -> None:
+    """Pipe the merged tree from a sandbox into the engine."""
+    words = ("import", "--change", f"LABEL {LABEL}=image", "-", reference)
+    taker = client.open(*words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert taker.stdin is not None
+    try:
+        packed = _pack(image, taker.stdin)
+    except BaseException:  # a Ctrl-C too: half an archive makes no image
+        taker.kill()
+        raise
+    finally:
+        _, said = taker.communicate()
+    if taker.returncode != 0:
+        raise client.failure("import", said)
+    if not packed.ok:
+        client.succeeds("image", "rm", reference)
+        packed.check()
+
+
+def _pack(image: ImageSpec, out: IO[bytes]) -> ExecResult:
+    pack = _PACK if image.host_usr else _PACK.replace("--exclude ./usr", "")
+    core = Core.create(replace(image, backend=""))
+    channel = process_channel(
+        core, pack, timeout=None, cwd="/", env=None, user=0, pty=None, lifetime="handle"
+    )  # fmt: skip
+    try:
+        with Process._started(core, channel, owned=True) as process:
+            for event in process.events():
+                if isinstance(event, ExecResult):
+                    return event
+                if event.stream == "stdout":
+                    with suppress(BrokenPipeError):  # the engine has failed, and says why
+                        out.write(event.data)
+    finally:
+        core.stop()
+    raise AssertionError("a process's last event is its result")
+
+
+def mount_options(sources: Sequence[tuple[Path, PurePosixPath]]) -> list[str]:
+    """Return the options that show host paths read-only, for an engine of this machine."""
+    return [
+        word
+        for source, target in sources
+        for word in ("--mount", f"type=bind,source={source},destination={target},readonly")
+    ]
+
+
+def copy_in(client: Client, container: str, sources: Sequence[tuple[Path, PurePosixPath]]) -> None:
+    """Copy host paths into a container that has not started, for a remote engine.
+
+    Raises:
+        HostError: the engine refused.
+    """
+    with tempfile.TemporaryFile() as archive:
+        with tarfile.open(fileobj=archive, mode="w") as out:
+            for source, target in sources:
+                out.add(source, str(target.relative_to("/")), filter=_as_root)
+        archive.seek(0)
+        client.run("cp", "-", f"{container}:/", stdin=archive)
+
+
+def _as_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info

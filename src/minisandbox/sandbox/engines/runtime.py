@@ -1,0 +1,78 @@
+"""A small Python with the worker's code, mounted read-only into every container: an image need not have one.
+
+It holds this process's own interpreter, its shared libraries, the modules that a worker imports, and the dynamic
+linker, so that the C library of the image does not matter.
+"""
+
+from __future__ import annotations
+
+import compileall
+import json
+import os
+import py_compile
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from minisandbox.errors import HostError
+from minisandbox.sandbox import scratch
+
+TARGET = "/.minisandbox"
+"""Where it lies inside."""
+COMMAND = (
+    f"{TARGET}/linker", "--library-path", f"{TARGET}/shared", f"{TARGET}/bin/python", "-I", "-S", "-B", "-c",
+    "from minisandbox.launch.container import main; main()",
+)  # fmt: skip
+"""What starts it, followed by the arguments of :func:`minisandbox.launch.container.main`."""
+_MODULES = (
+    "import json, sys; sys.path.append(sys.argv[1]); import minisandbox.launch.container, encodings.ascii, runpy; "
+    "files = (getattr(module, '__file__', None) for module in list(sys.modules.values())); "
+    "print(json.dumps([file for file in files if file]))"
+)
+_LIBRARY = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x", re.MULTILINE)
+
+
+def runtime() -> Path:
+    """Return its directory on this machine, which is this process's and removed after its end.
+
+    Raises:
+        HostError: this interpreter cannot be copied.
+    """
+    return _made(os.getpid())
+
+
+@cache
+def _made(_process: int) -> Path:
+    place = scratch.new_scratch() / "runtime"
+    library = Path(os.__file__).parent
+    modules = place / "lib" / library.name
+    package = Path(__file__).parents[3]
+    python = os.path.realpath(sys.executable)
+    said = _output(python, "-I", "-S", "-c", _MODULES, str(package))
+    binaries = [Path(python)]
+    for file in map(Path, json.loads(said)):
+        top = package if file.is_relative_to(package) else library
+        _copy(file, modules / file.relative_to(top))
+        binaries += [file] if file.suffix == ".so" else []
+    (modules / "lib-dynload").mkdir(parents=True, exist_ok=True)
+    _copy(Path(python), place / "bin/python")
+    for shared in {Path(path) for one in binaries for path in _LIBRARY.findall(_output("ldd", str(one)))}:
+        _copy(shared, place / ("linker" if shared.name.startswith("ld-") else f"shared/{shared.name}"))
+    compileall.compile_dir(modules, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    return place
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        said = done.stderr.strip()[-500:]
+        raise HostError(f"this Python cannot be copied into containers: {command[0]} failed", reason=said or None)
+    return done.stdout
