@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from minisandbox.images import Budget, GitSource, PythonRecipe, build, build_all, find_interpreter
-from minisandbox.images.hostgit import run_git
+from minisandbox.images.sources.hostgit import run_git
 from minisandbox.store import Store
 
 PYTHON = "3.11"

@@ -29,7 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from minisandbox.images import GitSource, Image, PythonRecipe, build
-from minisandbox.images.hostgit import run_git
+from minisandbox.images.sources.hostgit import run_git
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import freeze

@@ -26,7 +26,7 @@ from typing import TypeVar
 from minisandbox.images import export_images, import_images
 from minisandbox.store import ImageRecord, Made, Store, measure_tree, step_key
 from minisandbox.store.collect import collect, remove_images
-from minisandbox.store.durable import sync_directory, sync_filesystem
+from minisandbox.store.disk.durable import sync_directory, sync_filesystem
 from minisandbox.store.leases import Holder
 from minisandbox.store.sizes import StoreSizes
 from minisandbox.store.verify import verify

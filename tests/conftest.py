@@ -28,7 +28,7 @@ from minisandbox.images.base import base_entries, write_base  # noqa: E402
 from minisandbox.sandbox import Sandbox  # noqa: E402
 from minisandbox.sandbox.controller import shut_down  # noqa: E402
 from minisandbox.store import Store, remove_tree  # noqa: E402
-from minisandbox.store.paths import default_root  # noqa: E402
+from minisandbox.store.disk.paths import default_root  # noqa: E402
 from minisandbox.tasks import harness  # noqa: E402
 from minisandbox.types import ImageSpec  # noqa: E402
 from tests.waiting import start_time, stat_fields  # noqa: E402 - after the path is set

@@ -24,10 +24,10 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from minisandbox.errors import SourceError
-from minisandbox.images.index import IndexSettings, without_credentials
-from minisandbox.images.simple_api import Link, listed_files, same_version, version_in
-from minisandbox.images.web import Web, file_path
-from minisandbox.store.durable import write_atomic
+from minisandbox.images.python.index import IndexSettings, without_credentials
+from minisandbox.images.python.simple_api import Link, listed_files, same_version, version_in
+from minisandbox.images.python.web import Web, file_path
+from minisandbox.store.disk.durable import write_atomic
 
 _TAIL = 1 << 16
 _LARGEST_SDIST = 64 << 20

@@ -26,7 +26,7 @@ from benchmarks.scale.tasks import (
 )
 from benchmarks.scale.trees import Repository
 
-from minisandbox.images.torch_builds import is_cuda
+from minisandbox.images.python.torch_builds import is_cuda
 
 EXACT, MEASURED, ESTIMATED, RECORDED = "exact", "measured", "estimated", "recorded"
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.store.durable import write_atomic
+from minisandbox.store.disk.durable import write_atomic
 
 ABSENT = 3_000_000
 """What a blob counts with that a snapshot of a repository lacks: those are its largest ones."""

@@ -47,7 +47,7 @@ from minisandbox.sandbox.protocol.file_calls import FILE_TYPES
 from minisandbox.sandbox.run import new_job, readable
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.sandbox.validation import check_creation, check_timeout
-from minisandbox.store.trees import remove_tree
+from minisandbox.store.disk.trees import remove_tree
 from minisandbox.types import Change, ChangeKind, FileType, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
 
 _BOOTSTRAP = (

@@ -14,7 +14,7 @@ import pytest
 
 from minisandbox.errors import FileAccessError
 from minisandbox.sandbox import Sandbox
-from minisandbox.store.trees import remove_tree
+from minisandbox.store.disk.trees import remove_tree
 from minisandbox.types import ImageSpec, Limits
 
 pytestmark = pytest.mark.kernel

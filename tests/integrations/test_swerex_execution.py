@@ -14,7 +14,7 @@ from tests.integrations.extras import needs_swerex
 
 from minisandbox.errors import SourceError
 from minisandbox.images.recipe import SdistSource
-from minisandbox.images.sdist import fetch_sdist
+from minisandbox.images.sources.sdist import fetch_sdist
 from minisandbox.store import Store
 
 pytestmark = [pytest.mark.kernel, pytest.mark.index, pytest.mark.once, needs_swerex]

@@ -102,7 +102,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", state.url)
-    monkeypatch.setattr("minisandbox.images.torch_builds._CPU_INDEX", state.url.replace("/simple", "/cpu"))
+    monkeypatch.setattr("minisandbox.images.python.torch_builds._CPU_INDEX", state.url.replace("/simple", "/cpu"))
     yield state
     server.shutdown()
     thread.join()

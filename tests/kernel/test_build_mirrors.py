@@ -12,9 +12,9 @@ import pytest
 
 from minisandbox.errors import SourceError
 from minisandbox.images import GitSource, PythonRecipe, build
-from minisandbox.images.hostgit import run_git
-from minisandbox.images.mirrors import Mirrors, mirror_name
 from minisandbox.images.plan import Planner
+from minisandbox.images.sources.hostgit import run_git
+from minisandbox.images.sources.mirrors import Mirrors, mirror_name
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 
@@ -165,7 +165,7 @@ def test_a_fetch_that_fails_is_not_followed_by_a_larger_one(
 
     first, _ = _commits(upstream)
     shutil.rmtree(upstream / ".git/objects")
-    monkeypatch.setattr("minisandbox.images.mirrors.run_git", counted)
+    monkeypatch.setattr("minisandbox.images.sources.mirrors.run_git", counted)
     with pytest.raises(SourceError, match=f"cannot fetch {first[:12]}"):
         Mirrors(store).take(GitSource(upstream.as_uri(), first), tmp_path)
     assert len(fetches) == 1

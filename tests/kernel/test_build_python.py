@@ -11,7 +11,7 @@ import pytest
 from minisandbox.errors import BuildError, InterpreterNotFound, SourceError
 from minisandbox.images import BuildEvent, Interpreter, LocalSource, PythonRecipe, SdistSource, StepState, build
 from minisandbox.images.image import Image
-from minisandbox.images.interpreters import find_interpreter, installed_interpreters
+from minisandbox.images.python.interpreters import find_interpreter, installed_interpreters
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 

@@ -17,7 +17,7 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.comparing import ChangesCall
 from minisandbox.sandbox.io_sync import carry_out, converse
 from minisandbox.sandbox.protocol import patching
-from minisandbox.store.trees import remove_tree
+from minisandbox.store.disk.trees import remove_tree
 from minisandbox.types import ImageSpec, Mount, Outcome
 
 pytestmark = pytest.mark.kernel

@@ -17,7 +17,7 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.io_sync import carry_out
 from minisandbox.sandbox.protocol import file_operations
 from minisandbox.sandbox.protocol.wire import Operation
-from minisandbox.store.trees import remove_tree
+from minisandbox.store.disk.trees import remove_tree
 from minisandbox.types import ImageSpec, Limits, Mount, Transfer
 
 pytestmark = pytest.mark.kernel

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.images import hostgit
-from minisandbox.images.hostgit import run_bound
+from minisandbox.images.sources import hostgit
+from minisandbox.images.sources.hostgit import run_bound
 
 FAMILY = ["sh", "-c", "sleep 600 & setsid -f sleep 600; echo here; sleep 600"]
 OWNER = f"""
 import os
-from minisandbox.images.hostgit import run_bound
+from minisandbox.images.sources.hostgit import run_bound
 run_bound({FAMILY!r}, timeout=600, stdout=1, env=os.environ)
 """
 
@@ -47,7 +47,7 @@ def test_all_that_was_started_ends_with_whoever_is_killed() -> None:
 
 FETCH = """
 import sys
-from minisandbox.images.hostgit import run_git
+from minisandbox.images.sources.hostgit import run_git
 run_git(["ls-remote", sys.argv[1]], timeout=600, fetches=True)
 """
 

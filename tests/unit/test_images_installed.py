@@ -19,9 +19,9 @@ from tests.unit.oci_tools import END, MadeImage, entry, link
 
 from minisandbox.errors import NotFound
 from minisandbox.images import Image, PythonEnvironment, pull, python_environments, read_pins
-from minisandbox.images.installed import choose
+from minisandbox.images.python.installed import choose
+from minisandbox.images.python.uvtool import find_uv
 from minisandbox.images.tree import ImageTree, LayersTree
-from minisandbox.images.uvtool import find_uv
 from minisandbox.store import Store
 from minisandbox.store.blobs.below import Below
 from minisandbox.tasks.dialects.pinning import Pinned, exported

@@ -13,12 +13,12 @@ import pytest
 
 from minisandbox.errors import InterpreterNotFound, StoreError
 from minisandbox.images import Interpreter, find_interpreter, installed_interpreters
-from minisandbox.images import probe as probe_module
-from minisandbox.images.index import host_settings
-from minisandbox.images.interpreters import candidates, choose
-from minisandbox.images.prefix import copy_prefix
-from minisandbox.images.probe import probe
-from minisandbox.images.request import PythonRequest
+from minisandbox.images.python import probe as probe_module
+from minisandbox.images.python.index import host_settings
+from minisandbox.images.python.interpreters import candidates, choose
+from minisandbox.images.python.prefix import copy_prefix
+from minisandbox.images.python.probe import probe
+from minisandbox.images.python.request import PythonRequest
 from minisandbox.store import default_root
 
 RUNNING = ".".join(map(str, sys.version_info[:3]))

@@ -9,7 +9,7 @@ import pytest
 
 from minisandbox.errors import InvalidValue, NotFound, StoreError
 from minisandbox.images import Lock, Package, lock_of, read_lock, read_pins
-from minisandbox.images.lock import PACKAGES, packages_fact
+from minisandbox.images.python.lock import PACKAGES, packages_fact
 from minisandbox.store import LayerRecord
 from minisandbox.store.keys import JSONValue
 

@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 
 from minisandbox.errors import InvalidValue
-from minisandbox.images.index import IndexSettings, parse_moment
-from minisandbox.images.lock import Package
-from minisandbox.images.packages import PackageIndex, Served
-from minisandbox.images.simple_api import FRESH
-from minisandbox.images.uvtool import find_uv
-from minisandbox.images.web import Web
+from minisandbox.images.python.index import IndexSettings, parse_moment
+from minisandbox.images.python.lock import Package
+from minisandbox.images.python.packages import PackageIndex, Served
+from minisandbox.images.python.simple_api import FRESH
+from minisandbox.images.python.uvtool import find_uv
+from minisandbox.images.python.web import Web
 from minisandbox.store import Store
 
 WHEEL, SDIST = b"a wheel", b"an archive"
@@ -302,7 +302,7 @@ def test_a_connection_that_is_refused_is_tried_again(upstream: Upstream, monkeyp
             raise refusals.pop()
         return connect(*arguments, **options)
 
-    monkeypatch.setattr("minisandbox.images.web._PAUSE", 0.0)
+    monkeypatch.setattr("minisandbox.images.python.web._PAUSE", 0.0)
     monkeypatch.setattr("socket.create_connection", create_connection)
     page = Web(upstream.settings).read(f"{upstream.url}/simple/demo-pkg/")
     assert page is not None

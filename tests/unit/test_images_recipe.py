@@ -9,8 +9,8 @@ import pytest
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, PatchError, SourceError
 from minisandbox.images import GitSource, LocalSource, PythonRecipe, SdistSource
-from minisandbox.images.localsource import Snapshot, take_snapshot
 from minisandbox.images.plan import Planner
+from minisandbox.images.python.request import PythonRequest
 from minisandbox.images.recipe import (
     CutHistory,
     HiddenTests,
@@ -22,7 +22,7 @@ from minisandbox.images.recipe import (
     Recipe,
     Run,
 )
-from minisandbox.images.request import PythonRequest
+from minisandbox.images.sources.localsource import Snapshot, take_snapshot
 from minisandbox.store import Store
 
 HERE = LocalSource(Path())
@@ -150,7 +150,7 @@ def test_a_file_of_a_terabyte_is_no_source(tmp_path: Path) -> None:
 
 
 def test_files_that_together_are_too_large_are_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisandbox.images.localsource._MOST", 3 << 20)
+    monkeypatch.setattr("minisandbox.images.sources.localsource._MOST", 3 << 20)
     for number in range(3):
         with (tmp_path / f"sparse{number}").open("wb") as file:
             file.truncate(1 << 20)

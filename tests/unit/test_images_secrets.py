@@ -14,12 +14,12 @@ from urllib.parse import quote
 import pytest
 
 from minisandbox.errors import InvalidValue, SourceError
-from minisandbox.images.index import IndexSettings, host_settings, shown
-from minisandbox.images.mirrors import _failure
-from minisandbox.images.packages import PackageIndex, Served
+from minisandbox.images.python.index import IndexSettings, host_settings, shown
+from minisandbox.images.python.packages import PackageIndex, Served
+from minisandbox.images.python.simple_api import listed_files
+from minisandbox.images.python.web import Web, fetch_file
 from minisandbox.images.recipe import GitSource
-from minisandbox.images.simple_api import listed_files
-from minisandbox.images.web import Web, fetch_file
+from minisandbox.images.sources.mirrors import _failure
 from minisandbox.store import Store
 
 TOKEN = "TOKENTOKEN123"

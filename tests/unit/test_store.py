@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import DiskFull, InvalidValue, NotFound, StoreError
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, canonical_json, default_root, step_key
-from minisandbox.store.durable import write_atomic
+from minisandbox.store.disk.durable import write_atomic
 
 KEY = step_key(None, {"kind": "test"})
 

@@ -13,8 +13,8 @@ import pytest
 from minisandbox.errors import DiskFull, StoreError, UnfitTree
 from minisandbox.store import Made, Store, step_key
 from minisandbox.store.allowance import Allowance
-from minisandbox.store.faults import store_faults
-from minisandbox.store.scanning import Lifted, hash_file, scan
+from minisandbox.store.disk.faults import store_faults
+from minisandbox.store.disk.scanning import Lifted, hash_file, scan
 
 KEY = step_key(None, {"kind": "test"})
 MIB = 1 << 20

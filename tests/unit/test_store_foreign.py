@@ -21,9 +21,9 @@ from minisandbox.errors import MiniSandboxError, StoreError
 from minisandbox.images import export_images
 from minisandbox.store import Store, leases
 from minisandbox.store.blobs.freezing import freeze
+from minisandbox.store.disk.reading import read_below, read_regular
 from minisandbox.store.entries import NAME, Entry, encode
 from minisandbox.store.overview import Status, image_rows
-from minisandbox.store.reading import read_below, read_regular
 from minisandbox.store.verify import verify
 
 LAYER = f"layers/{key_of('one')}"

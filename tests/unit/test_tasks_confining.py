@@ -14,9 +14,9 @@ from tests.builds import python_build
 
 from minisandbox.cli.main import main
 from minisandbox.errors import SourceError, TaskFileError
-from minisandbox.images import mirrors
-from minisandbox.images.localsource import take_snapshot
 from minisandbox.images.recipe import GitSource, LocalSource
+from minisandbox.images.sources import mirrors
+from minisandbox.images.sources.localsource import take_snapshot
 from minisandbox.tasks import SourceSpec, TaskSet, read_tasks, rows, task_from_row
 from minisandbox.tasks.confining import problem_of
 from minisandbox.tasks.context import LoadContext

@@ -9,9 +9,9 @@ import pytest
 
 from minisandbox.errors import InvalidValue
 from minisandbox.images import Interpreter, PythonRecipe, find_interpreter
+from minisandbox.images.python.torch_builds import is_for_cpu, without_cuda
 from minisandbox.images.recipe import Install, InstallPython, InstallRequirements, LocalSource
 from minisandbox.images.steps import install_step, python_step, requirements_step
-from minisandbox.images.torch_builds import is_for_cpu, without_cuda
 from minisandbox.types import WORKDIR
 
 

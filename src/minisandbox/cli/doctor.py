@@ -14,8 +14,8 @@ from minisandbox.images import host_image, installed_interpreters
 from minisandbox.launch.kernel import seccomp
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
-from minisandbox.store.paths import default_root
-from minisandbox.store.trees import remove_tree
+from minisandbox.store.disk.paths import default_root
+from minisandbox.store.disk.trees import remove_tree
 
 _PATIENCE = 60.0
 

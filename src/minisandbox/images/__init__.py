@@ -21,16 +21,16 @@ _HOME = {
     "Image": "image",
     "ImageSize": "image",
     "ImageSource": "recipe",
-    "Interpreter": "probe",
+    "Interpreter": "python.probe",
     "LocalSource": "recipe",
-    "Lock": "lock",
+    "Lock": "python.lock",
     "OciBase": "recipe",
-    "Package": "lock",
-    "Pins": "pins",
+    "Package": "python.lock",
+    "Pins": "python.pins",
     "Progress": "progress",
     "PullEstimate": "oci.prefetch",
     "Pulled": "oci.prefetch",
-    "PythonEnvironment": "installed",
+    "PythonEnvironment": "python.installed",
     "PythonRecipe": "recipe",
     "Recipe": "recipe",
     "SdistSource": "recipe",
@@ -39,21 +39,21 @@ _HOME = {
     "build": "builder",
     "build_all": "schedule",
     "export_images": "oci.export",
-    "find_interpreter": "interpreters",
+    "find_interpreter": "python.interpreters",
     "host_image": "image",
     "import_images": "oci.importing",
     "image_sizes": "image",
-    "installed_interpreters": "interpreters",
+    "installed_interpreters": "python.interpreters",
     "list_images": "image",
     "load_image": "image",
-    "lock_of": "lock",
+    "lock_of": "python.lock",
     "pull": "oci.pull",
     "pull_all": "oci.prefetch",
     "push": "oci.push",
-    "python_environments": "installed",
+    "python_environments": "python.installed",
     "read_dockerfile": "dockerfile.reading",
-    "read_lock": "lock",
-    "read_pins": "pins",
+    "read_lock": "python.lock",
+    "read_pins": "python.pins",
     "total_size": "image",
 }
 
@@ -73,14 +73,6 @@ if TYPE_CHECKING:
     from minisandbox.images.image import list_images as list_images
     from minisandbox.images.image import load_image as load_image
     from minisandbox.images.image import total_size as total_size
-    from minisandbox.images.installed import PythonEnvironment as PythonEnvironment
-    from minisandbox.images.installed import python_environments as python_environments
-    from minisandbox.images.interpreters import find_interpreter as find_interpreter
-    from minisandbox.images.interpreters import installed_interpreters as installed_interpreters
-    from minisandbox.images.lock import Lock as Lock
-    from minisandbox.images.lock import Package as Package
-    from minisandbox.images.lock import lock_of as lock_of
-    from minisandbox.images.lock import read_lock as read_lock
     from minisandbox.images.oci.export import export_images as export_images
     from minisandbox.images.oci.importing import import_images as import_images
     from minisandbox.images.oci.prefetch import Pulled as Pulled
@@ -88,12 +80,20 @@ if TYPE_CHECKING:
     from minisandbox.images.oci.prefetch import pull_all as pull_all
     from minisandbox.images.oci.pull import pull as pull
     from minisandbox.images.oci.push import push as push
-    from minisandbox.images.pins import Pins as Pins
-    from minisandbox.images.pins import read_pins as read_pins
-    from minisandbox.images.probe import Interpreter as Interpreter
     from minisandbox.images.progress import BuildEvent as BuildEvent
     from minisandbox.images.progress import Progress as Progress
     from minisandbox.images.progress import StepState as StepState
+    from minisandbox.images.python.installed import PythonEnvironment as PythonEnvironment
+    from minisandbox.images.python.installed import python_environments as python_environments
+    from minisandbox.images.python.interpreters import find_interpreter as find_interpreter
+    from minisandbox.images.python.interpreters import installed_interpreters as installed_interpreters
+    from minisandbox.images.python.lock import Lock as Lock
+    from minisandbox.images.python.lock import Package as Package
+    from minisandbox.images.python.lock import lock_of as lock_of
+    from minisandbox.images.python.lock import read_lock as read_lock
+    from minisandbox.images.python.pins import Pins as Pins
+    from minisandbox.images.python.pins import read_pins as read_pins
+    from minisandbox.images.python.probe import Interpreter as Interpreter
     from minisandbox.images.recipe import Buildable as Buildable
     from minisandbox.images.recipe import DockerfileBase as DockerfileBase
     from minisandbox.images.recipe import GitSource as GitSource

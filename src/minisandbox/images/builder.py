@@ -10,9 +10,9 @@ from minisandbox.errors import BuildError, MiniSandboxError, UnfitTree
 from minisandbox.images.base import base_key
 from minisandbox.images.failures import Failures
 from minisandbox.images.image import Image, image_of, make_base, put_if_new
-from minisandbox.images.lock import Lock, lock_of
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
+from minisandbox.images.python.lock import Lock, lock_of
 from minisandbox.images.recipe import Buildable
 from minisandbox.images.runner import Place, Work, run_step
 from minisandbox.images.session import Session

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key, write_base
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
-from minisandbox.store.faults import store_faults
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.types import WORKDIR, ImageSpec
 

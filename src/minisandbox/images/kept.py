@@ -9,9 +9,9 @@ from pathlib import Path
 from minisandbox.errors import BuildError, StoreError
 from minisandbox.images.runner import BuildStep, Work
 from minisandbox.store import Store
-from minisandbox.store.durable import write_atomic
-from minisandbox.store.faults import store_faults
-from minisandbox.store.reading import read_below
+from minisandbox.store.disk.durable import write_atomic
+from minisandbox.store.disk.faults import store_faults
+from minisandbox.store.disk.reading import read_below
 from minisandbox.store.records import MOST
 from minisandbox.store.store import check_name
 

@@ -14,16 +14,16 @@ from minisandbox.images import steps as making
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.image import DEFAULT_PATH, Image
-from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.kept import kept_step, read_kept
-from minisandbox.images.localsource import Snapshot, take_snapshot
-from minisandbox.images.lock import Lock
-from minisandbox.images.mirrors import Mirrors
-from minisandbox.images.probe import Interpreter
+from minisandbox.images.python.interpreters import find_interpreter
+from minisandbox.images.python.lock import Lock
+from minisandbox.images.python.probe import Interpreter
 from minisandbox.images.runner import BuildStep
+from minisandbox.images.sources.localsource import Snapshot, take_snapshot
+from minisandbox.images.sources.mirrors import Mirrors
 from minisandbox.images.system import system_step
 from minisandbox.store import Store, step_key
-from minisandbox.store.faults import store_faults
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import check_name
 

@@ -14,10 +14,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from minisandbox.errors import InvalidValue
 from minisandbox.images.dockerfile.stages import CopyFiles, RunCommand
-from minisandbox.images.index import parse_moment, shown
-from minisandbox.images.lock import Lock, Package
-from minisandbox.images.request import PythonRequest
-from minisandbox.images.torch_builds import BACKENDS
+from minisandbox.images.python.index import parse_moment, shown
+from minisandbox.images.python.lock import Lock, Package
+from minisandbox.images.python.request import PythonRequest
+from minisandbox.images.python.torch_builds import BACKENDS
 from minisandbox.patches import parse_patch
 from minisandbox.store.keys import JSONValue
 from minisandbox.types import WORKDIR

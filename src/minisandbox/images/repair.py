@@ -12,15 +12,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from minisandbox.images.access import index_access
 from minisandbox.images.failures import Failures
 from minisandbox.images.kept import Kept, read_kept, write_kept
-from minisandbox.images.lock import PACKAGES, packages_fact
-from minisandbox.images.packages import PackageIndex, Served
 from minisandbox.images.places import BUILD
+from minisandbox.images.python.access import index_access
+from minisandbox.images.python.lock import PACKAGES, packages_fact
+from minisandbox.images.python.packages import PackageIndex, Served
+from minisandbox.images.python.uvtool import find_uv
 from minisandbox.images.runner import build_limits, build_sandbox, mount_points
 from minisandbox.images.steps import step_script
-from minisandbox.images.uvtool import find_uv
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import FailureRecord, LayerRecord, Made, Store, step_key
 from minisandbox.types import ImageSpec

@@ -13,19 +13,19 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import BuildError, DiskFull, IndexUnavailable, MiniSandboxError, PatchError
-from minisandbox.images.access import Access, host_access, index_access
-from minisandbox.images.index import host_settings
-from minisandbox.images.lock import PACKAGES, Package, packages_fact
-from minisandbox.images.packages import Served
 from minisandbox.images.places import BUILD, IMAGE, MOUNTS
+from minisandbox.images.python.access import Access, host_access, index_access
+from minisandbox.images.python.index import host_settings
+from minisandbox.images.python.lock import PACKAGES, Package, packages_fact
+from minisandbox.images.python.packages import Served
 from minisandbox.images.session import Session
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.core import Core
 from minisandbox.store import Made
-from minisandbox.store.durable import write_atomic
-from minisandbox.store.faults import disk_full, store_faults
+from minisandbox.store.disk.durable import write_atomic
+from minisandbox.store.disk.faults import disk_full, store_faults
+from minisandbox.store.disk.room import is_full
 from minisandbox.store.keys import JSONValue
-from minisandbox.store.room import is_full
 from minisandbox.types import ExecResult, GiB, ImageSpec, Limits, MiB, Mount, Network, Outcome
 
 PATCH_STATUS = 65

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from minisandbox.images.packages import PackageIndex
+from minisandbox.images.python.packages import PackageIndex
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.store import Store
 

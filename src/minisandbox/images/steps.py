@@ -9,21 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from minisandbox.images import recipe as r
-from minisandbox.images.index import parse_moment
-from minisandbox.images.localsource import Snapshot
-from minisandbox.images.lock import INSTALLED
-from minisandbox.images.mirrors import Mirrors, origin
 from minisandbox.images.places import IMAGE, RANKS
-from minisandbox.images.prefix import PREFIX_VERSION, copy_prefix
-from minisandbox.images.probe import PROBE_TIMEOUT, Interpreter
+from minisandbox.images.python.index import parse_moment
+from minisandbox.images.python.lock import INSTALLED
+from minisandbox.images.python.prefix import PREFIX_VERSION, copy_prefix
+from minisandbox.images.python.probe import PROBE_TIMEOUT, Interpreter
+from minisandbox.images.python.torch_builds import BACKEND, names_torch, without_cuda
+from minisandbox.images.python.uvtool import find_uv
 from minisandbox.images.runner import BuildStep, Command, StepNetwork, Work, mount_points
 from minisandbox.images.scripts import script
-from minisandbox.images.sdist import fetch_sdist
-from minisandbox.images.torch_builds import BACKEND, names_torch, without_cuda
-from minisandbox.images.uvtool import find_uv
+from minisandbox.images.sources.localsource import Snapshot
+from minisandbox.images.sources.mirrors import Mirrors, origin
+from minisandbox.images.sources.sdist import fetch_sdist
 from minisandbox.patches import explain_line_endings, parse_patch, touched_files
 from minisandbox.store import Store
-from minisandbox.store.faults import store_faults
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
 
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"

@@ -12,7 +12,7 @@ from minisandbox.images.recipe import InstallSystem
 from minisandbox.images.runner import BuildStep, Command, StepNetwork, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.sandbox.controller import current_controller
-from minisandbox.store.faults import store_faults
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
 
 _FIRST_PERSON = 1000

@@ -22,7 +22,7 @@ from minisandbox.errors import HostError
 from minisandbox.host import reaper, registry
 from minisandbox.host.os_errors import runtime_os_errors
 from minisandbox.sandbox.launcher import mappers
-from minisandbox.store.trees import remove_tree
+from minisandbox.store.disk.trees import remove_tree
 
 _PREFIX = "minisandbox-scratch-"
 _KIND = "directory"
@@ -30,7 +30,8 @@ _NOTES = "temporary"
 _REMOVER = (
     "import os, pathlib, sys; package, path, *mappers = os.fsdecode(sys.stdin.buffer.read()).split('\\0'); "
     "sys.path.append(package); from minisandbox.launch.kernel.identity import enter_outer_namespace; "
-    "from minisandbox.store.trees import remove_tree; enter_outer_namespace(mappers); remove_tree(pathlib.Path(path))"
+    "from minisandbox.store.disk.trees import remove_tree; "
+    "enter_outer_namespace(mappers); remove_tree(pathlib.Path(path))"
 )
 ELSEWHERE = "set TMPDIR to another directory"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, NotFound, StoreError
-from minisandbox.store.durable import sync_directory, write_atomic
-from minisandbox.store.faults import fault_point, store_faults
+from minisandbox.store.disk.durable import sync_directory, write_atomic
+from minisandbox.store.disk.faults import fault_point, store_faults
 from minisandbox.store.places import set_aside
 from minisandbox.store.records import FailureRecord, ImageRecord
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.blobs import freezing
 from minisandbox.store.blobs.kept import FOLDER
-from minisandbox.store.faults import store_faults
+from minisandbox.store.disk.faults import store_faults
+from minisandbox.store.disk.locks import hold_lock, try_flock
+from minisandbox.store.disk.staging import Staging
+from minisandbox.store.disk.trees import measure_tree, remove_tree
 from minisandbox.store.leases import Use, in_use, use_of
-from minisandbox.store.locks import hold_lock, try_flock
 from minisandbox.store.records import FailureRecord, ImageRecord
 from minisandbox.store.sizes import Removal, StoreSizes, stack_of
-from minisandbox.store.staging import Staging
 from minisandbox.store.store import Store
-from minisandbox.store.trees import measure_tree, remove_tree
 
 BLOB, PART = ".blob", ".part"
 """Suffixes of what a pull downloads and removes once it is unpacked: a blob, and the received part of one."""

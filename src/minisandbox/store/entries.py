@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from minisandbox.errors import StoreError
-from minisandbox.store.reading import read_below
+from minisandbox.store.disk.reading import read_below
 
 FORMAT = 1
 NAME = "files.gz"

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Self
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.store.faults import store_faults
+from minisandbox.store.disk.faults import store_faults
+from minisandbox.store.disk.locks import still_named, try_flock
 from minisandbox.store.keys import is_key
-from minisandbox.store.locks import still_named, try_flock
 
 USED, BLOBS = "used", "blobs.json"
 _TIMEOUT = 300.0

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from minisandbox.store.disk.faults import fault_point
+from minisandbox.store.disk.reading import open_below
 from minisandbox.store.entries import PRIVATE, Entry, copy_name
-from minisandbox.store.faults import fault_point
-from minisandbox.store.reading import open_below
 
 SMALLEST = 1
 """Bytes below which a file is not shared: an empty one takes nothing but its inode."""

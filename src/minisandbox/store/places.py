@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minisandbox.errors import StoreError
 from minisandbox.host.environment import file_system, is_network
-from minisandbox.store.durable import sync_directory
+from minisandbox.store.disk.durable import sync_directory
 
 
 def is_read_only(path: Path) -> bool:

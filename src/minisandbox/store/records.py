@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Self, cast
 
 from minisandbox.errors import StoreError
+from minisandbox.store.disk.reading import read_below
 from minisandbox.store.keys import JSONValue
-from minisandbox.store.reading import read_below
 
 FORMAT = 1
 MOST = 1 << 22

@@ -15,9 +15,9 @@ from typing import ClassVar, Self
 
 from minisandbox import __version__
 from minisandbox.errors import DiskFull, RunError
-from minisandbox.store.durable import HALF_WRITTEN, write_atomic
-from minisandbox.store.faults import FULL
-from minisandbox.store.locks import try_flock
+from minisandbox.store.disk.durable import HALF_WRITTEN, write_atomic
+from minisandbox.store.disk.faults import FULL
+from minisandbox.store.disk.locks import try_flock
 
 VERSION = 1
 """Of the directory's layout."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.blobs.kept import COLD, is_there, known_blob
+from minisandbox.store.disk.faults import store_faults
+from minisandbox.store.disk.scanning import describe, hash_file, kind_of, walk
 from minisandbox.store.entries import FILE, LINK, Entry
-from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import is_key
-from minisandbox.store.scanning import describe, hash_file, kind_of, walk
 from minisandbox.store.store import Store
 
 _MOST_TOLD = 20

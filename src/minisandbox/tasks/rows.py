@@ -281,7 +281,7 @@ def _requirements(fields: _Fields, base: Path | None, places: tuple[Path, ...] |
             what, reason, hint = problem
             raise InvalidValue(f"{path} {what}", reason=reason, hint=hint)
 
-    from minisandbox.images.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
+    from minisandbox.images.python.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
 
     try:
         return (*read_pins((base or Path()) / name, check).requirements, *listed)

@@ -8,7 +8,7 @@ from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Progress, add_json_option, print_json, put, say
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.images import Image, load_image, lock_of, pull, python_environments
-from minisandbox.images.installed import choose
+from minisandbox.images.python.installed import choose
 from minisandbox.store import Store
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.tree import LayersTree, Parts, resolve
 from minisandbox.store.blobs.unpack import OPAQUE
-from minisandbox.store.trees import remove_tree
+from minisandbox.store.disk.trees import remove_tree
 
 
 @dataclass(slots=True)

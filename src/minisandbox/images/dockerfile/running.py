@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from minisandbox.errors import BuildError, DockerfileError, InvalidValue
-from minisandbox.images.access import Access, host_access
 from minisandbox.images.dockerfile import placing
 from minisandbox.images.dockerfile.copying import copy_layer
 from minisandbox.images.dockerfile.evaluation import PIPES, named_user
@@ -18,7 +17,8 @@ from minisandbox.images.dockerfile.owners import find_home
 from minisandbox.images.dockerfile.placing import Placement
 from minisandbox.images.dockerfile.sources import Source
 from minisandbox.images.dockerfile.stages import CopyFiles, Mount, RunCommand
-from minisandbox.images.index import host_settings
+from minisandbox.images.python.access import Access, host_access
+from minisandbox.images.python.index import host_settings
 from minisandbox.images.runner import (
     LEAST_READING,
     NEARLY_FULL,
@@ -34,8 +34,8 @@ from minisandbox.images.tree import LayersTree, LinkError, Tree
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.store import Made
 from minisandbox.store.blobs.below import Below
-from minisandbox.store.faults import store_faults
-from minisandbox.store.room import is_full
+from minisandbox.store.disk.faults import store_faults
+from minisandbox.store.disk.room import is_full
 from minisandbox.types import ExecResult, ImageSpec, Outcome
 from minisandbox.types import Mount as HostMount
 

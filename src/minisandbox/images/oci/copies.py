@@ -23,8 +23,8 @@ from minisandbox.store import ImageRecord, LayerRecord, Made, Store
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.unpack import unpack
 from minisandbox.store.catalogue import check_name
+from minisandbox.store.disk.faults import fault_point, store_faults
 from minisandbox.store.entries import list_digest, read_entries
-from minisandbox.store.faults import fault_point, store_faults
 from minisandbox.store.keys import check_key
 from minisandbox.store.sizes import stack_of
 

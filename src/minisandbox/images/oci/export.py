@@ -28,8 +28,8 @@ from minisandbox.images.oci.copies import MEDIA_TYPE, read_copy
 from minisandbox.images.oci.pull import Tell, root_key, silent
 from minisandbox.store import ImageRecord, Store
 from minisandbox.store.blobs.kept import LayerBlob, ensure_blob
-from minisandbox.store.durable import sync_filesystem, written_atomically
-from minisandbox.store.faults import store_faults
+from minisandbox.store.disk.durable import sync_filesystem, written_atomically
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.sizes import stack_of
 

@@ -15,7 +15,7 @@ from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.images.oci import manifest as m
 from minisandbox.store.blobs.streams import Blob, LayerStream, is_packed, require_room
 from minisandbox.store.blobs.tarstream import FILE, HARD_LINK, LINK, TarReader
-from minisandbox.store.reading import open_below
+from minisandbox.store.disk.reading import open_below
 
 _MOST_ARCHIVE = 1 << 40
 _MOST_MEMBERS = 20_000

@@ -21,7 +21,7 @@ from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
-from minisandbox.store.faults import store_faults
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import Hold
 

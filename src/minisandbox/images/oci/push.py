@@ -22,7 +22,7 @@ from minisandbox.images.oci.reference import Remote, parse_reference, places_of
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import remove_copies
 from minisandbox.store.blobs.kept import LayerBlob, ensure_blob, known_blob, note_place, read_blobs
-from minisandbox.store.faults import fault_point
+from minisandbox.store.disk.faults import fault_point
 
 _AT_ONCE = 4
 _CHUNK = 1 << 20

@@ -15,8 +15,8 @@ from minisandbox.images.oci.copies import LayerCopy, parse_copy, read_copy, take
 from minisandbox.store import LayerRecord, Store
 from minisandbox.store.blobs.kept import COLD, FOLDER, LayerBlob, blob_path, ensure_blob
 from minisandbox.store.blobs.streams import Blob
-from minisandbox.store.faults import store_faults
-from minisandbox.store.reading import open_below
+from minisandbox.store.disk.faults import store_faults
+from minisandbox.store.disk.reading import open_below
 from minisandbox.store.sizes import stack_of
 
 T = TypeVar("T")

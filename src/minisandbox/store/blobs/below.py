@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.store.blobs.tarstream import DIRECTORY, Member
+from minisandbox.store.disk.scanning import kind_of
 from minisandbox.store.entries import WHITEOUT
-from minisandbox.store.scanning import kind_of
 
 _OPAQUE = "user.overlay.opaque"
 

@@ -13,16 +13,16 @@ from minisandbox.errors import DiskFull, StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.blobs.kept import open_cold
 from minisandbox.store.blobs.unpack import unpack
-from minisandbox.store.durable import sync_directory
+from minisandbox.store.disk.durable import sync_directory
+from minisandbox.store.disk.faults import fault_point, store_faults
+from minisandbox.store.disk.locks import hold_lock
+from minisandbox.store.disk.staging import Staging
 from minisandbox.store.entries import PRIVATE, list_digest
-from minisandbox.store.faults import fault_point, store_faults
 from minisandbox.store.leases import is_frozen
-from minisandbox.store.locks import hold_lock
 from minisandbox.store.objects import Pool
 from minisandbox.store.places import is_read_only, set_aside
 from minisandbox.store.publishing import Publication, rename_directory
 from minisandbox.store.records import LayerRecord
-from minisandbox.store.staging import Staging
 
 _TIMEOUT = 3600.0
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from minisandbox.errors import DiskFull, NotFound, StoreError
 from minisandbox.store.blobs.kept import COLD, blob_path, ensure_blob, read_blobs
-from minisandbox.store.durable import sync_directory
-from minisandbox.store.faults import fault_point, store_faults
+from minisandbox.store.disk.durable import sync_directory
+from minisandbox.store.disk.faults import fault_point, store_faults
+from minisandbox.store.disk.trees import remove_tree
 from minisandbox.store.leases import in_use, open_exclusive
 from minisandbox.store.publishing import rename_directory
 from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.store import Store
-from minisandbox.store.trees import remove_tree
 
 EXPECTED = 0.3
 """What blobs take of their trees' blocks, about (docs/benchmarks.md)."""

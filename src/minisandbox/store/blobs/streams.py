@@ -13,7 +13,7 @@ from typing import Self
 
 from minisandbox.compression import MAGIC, CorruptedError, Decompressed, Source
 from minisandbox.errors import ImageRefused
-from minisandbox.store.faults import disk_full
+from minisandbox.store.disk.faults import disk_full
 
 _READ = 1 << 18
 _CHUNK = 1 << 20

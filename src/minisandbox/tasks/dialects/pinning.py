@@ -48,7 +48,7 @@ def exported(folder: Path | None, *names: str) -> Pinned | None:
         InvalidValue: an export cannot be read.
     """
     for path in _exports(folder, names):
-        from minisandbox.images.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
+        from minisandbox.images.python.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
 
         pins = read_pins(path)
         if not pins.python:

@@ -103,7 +103,7 @@ def _quoted(requirement: str) -> str:
 
 def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: Path | None) -> list[str]:
     """The requirements that the repository itself lists, at the commit that swebench reads them from."""
-    from minisandbox.images.mirrors import read_committed  # noqa: PLC0415 - reading task files must not load the sandbox
+    from minisandbox.images.sources.mirrors import read_committed  # noqa: PLC0415 - reading task files must not load the sandbox
 
     repo, identity = str(row["repo"]), row["instance_id"]
     commit = str(row.get("environment_setup_commit") or row["base_commit"])

@@ -87,7 +87,7 @@ def full_commit(repo: str, revision: str, mirrors: Path | None, field: str) -> s
     if _COMMIT.fullmatch(revision):
         return revision
     if mirrors is not None:
-        from minisandbox.images.mirrors import find_commit  # noqa: PLC0415 - reading task files must not load the sandbox
+        from minisandbox.images.sources.mirrors import find_commit  # noqa: PLC0415 - reading task files must not load the sandbox
 
         found = find_commit(mirrors, github(repo), revision)
         if found is not None:

@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from minisandbox.store.faults import FULL
+from minisandbox.store.disk.faults import FULL
 
 _FEW_FILES = 100
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from minisandbox.errors import InvalidValue, NotFound, StoreError
-from minisandbox.images.torch_builds import BACKEND
+from minisandbox.images.python.torch_builds import BACKEND
 from minisandbox.store import LayerRecord
 
 FORMAT = 1

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.store.locks import try_flock
-from minisandbox.store.trees import remove_tree
+from minisandbox.store.disk.locks import try_flock
+from minisandbox.store.disk.trees import remove_tree
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

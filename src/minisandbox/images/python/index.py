@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.errors import HostError, InvalidValue
-from minisandbox.images.uvtool import find_uv
-from minisandbox.store.paths import home_directory
+from minisandbox.images.python.uvtool import find_uv
+from minisandbox.store.disk.paths import home_directory
 
 _SECTIONS = ("global", "download", "install")
 _TRUE = frozenset({"1", "true", "yes", "on"})

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from minisandbox.errors import InvalidValue, StoreError
-from minisandbox.store.reading import read_regular
+from minisandbox.store.disk.reading import read_regular
 
 _MOST = 16 << 20
 _MOST_FILES = 100

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import ProgramNotFound, SourceError
-from minisandbox.images.hostgit import run_git
 from minisandbox.images.recipe import LocalSource
+from minisandbox.images.sources.hostgit import run_git
 from minisandbox.launch.kernel import syscalls as sc
 
 _LIST_TIMEOUT = 120.0

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from minisandbox.errors import NotFound
 from minisandbox.images.image import Image
-from minisandbox.images.index import shown
+from minisandbox.images.python.index import shown
 from minisandbox.images.tree import ImageTree, LayersTree
 from minisandbox.store.blobs.below import Below
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from packaging.version import Version
 
 from minisandbox.errors import InterpreterNotFound
-from minisandbox.images.probe import Interpreter, probe
-from minisandbox.images.request import PythonRequest
-from minisandbox.store.paths import home_directory
+from minisandbox.images.python.probe import Interpreter, probe
+from minisandbox.images.python.request import PythonRequest
+from minisandbox.store.disk.paths import home_directory
 
 _NAME = re.compile(r"python(?:[23]|([23]\.\d{1,2}))?")
 

@@ -20,10 +20,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from minisandbox.errors import InvalidValue, SourceError
-from minisandbox.images.index import IndexSettings, parse_moment, shown
-from minisandbox.images.web import Page, Web
+from minisandbox.images.python.index import IndexSettings, parse_moment, shown
+from minisandbox.images.python.web import Page, Web
 from minisandbox.store import Store
-from minisandbox.store.durable import write_atomic
+from minisandbox.store.disk.durable import write_atomic
 
 FRESH = 600.0
 """Seconds for which a page is believed; what the public index tells caches too."""

@@ -8,8 +8,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.images.elf import is_elf, relocate_runpath, strip_debug
-from minisandbox.images.probe import Interpreter
+from minisandbox.images.python.elf import is_elf, relocate_runpath, strip_debug
+from minisandbox.images.python.probe import Interpreter
 
 PREFIX_VERSION = 3
 """Part of the layer's key: raise it when a copy made by this module changes."""

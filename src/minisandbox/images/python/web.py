@@ -19,10 +19,10 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.response import addinfourl
 
 from minisandbox.errors import SourceError
-from minisandbox.images.index import IndexSettings, shown, without_credentials
+from minisandbox.images.python.index import IndexSettings, shown, without_credentials
 from minisandbox.store import Store
-from minisandbox.store.durable import sync_directory
-from minisandbox.store.faults import FULL, fault_point, store_faults
+from minisandbox.store.disk.durable import sync_directory
+from minisandbox.store.disk.faults import FULL, fault_point, store_faults
 
 _ATTEMPTS = 3
 _PAUSE = 0.5

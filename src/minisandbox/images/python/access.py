@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from minisandbox.errors import BuildError
-from minisandbox.images.index import IndexSettings, shown
 from minisandbox.images.places import MOUNTS
+from minisandbox.images.python.index import IndexSettings, shown
 from minisandbox.types import Mount, Network
 
 _QUIET = {

@@ -9,8 +9,8 @@ from dataclasses import replace
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from minisandbox.images.index import IndexSettings
-from minisandbox.images.simple_api import version_in
+from minisandbox.images.python.index import IndexSettings
+from minisandbox.images.python.simple_api import version_in
 
 CPU = "cpu"
 BACKENDS = ("", CPU)

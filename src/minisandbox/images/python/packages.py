@@ -23,11 +23,11 @@ from typing import IO, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from minisandbox.errors import DiskFull, MiniSandboxError, SourceError
-from minisandbox.images.index import IndexSettings, index_settings
-from minisandbox.images.lock import Package
-from minisandbox.images.simple_api import JSON_TYPE, Link, Listings, html_page, json_page, version_in
-from minisandbox.images.torch_builds import has_builds, is_for_cpu, with_cpu_index
-from minisandbox.images.web import Web, fetch_file
+from minisandbox.images.python.index import IndexSettings, index_settings
+from minisandbox.images.python.lock import Package
+from minisandbox.images.python.simple_api import JSON_TYPE, Link, Listings, html_page, json_page, version_in
+from minisandbox.images.python.torch_builds import has_builds, is_for_cpu, with_cpu_index
+from minisandbox.images.python.web import Web, fetch_file
 from minisandbox.store import Store
 
 _PROJECT = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from minisandbox.errors import StoreError
-from minisandbox.store.faults import store_faults
+from minisandbox.store.disk.faults import store_faults
 
 _POLL = 0.05
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from minisandbox.errors import DiskFull, SourceError
-from minisandbox.images.hostgit import run_git
-from minisandbox.images.index import shown, without_credentials
+from minisandbox.images.python.index import shown, without_credentials
 from minisandbox.images.recipe import GitSource
+from minisandbox.images.sources.hostgit import run_git
 from minisandbox.store import Store
-from minisandbox.store.faults import disk_full
+from minisandbox.store.disk.faults import disk_full
 
 FETCH_TIMEOUT = 1800.0
 _REFUSED = re.compile(

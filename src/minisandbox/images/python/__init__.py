@@ -1,0 +1,1 @@
+"""Python environments: interpreters, the package index, pins and locks."""

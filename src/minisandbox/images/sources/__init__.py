@@ -1,0 +1,1 @@
+"""Where repositories come from: git, directories of this machine, source archives."""
