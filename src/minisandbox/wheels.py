@@ -13,14 +13,14 @@ from pathlib import Path
 
 
 def cache_directory(name: str) -> Path:
-    """Return ``$XDG_CACHE_HOME/minisandbox/NAME``, else the same below ``~/.cache``.
+    """Return ``$XDG_CACHE_HOME/minisandbox-NAME``, else the same below ``~/.cache``: not in the store.
 
     Args:
         name: the directory's name.
     """
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification: relative values are invalid and are ignored.
-    return (Path(chosen) if chosen.startswith("/") else Path("~/.cache").expanduser()) / "minisandbox" / name
+    return (Path(chosen) if chosen.startswith("/") else Path("~/.cache").expanduser()) / f"minisandbox-{name}"
 
 
 def make_once(target: Path, make: Callable[[Path], object], *, waiting: Callable[[], object] = lambda: None) -> Path:

@@ -24,10 +24,10 @@ def extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_models_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert model_cache() == tmp_path / "minisandbox" / "models"
+    assert model_cache() == tmp_path / "minisandbox-models"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert model_cache() == tmp_path / ".cache" / "minisandbox" / "models"
+    assert model_cache() == tmp_path / ".cache" / "minisandbox-models"
 
 
 def test_names(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def find_model(model: str, *, cache: Path | None = None, tell: Tell = lambda _: 
 
 
 def model_cache() -> Path:
-    """Return the directory for models: ``$XDG_CACHE_HOME/minisandbox/models``, else below ``~/.cache``."""
+    """Return the directory for models: ``$XDG_CACHE_HOME/minisandbox-models``, else below ``~/.cache``."""
     return wheels.cache_directory("models")
 
 

@@ -26,7 +26,7 @@ _SECONDS = 300.0
 def installed(family: str) -> Path | None:
     """Return the directory of a family's package, installed first where it is not; None: this interpreter has it.
 
-    It lies below ``$XDG_CACHE_HOME/minisandbox/harness``, else below ``~/.cache``.
+    It lies below ``$XDG_CACHE_HOME/minisandbox-harness``, else below ``~/.cache``.
 
     Args:
         family: what stands before the colon of a parser's name.
