@@ -102,7 +102,7 @@ def place(tmp_path: Path) -> Place:
         "a__b-1", "a/b", "0" * 40, "words", PATCH.format(BROKEN, FIXED), "", (f"{FILE}::test_add",),
         (f"{FILE}::test_zero",),
     )  # fmt: skip
-    image = SimpleNamespace(tests_dir=lambda: tmp_path, layers=(), workdir="/testbed", key="k")
+    image = SimpleNamespace(tests_dir=lambda: tmp_path, layers=(), workdir="/testbed", key="k", environment=())
     return Place(task, image, lambda *_: None, lambda a, b: b + a)
 
 

@@ -118,8 +118,11 @@ def test_an_evaluation_reports_it_apart(tmp_path: Path) -> None:
     assert not (tmp_path / "logs" / two / "report.json").exists()
 
 
-def test_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("minisandbox.cli.evaluate.run_evaluation", lambda *_, **__: evaluation())
+    monkeypatch.setenv("MINISANDBOX_STORE", str(tmp_path / "store"))
     assert main(["evaluate", "quickstart", "-p", "gold"]) == 30
     said = capsys.readouterr()
     assert "1 unconfirmed" in said.out

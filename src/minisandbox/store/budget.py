@@ -46,7 +46,7 @@ class SizeBudget:
         """Have room for so many bytes while the body runs; it reports what it made to :meth:`add`.
 
         Raises:
-            DiskFull: there is none, and nothing more can be removed.
+            DiskFull: there is no room, and nothing more can be removed.
         """
         with self._changed:
             while not self._has(need) and not self._make_room(need):

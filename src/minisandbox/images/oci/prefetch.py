@@ -65,7 +65,7 @@ class PullEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What came of pulling many images.
+    """The result of pulling many images.
 
     Attributes:
         images: those that are there now, in the order in which they were asked for.
@@ -87,7 +87,7 @@ def pull_all(
     on_estimate: Callable[[PullEstimate], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Pulled:
-    """Pull many images; a failure of one costs the others nothing.
+    """Pull many images; one that fails does not stop the others.
 
     The manifests come first, and are asked for once. A registry that limits requests is waited for. What interrupts the
     call keeps finished layers and received parts, and the same call resumes.
