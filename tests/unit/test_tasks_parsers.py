@@ -93,6 +93,6 @@ def test_a_package_that_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(HarnessError, match=r"swebench==5\.0\.2") as caught:
         harness.check_parser("swebench5:parse_log_gotest")
     assert caught.value.hint
-    assert list((tmp_path / "minisandbox" / "harness").iterdir()) == [
+    assert list((tmp_path / "minisandbox-harness").iterdir()) == [
         wheels.cache_directory("harness") / "swebench-5.0.2.lock"
     ]
