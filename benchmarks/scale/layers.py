@@ -2,7 +2,7 @@
 
 They are modelled as ``images/scripts`` makes them. The source of a commit is a layer (``source_git.sh``), its git
 objects are another, a file each (``repository.sh``). A task hides what its commit lacks, and packs its own objects
-(``task.sh``).
+(``task_commit.sh``).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def add_task(
 
 
 def commit_of(tree: str, repository: Repository) -> Object:
-    """Return the one commit that task.sh makes of a tree; its sizes are noted."""
+    """Return the one commit that task_commit.sh makes of a tree; its sizes are noted."""
     text = f"tree {tree}\nauthor {_WHO}\ncommitter {_WHO}\n\nInitial commit\n".encode()
     name = hashlib.sha1(f"commit {len(text)}\0".encode() + text, usedforsecurity=False).hexdigest()
     for way in (LOOSE, PACK):
@@ -126,7 +126,7 @@ def commit_of(tree: str, repository: Repository) -> Object:
 
 
 def own_objects(has: Iterable[str], below: Iterable[str]) -> tuple[list[str], Counter[str]]:
-    """Decide as task.sh does.
+    """Decide as task_commit.sh does.
 
     Args:
         has: the names of the commit's objects.

@@ -235,17 +235,16 @@ SCRIPTS = Path("src/minisandbox/images/scripts")
 
 
 def run_scripts(root: Path, commits: Sequence[str], place: Path) -> Path:
-    """Run what repository.sh does on the first commit, then what task.sh does on the second; return the repository."""
+    """Run repository.sh on the first commit, then task_commit.sh on the second; return the repository."""
     work, build = place / "work", place / "build"
     build.mkdir()
     git(root, "worktree", "add", "--quiet", "--detach", str(work), commits[0])
     (work / ".git").unlink()
-    task = (SCRIPTS / "task.sh").read_text()
     tools = (SCRIPTS / "tools.sh").read_text()
-    functions = tools[tools.index("start_repository()") :]
+    functions = tools[tools.index("start_repository()") :] + (SCRIPTS / "patching.sh").read_text()
     steps = (
         (SCRIPTS / "repository.sh").read_text(),
-        task[task.index("# What is committed") : task.index("unset GIT_OBJECT_DIRECTORY")],
+        (SCRIPTS / "task_commit.sh").read_text().partition("unset GIT_OBJECT_DIRECTORY")[0],
     )
     for commit, step in zip(commits, steps, strict=True):
         for path in [path for path in work.iterdir() if path.name != ".git"]:
