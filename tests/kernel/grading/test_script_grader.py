@@ -57,6 +57,7 @@ def test_the_script_decides(scripted: Task, smith_image: Image) -> None:
     [
         ("true", "wrote no /logs/verifier/reward.txt and no /logs/verifier/reward.json"),
         ("exit 7", "exit status 7"),
+        ("echo 1 > /logs/verifier/reward.txt; kill -9 $$", "did not end by itself: killed by SIGKILL"),
         ("echo pass > /logs/verifier/reward.txt", "'pass': neither a number nor JSON"),
         ("echo nan > /logs/verifier/reward.txt", "not a finite number"),
         ('echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json', "not one number"),

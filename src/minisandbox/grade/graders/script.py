@@ -75,7 +75,8 @@ class ScriptRunner:
             user=grader.user or None,
         )
         run = SuiteRun(Report(), None, result.exit_code, result.duration, log_of(result))
-        reward, problem = (None, "") if result.outcome is Outcome.TIMEOUT else self._read(box)
+        # what is tested can write a reward, and then kill the script before it writes its own
+        reward, problem = self._read(box) if result.outcome is Outcome.EXITED else (None, "")
         return replace(run, reward=reward, doubt=None if reward is not None else _doubt(result, problem))
 
     def _clear(self, box: Sandbox) -> None:
@@ -204,5 +205,5 @@ def _compared(live: Grade, clean: Grade) -> Grade:
 
 
 def _doubt(result: ExecResult, problem: str) -> Doubt:
-    fate = f"the script {result.fate}" if result.outcome is Outcome.TIMEOUT else f"{problem} ({result.fate})"
+    fate = f"{problem} ({result.fate})" if problem else f"the script did not end by itself: {result.fate}"
     return Doubt(Reason.NO_REWARD, f"{fate}; log: {result.stderr.strip()[-200:] or 'empty'}")
