@@ -94,7 +94,7 @@ def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, l
     """Grade the code that the agent is given, with nothing done to it. Arguments and result as for :func:`grade`.
 
     The way of a submission, but for two things: the tests run although there is nothing to judge, and there is no
-    control: whoever asks this grades the reference too.
+    control: the caller grades the reference too.
 
     Raises:
         InvalidValue: the task's tests are not pytest's.

@@ -2,7 +2,7 @@
 
 An image is what agents get. So what is looked for is looked for inside, with the eyes of an agent: history beyond the
 one commit, the lines of the reference or of hidden tests in any file, and archives of the project. A newer or an
-unbroken copy of the project, installed beside it, has the reference's lines in it.
+unbroken copy of the project, installed next to it, has the reference's lines in it.
 """
 
 from __future__ import annotations

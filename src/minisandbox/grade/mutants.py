@@ -35,7 +35,7 @@ several times as many seconds of the clock, of which busy machines take many."""
 _OURS = frozenset({Reason.PATCH_INVALID, Reason.PATCH_STEP_FAILED, Reason.RESTORE_FAILED})
 """What no bug can cause: it happens before its tests run."""
 _TOLD = 10
-"""After so many functions it is told how far the work is."""
+"""After so many functions progress is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,14 +188,14 @@ def mutated_tasks(
     """Make tasks of a project: of each function that its tests call, bugs that these tests find.
 
     A task's tests are those of one file: of the files in which a bug shows, the one with fewest tests. With one seed
-    the same tasks come of the same image.
+    the same image gives the same tasks.
 
     Args:
         clean: of :func:`clean_task`.
         image: its image.
         options: which bugs are made.
         workers: bugs that are tried at once.
-        tell: is told what goes on.
+        tell: called with each step.
 
     Yields:
         The tasks, as they are found.

@@ -105,7 +105,7 @@ class Policy:
     Attributes:
         test_files: files that hold the task's tests.
         test_directories: directories called ``test`` or ``tests`` that hold such files: their helpers are tests too.
-        allowed: files that the reference changes; whoever solves the task may change them.
+        allowed: files that the reference changes; a solution may change them.
         allowed_names: modules that the reference changes although they share a name with a part of the runner.
         roots: directories from which tests import.
         runner: files and directories of the repository's own test runner.

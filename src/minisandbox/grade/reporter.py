@@ -42,7 +42,7 @@ class Reporter:
 
     @classmethod
     def make(cls, kind: Kind) -> Reporter:
-        """Return one with a name and a place that nobody knows."""
+        """Return one with a random name and place."""
         module = f"report_{secrets.token_hex(6)}" if kind is Kind.PYTEST else "sitecustomize"
         return cls(kind, f"/run/{secrets.token_hex(6)}", module)
 

@@ -185,7 +185,7 @@ def _lines(patch: bytes, sign: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _path(name: bytes) -> str | None:
-    """Return the path in a header line; None for /dev/null and for what is none."""
+    """Return the path in a header line; None for /dev/null and anything else."""
     try:
         return header_path(name)
     except BadPath:  # a line between files: what was parsed has none in a header

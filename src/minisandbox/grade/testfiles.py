@@ -59,8 +59,8 @@ def lay_out(
     """Lay out the tests layer for the time of one sandbox.
 
     The files that hold the task's tests are mounted where they belong, read-only, each by itself: what a project
-    writes beside them it can still write. All other files are copied into place inside. Both are copies of the layer's,
-    so that a sandbox with edited files is like one without.
+    writes next to them it can still write. All other files are copied into place inside. Both are copies of the
+    layer's, so that a sandbox with edited files is like one without.
 
     Args:
         hidden: the tests layer, or None.

@@ -36,7 +36,7 @@ _LARGEST_FILE = 64 * MiB
 # Content and mode only: a file with an old time would be taken for the one its stale byte-code was compiled from.
 _RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(HIDDEN))
 _MOST_EXCLUDED = 1 << 20
-"""Bytes of names that git is told to leave out, as JSON, in which a command's arguments are sent."""
+"""Bytes of names that git leaves out, as JSON, in which a command's arguments are sent."""
 _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
 # Read backwards, a patch makes the files that it was made of: --numstat names them, newer gits the last one first.
 # Without --apply nothing is changed.

@@ -25,7 +25,7 @@ class Building:
     Arguments are those of :func:`build_all`, and the backend of the images' sandboxes.
 
     Attributes:
-        images: by name, the image as soon as it is there; or why there is none, once all others are made. Where the
+        images: by name, the image as soon as it is there; or why it failed, once all others are made. Where the
             building was called off, that is a :class:`.CancelledError`.
     """
 
@@ -64,7 +64,7 @@ class Building:
     def _work(self, make: Callable[[], Built]) -> None:
         try:
             failures: Mapping[str, BaseException] = make().failures
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for an image
+        except BaseException as error:  # noqa: BLE001 - raised where an image is waited for
             failures = dict.fromkeys(self.images, error)
         for name, future in self.images.items():
             if not future.done():

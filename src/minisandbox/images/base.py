@@ -215,7 +215,7 @@ def _leads_to_directory(path: Path) -> bool:
 
 
 def _shown(target: str, name: str) -> bool:
-    """Whether a link's target is in the sandbox: below /usr or what links there, or beside the link itself."""
+    """Whether a link's target is in the sandbox: below /usr or what links there, or next to the link itself."""
     resolved = os.path.normpath(os.path.join("/", os.path.dirname(name), target))
     beside = "/" not in target and target not in {".", ".."}
     return beside or resolved.split("/")[1] in {"usr", *USR_LINKS}

@@ -50,7 +50,7 @@ class Estimate:
         """Estimate what making some steps takes.
 
         Args:
-            store: whose layers tell what steps of a kind took: the median.
+            store: its layers' times, by kind of step, give the median.
             steps: those to be made.
             workers: how many run at once.
         """

@@ -47,7 +47,7 @@ class Failures:
             raise
 
     def remove(self, image: str) -> None:
-        """Forget the failure of an image; nothing happens if there is none."""
+        """Forget the failure of an image; nothing happens if it did not fail."""
         self.store.remove_failure(image)
 
     def by_step(self) -> dict[str, FailureRecord]:

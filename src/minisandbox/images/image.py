@@ -30,7 +30,7 @@ class Image:
         environment: variables that every command gets.
         workdir: where commands start.
         tests_layer: the key of the layer with its hidden tests, or None.
-        commit: the one commit of the repository inside; "" where there is none.
+        commit: the one commit of the repository inside; "" without a repository.
         created: when it was recorded, seconds since the epoch.
         notes: facts for people: ``python``, ``source``.
         store: where its layers are.
@@ -211,7 +211,7 @@ def make_base(store: Store, entries: tuple[Entry, ...]) -> tuple[LayerRecord, bo
 
 
 def put_if_new(store: Store, record: ImageRecord) -> ImageRecord:
-    """Record an image, unless the store has the very same under this name; return what it has."""
+    """Record an image, unless the store has the very same under this name; return the recorded one."""
     with suppress(NotFound):
         known = store.image(record.name)
         if replace(known, created=record.created) == record:

@@ -80,7 +80,7 @@ def images_by_hand(store: Store) -> list[str]:
 
 
 def kept_step(image: str, layer: str) -> BuildStep:
-    """The step that stands for a layer made by hand; nobody can make it again."""
+    """The step that stands for a layer made by hand; it cannot be made again."""
 
     def prepare(_: Path) -> Work:
         raise BuildError(

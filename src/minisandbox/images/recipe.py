@@ -439,7 +439,7 @@ class PythonRecipe:
         version: the project's version, for build tools that ask git for one where the source's own tags do not say; ""
             for none.
         torch_backend: ``"cpu"``: PyTorch's builds without CUDA and none of CUDA's libraries, whatever the requirements
-            say; "" for what they say.
+            say; "" for those that the requirements name.
     """
 
     python: str | None = None

@@ -244,7 +244,7 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
         _write_files(box, place, work)
         _run_commands(box, place, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
-    # what it wrote in its time may be read for as long: a host is not held up by what a step left behind
+    # reading a step's files may take as long as the step: a host is not held up by what it left behind
     return Made(upper / "tree", facts, patience=max(place.timeout, LEAST_READING))
 
 
@@ -387,7 +387,7 @@ def _likely(result: ExecResult, tail: str, timeout: float) -> str:
 def _lacked_space(place: Place, output: str) -> bool:
     """Whether the store's disk is full: few programs say that a write was cut short (tar does not).
 
-    One that says so may have removed what it wrote before it ended, as pip does.
+    One that says so may have removed its files before it ended, as pip does.
     """
     named = any(text in output for text in _NO_SPACE)
     with store_faults(f"look for space for build step {place.step!r}"):
@@ -401,7 +401,7 @@ def said(result: ExecResult) -> tuple[str, str]:
 
 
 def out_of_space(what: str, tail: str) -> DiskFull:
-    """Return the error of a step that failed for want of space.
+    """Return the error of a step that failed because there was no space.
 
     Args:
         what: what could not be done.

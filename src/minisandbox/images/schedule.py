@@ -70,7 +70,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What came of building many images.
+    """The result of building many images.
 
     Attributes:
         images: those that are there now, by name, in the order in which they were asked for.

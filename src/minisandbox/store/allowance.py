@@ -1,6 +1,6 @@
-"""What reading a tree may cost: whoever made it need not have paid for it.
+"""What reading a tree may cost: its maker need not have paid for it.
 
-A hole takes nothing of the disk and no time to make, and as long to hash as bytes do: of zeros, which nobody may leave
+A hole takes nothing of the disk and no time to make, and as long to hash as bytes do: of zeros, which builds may
 out of a hash. So holes are counted before they are read; whatever else is cheap to make and dear to read (copies that
 share blocks, a million names) meets the end of the time.
 """
@@ -42,7 +42,7 @@ class Allowance:
         """See whether there is time left.
 
         Raises:
-            UnfitTree: there is none.
+            UnfitTree: nothing of it is left.
         """
         if self.seconds is not None and time.monotonic() - self._begun > self.seconds:
             raise UnfitTree(

@@ -161,7 +161,7 @@ class Catalogue:
         """Return what is known of the failed build of an image.
 
         Raises:
-            NotFound: there is none.
+            NotFound: it does not exist.
             StoreError: the record is damaged.
         """
         file = f"failed/{check_name(name)}.json"
@@ -178,7 +178,7 @@ class Catalogue:
         return [self.failure(path.stem) for path in sorted((self.root / "failed").glob("[!.]*.json"))]
 
     def remove_failure(self, name: str) -> None:
-        """Forget a failed build; nothing happens if there is none."""
+        """Forget a failed build; nothing happens if it did not fail."""
         self.require_writable(f"forget the failure of {name}")
         with store_faults(f"forget the failure of {name}"):
             self._failure(name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Removing what nobody needs: images by age and by size, layers that no image has, leftovers; never what is in use."""
+"""Removing what is not needed: images by age and by size, layers that no image has, leftovers; never what is in use."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def collect(
     Raises:
         StoreError: the store is read-only, a record is damaged, or the kernel refused.
     """
-    store.require_writable("collect what nobody needs")
+    store.require_writable("collect what is not needed")
     done, tell = Collected(), progress or _silent
     if freeze:
         _freeze_first(store, done, budget, unused_for, frozenset(keep) | store.pins(), grace, dry_run, tell)
         unused_for = None
         budget = None if dry_run else budget  # what will have to be removed besides cannot be told before
-    with store_faults("collect what nobody needs"), store.alone():
+    with store_faults("collect what is not needed"), store.alone():
         work = _Collection(store, done, grace, dry_run, tell)
         work.leftovers()
         images = store.images()

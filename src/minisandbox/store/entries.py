@@ -1,4 +1,4 @@
-"""The list of a layer's files: one entry for each name in its tree, kept beside the tree."""
+"""The list of a layer's files: one entry for each name in its tree, kept next to the tree."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def decode(line: bytes) -> Entry:
     """Read one line of a list; types are checked, because a list may come from elsewhere.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an entry.
     """
     values = json.loads(line)
     if not isinstance(values, list) or len(values) != len(Entry.__slots__):
@@ -150,7 +150,7 @@ def read_entries(layer: Path, *, most: int = MOST) -> Iterator[Entry]:
 
     Raises:
         StoreError: it is damaged, too large, no file at all, or of a later format.
-        FileNotFoundError: there is none.
+        FileNotFoundError: the list is missing.
     """
     packed = read_below(layer.parent.parent, f"{layer.parent.name}/{layer.name}/{NAME}", most)
     yield from parse(lines_of(gzip.GzipFile(fileobj=io.BytesIO(packed)), most), f"{layer}/{NAME}")

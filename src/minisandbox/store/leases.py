@@ -200,7 +200,7 @@ def _share(fd: int, layer: Path) -> None:
         if time.monotonic() >= deadline:
             raise StoreError(
                 f"layer {layer.name} is still locked after {_TIMEOUT:.0f} s",
-                reason="another process freezes it, or whoever owns the store keeps its lock",
+                reason="another process freezes it, or the store's owner keeps its lock",
                 hint=f"see who has it open: fuser -v {layer}",
             )
         time.sleep(_POLL)

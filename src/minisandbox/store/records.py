@@ -1,4 +1,4 @@
-"""The store's records: what it knows of a layer and of an image, as versioned JSON."""
+"""The store's records of layers and of images, as versioned JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Record:
 
         Raises:
             StoreError: the file is damaged, too large, no file at all, or of a later format.
-            FileNotFoundError: there is none.
+            FileNotFoundError: the record is missing.
         """
         return cls.parse(read_below(root, name, MOST), f"{root}/{name}")
 
@@ -166,7 +166,7 @@ class ImageRecord(_Record):
         environment: captured variables.
         workdir: where commands start.
         tests_layer: the key of the layer of hidden tests, or None.
-        base_commit: the commit of the repository inside, or "" where there is none.
+        base_commit: the commit of the repository inside, or "" without a repository.
         created: when it was recorded, seconds since the epoch.
         notes: facts for people: the interpreter's version, the source.
         own_root: whether its root is its own tree, without the host's ``/usr``.

@@ -64,7 +64,7 @@ class Results(Database):
             self._database.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", row)
 
     def get(self, name: str) -> Result | None:
-        """Return the result of an id, or None where there is none."""
+        """Return the result of an id, or None if it has no result."""
         return next(self._rows("SELECT id, fingerprint, final, body FROM results WHERE id = ?", name), None)
 
     def __iter__(self) -> Iterator[Result]:

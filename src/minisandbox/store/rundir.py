@@ -1,6 +1,6 @@
 """Run directories: what one process works in for a long time, and any later one can go on with.
 
-``run.json`` says what the run is about, and ``.lock`` is held by whoever works in it.
+``run.json`` says what the run is about, and ``.lock`` is held by the process that works in it.
 """
 
 from __future__ import annotations

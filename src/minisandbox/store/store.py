@@ -51,7 +51,7 @@ class Made:
         facts: what it learned on the way, kept in the layer's record.
         seconds: how long it took where it was made, if that was not here.
         patience: seconds that listing and hashing the tree may take; None: no limit.
-        digests: the SHA-256 of files' contents by inode, where the maker hashed what it wrote.
+        digests: the SHA-256 of files' contents by inode, where the maker hashed them.
         expected: the :func:`.entries.list_digest` that the tree must have; "" where nothing says.
     """
 
@@ -179,7 +179,7 @@ class Store(Catalogue):
         beside: Sequence[str] = (),
         hold: Hold | None = None,
     ) -> tuple[LayerRecord, bool]:
-        """Return a layer, making it first if nobody has, or if it is damaged; several processes make it once.
+        """Return a layer, making it first if it is missing, or if it is damaged; several processes make it once.
 
         Args:
             key: its address.
@@ -199,7 +199,7 @@ class Store(Catalogue):
             BaseException: what ``make`` raised, an ``OSError`` as StoreError; nothing was published.
         """
         if (known := self._sound(key, hold)) is not None:
-            stamp(self.layer_directory(key), count=False)  # whoever collects leaves it to us for a while
+            stamp(self.layer_directory(key), count=False)  # the collector leaves it to us for a while
             return known, False
         self.require_writable(f"make layer {key}")
         with self.lock(key, on_wait=on_wait):
@@ -243,7 +243,7 @@ class Store(Catalogue):
             )
 
     def remove_unused_layer(self, key: str) -> bool:
-        """Remove a layer that nobody holds.
+        """Remove a layer that no process holds.
 
         Returns:
             Whether it was removed; False if it is in use, or not there.
@@ -390,7 +390,7 @@ class Hold:
         self._lease.add((self._store.layer_directory(key) for key in keys), frozen=self._frozen)
 
     def add_unpublished(self, key: str, lies: Path) -> None:
-        """Hold a layer that nobody can see yet.
+        """Hold a layer that no other process can see yet.
 
         Args:
             key: what it will be called.

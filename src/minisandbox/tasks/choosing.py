@@ -12,7 +12,7 @@ from minisandbox.tasks.builds import Build
 from minisandbox.tasks.taskset import TaskSet
 
 MISSING = "missing"
-"""The status of a task that no report tells of."""
+"""The status of a task that no report names."""
 
 
 def unique_images(tasks: TaskSet) -> dict[str, tuple[str, ...]]:
@@ -53,7 +53,7 @@ def shuffled(ids: Sequence[str], seed: int) -> list[str]:
         seed: any whole number.
     """
     mixed = list(ids)
-    random.Random(seed).shuffle(mixed)  # noqa: S311 - nobody is to be kept from guessing it
+    random.Random(seed).shuffle(mixed)  # noqa: S311 - it may be guessed
     return mixed
 
 

@@ -52,7 +52,7 @@ def address_problem(url: str, places: Sequence[Path] | None) -> tuple[str, str, 
     """Why a row may not name a git repository by an address, as :func:`problem_of` says it; None where it may.
 
     None of this machine, wherever it lies: git follows what leads from one to the next (links, alternates, ``gitdir:``,
-    what lies beside a path), and whoever wrote the row then only needs to know a commit.
+    what lies next to a path), and the row's author then only needs to know a commit.
     """
     if places is None or _OF_A_SERVER.fullmatch(url):
         return None

@@ -70,7 +70,7 @@ def tasks_of(
         path: what errors call the whole of them.
         context: what conversion looks into.
         form: the dialect that all rows are in; None: the columns of each decide.
-        on_refused: is told why a row is no task, which is then left out; None: it is raised.
+        on_refused: called with the reason why a row is no task; the row is left out; None: it is raised.
 
     Returns:
         Pairs of a task and its row.

@@ -106,7 +106,7 @@ class WordEdit:
 
     @classmethod
     def parse(cls, text: str) -> WordEdit | None:
-        """Return the edit that a text is; None where it is none, or has a word that is not of the grammar."""
+        """Return the edit that a text is; None where it is no edit, or has a word that is not of the grammar."""
         edit, _, line = text.rpartition(" ")
         old, _, new = edit.partition(" -> ")
         if old not in WORDS or new not in WORDS or not _NUMBER.fullmatch(line):
@@ -186,7 +186,7 @@ def replacements(word: str) -> tuple[str, ...]:
 
 
 def split_words(line: str) -> list[Word]:
-    """Split one line of code into words; strings and comments are none. It may end inside brackets."""
+    """Split one line of code into words; strings and comments are left out. It may end inside brackets."""
     indent = len(line) - len(line.lstrip())
     return _paired([Word(one.string, one.start[1] + indent, one.end[1] + indent) for one in _tokens(line.strip())])
 
@@ -263,7 +263,7 @@ def functions(source: str, file: str) -> Iterator[Function]:
 
 
 def find_function(source: str, file: str, name: str) -> Function | None:
-    """Return a module's function by its name, or None where there is none, or none that can be shown."""
+    """Return a module's function by its name, or None if no such function can be shown."""
     return next((one for one in functions(source, file) if one.name == name), None)
 
 

@@ -340,7 +340,7 @@ class RowFields:
         """Return a string.
 
         Raises:
-            TaskFileError: it is missing, or is none.
+            TaskFileError: it is missing, or has another type.
         """
         return self._fields.text(key, default=default)
 

@@ -59,7 +59,7 @@ class Task:
         instance_id: unique in its set, and usable as a file name.
         repo: ``owner/name``.
         base_commit: the commit (or, for an sdist, the release) that the repository is at.
-        problem_statement: what the agent is told.
+        problem_statement: the text that the agent gets.
         patch: the fix (SWE-bench's form) or the bug (SWE-smith's).
         test_patch: hidden tests; SWE-bench's form only.
         FAIL_TO_PASS: ids of the tests that must start passing.

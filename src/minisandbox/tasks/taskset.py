@@ -32,7 +32,7 @@ class TaskSet:
     Args:
         tasks: the tasks.
         name: what people and logs call the set.
-        rows: the rows that tasks were made of, by ``instance_id``; where there is none, a task is its own row.
+        rows: the rows that tasks were made of, by ``instance_id``; a task without one is its own row.
         layout: how the rows were stored.
         schema: the ``pyarrow.Schema`` that they had, or None.
 
@@ -94,7 +94,7 @@ class TaskSet:
                 this machine, not only what lies in their file's directory and is no repository: for rows of people
                 whom you trust with all that you can read.
             public_network: whether tasks that ask for the public network get it; without, they have none.
-            on_refused: is told why a row is no task, which is then left out; None: it is raised.
+            on_refused: called with the reason why a row is no task; the row is left out; None: it is raised.
 
         Raises:
             TaskFileError: there is no such file, or it cannot be read; ``path``, ``line`` and ``field`` say where.

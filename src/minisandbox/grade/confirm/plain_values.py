@@ -2,7 +2,7 @@
 
 Where a test says that two values are equal, it is the submission that answers: with a text that equals each of four
 likely answers, the right one is among them, and a sentinel, which expects another one still, fails as it has to. So
-whoever seems to have solved a task is run once more, on test files in which values are first made plain: a text of
+a submission that seems to solve a task is run once more, on test files in which values are first made plain: a text of
 whatever class is the characters that it holds, a number the one that it holds. What is solved passes then too. So it
 is with every comparison in an assertion: a number whose ``-`` and ``<`` are its own could be near each likely answer.
 

@@ -27,7 +27,7 @@ class Carried:
     copies: tuple[tuple[PurePosixPath, Path | None], ...]
 
     def put(self, box: Sandbox) -> None:
-        """Put the copies into another sandbox, in place of what it has there.
+        """Put the copies into another sandbox, in place of its own files.
 
         Links whose targets lie outside of a copied directory are not copied: the sandbox keeps its own.
 

@@ -4,7 +4,7 @@ It runs inside a sandbox, under the task's own interpreter: Python 2.7 to 3.14, 
 imports it while it starts, before it puts the current directory on ``sys.path``; a module of the repository that is
 called as one that pytest looks for would otherwise run before the plugin does, and do with pytest as it likes.
 
-Beside it lies a file, "repository": its directory and, a line each, the modules that its image has at places from which
+Next to it lies a file, "repository": its directory and, a line each, the modules that its image has at places from which
 tests import. Where pytest needs one of these, as it does in repositories of pytest's own parts, it is loaded later, as
 without this module. Those that PYTHONPATH leads to are taken from there (not in Python 2).
 """

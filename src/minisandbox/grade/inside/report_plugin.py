@@ -1,7 +1,7 @@
-"""A pytest plugin that tells what pytest reports, line by line, to a reader outside the sandbox.
+"""A pytest plugin that passes on pytest's reports, line by line, to a reader outside the sandbox.
 
 It runs inside a sandbox, under the task's own interpreter: Python 2.7 to 3.14, pytest 3 to 9, standard library only.
-The sandbox has it under a random module name, and the module of the lines beside it. A variable says where the lines go.
+The sandbox has it under a random module name, and the module of the lines next to it. A variable says where the lines go.
 Without it (pytest-xdist's workers, nested runs) the plugin does nothing.
 
 A line is [node id, when, outcome]. ``when`` is setup, call, teardown, subtest or collect. The first line is
@@ -177,7 +177,7 @@ def _when(report):
 def _hide_from_children():
     """Take the plugin's directory out of PYTHONPATH, so that what the tests start does not see it.
 
-    sys.path keeps it: pytest-xdist hands that to its workers, which are told to load the plugin too.
+    sys.path keeps it: pytest-xdist hands that to its workers, which load the plugin too.
     """
     here = os.path.dirname(os.path.abspath(__file__))
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -1,4 +1,4 @@
-"""A ``sitecustomize`` that tells what unittest's and SymPy's runners say, line by line, to a reader outside the sandbox.
+"""A ``sitecustomize`` that passes on the reports of unittest's and SymPy's runners, line by line, to a reader outside the sandbox.
 
 It runs inside a sandbox, under the task's own interpreter: Python 3.4 to 3.14, standard library only. A variable holds a
 setting for the lines (see the module of them) and the name of the program that runs the tests: interpreters that the
@@ -16,7 +16,7 @@ VARIABLE = "MINISANDBOX_REPORT"
 
 
 def _watch_unittest_results(module, channel):
-    """unittest.result: every kind of result goes through these methods of the base class, whoever derives from it."""
+    """unittest.result: every kind of result goes through these methods of the base class."""
     outcomes = {
         "addSuccess": "passed", "addFailure": "failed", "addError": "failed", "addSkip": "skipped",
         "addExpectedFailure": "xfailed", "addUnexpectedSuccess": "failed",
@@ -73,7 +73,7 @@ def _watch_unittest_runner(module, channel):
 
 
 def _watch_sympy(module, channel):
-    """sympy.testing.runtests (sympy.utilities.runtests before 1.6): its reporter is told of each test in turn."""
+    """sympy.testing.runtests (sympy.utilities.runtests before 1.6): its reporter gets each test in turn."""
     reporter = module.PyTestReporter
     outcomes = {
         "test_pass": "passed", "test_fail": "failed", "test_exception": "failed", "test_skip": "skipped",

@@ -1,4 +1,4 @@
-"""The reports of an evaluation: swebench's own, and what we have to say beyond it."""
+"""The reports of an evaluation: swebench's own, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_evaluation_reports(out: Path, found: Evaluation) -> None:
 
     Args:
         out: the run directory.
-        found: what came of the predictions.
+        found: the results of the predictions.
 
     Raises:
         DiskFull: the disk is full.
@@ -91,7 +91,7 @@ def instance_report(task: Task, one: Evaluated) -> dict[str, object]:
 
     Args:
         task: the task.
-        one: what came of its prediction.
+        one: the result of its prediction.
     """
     nothing: dict[str, list[str]] = {"success": [], "failure": []}
     return {

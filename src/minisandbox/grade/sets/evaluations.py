@@ -60,7 +60,7 @@ class Evaluated:
         instance_id: the task's id.
         repo: the task's repository.
         model: whose prediction it is.
-        verdict: of its grade; ``empty_patch`` or ``malformed`` where there is none.
+        verdict: of its grade; ``empty_patch`` or ``malformed`` without a grade.
         reason: of its grade.
         detail: the same in a sentence.
         flags: what screening found.
@@ -113,12 +113,12 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came of evaluating predictions.
+    """The results of evaluating predictions.
 
     Attributes:
         tasks: the tasks, with or without a prediction.
         predictions: those for one of the tasks, in the order of the tasks.
-        results: what came of each, in the same order.
+        results: one for each, in the same order.
         unknown: predictions for tasks that are not there.
     """
 
@@ -145,7 +145,7 @@ def run_evaluation(
 ) -> Evaluation:
     """Grade predictions, several at once, and keep each grade in a run directory as it ends.
 
-    The same call again goes on where it was cut off: predictions that have a verdict are taken over if neither their
+    The same call again resumes: predictions that have a verdict are taken over if neither their
     patch nor their task nor its image has changed; unconfirmed ones and those at which we failed are graded again.
 
     Args:

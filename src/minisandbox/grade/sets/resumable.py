@@ -93,7 +93,7 @@ class Progress(Generic[Record]):
 
 @contextmanager
 def opened(directory: type[RunDirectory], out: Path | None, config: Config) -> Iterator[Results]:
-    """Open a run's results, held against other processes; those of a run without a directory are in memory.
+    """Open a run's results, locked against other processes; those of a run without a directory are in memory.
 
     Raises:
         RunError: the directory is in use, belongs to another run, or its database is damaged.
@@ -239,13 +239,13 @@ def _script_files(task: Task) -> Iterator[str]:
 
 
 def text_of(body: Mapping[str, object], key: str) -> str:
-    """Return a text of a result; empty where there is none."""
+    """Return a text of a result; empty if it is missing."""
     value = body.get(key)
     return value if isinstance(value, str) else ""
 
 
 def seconds_of(body: Mapping[str, object], key: str) -> float:
-    """Return a number of a result; 0.0 where there is none."""
+    """Return a number of a result; 0.0 if it is missing."""
     value = body.get(key)
     return float(value) if isinstance(value, int | float) else 0.0
 

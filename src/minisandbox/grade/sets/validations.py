@@ -35,7 +35,7 @@ from minisandbox.types import Limits
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-_LOG = 8000  # characters of each of the two outputs that are kept of a task that is not valid
+_LOG = 8000  # characters kept of each output of a task that is not valid
 
 
 class ValidationDirectory(RunDirectory):
@@ -88,7 +88,7 @@ class Validated:
         tests: the tests that the sentence is about.
         flaky: the named tests that did not do the same in all runs.
         python: the interpreter of its image; empty where that is the host's or there is no image.
-        image_key: the hash of everything that decides what its image is; empty where there is none.
+        image_key: the hash of everything that decides what its image is; empty without an image.
         layers: of its image, bottom first, the layer with its hidden tests last.
         reference: the runs with the reference.
         empty: the runs without a patch.
@@ -174,7 +174,7 @@ def run_validations(
 ) -> tuple[Validated, ...]:
     """Validate tasks, several at once, and keep each in a run directory as it ends.
 
-    The same call again goes on where it was cut off: tasks that were found valid or invalid are taken over if neither
+    The same call again resumes: tasks that were found valid or invalid are taken over if neither
     their row nor their image has changed; those about which we could not find out are done again.
 
     Args:

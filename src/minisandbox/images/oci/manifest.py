@@ -344,7 +344,7 @@ def container(manifest: Manifest, what: str, platform: Platform) -> Container:
     Args:
         manifest: its manifest.
         what: what errors call it.
-        platform: what it has to run on.
+        platform: the platform it has to run on.
 
     Raises:
         ImageRefused: the configuration is malformed, or has another number of layers.

@@ -204,7 +204,7 @@ class _Registry:
             except RegistryError as error:
                 if attempt == ATTEMPTS - 1 or not error.transient:
                     raise
-            except NotFound:  # the registry has forgotten what it had of it
+            except NotFound:  # the registry has forgotten the received part
                 if attempt == ATTEMPTS - 1:
                     raise
                 session = ""

@@ -1,4 +1,4 @@
-"""What a build step is told of the network: variables and mounts for its time, nothing that stays."""
+"""The network settings of a build step: variables and mounts while it runs, nothing that stays."""
 
 from __future__ import annotations
 

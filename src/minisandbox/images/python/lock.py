@@ -88,7 +88,7 @@ def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
         records: its layers, bottom first.
 
     Raises:
-        StoreError: one came from elsewhere, and what it says of its packages cannot be read.
+        StoreError: one came from elsewhere, and its list of packages cannot be read.
     """
     python: dict[str, str] = {}
     system: dict[str, str] = {}
@@ -140,7 +140,7 @@ def read_lock(path: Path) -> Lock:
     """Read a lock file.
 
     Raises:
-        NotFound: there is none.
+        NotFound: it does not exist.
         InvalidValue: it is not a lock file, or a later version's.
     """
     try:

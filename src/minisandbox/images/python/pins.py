@@ -52,7 +52,7 @@ class Pins:
     """What a listing says.
 
     Attributes:
-        requirements: what can be installed from an index, as it stands there.
+        requirements: what can be installed from an index, each as NAME==VERSION.
         skipped: lines that cannot, each with the reason.
         python: the interpreter that a conda export names, or "".
     """

@@ -10,7 +10,7 @@ def script(*names: str, **variables: str) -> str:
     """Return one script made of several: variables, the common beginning, these, the common end.
 
     Args:
-        names: files beside this one, without ``.sh``.
+        names: files next to this one, without ``.sh``.
         variables: values that they read.
     """
     folder = resources.files(__name__)

@@ -307,7 +307,7 @@ def _told(source: GitSource, said: str) -> list[str]:
 def _place(source: GitSource) -> str:
     """What git is given: a local path is made absolute, since git runs elsewhere.
 
-    A directory that is called like an address is none: rows were read so too, and each address has one mirror.
+    A directory that is called like an address is not a mirror: rows were read so too, and each address has one mirror.
     """
     is_path = ":" not in source.url.partition("/")[0]
     return str(Path(source.url).expanduser().absolute()) if is_path else source.url

@@ -92,7 +92,7 @@ def _content(entry: Entry, open_file: Opener) -> Iterator[bytes]:
 
 
 def _check(entry: Entry) -> None:
-    """Refuse what whoever reads the tar would refuse, or take for something else."""
+    """Refuse what a reader of the tar would refuse, or take for something else."""
     try:
         os.fsencode(entry.path + entry.target + entry.same)
     except UnicodeEncodeError:

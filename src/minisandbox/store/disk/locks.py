@@ -16,7 +16,7 @@ _POLL = 0.05
 
 
 def try_flock(fd: int) -> bool:
-    """Take an exclusive lock on an open file if nobody holds it."""
+    """Take an exclusive lock on an open file if no process holds it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -44,7 +44,7 @@ def hold_lock(path: Path, *, timeout: float, on_wait: Callable[[], None] | None 
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: whoever waits on this inode sees that the name moved on
+        path.unlink(missing_ok=True)  # while it is held: a process that waits on this inode sees that the name moved on
         os.close(fd)
 
 

@@ -216,7 +216,7 @@ def hash_file(path: str, size: int, name: str = "", allowance: Allowance | None 
     """Return the SHA-256 of a file's content.
 
     Args:
-        path: the file; it is not followed if it is a link, and not waited for if it is none.
+        path: the file; it is not followed if it is a link, and not waited for if it is a pipe.
         size: how long it is.
         name: what an allowance that is exceeded calls it.
         allowance: what reading it may cost; None: whatever it does.

@@ -59,7 +59,7 @@ class Staging:
         return removed
 
     def _make(self, path: Path) -> int:
-        with self._gate():  # between mkdir and flock nobody may take it for a leftover
+        with self._gate():  # between mkdir and flock no process may take it for a leftover
             path.mkdir(mode=0o700)
             fd = os.open(path, _DIRECTORY)
             try:

@@ -45,7 +45,7 @@ BEFORE: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Shell commands of a specification, sorted by what they need.
+    """Shell commands of a specification, sorted by their needs.
 
     Attributes:
         kept: what is run as it is.

@@ -110,7 +110,7 @@ def requirements_text(text: str, include: dict[str, str]) -> list[str]:
         if nested := re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", line):
             found += requirements_text(include.get(nested[1], ""), include)
         elif line and not line.startswith(("-", ".")):
-            # taken off the index; what it had is in another one (swebench 4.1.0 does the same)
+            # taken off the index; its files are in another one (swebench 4.1.0 does the same)
             found.append("types-setuptools" if name_of(line) == "types-pkg-resources" else line)
     return found
 

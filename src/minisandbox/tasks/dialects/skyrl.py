@@ -36,7 +36,7 @@ def inner_row(row: Mapping[str, object]) -> Mapping[str, object]:
     """Return the row in a row, without the gaps that columns of objects have.
 
     Raises:
-        TaskFileError: there is none.
+        TaskFileError: no column has it.
     """
     value = row.get("instance")
     if isinstance(value, str):

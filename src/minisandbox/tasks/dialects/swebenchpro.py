@@ -1,7 +1,7 @@
 """SWE-bench Pro: SWE-bench's columns, the tests in lower case, and an image with the repository at /app.
 
 A row has ``dockerhub_tag``, ``fail_to_pass`` and ``pass_to_pass`` (lists as text), ``requirements`` and ``interface``
-(which the agent is told too) and ``selected_test_files_to_run``. How its image was made is published nowhere.
+(which the agent gets too) and ``selected_test_files_to_run``. How its image was made is published nowhere.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Judgement:
     """What a log says of a task's tests, by the parser and the rules of the task's benchmark.
 
     Attributes:
-        statuses: each named test that the log tells of, with the parser's word: PASSED, FAILED, ERROR, SKIPPED, XFAIL.
+        statuses: each named test that the log has, with the parser's word: PASSED, FAILED, ERROR, SKIPPED, XFAIL.
         found: whether the benchmark takes it for the log of a run: one with a test in it, or with no failure to report.
         resolved: whether the task is resolved.
         failed_fail_to_pass: the FAIL_TO_PASS tests that did not count as passed.
@@ -191,7 +191,7 @@ def check_parser(parser: str) -> None:
         parser: as for :func:`judge`.
 
     Raises:
-        NotFound: there is none.
+        NotFound: it does not exist.
         MissingExtra: its package is not installed.
         HarnessError: its package could not be installed or loaded.
     """
@@ -246,7 +246,7 @@ def judge(
 
 
 def parse(parser: str, log: str) -> dict[str, str]:
-    """Return every test that a log tells of, with the parser's word; arguments and errors as for :func:`judge`."""
+    """Return every test that a log has, with the parser's word; arguments and errors as for :func:`judge`."""
     return dict(_ask("parse", PARSE_TIMEOUT, parser=parser, log=log)["statuses"])
 
 
