@@ -228,7 +228,8 @@ def mounts() -> Iterator[str]:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
         for line in table:
             fields = line.split()
-            yield f"{fields[4]} ({fields[fields.index('-') + 1]})"
+            if not fields[4].startswith("/var/lib/containers/"):  # podman mounts its storage onto itself, and leaves it
+                yield f"{fields[4]} ({fields[fields.index('-') + 1]})"
 
 
 def processes() -> Iterator[Process]:

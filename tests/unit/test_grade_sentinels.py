@@ -11,6 +11,7 @@ import pytest
 
 from minisandbox.grade.confirm import checks
 from minisandbox.grade.confirm.sentinels import make_sentinels
+from minisandbox.syntax import parse_python
 
 BODIES = [
     "assert add(2, 3) == 5",
@@ -198,8 +199,10 @@ def test_what_cannot_be_changed_gets_one_more_test(text: bytes) -> None:
 def test_our_own_tests_stay_well_formed() -> None:
     for file in sorted(Path(__file__).parent.glob("test_*.py")):
         content = file.read_bytes()
-        names = [node.name for node in ast.parse(content).body if isinstance(node, ast.FunctionDef)]
+        tree = parse_python(content.decode())
+        assert tree is not None
+        names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         tests = [f"x.py::{name}" for name in names if name.startswith("test_")]
         made = make_sentinels({"x.py": content}, tests)
         assert set(made.tests) == set(tests)
-        ast.parse(made.files["x.py"])
+        assert parse_python(made.files["x.py"].decode()) is not None

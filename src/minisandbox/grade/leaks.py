@@ -33,7 +33,8 @@ _LARGEST = MiB
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 _SCRIPT = r"""
-export GIT_CONFIG_GLOBAL=/dev/null GIT_CEILING_DIRECTORIES=/ LC_ALL=C.UTF-8
+export GIT_CONFIG_GLOBAL=/run/leaks/gitconfig GIT_CEILING_DIRECTORIES=/ LC_ALL=C.UTF-8
+printf '[safe]\n\tdirectory = *\n' > "$GIT_CONFIG_GLOBAL"  # the repository may be another user's
 cd "$REPOSITORY"
 skipped="-path /proc -o -path /sys -o -path /dev -o -path /run"
 [ -z "$HOST" ] || skipped="$skipped -o -path /usr"
