@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.conformance.contract import DEADLINE, Case, cases
 from tests.conformance.implementations import IMPLEMENTATIONS, NOT_IN_CONTAINERS, WORKDIR, Implementation
+from tests.engines import in_engine
 
-from minisandbox.errors import HostError, Unsupported
+from minisandbox.errors import Unsupported
 from minisandbox.sandbox import Sandbox
 from minisandbox.types import ImageSpec
 
@@ -77,24 +78,6 @@ def test_promise(case: Case, implementation: Implementation, image: ImageSpec, t
         implementation.world(in_engine(implementation.engine, image), tmp_path).hold_to(case)
     except Unsupported as error:
         pytest.skip(error.what)
-
-
-def in_engine(engine: str, image: ImageSpec) -> ImageSpec:
-    """The image as one of an engine; skips where the engine does not work."""
-    image = replace(image, backend=engine)
-    if (reason := why_not(image)) is not None:
-        pytest.skip(f"{engine}: {reason}")
-    return image
-
-
-@cache
-def why_not(image: ImageSpec) -> str | None:
-    """Why an engine makes no container here, or None."""
-    try:
-        Sandbox.create(image).stop()
-    except HostError as error:
-        return str(error)
-    return None
 
 
 def test_the_list_is_long_enough() -> None:

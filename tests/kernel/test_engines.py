@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pytest
+from tests.engines import in_engine
 from tests.waiting import until
 
-from minisandbox.errors import HostError, SandboxCreationError, SandboxGone, Unsupported
+from minisandbox.errors import SandboxCreationError, SandboxGone, Unsupported
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.engines import runtime
 from minisandbox.sandbox.engines.client import LABEL, Client
@@ -33,23 +33,10 @@ box.exec("sleep 300")
 """
 
 
-@cache
-def why_not(image: ImageSpec) -> str | None:
-    """Why an engine makes no container here, or None."""
-    try:
-        Sandbox.create(image).stop()
-    except HostError as error:
-        return str(error)
-    return None
-
-
 @pytest.fixture(params=["podman", "docker"])
 def image(request: pytest.FixtureRequest, spec: ImageSpec) -> ImageSpec:
     """The smallest image, in an engine."""
-    found = replace(spec, backend=request.param)
-    if (reason := why_not(found)) is not None:
-        pytest.skip(f"{request.param}: {reason}")
-    return found
+    return in_engine(request.param, spec)
 
 
 @pytest.fixture
