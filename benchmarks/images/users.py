@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import packaging
 import zstandard
 from benchmarks.images.views import id_map
 from tests import as_user
@@ -138,7 +139,7 @@ def user_of(mode: str, place: Path) -> Iterator[User]:
         python = as_user.find_python(account)
         if python is None:
             raise SystemExit("no Python >= 3.11 that other users can execute")
-        for module in (minisandbox, zstandard):
+        for module in (minisandbox, packaging, zstandard):
             source = Path(module.__file__ or "").parent
             shutil.copytree(source, account.base / "code" / source.name)
         environment = {**account.environment(), "PYTHONPATH": f"{account.base}/code"}
