@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import e2b_dockerfile_utils
 import packaging
+import uv
 import zstandard
 from benchmarks.images.views import id_map
 from tests import as_user
@@ -139,7 +141,7 @@ def user_of(mode: str, place: Path) -> Iterator[User]:
         python = as_user.find_python(account)
         if python is None:
             raise SystemExit("no Python >= 3.11 that other users can execute")
-        for module in (minisandbox, packaging, zstandard):
+        for module in (minisandbox, e2b_dockerfile_utils, packaging, uv, zstandard):
             source = Path(module.__file__ or "").parent
             shutil.copytree(source, account.base / "code" / source.name)
         environment = {**account.environment(), "PYTHONPATH": f"{account.base}/code"}
