@@ -79,7 +79,7 @@ class PythonBuild:
         network: what the install commands reach: "off", "index" (the package index) or "host".
         exclude_newer: a date: packages uploaded later are not there; "" for all.
         system: packages of the host's distribution; takes root.
-        torch_backend: "cpu": builds of PyTorch without CUDA, whatever the requirements say; "" for what they say.
+        torch_backend: "cpu": builds of PyTorch without CUDA, whatever the requirements say; "" for those they name.
     """
 
     python: str | None = None
