@@ -336,7 +336,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         output: dict[str, object] = session.config.workeroutput  # type: ignore[attr-defined] # xdist's
         output["left"] = wait_until_clean(lambda: [*map(describe, descendants(os.getpid()))], GRACE)
         return
-    remove_tree(session_place(session.config) / SHARED)
+    with contextlib.suppress(FileNotFoundError):  # another session may prune old temporary directories meanwhile
+        remove_tree(session_place(session.config) / SHARED)
     before = session.config.stash[_before]
     found = session.config.stash.setdefault(_left, [])
     found += wait_until_clean(lambda: leftovers(before), GRACE)
