@@ -15,6 +15,8 @@ from minisandbox.cli.validate import detail
 from minisandbox.grade import Cause, Grade, Reason, Status, Validated, validate, validation_report, validation_table
 from minisandbox.grade.validation import Validation
 from minisandbox.images import Image
+from minisandbox.pool.runner import read_record
+from minisandbox.store.results import Result
 from minisandbox.tasks import LogGrader, Task, task_from_row
 
 F2P, P2P = ("t.py::new", "t.py::newer"), ("t.py::old", "t.py::older")
@@ -117,10 +119,20 @@ def test_a_runner_that_nothing_listens_to_is_named(check: Check) -> None:
 
 def test_notes_are_kept_printed_and_in_the_reports(tmp_path: Path) -> None:
     one = Validated("a", "o/n", Status.VALID, notes=("1 tests change from run to run: t.py::new",))
-    assert Validated.from_body(json.loads(json.dumps(one.to_body()))) == one
     assert detail(one) == "note: 1 tests change from run to run: t.py::new"
     report = json.loads(json.dumps(validation_report([one], 1)))
     assert (report["noted"], report["results"][0]["notes"]) == (1, list(one.notes))
     assert "note: 1 tests change" in validation_table([one], 1)
-    older = {name: value for name, value in one.to_body().items() if name != "notes"}
-    assert Validated.from_body(older).notes == ()
+
+
+def test_results_of_earlier_versions_are_read() -> None:
+    """As version 0.2 stored them: layers and runs are lists of three, and nothing says "notes"."""
+    body = {
+        "instance_id": "a", "repo": "o/n", "status": "invalid", "cause": "flaky", "detail": "", "tests": ["t.py::b"],
+        "flaky": ["t.py::b"], "python": "3.11.9", "image_key": "k", "layers": [["l", 7, 1.5]],
+        "reference": [["resolved", "resolved", 2.0]], "empty": [], "seconds": 3, "log": "",
+    }  # fmt: skip
+    found = read_record(Validated, Result("a", "f", True, body))
+    assert (found.status, found.cause, found.tests) == (Status.INVALID, Cause.FLAKY, ("t.py::b",))
+    assert (found.layers[0].key, found.layers[0].bytes, found.reference[0].seconds) == ("l", 7, 2.0)
+    assert (found.notes, found.seconds, found.finished) == ((), 3.0, True)

@@ -10,7 +10,7 @@ import pytest
 
 from minisandbox.errors import PredictionError
 from minisandbox.grade import Evaluated, Evaluation, Prediction, evaluation_report, harness_report, read_predictions
-from minisandbox.grade.sets.evaluation_report import instance_report
+from minisandbox.grade.sets.evaluations import instance_report
 from minisandbox.tasks import TaskSet
 
 A = {"instance_id": "o__r-1", "model_name_or_path": "m/1", "model_patch": "diff --git a/x b/x\n"}

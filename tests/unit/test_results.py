@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import RunError
-from minisandbox.grade.sets.resumable import Job, Progress, Work, carry_out, opened
+from minisandbox.errors import MiniSandboxError, RunError
+from minisandbox.images import Image
+from minisandbox.pool import Job, Progress, open_results, run_jobs
+from minisandbox.pool.runner import read_record
 from minisandbox.store.results import Result, Results
 from minisandbox.store.rundir import RunDirectory
 
 ONE = Result("a__b-1", "f" * 64, True, {"status": "valid", "tests": ["t\udcff"], "seconds": 1.5})
 
 
-@pytest.mark.parametrize("wal", [True, False])
+@pytest.mark.parametrize(
+    "wal", [True, pytest.param(False, marks=pytest.mark.filterwarnings("ignore:.*rollback journal:RuntimeWarning"))]
+)
 def test_what_is_put_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal: bool) -> None:
     monkeypatch.setenv("MINISANDBOX_NO_WAL", "0" if wal else "1")
     with Results(tmp_path / "r.sqlite") as results:
@@ -42,10 +47,11 @@ def test_a_database_in_memory() -> None:
 
 def test_a_run_says_where_it_cannot_do_wal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINISANDBOX_NO_WAL", "1")
-    with pytest.warns(RuntimeWarning, match="rollback journal"), opened(RunDirectory, tmp_path / "run", {}) as results:
+    directory = tmp_path / "run"
+    with pytest.warns(RuntimeWarning, match="rollback journal"), open_results(RunDirectory, directory, {}) as results:
         results.put(ONE)
     monkeypatch.setenv("MINISANDBOX_NO_WAL", "0")
-    with opened(RunDirectory, tmp_path / "run", {}) as results:
+    with open_results(RunDirectory, directory, {}) as results:
         assert list(results) == [ONE]
 
 
@@ -92,27 +98,57 @@ def test_a_full_disk_is_called_one(tmp_path: Path) -> None:
         assert results.get("a__b-1") == ONE
 
 
-def run(results: Results, marks: dict[str, str], *, again: bool = False) -> tuple[list[str], list[Progress[Result]]]:
-    """Carry out a job for each id; what was done, and what was told."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a record."""
+
+    name: str
+    size: int
+
+
+class Mark(enum.StrEnum):
+    """What a record may say."""
+
+    GOOD = "good"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A record with a field of every kind."""
+
+    by: str
+    mark: Mark = Mark.GOOD
+    cause: Mark | None = None
+    words: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.mark is not Mark.BROKEN
+
+
+def fail(error: MiniSandboxError, built: bool) -> Made:
+    return Made(f"{error.what}, {built}", Mark.BROKEN)
+
+
+def run(results: Results, marks: dict[str, str], *, again: bool = False) -> tuple[list[str], list[Progress[Made]]]:
+    """Run a job for each id; what was done, and what was reported."""
     done: list[str] = []
-    news: list[Progress[Result]] = []
+    news: list[Progress[Made]] = []
 
-    def job(name: str, mark: str) -> Job:
-        def do() -> tuple[dict[str, object], bool]:
+    def job(name: str, mark: str) -> Job[str]:
+        def do(_: object) -> Made:
             done.append(name)
-            return {"by": mark}, mark != "broken"
+            if mark == "broken":
+                raise RunError("no luck")
+            return Made(mark, words=("a", "\udcff"), parts=(Part("one", 1),))
 
-        return Job(name, lambda _: Work(mark, do))
+        return Job(name, lambda _: mark, do, fail)
 
     jobs = [job(name, mark) for name, mark in marks.items()]
-    carry_out(
-        jobs,
-        results,
-        image_of=lambda task: pytest.fail(task.instance_id),
-        workers=2,
-        again=lambda _: again,
-        tell=news.append,
-    )
+    run_jobs(jobs, results, Made, image_of=pytest.fail, workers=2, again=again, progress=news.append)
     return sorted(done), news
 
 
@@ -121,8 +157,34 @@ def test_only_what_changed_or_failed_is_done_again() -> None:
         assert run(results, {"a": "1", "b": "1", "c": "broken"})[0] == ["a", "b", "c"]
         done, news = run(results, {"a": "1", "b": "2", "c": "broken", "d": "1"})
         assert done == ["b", "c", "d"]
-        assert sorted(one.latest.id for one in news if one.resumed) == ["a"]
+        assert [one.latest.by for one in news if one.resumed] == ["1"]
         assert [one.done for one in news] == [1, 2, 3, 4]
         assert {one.total for one in news} == {4}
         assert news[-1].seconds_left == 0.0
         assert run(results, {"a": "1"}, again=True)[0] == ["a"]
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    with open_results(RunDirectory, tmp_path / "run", {}) as results:
+        ((made,), (broken,)) = (
+            [one.latest for one in run(results, {name: mark})[1]] for name, mark in (("a", "1"), ("b", "broken"))
+        )
+        assert made == Made("1", words=("a", "\udcff"), parts=(Part("one", 1),), seconds=made.seconds)
+        assert made.seconds > 0
+        assert (broken.by, broken.mark) == ("no luck, True", Mark.BROKEN)
+    with open_results(RunDirectory, tmp_path / "run", {}) as results:
+        assert [read_record(Made, one) for one in results] == [made, broken]
+        assert read_record(Made, Result("a", "", True, {"by": "1", "dropped": 1})) == Made("1")  # of another version
+
+
+def test_an_image_that_cannot_be_made_is_a_result() -> None:
+    def image_of(_: str) -> Image:
+        raise RunError("no image")
+
+    with Results(None) as results:
+        jobs = [Job("a", lambda _: "f", lambda _: pytest.fail("it has no image"), fail, "task")]
+        built: list[list[str]] = []
+        found = run_jobs(jobs, results, Made, image_of=image_of, workers=1, build=lambda tasks: built.append([*tasks]))
+        assert found["a"].by == "no image, False"
+        assert built == [["task"]]
+        assert [one.final for one in results] == [False]

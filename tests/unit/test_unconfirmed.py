@@ -16,7 +16,7 @@ from minisandbox.agents import open_agent
 from minisandbox.cli.main import main
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import Evaluated, Evaluation, Grade, Prediction, Reason, Verdict, evaluation_report
-from minisandbox.grade.sets.evaluation_report import harness_report, write_evaluation_reports
+from minisandbox.grade.sets.evaluations import harness_report, write_evaluation_reports
 from minisandbox.images import Image
 from minisandbox.integrations.skyrl.config import SandboxOptions
 from minisandbox.integrations.skyrl.output import Ended, metrics_of, output_of

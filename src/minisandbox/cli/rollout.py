@@ -238,7 +238,7 @@ def _budgets(args: argparse.Namespace) -> Budgets:
 # --- printed output -------------------------------------------------------------------------------------------------
 
 
-def _print_json_line(news: Progress) -> None:
+def _print_json_line(news: Progress[Summary]) -> None:
     put(json.dumps({"rollout": plain(news.latest)}), flush=True)
 
 
@@ -288,7 +288,7 @@ def _unconfirmed(failed: Sequence[Summary]) -> str:
     return f", {count} of them unconfirmed" if count else ""
 
 
-def note_rollout(output: Output, agent: str, news: Progress) -> None:
+def note_rollout(output: Output, agent: str, news: Progress[Summary]) -> None:
     """Print a line for a finished rollout."""
     latest = news.latest
     if not latest.resumed:

@@ -13,7 +13,7 @@ from minisandbox.cli.common.output import Progress as Output
 from minisandbox.cli.common.output import human_seconds
 from minisandbox.grade import Verdict
 from minisandbox.pool import Threads
-from minisandbox.rollouts import Batch, Progress
+from minisandbox.rollouts import Batch, Progress, Summary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,12 +29,12 @@ class BackgroundReporter:
         report: reports one rollout.
     """
 
-    def __init__(self, report: Callable[[Progress], None]) -> None:
+    def __init__(self, report: Callable[[Progress[Summary]], None]) -> None:
         self._report = report
         self._threads = Threads(1, "report")
         self._error: BaseException | None = None
 
-    def __call__(self, news: Progress) -> None:
+    def __call__(self, news: Progress[Summary]) -> None:
         """Queue the report of a rollout.
 
         Raises:
@@ -77,7 +77,7 @@ class Display:
         self._failures: Counter[str] = Counter()
         self._began = time.monotonic()
 
-    def record(self, news: Progress) -> None:
+    def record(self, news: Progress[Summary]) -> None:
         """Count a finished rollout, and print a line for it unless quiet."""
         latest = news.latest
         if latest.reward is not None:

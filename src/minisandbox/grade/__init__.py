@@ -5,13 +5,15 @@ from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
 from minisandbox.grade.options import ALWAYS, FLAGGED, GradingOptions, confirmed_share
 from minisandbox.grade.policy import Policy
-from minisandbox.grade.sets.evaluation_report import (
+from minisandbox.grade.sets.evaluations import (
+    Evaluated,
+    Evaluation,
     evaluation_report,
     harness_report,
     repository_scores,
+    run_evaluation,
     write_evaluation_reports,
 )
-from minisandbox.grade.sets.evaluations import Evaluated, Evaluation, run_evaluation
 from minisandbox.grade.sets.predictions import (
     EMPTY,
     GOLD,
@@ -20,12 +22,17 @@ from minisandbox.grade.sets.predictions import (
     read_predictions,
     reference_predictions,
 )
-from minisandbox.grade.sets.resumable import DATABASE, Progress
-from minisandbox.grade.sets.validation_report import validation_report, validation_table, write_validation_reports
-from minisandbox.grade.sets.validations import Validated, run_validations
+from minisandbox.grade.sets.validations import (
+    Validated,
+    run_validations,
+    validation_report,
+    validation_table,
+    write_validation_reports,
+)
 from minisandbox.grade.submission import MAX_SUBMISSION
 from minisandbox.grade.validation import Cause, Status, Validation, validate
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
+from minisandbox.pool import DATABASE, Progress
 
 __all__ = [
     "ALWAYS",

@@ -1,7 +1,8 @@
 """Rollouts: one agent's attempts at tasks, single or in batches."""
 
+from minisandbox.pool import Progress
 from minisandbox.rollouts.batch import Batch
-from minisandbox.rollouts.budgets import Budgets, Progress
+from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.export import export_overview, export_sweagent
 from minisandbox.rollouts.grades import KnownGrades
 from minisandbox.rollouts.harbor_job import export_harbor

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -13,8 +12,8 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.options import recorded_policy
-from minisandbox.pool import Threads
-from minisandbox.rollouts.budgets import Budgets, Progress
+from minisandbox.pool import Progress, Threads
+from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.executor import Crew, Executor
 from minisandbox.rollouts.export import export_overview
@@ -71,7 +70,7 @@ class Batch:
         jitter: float = 0.0,
         drain: float = DRAIN,
         config: Config | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[Progress[Summary]], None] | None = None,
         crew: Crew | None = None,
     ) -> None:
         for name, number in (("attempts", attempts), ("tries", tries)):
@@ -200,9 +199,6 @@ class Batch:
     async def _take_over(self) -> None:
         """Load the results of earlier batches."""
         known = await self._writer.run(lambda: {(one.instance_id, one.attempt): one for one in self._run.summaries()})
-        if self._run.journal != "wal":
-            text = f"{self._out}: this file system has no shared memory, so SQLite uses a rollback journal"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if isinstance(self._crew, Executor):
             self._crew.answered_before = any(one.turns for one in known.values())
         for job in self._jobs:
@@ -251,7 +247,7 @@ class Batch:
         job.stage, job.image = "ended", None
         self._summaries[job.key] = summary
         if self._progress is not None:
-            self._progress(Progress(len(self._summaries), len(self._jobs), summary, self.seconds_left))
+            self._progress(Progress(len(self._summaries), len(self._jobs), summary, self.seconds_left, summary.resumed))
 
 
 def _close_late(opening: Future[RunDirectory]) -> None:

@@ -1,4 +1,4 @@
-"""Concurrency limits of a batch, and its progress reports."""
+"""Concurrency limits of a batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass, field
 
 from minisandbox.errors import InvalidValue
-from minisandbox.rollouts.summary import Summary
 
 
 def _cpus() -> int:
@@ -37,20 +36,3 @@ class Budgets:
             value, least = getattr(self, name), 0 if name == "warm" else 1
             if type(value) is not int or value < least:
                 raise InvalidValue(f"{name} is {value!r}", hint=f"give {least} or more")
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A batch's progress, reported after each rollout.
-
-    Attributes:
-        done: rollouts that have ended, including those of earlier batches.
-        total: all rollouts of the batch.
-        latest: the rollout that has just ended.
-        seconds_left: an estimate; None before the first rollout of this batch has ended.
-    """
-
-    done: int
-    total: int
-    latest: Summary
-    seconds_left: float | None = None

@@ -33,11 +33,6 @@ class RunDirectory(rundir.RunDirectory):
         super().__init__(path, lock)
         self._database: RolloutDatabase | None = None
 
-    @property
-    def journal(self) -> str:
-        """SQLite's journal mode: ``wal``, or ``delete`` on file systems without shared memory."""
-        return self._rollouts().journal
-
     def summaries(self) -> Iterator[Summary]:
         """Return the summaries of ended rollouts, including those of earlier processes, by task and attempt.
 

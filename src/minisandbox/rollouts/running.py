@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from minisandbox.pool import Progress
 from minisandbox.rollouts.batch import DRAIN, Batch
-from minisandbox.rollouts.budgets import Budgets, Progress
+from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster import Cluster
 from minisandbox.rollouts.rundir import Config
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
@@ -36,7 +37,7 @@ def run_batch(
     jitter: float = 0.0,
     drain: float = DRAIN,
     config: Config | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress[Summary]], None] | None = None,
     notice: Callable[[str], None] | None = None,
     beside: Companion | None = None,
     cluster: Cluster | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import types
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,9 @@ class Database:
             except BaseException:  # Ctrl-C included: the file must not stay open
                 self._database.close()
                 raise
+        if path is not None and self.journal == "delete":
+            what = f"{path.parent}: this file system has no shared memory, so SQLite uses a rollback journal"
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
         """Close the file; calling it again does nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Result:
         id: whose result it is.
         fingerprint: a hash of everything that it rests on; with another one it counts for nothing.
         final: whether it stays; otherwise it is done again.
-        body: the result, as JSON has it.
+        body: the result, as JSON has it; a dataclass in it is stored as the list of its fields.
     """
 
     id: str
@@ -58,7 +59,7 @@ class Results(Database):
         """
         ended = datetime.now(UTC).isoformat(timespec="seconds")
         # ASCII: texts with lone surrogates (paths that are not UTF-8) have no UTF-8, but escapes
-        body = json.dumps(dict(result.body))
+        body = json.dumps(dict(result.body), default=dataclasses.astuple)
         row = (result.id, result.fingerprint, int(result.final), ended, body)
         with self._faults():
             self._database.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", row)

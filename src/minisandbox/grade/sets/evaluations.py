@@ -1,9 +1,10 @@
-"""Evaluating predictions: the grade of each, several at once, in a directory where it goes on."""
+"""Evaluate predictions: grade them, several at once, in a resumable run directory, and write the reports."""
 
 from __future__ import annotations
 
 import hashlib
-import time
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,36 +14,31 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import MiniSandboxError
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.options import FLAGGED, recorded_policy
+from minisandbox.grade.sets.fingerprint import fingerprint
 from minisandbox.grade.sets.predictions import EMPTY, GOLD, Prediction
-from minisandbox.grade.sets.resumable import (
-    Elsewhere,
-    ImageOf,
-    Job,
-    Progress,
-    Work,
-    carry_out,
-    fingerprint,
-    opened,
-    prepared_image,
-    seconds_of,
-    text_of,
-    texts_of,
-)
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
-from minisandbox.store.results import Result
-from minisandbox.store.rundir import RunDirectory
+from minisandbox.pool import Elsewhere, ImageOf, Job, Progress, open_results, run_jobs
+from minisandbox.store.rundir import RunDirectory, write_whole
 from minisandbox.tasks import Task
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
+REPORT = "report.json"
+DETAILS = "evaluation.json"
+
 EMPTY_PATCH = "empty_patch"
 """The verdict on a prediction without a patch: nothing is run for it, as swebench has it."""
 MALFORMED = "malformed"
 """The verdict on a prediction that cannot be used."""
 
-Grader = Callable[[Task, "Image", Prediction], Grade]
+# swebench.harness.run_evaluation writes no report of an instance whose patch does not apply, whose tests run out of
+# time or whose container fails, and its summary has those as errors. It has no word for an unconfirmed pass.
+_ERRORS = frozenset({Verdict.PATCH_INVALID, Verdict.TIMEOUT, Verdict.UNCONFIRMED, Verdict.INFRA_ERROR, MALFORMED})
+_BEFORE_THE_TESTS = frozenset({Reason.PATCH_INVALID, Reason.PATCH_STEP_FAILED, Reason.RESTORE_FAILED})
+
+_Grader = Callable[[Task, Prediction, "Image | None"], Grade]
 
 
 class EvaluationDirectory(RunDirectory):
@@ -92,24 +88,6 @@ class Evaluated:
         """Whether there is a verdict about it; otherwise it is evaluated again when the run goes on."""
         return self.verdict not in (Verdict.UNCONFIRMED, Verdict.INFRA_ERROR)
 
-    def to_body(self) -> dict[str, object]:
-        """Return it as a row of the database has it."""
-        body: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
-        return body | {"flags": [[one.kind, one.path, one.detail] for one in self.flags]}
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, object]) -> Evaluated:
-        """Read a row of the database."""
-        names = ("instance_id", "repo", "model", "verdict", "reason", "detail", "log")
-        flags = body.get("flags")
-        return cls(
-            **{name: text_of(body, name) for name in names},
-            flags=tuple(Flag(*one) for one in flags) if isinstance(flags, list) else (),
-            failed_fail_to_pass=texts_of(body, "failed_fail_to_pass"),
-            failed_pass_to_pass=texts_of(body, "failed_pass_to_pass"),
-            seconds=seconds_of(body, "seconds"),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -131,7 +109,7 @@ class Evaluation:
 def run_evaluation(
     tasks: Iterable[Task],
     predictions: Iterable[Prediction],
-    image_of: ImageOf | None,
+    image_of: ImageOf[Task] | None,
     *,
     out: Path | None = None,
     workers: int = 1,
@@ -141,7 +119,7 @@ def run_evaluation(
     config: Mapping[str, str] | None = None,
     build: Callable[[Sequence[Task]], None] | None = None,
     progress: Callable[[Progress[Evaluated]], None] | None = None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Elsewhere[Task] | None = None,
 ) -> Evaluation:
     """Grade predictions, several at once, and keep each grade in a run directory as it ends.
 
@@ -168,88 +146,220 @@ def run_evaluation(
         DiskFull: the disk is full; what was finished is kept.
     """
     everything, given = tuple(tasks), {one.instance_id: one for one in predictions}
-    chosen = tuple(task for task in everything if task.instance_id in given)
-    mine = tuple(given[task.instance_id] for task in chosen)
+    mine = tuple(given[task.instance_id] for task in everything if task.instance_id in given)
+    grader = partial(_graded, timeout=timeout, limits=limits, confirm=confirm)
+    jobs = [_job(task, given[task.instance_id], grader) for task in everything if task.instance_id in given]
     resolved = {**(config or {}), "timeout": timeout, "workers": workers, **recorded_policy(confirm)}
-    grader = partial(_grade, timeout=timeout, limits=limits, confirm=confirm)
-    with opened(EvaluationDirectory, out, resolved) as results:
-        if build is not None:
-            build([task for task, one in zip(chosen, mine, strict=True) if not _is_clear(one)])
-        found = carry_out(
-            [
-                Job(task.instance_id, partial(_prepare, task, one, grader), None if _is_clear(one) else task)
-                for task, one in zip(chosen, mine, strict=True)
-            ],
+    with open_results(EvaluationDirectory, out, resolved) as results:
+        found = run_jobs(
+            jobs,
             results,
+            Evaluated,
             image_of=image_of,
             workers=workers,
-            again=lambda _: False,
-            tell=partial(_tell, progress),
+            build=build,
+            progress=progress,
             elsewhere=elsewhere,
         )
     ids = {task.instance_id for task in everything}
-    return Evaluation(
-        everything,
-        mine,
-        tuple(Evaluated.from_body(found[task.instance_id].body) for task in chosen),
-        tuple(one for name, one in given.items() if name not in ids),
-    )
+    unknown = tuple(one for name, one in given.items() if name not in ids)
+    return Evaluation(everything, mine, tuple(found[one.instance_id] for one in mine), unknown)
 
 
-def _tell(progress: Callable[[Progress[Evaluated]], None] | None, news: Progress[Result]) -> None:
-    if progress is not None:
-        latest = Evaluated.from_body(news.latest.body)
-        progress(Progress(news.done, news.total, latest, news.resumed, news.seconds_left))
+def _job(task: Task, one: Prediction, grader: _Grader) -> Job[Task]:
+    said = (one.model, one.problem, one.stands_for, hashlib.sha256(one.patch).hexdigest())
+    about, failed = partial(fingerprint, task, said), partial(_failed, task, one)
+    if one.problem or one.is_empty:
+        verdict = MALFORMED if one.problem else EMPTY_PATCH
+        done = Evaluated(task.instance_id, task.repo, one.model, verdict, verdict, one.problem)
+        return Job(task.instance_id, about, lambda _: done, failed)
+    return Job(task.instance_id, about, partial(_evaluated, task, one, grader), failed, task)
 
 
-def _grade(
-    task: Task, image: Image, prediction: Prediction, *, timeout: float | None, limits: Limits | None, confirm: str
+def _evaluated(task: Task, one: Prediction, grader: _Grader, image: Image | None) -> Evaluated:
+    return _kept(task, one, grader(task, one, image))
+
+
+def _graded(
+    task: Task, one: Prediction, image: Image | None, *, timeout: float | None, limits: Limits | None, confirm: str
 ) -> Grade:
-    if prediction.stands_for == GOLD:
+    assert image is not None
+    if one.stands_for == GOLD:
         return grade_reference(task, image, timeout=timeout, limits=limits, confirm=confirm)
-    if prediction.stands_for == EMPTY:
+    if one.stands_for == EMPTY:
         return grade_untouched(task, image, timeout=timeout, limits=limits)
-    return grade(task, image, prediction.patch, timeout=timeout, limits=limits, confirm=confirm)
+    return grade(task, image, one.patch, timeout=timeout, limits=limits, confirm=confirm)
 
 
-def _is_clear(prediction: Prediction) -> bool:
-    """Whether there is nothing to run for it."""
-    return bool(prediction.problem) or prediction.is_empty
+def _failed(task: Task, one: Prediction, error: MiniSandboxError, built: bool) -> Evaluated:  # noqa: ARG001 - neither is its fault
+    detail = f"{type(error).__name__}: {error}"
+    return _kept(task, one, Grade(task.instance_id, Verdict.INFRA_ERROR, Reason.INFRASTRUCTURE, detail))
 
 
-def _prepare(task: Task, prediction: Prediction, grader: Grader, image_of: ImageOf) -> Work:
-    said = (prediction.model, prediction.problem, prediction.stands_for, hashlib.sha256(prediction.patch).hexdigest())
-    if _is_clear(prediction):
-        verdict, detail = (MALFORMED, prediction.problem) if prediction.problem else (EMPTY_PATCH, "")
-        done = Evaluated(task.instance_id, task.repo, prediction.model, verdict, verdict, detail)
-        return Work(fingerprint(task, None, *said), lambda: (done.to_body(), True))
-    image = prepared_image(task, image_of)
-    return Work(fingerprint(task, image, *said), partial(_evaluate, task, image, prediction, grader))
-
-
-def _evaluate(
-    task: Task, image: Image | MiniSandboxError, prediction: Prediction, grader: Grader
-) -> tuple[Mapping[str, object], bool]:
-    """Grade a prediction; what keeps us from it is a result, and not final."""
-    began = time.monotonic()
-    try:
-        if isinstance(image, MiniSandboxError):
-            raise image
-        graded = grader(task, image, prediction)
-    except MiniSandboxError as error:
-        detail = f"{type(error).__name__}: {error}"
-        graded = Grade(task.instance_id, Verdict.INFRA_ERROR, Reason.INFRASTRUCTURE, detail)
-    found = Evaluated(
+def _kept(task: Task, one: Prediction, graded: Grade) -> Evaluated:
+    return Evaluated(
         task.instance_id,
         task.repo,
-        prediction.model,
+        one.model,
         graded.verdict,
         graded.reason,
         graded.detail,
         graded.flags,
         graded.failed_fail_to_pass,
         graded.failed_pass_to_pass,
-        time.monotonic() - began,
-        graded.log,
+        log=graded.log,
     )
-    return found.to_body(), found.finished
+
+
+def write_evaluation_reports(out: Path, found: Evaluation) -> None:
+    """Write what an evaluation found.
+
+    ``report.json`` is what ``swebench.harness.run_evaluation`` writes for a run, ``logs/ID`` has what it writes for
+    each instance (``report.json``, ``test_output.txt``, ``patch.diff``), ``evaluation.json`` is ours.
+
+    Args:
+        out: the run directory.
+        found: the results of the predictions.
+
+    Raises:
+        DiskFull: the disk is full.
+        OSError: a file cannot be written.
+    """
+    write_whole(out / REPORT, _json(harness_report(found), indent=4))
+    write_whole(out / DETAILS, _json(evaluation_report(found), indent=1))
+    tasks = {task.instance_id: task for task in found.tasks}
+    for one, prediction in zip(found.results, found.predictions, strict=True):
+        place = out / "logs" / one.instance_id
+        place.mkdir(exist_ok=True)
+        files = {"patch.diff": prediction.patch, "test_output.txt": one.log.encode("utf-8", "surrogateescape")}
+        if one.verdict not in _ERRORS and one.verdict != EMPTY_PATCH:
+            files["report.json"] = _json(instance_report(tasks[one.instance_id], one), indent=4)
+        for name in ("patch.diff", "test_output.txt", "report.json"):
+            if files.get(name):
+                write_whole(place / name, files[name])
+            else:
+                (place / name).unlink(missing_ok=True)
+
+
+def _json(value: object, *, indent: int) -> bytes:
+    return json.dumps(value, indent=indent).encode() + b"\n"
+
+
+def harness_report(found: Evaluation) -> dict[str, object]:
+    """Return the report that ``swebench.harness.run_evaluation`` writes (``make_run_report``, schema version 2).
+
+    Its words: *completed* means that the tests ran and were judged; *error*, that the patch does not apply, that the
+    tests ran out of time, that the pass is unconfirmed, that we failed, that the prediction cannot be used, or that
+    there is no such task.
+    """
+    wrong = [one.instance_id for one in found.results if one.verdict in _ERRORS]
+    without = [one.instance_id for one in found.results if one.verdict == EMPTY_PATCH]
+    judged = [one for one in found.results if one.verdict not in _ERRORS and one.verdict != EMPTY_PATCH]
+    strangers = [one.instance_id for one in found.unknown]
+    submitted = [one.instance_id for one in found.results]
+    ids = {
+        "completed": [one.instance_id for one in judged],
+        "incomplete": {task.instance_id for task in found.tasks}.difference(submitted),
+        "empty_patch": without,
+        "submitted": submitted + strangers,
+        "resolved": [one.instance_id for one in judged if one.resolved],
+        "unresolved": [one.instance_id for one in judged if not one.resolved],
+        "error": wrong + strangers,
+    }
+    counted = ("submitted", "completed", "resolved", "unresolved", "empty_patch", "error")
+    return {
+        "total_instances": len(found.tasks),
+        **{f"{name}_instances": len(ids[name]) for name in counted},
+        **{f"{name}_ids": sorted(names) for name, names in ids.items()},
+        "schema_version": 2,
+    }
+
+
+def instance_report(task: Task, one: Evaluated) -> dict[str, object]:
+    """Return the report of one instance as swebench has it (``get_eval_report``).
+
+    Args:
+        task: the task.
+        one: the result of its prediction.
+    """
+    nothing: dict[str, list[str]] = {"success": [], "failure": []}
+    return {
+        one.instance_id: {
+            "patch_is_None": False,
+            "patch_exists": True,
+            "patch_successfully_applied": one.reason not in _BEFORE_THE_TESTS,
+            "resolved": one.resolved,
+            "tests_status": {
+                "FAIL_TO_PASS": _parted(task.FAIL_TO_PASS, one.failed_fail_to_pass),
+                "PASS_TO_PASS": _parted(task.PASS_TO_PASS, one.failed_pass_to_pass),
+                "FAIL_TO_FAIL": nothing,
+                "PASS_TO_FAIL": nothing,
+            },
+        }
+    }
+
+
+def _parted(tests: Sequence[str], failed: Iterable[str]) -> dict[str, list[str]]:
+    wrong = frozenset(failed)
+    return {"success": [t for t in tests if t not in wrong], "failure": [t for t in tests if t in wrong]}
+
+
+def evaluation_report(found: Evaluation) -> dict[str, object]:
+    """Return our report: verdicts, flags and accuracies. What is measured is under ``measured`` alone."""
+    return {
+        "format": "minisandbox-evaluation-report",
+        "version": 1,
+        "models": sorted({one.model for one in found.results}),
+        **_score(found.tasks, found.results),
+        "repos": repository_scores(found),
+        "verdicts": dict(sorted(Counter(one.verdict for one in found.results).items())),
+        "flagged": sum(bool(one.flags) for one in found.results),
+        "unknown": {one.instance_id: one.place for one in found.unknown},
+        "malformed": {one.instance_id: _where(one) for one in found.predictions if one.problem},
+        "measured": {"seconds": sum(one.seconds for one in found.results)},
+        "results": [_row(one) for one in found.results],
+    }
+
+
+def _where(one: Prediction) -> str:
+    return f"{one.place}: {one.problem}"
+
+
+def repository_scores(found: Evaluation) -> dict[str, Mapping[str, float]]:
+    """Return by repository the numbers of tasks, predictions, resolved and unconfirmed ones, and the accuracy.
+
+    The accuracy is the resolved ones out of all tasks: a task without a prediction is not solved.
+    """
+    repos = sorted({task.repo for task in found.tasks})
+    return {
+        repo: _score(
+            [task for task in found.tasks if task.repo == repo], [one for one in found.results if one.repo == repo]
+        )
+        for repo in repos
+    }
+
+
+def _score(tasks: Sequence[Task], results: Sequence[Evaluated]) -> dict[str, float]:
+    resolved = sum(one.resolved for one in results)
+    return {
+        "tasks": len(tasks),
+        "predictions": len(results),
+        "resolved": resolved,
+        "unconfirmed": sum(one.verdict == Verdict.UNCONFIRMED for one in results),
+        "accuracy": resolved / len(tasks) if tasks else 0.0,
+    }
+
+
+def _row(one: Evaluated) -> dict[str, object]:
+    return {
+        "instance_id": one.instance_id,
+        "repo": one.repo,
+        "model": one.model,
+        "verdict": one.verdict,
+        "reason": one.reason,
+        "detail": one.detail,
+        "flags": [{"kind": flag.kind, "path": flag.path, "detail": flag.detail} for flag in one.flags],
+        "failed_fail_to_pass": list(one.failed_fail_to_pass),
+        "failed_pass_to_pass": list(one.failed_pass_to_pass),
+        "measured": {"seconds": one.seconds},
+    }

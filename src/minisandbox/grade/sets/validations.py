@@ -1,8 +1,9 @@
-"""Validating whole task sets: several tasks at once, in a directory where it goes on."""
+"""Validate task sets: several tasks at once, in a resumable run directory, and write the reports."""
 
 from __future__ import annotations
 
-import time
+import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,31 +12,25 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError, NodeLost
 from minisandbox.grade.options import FLAGGED
-from minisandbox.grade.sets.resumable import (
-    Elsewhere,
-    ImageOf,
-    Job,
-    Progress,
-    Work,
-    carry_out,
-    fingerprint,
-    opened,
-    prepared_image,
-    seconds_of,
-    text_of,
-    texts_of,
-)
+from minisandbox.grade.sets.fingerprint import fingerprint
 from minisandbox.grade.validation import Cause, Status, Validation, validate
 from minisandbox.grade.verdict import Grade
-from minisandbox.store.results import Result
-from minisandbox.store.rundir import RunDirectory
+from minisandbox.pool import Elsewhere, ImageOf, Job, Progress, open_results, run_jobs
+from minisandbox.pool.runner import read_record
+from minisandbox.store.rundir import RunDirectory, write_whole
 from minisandbox.tasks import Task
+from minisandbox.tasks.statuses import STATUSES_NAME, write_statuses
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
+REPORT = "report.json"
+TABLE = "report.md"
+
 _LOG = 8000  # characters kept of each output of a task that is not valid
+_STATUSES = {Status.VALID: "passed", Status.INVALID: "failed", Status.ERROR: "error"}
+_MB = 1e6
 
 
 class ValidationDirectory(RunDirectory):
@@ -118,45 +113,15 @@ class Validated:
         """Whether the task can be used."""
         return self.status is Status.VALID
 
-    def to_body(self) -> dict[str, object]:
-        """Return it as a row of the database has it."""
-        body: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
-        body["layers"] = [[one.key, one.bytes, one.seconds] for one in self.layers]
-        for runs in ("reference", "empty"):
-            body[runs] = [[one.verdict, one.reason, one.seconds] for one in getattr(self, runs)]
-        return body
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, object]) -> Validated:
-        """Read a row of the database."""
-        cause = text_of(body, "cause")
-        return cls(
-            **{name: text_of(body, name) for name in ("instance_id", "repo", "detail", "python", "image_key", "log")},
-            status=Status(text_of(body, "status")),
-            cause=Cause(cause) if cause else None,
-            tests=texts_of(body, "tests"),
-            flaky=texts_of(body, "flaky"),
-            notes=texts_of(body, "notes"),
-            layers=tuple(LayerUse(key, int(size), float(took)) for key, size, took in _rows(body, "layers")),
-            reference=_runs(body, "reference"),
-            empty=_runs(body, "empty"),
-            seconds=seconds_of(body, "seconds"),
-        )
-
-
-def _runs(body: Mapping[str, object], key: str) -> tuple[RunUse, ...]:
-    return tuple(RunUse(verdict, reason, float(took)) for verdict, reason, took in _rows(body, key))
-
-
-def _rows(body: Mapping[str, object], key: str) -> Iterable[tuple[str, str, str]]:
-    """The rows of a table, of three cells each; numbers are still to be read as such."""
-    rows = body.get(key)
-    return [(one[0], one[1], one[2]) for one in rows] if isinstance(rows, list) else ()
+    @property
+    def finished(self) -> bool:
+        """Whether we could find out; otherwise it is validated again when the run goes on."""
+        return self.status is not Status.ERROR
 
 
 def run_validations(
     tasks: Iterable[Task],
-    image_of: ImageOf | None,
+    image_of: ImageOf[Task] | None,
     *,
     out: Path | None = None,
     only: Collection[str] | None = None,
@@ -170,7 +135,7 @@ def run_validations(
     config: Mapping[str, str] | None = None,
     build: Callable[[Sequence[Task]], None] | None = None,
     progress: Callable[[Progress[Validated]], None] | None = None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Elsewhere[Task] | None = None,
 ) -> tuple[Validated, ...]:
     """Validate tasks, several at once, and keep each in a run directory as it ends.
 
@@ -208,59 +173,40 @@ def run_validations(
     given = {} if confirm == FLAGGED else {"confirm": confirm}  # which says nothing of a reference
     resolved = {**(config or {}), "runs": runs, "timeout": timeout, "workers": workers, **given}
     check = partial(validate, runs=runs, timeout=timeout, limits=limits, confirm=confirm)
-    with opened(ValidationDirectory, out, resolved) as results:
-        known = {one.id: one for one in results}
+    with open_results(ValidationDirectory, out, resolved) as results:
+        before = {one.id: read_record(Validated, one) for one in results}
         chosen = [task for task in everything if only is None or task.instance_id in only]
         if only_failed:
-            chosen = [task for task in chosen if task.instance_id in known and not _is_valid(known[task.instance_id])]
-        if build is not None:
-            build(chosen)
-        found = carry_out(
-            [Job(task.instance_id, partial(_prepare, task, check), task) for task in chosen],
+            chosen = [task for task in chosen if not getattr(before.get(task.instance_id), "valid", True)]
+        found = run_jobs(
+            [_job(task, check) for task in chosen],
             results,
+            Validated,
             image_of=image_of,
             workers=workers,
-            again=lambda _: only_failed or again,
-            tell=partial(_tell, progress),
+            again=only_failed or again,
+            build=build,
+            progress=progress,
             elsewhere=elsewhere,
         )
-    known.update(found)
-    return tuple(Validated.from_body(known[t.instance_id].body) for t in everything if t.instance_id in known)
+    known = before | found
+    return tuple(known[task.instance_id] for task in everything if task.instance_id in known)
 
 
-def _is_valid(result: Result) -> bool:
-    return result.body.get("status") == Status.VALID
+def _job(task: Task, check: Callable[[Task, Image], Validation]) -> Job[Task]:
+    return Job(
+        task.instance_id, partial(fingerprint, task, ()), partial(_validated, task, check), partial(_failed, task), task
+    )
 
 
-def _tell(progress: Callable[[Progress[Validated]], None] | None, news: Progress[Result]) -> None:
-    if progress is not None:
-        latest = Validated.from_body(news.latest.body)
-        progress(Progress(news.done, news.total, latest, news.resumed, news.seconds_left))
+def _validated(task: Task, check: Callable[[Task, Image], Validation], image: Image | None) -> Validated:
+    assert image is not None
+    return _kept(task, image, check(task, image))
 
 
-def _prepare(task: Task, check: Callable[[Task, Image], Validation], image_of: ImageOf) -> Work:
-    image = prepared_image(task, image_of)
-    return Work(fingerprint(task, image), partial(_validate, task, image, check))
-
-
-def _validate(
-    task: Task, image: Image | MiniSandboxError, check: Callable[[Task, Image], Validation]
-) -> tuple[Mapping[str, object], bool]:
-    """Validate a task; what keeps us from it is a result, and not final."""
-    began = time.monotonic()
-    if isinstance(image, MiniSandboxError):
-        ours = isinstance(image, NodeLost | IndexUnavailable)
-        found = _error(task, Cause.INFRASTRUCTURE if ours else Cause.NOT_BUILT, image)
-    else:
-        try:
-            found = _kept(task, image, check(task, image))
-        except MiniSandboxError as error:
-            found = _error(task, Cause.INFRASTRUCTURE, error)
-    body = found.to_body() | {"seconds": time.monotonic() - began}
-    return body, found.status is not Status.ERROR
-
-
-def _error(task: Task, cause: Cause, error: MiniSandboxError) -> Validated:
+def _failed(task: Task, error: MiniSandboxError, built: bool) -> Validated:
+    ours = built or isinstance(error, NodeLost | IndexUnavailable)
+    cause = Cause.INFRASTRUCTURE if ours else Cause.NOT_BUILT
     return Validated(task.instance_id, task.repo, Status.ERROR, cause, f"{type(error).__name__}: {error}")
 
 
@@ -288,3 +234,137 @@ def _logs(found: Validation) -> str:
         return "".join(f"--- {title}\n{one.log[-_LOG:]}\n" for one in grades[:1])
 
     return last("with the reference", found.reference) + last("without a patch", found.empty)
+
+
+def write_validation_reports(out: Path, found: Sequence[Validated], total: int) -> None:
+    """Write what a validation found: ``report.json``, ``report.md``, ``run_batch_exit_statuses.yaml`` and logs.
+
+    Args:
+        out: the run directory.
+        found: what is known of the tasks.
+        total: how many tasks the set has.
+
+    Raises:
+        DiskFull: the disk is full.
+        OSError: a file cannot be written.
+    """
+    write_whole(out / REPORT, json.dumps(validation_report(found, total), indent=1).encode() + b"\n")
+    write_whole(out / TABLE, validation_table(found, total).encode("utf-8", "backslashreplace"))
+    write_statuses(out / STATUSES_NAME, {one.instance_id: _STATUSES[one.status] for one in found})
+    for one in found:
+        log = out / "logs" / f"{one.instance_id}.log"
+        if one.log:
+            write_whole(log, one.log.encode("utf-8", "surrogateescape"))
+        else:
+            log.unlink(missing_ok=True)
+
+
+def validation_report(found: Sequence[Validated], total: int) -> dict[str, object]:
+    """Return the report for programs.
+
+    What is measured, and so differs from run to run, is under ``measured`` alone.
+
+    Args:
+        found: what is known of the tasks.
+        total: how many tasks the set has.
+    """
+    uses = _uses(found)
+    layers = {layer.key: layer for one in found for layer in one.layers}
+    return {
+        "format": "minisandbox-validation-report",
+        "version": 1,
+        "tasks": total,
+        "validated": len(found),
+        "counts": {status.value: sum(one.status is status for one in found) for status in Status},
+        "causes": dict(sorted(Counter(str(one.cause) for one in found if one.cause).items())),
+        "flaky": sum(bool(one.flaky) for one in found),
+        "noted": sum(bool(one.notes) for one in found),
+        "measured": {
+            "layer_bytes": sum(layer.bytes for layer in layers.values()),
+            "build_seconds": sum(layer.seconds for layer in layers.values()),
+            "validate_seconds": sum(one.seconds for one in found),
+        },
+        "results": [_row(one, uses) for one in found],
+    }
+
+
+def _row(one: Validated, uses: Mapping[str, int]) -> dict[str, object]:
+    return {
+        "instance_id": one.instance_id,
+        "repo": one.repo,
+        "verdict": one.status.value,
+        "cause": one.cause,
+        "detail": one.detail,
+        "tests": list(one.tests),
+        "flaky": list(one.flaky),
+        "notes": list(one.notes),
+        "python": one.python,
+        "image_key": one.image_key,
+        "reference": [[run.verdict, run.reason] for run in one.reference],
+        "empty": [[run.verdict, run.reason] for run in one.empty],
+        "measured": {
+            "build_seconds": sum(layer.seconds for layer in one.layers),
+            "unique_bytes": _bytes(one.layers, uses, shared=False),
+            "shared_bytes": _bytes(one.layers, uses, shared=True),
+            "validate_seconds": one.seconds,
+            "reference_seconds": [run.seconds for run in one.reference],
+            "empty_seconds": [run.seconds for run in one.empty],
+        },
+    }
+
+
+def _uses(found: Sequence[Validated]) -> Counter[str]:
+    """Count by layer the tasks whose images have it."""
+    return Counter(layer.key for one in found for layer in one.layers)
+
+
+def _bytes(layers: Sequence[LayerUse], uses: Mapping[str, int], *, shared: bool) -> int:
+    return sum(layer.bytes for layer in layers if (uses[layer.key] > 1) is shared)
+
+
+def validation_table(found: Sequence[Validated], total: int) -> str:
+    """Return the report for people, in Markdown.
+
+    Args:
+        found: what is known of the tasks.
+        total: how many tasks the set has.
+    """
+    counts = Counter(one.status for one in found)
+    layers = {layer.key: layer for one in found for layer in one.layers}
+    disk, built = sum(one.bytes for one in layers.values()), sum(one.seconds for one in layers.values())
+    tested = sum(one.seconds for one in found)
+    head = (
+        f"{counts[Status.VALID]} of {total} tasks are valid, {counts[Status.INVALID]} are not; about "
+        f"{counts[Status.ERROR]} we could not find out, {total - len(found)} were not looked at. Their images take "
+        f"{disk / _MB:.0f} MB together and {built:.0f} s to build; validating took {tested:.0f} s."
+    )
+    note = (
+        "*build*: seconds that all layers of the image took, shared ones counted for each task. *unique*, *shared*: "
+        "megabytes of layers that no other task's image has, and of the others. *validate*: seconds of all runs."
+    )
+    lines = [
+        "| task | interpreter | build | unique | shared | validate | verdict | cause |",
+        "|---|---|--:|--:|--:|--:|---|---|",
+    ]
+    uses = _uses(found)
+    lines += ["| " + " | ".join(map(_cell, _cells(one, uses))) + " |" for one in found]
+    return "\n".join((head, "", note, "", *lines, ""))
+
+
+def _cells(one: Validated, uses: Mapping[str, int]) -> tuple[str, ...]:
+    cause = f"{one.cause}: {one.detail}" if one.cause else "; ".join(f"note: {note}" for note in one.notes)
+    return (
+        one.instance_id,
+        one.python,
+        f"{sum(layer.seconds for layer in one.layers):.1f}",
+        f"{_bytes(one.layers, uses, shared=False) / _MB:.1f}",
+        f"{_bytes(one.layers, uses, shared=True) / _MB:.1f}",
+        f"{one.seconds:.1f}",
+        one.status.value,
+        cause,
+    )
+
+
+def _cell(text: str) -> str:
+    """A text that stays in its cell."""
+    return " ".join(text.replace("|", "\\|").split())[:300]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from minisandbox.grade.sets.resumable import Job as Check
+from minisandbox.pool import Job as Check
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Draw
 from minisandbox.store.results import Result
@@ -104,7 +104,7 @@ class Node(Protocol):
             MiniSandboxError: none of the batch's rollouts can succeed.
         """
 
-    async def check(self, task: Task, check: Check, known: str | None) -> Checked | None:
+    async def check(self, task: Task, check: Check[Task], known: str | None) -> Checked | None:
         """Run a check of a task whose image is present; None if returned unstarted. Raises as :meth:`rollout`."""
 
     async def return_jobs(self, most: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from minisandbox import __version__
 from minisandbox.errors import HostError, MiniSandboxError, MissingExtra, NodeLost, StoreError
-from minisandbox.grade.sets.resumable import Job as Check
+from minisandbox.pool import Job as Check
 from minisandbox.rollouts.cluster.node import Checked, Moved, Node, Resources, Status
 from minisandbox.rollouts.cluster.worker import Terms, Worker
 from minisandbox.rollouts.database import Packed
@@ -237,7 +237,7 @@ class RayNode:
         found: Packed | None = await _asked(self.actor, "rollout", task, attempt, waited, draw)
         return found
 
-    async def check(self, task: Task, check: Check, known: str | None) -> Checked | None:
+    async def check(self, task: Task, check: Check[Task], known: str | None) -> Checked | None:
         """Call :meth:`.Worker.check`."""
         found: Checked | None = await _asked(self.actor, "check", task, check, known)
         return found

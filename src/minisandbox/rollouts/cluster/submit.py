@@ -14,7 +14,7 @@ from typing import Generic, Self, TypeAlias
 
 from minisandbox.agents import EmptyAgent
 from minisandbox.errors import HostError
-from minisandbox.grade.sets.resumable import Job as Check
+from minisandbox.pool import Job as Check
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster.fleet import Fleet, NodeReport
 from minisandbox.rollouts.cluster.joining import Cluster
@@ -226,7 +226,7 @@ class ClusterChecks:
         self._cluster, self._workers = cluster, workers
         self.reports: tuple[NodeReport, ...] = ()
 
-    def __call__(self, jobs: Sequence[Check], known: Mapping[str, str]) -> Iterator[tuple[str, Result | None]]:
+    def __call__(self, jobs: Sequence[Check[Task]], known: Mapping[str, str]) -> Iterator[tuple[str, Result | None]]:
         """Run checks on the nodes, as :class:`.Elsewhere` describes.
 
         Raises:

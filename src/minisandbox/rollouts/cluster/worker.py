@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from minisandbox.errors import MiniSandboxError, NotFound, StoreError
-from minisandbox.grade.sets.resumable import Job as Check
-from minisandbox.grade.sets.resumable import serve
 from minisandbox.images import Image, build, load_image
-from minisandbox.pool import Threads
+from minisandbox.pool import Job as Check
+from minisandbox.pool import Threads, run_job
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster.node import Checked, Moved, Resources, Status
 from minisandbox.rollouts.cluster.transfer import (
@@ -161,7 +160,7 @@ class Worker:
         finally:
             del self._jobs[job.key]
 
-    async def check(self, task: Task, check: Check, known: str | None) -> Checked | None:
+    async def check(self, task: Task, check: Check[Task], known: str | None) -> Checked | None:
         """Run a check; return None if it was given back unstarted.
 
         Args:
@@ -173,7 +172,7 @@ class Worker:
             NotFound: the image is missing.
         """
         image = self._image(task)
-        future = self._checkers.submit(serve, check, lambda _: image, known)
+        future = self._checkers.submit(run_job, check, lambda _: image, known)
         self._checks.append(future)
         try:
             return Checked(await asyncio.wrap_future(future))

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
 from minisandbox.errors import MiniSandboxError, NodeLost
-from minisandbox.grade.sets.resumable import Job as Check
-from minisandbox.grade.sets.resumable import serve
 from minisandbox.models import Budget
+from minisandbox.pool import Job as Check
+from minisandbox.pool import run_job
 from minisandbox.rollouts.cluster.node import Checked, Node
 from minisandbox.rollouts.database import Packed, pack
 from minisandbox.rollouts.jobs import Job
@@ -80,7 +80,7 @@ class CheckWorkload:
         known: fingerprints of earlier results by task id.
     """
 
-    def __init__(self, checks: Mapping[str, Check], known: Mapping[str, str]) -> None:
+    def __init__(self, checks: Mapping[str, Check[Task]], known: Mapping[str, str]) -> None:
         self._checks, self._known = checks, known
 
     async def do(self, node: Node, job: Job) -> Checked | None:
@@ -94,7 +94,7 @@ class CheckWorkload:
         def no_image(_: Task) -> object:
             raise error
 
-        return Checked(serve(self._checks[job.task.instance_id], no_image, None))  # type: ignore[arg-type] # it raises
+        return Checked(run_job(self._checks[job.task.instance_id], no_image, None))  # type: ignore[arg-type] # it raises
 
     def charge(self, done: Checked) -> None:
         """Do nothing: checks use no model."""

@@ -1,0 +1,233 @@
+"""Jobs for many items, each done once: results are kept as they end, and any later process resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import time
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from minisandbox.errors import InvalidValue, MiniSandboxError
+from minisandbox.pool.threads import as_finished
+from minisandbox.store.results import Result, Results
+from minisandbox.store.rundir import Config, RunDirectory
+
+if TYPE_CHECKING:
+    from minisandbox.images import Image
+
+DATABASE = "results.sqlite"
+"""The name of the database in a run directory."""
+
+Item = TypeVar("Item")
+ImageOf = Callable[[Item], "Image"]
+
+
+class Record(Protocol):
+    """What a job results in: a dataclass of texts, numbers and enumerations, and of tuples of those or of dataclasses.
+
+    Its ``seconds`` are set to what the job took, without preparing the image.
+    """
+
+    @property
+    def finished(self) -> bool:
+        """Whether it stays; otherwise the job is repeated when the run is resumed."""
+
+
+Latest = TypeVar("Latest")
+Kept = TypeVar("Kept", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Generic[Item]):
+    """One item of a run. It may be sent to another process (pickle), unless it has no task.
+
+    Attributes:
+        id: the id of its result.
+        fingerprint: returns a hash of everything that the result depends on, given the key of the image, if any. An
+            earlier result with another hash is not reused.
+        do: does it; called with the image, if the job has a task.
+        failed: turns an error into the result; called with the error, and whether the image had been made.
+        task: the item whose image it needs; None if it needs none.
+    """
+
+    id: str
+    fingerprint: Callable[[str], str]
+    do: Callable[[Image | None], Record]
+    failed: Callable[[MiniSandboxError, bool], Record]
+    task: Item | None = None
+
+
+class Elsewhere(Protocol[Item]):
+    """Does jobs somewhere else: on the nodes of a cluster."""
+
+    def __call__(self, jobs: Sequence[Job[Item]], known: Mapping[str, str]) -> Iterator[tuple[str, Result | None]]:
+        """Do jobs that have a task.
+
+        Args:
+            jobs: the jobs.
+            known: fingerprints of earlier results, by id.
+
+        Yields:
+            The job's id and what :func:`run_job` returns, as they end.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(Generic[Latest]):
+    """The progress of a run, reported after each result.
+
+    Attributes:
+        done: results so far, including those of earlier calls.
+        total: all results of the run.
+        latest: the result that was just added.
+        seconds_left: an estimate; None before the first new result.
+        resumed: whether an earlier call finished the latest one.
+    """
+
+    done: int
+    total: int
+    latest: Latest
+    seconds_left: float | None = None
+    resumed: bool = False
+
+
+@contextmanager
+def open_results(directory: type[RunDirectory], out: Path | None, config: Config) -> Iterator[Results]:
+    """Open a run's results, locked against other processes; without a directory they are in memory.
+
+    Raises:
+        RunError: the directory is in use, belongs to another run, or its database is damaged.
+        DiskFull: the disk is full.
+        OSError: it cannot be made.
+    """
+    if out is None:
+        with Results(None) as results:
+            yield results
+        return
+    with directory.open(out, config) as run, Results(run.path / DATABASE) as results:
+        yield results
+
+
+def run_jobs(
+    jobs: Sequence[Job[Item]],
+    results: Results,
+    kind: type[Kept],
+    *,
+    image_of: ImageOf[Item] | None,
+    workers: int,
+    again: bool = False,
+    build: Callable[[Sequence[Item]], None] | None = None,
+    progress: Callable[[Progress[Kept]], None] | None = None,
+    elsewhere: Elsewhere[Item] | None = None,
+) -> dict[str, Kept]:
+    """Do the jobs that no earlier call has finished, several at once, and keep each result as it comes.
+
+    Only the calling thread writes results. After an interruption nothing more is written, and jobs that end because
+    their sandboxes are taken away leave no trace.
+
+    Args:
+        jobs: the jobs; each id once.
+        results: where results are, and go.
+        kind: what they are.
+        image_of: returns the image of a job's task, in several threads; unused for jobs that run elsewhere.
+        workers: jobs at once.
+        again: whether to repeat jobs that are finished, too.
+        build: called once with the tasks of all jobs before they start: building images together is faster.
+        progress: called on this thread for each result.
+        elsewhere: does the jobs that have a task; this process if None.
+
+    Returns:
+        The results by id.
+
+    Raises:
+        InvalidValue: ``workers`` is less than 1, or nothing makes the images.
+        DiskFull: the disk is full; finished jobs are kept.
+    """
+    if workers < 1:
+        raise InvalidValue(f"workers is {workers}", hint="give 1 or more")
+    if image_of is None and elsewhere is None:
+        raise InvalidValue("nothing makes the images", hint="give image_of, or elsewhere")
+    if build is not None:
+        build([job.task for job in jobs if job.task is not None])
+    before = {} if again else {one.id: one for one in results if one.final}
+    todo = sum(job.id not in before for job in jobs)
+    found: dict[str, Kept] = {}
+    new, began = 0, time.monotonic()
+    for name, result in _as_done(jobs, before, image_of, workers, elsewhere):
+        if result is not None:
+            results.put(result)
+            new += 1
+        found[name] = read_record(kind, result or before[name])
+        if progress is not None:
+            left = (time.monotonic() - began) / new * max(todo - new, 0) if new else None
+            progress(Progress(len(found), len(jobs), found[name], left, resumed=result is None))
+    return found
+
+
+def _as_done(
+    jobs: Sequence[Job[Item]],
+    before: Mapping[str, Result],
+    image_of: ImageOf[Item] | None,
+    workers: int,
+    elsewhere: Elsewhere[Item] | None,
+) -> Iterator[tuple[str, Result | None]]:
+    known = {name: one.fingerprint for name, one in before.items()}
+    away = [job for job in jobs if job.task is not None] if elsewhere is not None else []
+    here = [job for job in jobs if job.task is None] if elsewhere is not None else jobs
+    for number, result in as_finished(lambda job: run_job(job, image_of, known.get(job.id)), here, workers):
+        yield here[number].id, result
+    if elsewhere is not None and away:
+        yield from elsewhere(away, known)
+
+
+def run_job(job: Job[Item], image_of: ImageOf[Item] | None, known: str | None) -> Result | None:
+    """Do a job, and turn an error into its result.
+
+    Args:
+        job: the job.
+        image_of: returns the image of its task.
+        known: the fingerprint of the earlier result, if any.
+
+    Returns:
+        Its result; None if the earlier one still holds.
+    """
+    image, error = None, None
+    if job.task is not None:
+        assert image_of is not None
+        try:
+            image = image_of(job.task)
+        except MiniSandboxError as problem:
+            error = problem
+    fingerprint = job.fingerprint(image.key if image is not None else "")
+    if fingerprint == known:
+        return None
+    began = time.monotonic()
+    try:
+        record = job.do(image) if error is None else job.failed(error, False)
+    except MiniSandboxError as problem:
+        record = job.failed(problem, True)
+    body = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}  # type: ignore[arg-type] # records are dataclasses
+    return Result(job.id, fingerprint, record.finished, body | {"seconds": time.monotonic() - began})
+
+
+def read_record(kind: type[Kept], result: Result) -> Kept:
+    """Return a result as the dataclass that it was; fields that an older version did not have get their defaults."""
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: _decoded(hints[name], value) for name, value in result.body.items() if name in hints})
+
+
+def _decoded(kind: typing.Any, value: typing.Any) -> object:
+    """Return a value of JSON as its type: a dataclass in another one is the list of its fields."""
+    if typing.get_origin(kind) is tuple:
+        return tuple(_decoded(typing.get_args(kind)[0], one) for one in value)
+    if typing.get_origin(kind) is types.UnionType:
+        return None if value is None else _decoded(typing.get_args(kind)[0], value)
+    if dataclasses.is_dataclass(kind) and isinstance(value, list):
+        return kind(*map(_decoded, typing.get_type_hints(kind).values(), value))  # type: ignore[operator] # a class
+    return kind(value) if isinstance(kind, type) and issubclass(kind, float | enum.Enum) else value
