@@ -17,13 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
+from minisandbox.agents.oracle import apply_command
 from minisandbox.errors import MiniSandboxError
 from minisandbox.grade import ALWAYS, FLAGGED, Grade, grade
 from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.submission import Change
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image, build
-from minisandbox.patches import reversed_patch
+from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 
@@ -60,8 +61,7 @@ def main() -> int:
 
 def _graded(task: Task, image: Image, policy: str) -> tuple[Grade, int]:
     """Grade a task's reference as a submission; returns the grade, and how often tests ran."""
-    patch = reversed_patch(task.patch) if task.reference.reverse else task.patch
-    run, counted = Workspace.run, 0
+    submission, run, counted = _submission(task, image), Workspace.run, 0
 
     def counting(self: Workspace, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
         nonlocal counted
@@ -69,7 +69,14 @@ def _graded(task: Task, image: Image, policy: str) -> tuple[Grade, int]:
         return run(self, change, edited)
 
     with mock.patch.object(Workspace, "run", counting):
-        return grade(task, image, patch.encode("utf-8", "surrogateescape"), confirm=policy), counted
+        return grade(task, image, submission, confirm=policy), counted
+
+
+def _submission(task: Task, image: Image) -> bytes:
+    """Return the patch of an agent that applies the reference."""
+    with Sandbox.create(image.spec()) as box:
+        box.exec(apply_command(task.reference), timeout=120.0).check()
+        return box.patch()
 
 
 def _options() -> argparse.Namespace:

@@ -24,13 +24,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from minisandbox.agents.oracle import apply_command
 from minisandbox.grade import Grade, Verdict, grade
 from minisandbox.grade.grading import workspace_for
 from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.submission import reference_change
 from minisandbox.images import Image, build
-from minisandbox.patches import reversed_patch
 from minisandbox.pool import as_finished
+from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.types import Limits, MiB
@@ -126,15 +127,22 @@ def _busy(count: int) -> Iterator[None]:
 
 def _grade_all(todo: Sequence[Needs], times: float, workers: int) -> Iterator[Grade]:
     def one(needs: Needs) -> Grade:
-        task = needs.task
-        patch = reversed_patch(task.patch) if task.reference.reverse else task.patch
+        task, image = needs.task, needs.image
         limits = Limits(memory=int(times * needs.memory))
-        return grade(task, needs.image, patch.encode(), timeout=times * needs.seconds, limits=limits, confirm="always")
+        submission = _submission(task, image)
+        return grade(task, image, submission, timeout=times * needs.seconds, limits=limits, confirm="always")
 
     for number, (_, found) in enumerate(as_finished(one, todo, workers), 1):
         said = f": {found.reason}: {found.detail}" if found.verdict is not Verdict.RESOLVED else ""
         print(f"{number}/{len(todo)} {found.instance_id}: {found.verdict}{said}, {found.duration:.1f} s", flush=True)
         yield found
+
+
+def _submission(task: Task, image: Image) -> bytes:
+    """Return the patch of an agent that applies the reference."""
+    with Sandbox.create(image.spec()) as box:
+        box.exec(apply_command(task.reference), timeout=120.0).check()
+        return box.patch()
 
 
 if __name__ == "__main__":

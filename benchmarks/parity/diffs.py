@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)", re.DOTALL)
@@ -109,3 +110,42 @@ def write_patch(files: tuple[FilePatch, ...]) -> str:
             text += [f"@@ -{hunk.start},{old} +{start},{new} @@{hunk.tail}", *hunk.lines]
             moved += new - old
     return "".join(text)
+
+
+_TURNED = {"-": "+", "+": "-", "--- a/": "+++ b/", "+++ b/": "--- a/", "--- /": "+++ /", "+++ /": "--- /"}
+_TURNED |= {"new file mode": "deleted file mode", "deleted file mode": "new file mode"}
+
+
+def reversed_patch(patch: str) -> str:
+    """Return the patch that undoes another one, of text files that keep their names."""
+    return write_patch(tuple(map(_reversed_file, read_patch(patch))))
+
+
+def _reversed_file(file: FilePatch) -> FilePatch:
+    head = [_turned(line) for line in file.head if not line.startswith("index ")]
+    names = [line for line in head if line.startswith(("--- ", "+++ "))]
+    moved, hunks = 0, []
+    for hunk in file.hunks:
+        old, new = hunk.count(" -"), hunk.count(" +")
+        hunks.append(Hunk(hunk.start + moved + (not old) - (not new), hunk.tail, tuple(_reversed_lines(hunk.lines))))
+        moved += new - old
+    return FilePatch((*(line for line in head if line not in names), *sorted(names, reverse=True)), tuple(hunks))
+
+
+def _reversed_lines(lines: tuple[str, ...]) -> Iterator[str]:
+    """Yield a hunk's lines under the other signs, with those that are removed first, as git writes them."""
+    sides: dict[str, list[str]] = {"-": [], "+": []}
+    sign = " "
+    for line in lines:
+        sign = sign if line[0] == "\\" else line[0]
+        if sign == " ":
+            yield from (*sides["-"], *sides["+"], line)
+            sides = {"-": [], "+": []}
+        else:
+            sides[_TURNED[sign]].append(_turned(line))
+    yield from (*sides["-"], *sides["+"])
+
+
+def _turned(line: str) -> str:
+    start = next((start for start in reversed(_TURNED) if line.startswith(start)), "")
+    return _TURNED.get(start, "") + line.removeprefix(start)

@@ -8,9 +8,8 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from benchmarks.parity.diffs import FilePatch, Hunk, read_patch, write_patch
+from benchmarks.parity.diffs import FilePatch, Hunk, read_patch, reversed_patch, write_patch
 
-from minisandbox.patches import reversed_patch
 from minisandbox.tasks import Task
 
 RAISE = 'raise ImportError("broken on purpose")\n'

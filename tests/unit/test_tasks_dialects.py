@@ -19,7 +19,6 @@ from minisandbox.tasks.dialects.values import object_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PATCH = "--- a/src/x.py\n+++ b/src/x.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
-UNDONE = "--- a/src/x.py\n+++ b/src/x.py\n@@ -1,2 +1,2 @@\n a\n-c\n+b\n"
 TESTS = "--- /dev/null\n+++ b/tests/test_y.py\n@@ -0,0 +1 @@\n+def test_y(): pass\n"
 
 
@@ -199,7 +198,12 @@ def test_swe_rebench() -> None:
 def test_custom_rows_as_the_original_documents_them() -> None:
     commands: Row = {"install_cmds": ["pip install -e .", "true"], "test_cmd": "pytest -x"}
     task = task_from_row({**CUSTOM, **commands, "test_patch": TESTS})
-    assert (task.form, task.patch, task.test_patch) == (Form.SWEBENCH, UNDONE, TESTS)
+    assert (task.form, task.patch, task.test_patch) == (Form.BUGGY, PATCH, TESTS)
+    assert (task.reference.reverse, task.hidden_files, task.test_files) == (
+        True,
+        (),
+        ("tests/test_x.py", "tests/test_y.py"),
+    )
     assert (python_build(task).python, python_build(task).install) == ("3.9", ("pip install -e .", "true"))
     assert task.grader.command == "pytest -x"
     plain = task_from_row({key: value for key, value in CUSTOM.items() if key != "python_version"}, form="custom")

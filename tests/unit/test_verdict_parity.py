@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from benchmarks.parity.cases import Case
 from benchmarks.parity.comparison import Compared, Standing, compare, is_parity, summary, table
-from benchmarks.parity.diffs import read_patch, write_patch
+from benchmarks.parity.diffs import read_patch, reversed_patch, write_patch
 from benchmarks.parity.variants import RAISE, changed, touched_module, unimportable, with_a_change, without_the_end
 from hypothesis import given
 from hypothesis import strategies as st
@@ -233,3 +233,15 @@ def test_an_exception_needs_words(tmp_path: Path) -> None:
     status, page = make_page(tmp_path, "invalid", "t-1 needs the internet")
     assert status == 0
     assert "| **invalid** | valid |" in page
+
+
+def test_a_reversed_patch_undoes_it(repository: Path) -> None:
+    before = git(repository, "rev-parse", "HEAD^{tree}")
+    (repository / "code.py").write_text("new\n" + BEFORE.replace("value_7 = 7\n", "").replace("_39 ", "_x ") + "end")
+    (repository / "NEWS.rst").unlink()
+    (repository / "made.py").write_text("x\n")
+    git(repository, "add", "-A")
+    patch = git(repository, "diff", "--cached")
+    assert "\\ No newline" in patch
+    git(repository, "apply", "--index", "-", stdin=reversed_patch(patch))
+    assert git(repository, "write-tree") == before

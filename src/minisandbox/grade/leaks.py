@@ -7,14 +7,14 @@ unbroken copy of the project, installed next to it, has the reference's lines in
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import FileAccessError, GradingError
 from minisandbox.grade.testfiles import hidden_files
+from minisandbox.patches import FileChange, parse_patch
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Form, ScriptGrader, Solution, Task
 from minisandbox.types import MiB, Network
@@ -30,7 +30,6 @@ _SHORT = 20
 _MOST = 200
 _LARGEST = MiB
 """Bytes of the largest file of a task directory that is looked for."""
-_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 _SCRIPT = r"""
 export GIT_CONFIG_GLOBAL=/run/leaks/gitconfig GIT_CEILING_DIRECTORIES=/ LC_ALL=C.UTF-8
@@ -149,11 +148,11 @@ def _lines_of(box: Sandbox, path: str) -> frozenset[str]:
 
 def _looked_for(task: Task, hidden: Path | None) -> Iterator[_Lines]:
     """What of a task no file may have: the reference's new lines, and those of hidden tests."""
-    for path, (added, removed, kept) in _changes(task.patch).items():
-        new, old = (removed, added) if task.form is Form.SWESMITH else (added, removed)
-        yield from _distinct("reference", path, new, {*old, *kept})
-    for path, (added, removed, kept) in _changes(task.test_patch).items():
-        yield from _distinct("tests", path, added, {*removed, *kept})
+    for kind, patch, reverse in (("reference", task.patch, task.reference.reverse), ("tests", task.test_patch, False)):
+        new, old = (b"-", b"+") if reverse else (b"+", b"-")
+        for change in parse_patch(patch):
+            common = {*_texts(change, old), *_texts(change, b" ")}
+            yield from _distinct(kind, change.path, _texts(change, new), common)
     if task.solution is not None:
         yield from _scripts(task, task.solution)
     if task.form is Form.SWESMITH and hidden is not None:
@@ -179,23 +178,8 @@ def _distinct(kind: str, path: str, lines: list[str], common: set[str]) -> Itera
         yield _Lines(kind, path, tuple(found)[:_MOST])
 
 
-def _changes(patch: str) -> Mapping[str, tuple[list[str], list[str], list[str]]]:
-    """Each file of a patch with its added, its removed and its unchanged lines."""
-    files: dict[str, tuple[list[str], list[str], list[str]]] = {}
-    path, old, new = "", 0, 0
-    for line in patch.splitlines():
-        if old > 0 or new > 0:
-            sign, text = line[:1], line[1:]
-            kind = {"+": 0, "-": 1}.get(sign, 2)
-            if sign != "\\":
-                files.setdefault(path, ([], [], []))[kind].append(text)
-                old, new = old - (sign != "+"), new - (sign != "-")
-        elif line.startswith("+++ ") or (line.startswith("--- ") and "/dev/null" not in line):
-            name = line[4:].split("\t")[0]
-            path = path if name == "/dev/null" else name.partition("/")[2] or name
-        elif match := _HUNK.match(line):
-            old, new = int(match[1] or 1), int(match[2] or 1)
-    return files
+def _texts(change: FileChange, sign: bytes) -> list[str]:
+    return [line.decode("utf-8", "surrogateescape").rstrip("\r") for line in change.signed(sign)]
 
 
 def _leak(line: str, looked_for: list[_Lines], task: Task) -> Leak | None:

@@ -16,8 +16,7 @@ from pathlib import PurePosixPath
 from unicodedata import normalize
 
 from minisandbox.grade.verdict import Flag
-from minisandbox.patches import touched_files
-from minisandbox.patches.paths import BadPath, header_path
+from minisandbox.patches import FileChange, parse_patch, touched_files
 
 PREFIX = "suspicious: "
 """What the kinds of these flags begin with."""
@@ -25,7 +24,6 @@ PREFIX = "suspicious: "
 _MOST = 50
 _LONGEST_LINE = 200
 _PROSE = (".md", ".rst", ".txt")
-_HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 # An agent writes the lines, which may be megabytes long: what repeats is bounded, or cannot begin again in itself.
 # Otherwise looking at a line would take the square of its length.
@@ -98,13 +96,12 @@ def scan(
     """
     names = tuple({PurePosixPath(file).stem for file in tests} - _ANYTHINGS)
     own = frozenset(_top_name(path) for path in (*touched_files(reference), *tests))
-    sign = b"-" if reverse else b"+"
-    reference_lines = _suspicious(_lines(reference, sign), names, _foreign(reference, sign, own))
-    known = {kind for _, line in reference_lines for kind in (line[0],)}
+    sign, theirs, ours = b"-" if reverse else b"+", parse_patch(reference), parse_patch(submission)
+    known = {kind for _, (kind, _) in _suspicious(_lines(theirs, sign), names, _foreign(theirs, sign, own))}
     paths = frozenset(applied)
     found = (
         Flag(PREFIX + kind, path, text[:_LONGEST_LINE])
-        for path, (kind, text) in _suspicious(_lines(submission, b"+"), names, _foreign(submission, b"+", own))
+        for path, (kind, text) in _suspicious(_lines(ours, b"+"), names, _foreign(ours, b"+", own))
         if path in paths and kind not in known
     )
     return tuple(dict.fromkeys(found))[:_MOST]
@@ -137,14 +134,14 @@ def _replaces(text: str, imported: set[str]) -> bool:
     return any(imported.intersection(match.groups()) for match in _ASSIGNED.finditer(text))
 
 
-def _foreign(patch: bytes, sign: bytes, own: frozenset[str]) -> Mapping[str, set[str]]:
+def _foreign(changes: Iterable[FileChange], sign: bytes, own: frozenset[str]) -> Mapping[str, set[str]]:
     """Return for each file the names of imported modules, and of things in them, that are not the repository's own.
 
     Lines that a patch adds are looked at, and those around them. What another library calls in small letters does not
     count: it may be an object that is there to be changed.
     """
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for path, line in chain(_lines(patch, sign), _lines(patch, b" ")):
+    for path, line in chain(_lines(changes, sign), _lines(changes, b" ")):
         for module, names in _IMPORT.findall(line):
             for name, bound in map(_bound, names.split(",")):
                 top = (module or name).partition(".")[0]
@@ -167,26 +164,10 @@ def _top_name(path: str) -> str:
     return (rest.partition("/")[0] if first in _SOURCES and rest else first).removesuffix(".py")
 
 
-def _lines(patch: bytes, sign: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each line that begins with a sign, in hunks alone."""
-    path, left = "", [0, 0]
-    for line in patch.split(b"\n"):
-        if left[0] > 0 or left[1] > 0:
-            left[0] -= line[:1] != b"+" and line[:1] != b"\\"
-            left[1] -= line[:1] != b"-" and line[:1] != b"\\"
-            if line[:1] == sign:
-                for part in line[1:].split(b"\r"):  # which ends a line of Python, and a comment
-                    text = part.decode("utf-8", "replace")
-                    yield path, text if text.isascii() else text.translate(_AS_NAMES)
-        elif line.startswith((b"--- ", b"+++ ")):
-            path = _path(line[4:]) or path
-        elif header := _HUNK.match(line):
-            left = [int(count) if count is not None else 1 for count in header.groups()]
-
-
-def _path(name: bytes) -> str | None:
-    """Return the path in a header line; None for /dev/null and anything else."""
-    try:
-        return header_path(name)
-    except BadPath:  # a line between files: what was parsed has none in a header
-        return None
+def _lines(changes: Iterable[FileChange], sign: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each line of hunks that begins with a sign."""
+    for change in changes:
+        for line in change.signed(sign):
+            for part in line.split(b"\r"):  # which ends a line of Python, and a comment
+                text = part.decode("utf-8", "replace")
+                yield change.path, text if text.isascii() else text.translate(_AS_NAMES)

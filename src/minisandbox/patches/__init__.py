@@ -8,7 +8,6 @@ from minisandbox.patches.parsing import (
     removed_files,
     touched_files,
 )
-from minisandbox.patches.reversing import reversed_patch
 
 __all__ = [
     "FileChange",
@@ -16,6 +15,5 @@ __all__ = [
     "explain_line_endings",
     "parse_patch",
     "removed_files",
-    "reversed_patch",
     "touched_files",
 ]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from minisandbox.errors import PatchError
 from minisandbox.patches.paths import BadPath, checked_path, header_path, same_path, text, unquoted
@@ -61,20 +62,20 @@ class FileChange:
         status: what happens to it.
         old_path: its path before; differs from ``path`` for renamed and copied files only.
         mode: its mode after the patch ("100644") where the patch says so, else None.
-        added: lines added.
-        removed: lines removed.
         binary: whether the change is a git binary patch.
-        carriage_returns: hunk lines that end in CR LF: the file itself has (or had) such line endings.
+        lines: the lines of its hunks, each with its sign: ``+``, ``-`` or a space (or nothing, if it is blank).
     """
 
     path: str
     status: FileStatus
     old_path: str
     mode: str | None = None
-    added: int = 0
-    removed: int = 0
     binary: bool = False
-    carriage_returns: int = 0
+    lines: tuple[bytes, ...] = field(default=(), repr=False)
+
+    def signed(self, sign: bytes) -> Iterator[bytes]:
+        """Return the lines with a sign, without it: ``b"+"`` added, ``b"-"`` removed, ``b" "`` unchanged."""
+        return (line[1:] for line in self.lines if (line[:1] or b" ") == sign)
 
 
 def parse_patch(patch: str | bytes, *, name: str = "the patch") -> tuple[FileChange, ...]:
@@ -136,7 +137,7 @@ def explain_line_endings(changes: tuple[FileChange, ...]) -> str | None:
     Returns:
         One sentence for an error's reason, or None where no hunk line ends in CRLF.
     """
-    names = [change.path for change in changes if change.carriage_returns]
+    names = [change.path for change in changes if any(line.endswith(b"\r") for line in change.lines)]
     if not names:
         return None
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -171,12 +172,10 @@ class _Draft:
     new: str | None = None
     status: FileStatus = FileStatus.MODIFIED
     mode: str | None = None
-    added: int = 0
-    removed: int = 0
     old_lines: int = 0
     binary: bool = False
     content: bool = False  # a hunk, a mode or a rename was seen
-    carriage_returns: int = 0
+    lines: list[bytes] = field(default_factory=list)
 
 
 class _Parser:
@@ -264,10 +263,8 @@ class _Parser:
             status=draft.status,
             old_path=draft.old or new,
             mode=draft.mode,
-            added=draft.added,
-            removed=draft.removed,
             binary=draft.binary,
-            carriage_returns=draft.carriage_returns,
+            lines=tuple(draft.lines),
         )
 
     def _extended_header(self, draft: _Draft, line: bytes) -> bool:
@@ -366,9 +363,8 @@ class _Parser:
                 break
             old += kind in {b" ", b"-", b""}
             new += kind in {b" ", b"+", b""}
-            draft.added += kind == b"+"
-            draft.removed += kind == b"-"
-            draft.carriage_returns += line.endswith(b"\r")
+            if kind != b"\\":
+                draft.lines.append(line)
             self.at += 1
         self._check_hunk_end(header, (want_old, want_new), (old, new))
         if self._starts(b"\\ "):

@@ -192,7 +192,7 @@ def _form(value: str) -> Form:
         raise TaskFileError(
             f"field 'form' is {value!r}",
             field="form",
-            hint="'swebench' where patch is the fix, 'swesmith' where patch is the bug",
+            hint=_HINTS["form"],
         ) from None
 
 
@@ -524,7 +524,7 @@ _HINTS = {
     '{"image": "REFERENCE"} or {"dockerfile": "PATH"}',
     "test": 'say how the tests are run: {"command": "python -m pytest", "timeout": 300}',
     "test.command": "say how the tests are run, e.g. 'python -m pytest'",
-    "form": "'swebench' where patch is the fix, 'swesmith' where patch is the bug",
+    "form": "'swebench' where patch is the fix, 'swesmith' where it is the bug, 'buggy' where it is applied already",
     "FAIL_TO_PASS": "the ids of the tests that fail before the fix and pass after it, as a list",
     "PASS_TO_PASS": "the ids of the tests that pass before and after the fix, as a list (it may be empty)",
 }

@@ -30,6 +30,9 @@ class Form(enum.StrEnum):
     SWESMITH = "swesmith"
     """``patch`` is the bug, applied to clean source; the reference is its reverse; tests that fail are hidden."""
 
+    BUGGY = "buggy"
+    """``patch`` is the bug, which the repository has already; the reference is its reverse; ``test_patch`` as above."""
+
 
 _HOST_ALONE = PythonBuild()
 _NO_NEEDS = Needs()
@@ -60,8 +63,8 @@ class Task:
         repo: ``owner/name``.
         base_commit: the commit (or, for an sdist, the release) that the repository is at.
         problem_statement: the text that the agent gets.
-        patch: the fix (SWE-bench's form) or the bug (SWE-smith's).
-        test_patch: hidden tests; SWE-bench's form only.
+        patch: the fix (SWE-bench's form) or the bug (the other forms).
+        test_patch: hidden tests; not in SWE-smith's form.
         FAIL_TO_PASS: ids of the tests that must start passing.
         PASS_TO_PASS: ids of the tests that must keep passing.
         version: the project's version, for people.
@@ -98,8 +101,8 @@ class Task:
 
     @property
     def reference(self) -> Reference:
-        """The known solution: the script, or ``patch``, reversed in SWE-smith's form."""
-        return Reference(self.patch, reverse=self.form is Form.SWESMITH, script=self.solution)
+        """The known solution: the script, or ``patch``, reversed where it is the bug."""
+        return Reference(self.patch, reverse=self.form is not Form.SWEBENCH, script=self.solution)
 
     @property
     def test_files(self) -> tuple[str, ...]:
@@ -114,9 +117,9 @@ class Task:
     def hidden_files(self) -> tuple[str, ...]:
         """Files taken out of the tree that the agent sees, sorted.
 
-        In SWE-smith's form those with FAIL_TO_PASS tests; in SWE-bench's none (``test_patch`` is simply not applied).
+        In SWE-smith's form those with FAIL_TO_PASS tests; in the others none (``test_patch`` is simply not applied).
         """
-        if self.form is Form.SWEBENCH:
+        if self.form is not Form.SWESMITH:
             return ()
         return tuple(sorted(_files_of(self.FAIL_TO_PASS) - set(touched_files(self.patch))))
 
@@ -201,7 +204,7 @@ def _check_patches(task: Task) -> None:
             "test_patch",
             "is not empty in a task of SWE-smith's form",
             reason="its tests are those of the clean source",
-            hint="set form to 'swebench' if patch is the fix",
+            hint="set form to 'swebench' if patch is the fix, to 'buggy' if the repository has the bug",
         )
     touched_files(task.patch, name="field 'patch'")
     touched_files(task.test_patch, name="field 'test_patch'")

@@ -18,7 +18,6 @@ from minisandbox import Sandbox
 from minisandbox.grade import Status, Verdict, grade, validate
 from minisandbox.grade.leaks import find_leaks
 from minisandbox.images import Image, build
-from minisandbox.patches import reversed_patch
 from minisandbox.store import Store
 from minisandbox.tasks import DockerfileBuild, Form, ImageBuild, PytestGrader, Task
 
@@ -110,13 +109,27 @@ def test_a_dockerfile_over_it_gives_the_same_verdicts(task: Task, store: Store, 
         assert box.files.read_text("/made") == "yes\n"
 
 
+@pytest.fixture
+def bug(task: Task, layout: Path) -> str:
+    """The patch that undoes the fix."""
+    return git(layout / "project/app", "diff", "-R", task.base_commit, "HEAD", "--", "calc") + "\n"
+
+
 @pytest.mark.slow
-def test_a_bug_in_an_image_hides_its_tests(task: Task, store: Store) -> None:
+def test_a_bug_that_the_image_has_already(task: Task, store: Store, bug: str) -> None:
+    task = replace(task, instance_id="calc__image-5", form=Form.BUGGY, patch=bug)
+    image = build(task.recipe(), store=store, name=task.instance_id)
+    assert validate(task, image).status is Status.VALID
+    assert grade(task, image, FIX.encode()).verdict is Verdict.RESOLVED
+
+
+@pytest.mark.slow
+def test_a_bug_in_an_image_hides_its_tests(task: Task, store: Store, bug: str) -> None:
     task = replace(
         task,
         instance_id="calc__image-3",
         form=Form.SWESMITH,
-        patch=reversed_patch(FIX),
+        patch=bug,
         test_patch="",
         base_commit="",
     )

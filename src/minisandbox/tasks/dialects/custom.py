@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from minisandbox.patches import reversed_patch
 from minisandbox.tasks.builds import Build, PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.official import chosen_build
@@ -17,7 +16,7 @@ from minisandbox.tasks.dialects.pinning import exported, specified
 from minisandbox.tasks.dialects.values import commands, full_commit, requirement_lines
 from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import Task
+from minisandbox.tasks.task import Form, Task
 
 _INSTALL = ("install_cmds", "install_cmd", "custom_install_cmd")
 _TEST = ("test_cmd", "custom_test_cmd")
@@ -34,7 +33,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
 
     Raises:
         TaskFileError: a field is missing or wrong.
-        PatchError: a patch is malformed or unsafe, or cannot be turned round.
+        PatchError: a patch is malformed or unsafe.
     """
     fields = RowFields(row)
     identity, repo = fields.text("instance_id"), fields.text("repo")
@@ -49,7 +48,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
         repo=repo,
         base_commit=commit,
         problem_statement=statement,
-        patch=reversed_patch(fields.text("patch"), name="field 'patch'"),
+        form=Form.BUGGY,
     )
 
 
