@@ -24,7 +24,7 @@ from minisandbox.images.python.uvtool import find_uv
 from minisandbox.images.tree import ImageTree, LayersTree
 from minisandbox.store import Store
 from minisandbox.store.blobs.below import Below
-from minisandbox.tasks.dialects.pinning import Pinned, exported
+from minisandbox.tasks.dialects.environments import Pinned, exported
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 SITE = "lib/python3.9/site-packages"

@@ -16,7 +16,7 @@ from tests.builds import python_build
 from minisandbox.errors import HarnessError, TaskFileError
 from minisandbox.tasks import Form, ImageBuild, Task, file_of, harness, node_id, task_from_row
 from minisandbox.tasks.dialects.corrections import sort_commands
-from minisandbox.tasks.dialects.pinning import exported, listed, requirements_text, specified
+from minisandbox.tasks.dialects.environments import exported, listed, requirements_text, specified
 
 pytestmark = pytest.mark.once  # the process of the benchmarks' packages takes seconds of CPU
 DATA = Path(__file__).parent.parent / "data"

@@ -21,7 +21,7 @@ from minisandbox.tasks import SourceSpec, TaskSet, read_tasks, rows, task_from_r
 from minisandbox.tasks.confining import problem_of
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
-from minisandbox.tasks.dialects.pinning import exported
+from minisandbox.tasks.dialects.environments import exported
 
 COMMIT = "1" * 40
 PATCH = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"

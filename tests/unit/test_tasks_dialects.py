@@ -15,7 +15,7 @@ from minisandbox.errors import InvalidValue, PatchError, TaskFileError
 from minisandbox.tasks import DIALECTS, Form, ImageBuild, TaskSet, task_from_row
 from minisandbox.tasks.dialects import form_of
 from minisandbox.tasks.dialects.skyrl import inner_row
-from minisandbox.tasks.dialects.values import object_of
+from minisandbox.tasks.fields import Fields
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PATCH = "--- a/src/x.py\n+++ b/src/x.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
@@ -271,7 +271,7 @@ def test_r2e() -> None:
     [
         ({"repo_name": "unheard-of"}, "write it as OWNER/NAME"),
         ({"parsed_commit_content": "{"}, "'parsed_commit_content' is a string that is not JSON"),
-        ({"execution_result_content": None}, "'execution_result_content' is missing"),
+        ({"execution_result_content": None}, "'execution_result_content' is null"),
         ({"execution_result_content": "{}"}, "none of the tests that should pass"),
         ({"parsed_commit_content": {"file_diffs": [{}], "old_commit_hash": COMMIT}}, "a change without a path"),
         ({"parsed_commit_content": {"old_commit_hash": COMMIT}}, "'patch' is empty"),
@@ -320,8 +320,8 @@ def test_names_of_layouts_are_documented() -> None:
 def test_json_that_is_too_deep_is_told() -> None:
     deep = "[" * 100_000
     with pytest.raises(TaskFileError, match="not JSON"):
-        object_of({"extra_info": deep}, "extra_info")
-    with pytest.raises(TaskFileError, match="no JSON"):
+        Fields({"extra_info": deep}).table("extra_info")
+    with pytest.raises(TaskFileError, match="not JSON"):
         inner_row({"instance": deep})
 
 

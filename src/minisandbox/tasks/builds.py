@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from minisandbox.tasks.fields import row_of
+
 if TYPE_CHECKING:
     from minisandbox.images import PythonRecipe, Recipe, Source
     from minisandbox.images.recipe import Base
@@ -120,19 +122,7 @@ class PythonBuild:
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``build``."""
         source = None if self.source is None else {self.source.kind: dict(self.source.fields)}
-        return {
-            "python": self.python,
-            "requirements": list(self.requirements),
-            **({"complete": True} if self.complete else {}),
-            **({"overrides": list(self.overrides)} if self.overrides else {}),
-            "source": source,
-            "install": list(self.install),
-            "environment": dict(self.environment),
-            **({} if self.network == "index" else {"network": self.network}),
-            **({"exclude_newer": self.exclude_newer} if self.exclude_newer else {}),
-            **({"system": list(self.system)} if self.system else {}),
-            **({"torch_backend": self.torch_backend} if self.torch_backend else {}),
-        }
+        return {**row_of(self, ("python", "requirements", "install", "environment")), "source": source}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,16 +157,6 @@ class ContainerBuild:
             steps.append(r.CutHistory(content.patch, content.hidden))
         return r.Recipe(base, tuple(steps), self.environment, PurePosixPath(self.workdir) if self.workdir else None)
 
-    def _row(self) -> dict[str, object]:
-        """Return what differs from the defaults."""
-        return {
-            **({"workdir": self.workdir} if self.workdir else {}),
-            **({"environment": dict(self.environment)} if self.environment else {}),
-            **({} if self.cut else {"cut": False}),
-            **({} if self.reset else {"reset": False}),
-            **({"remove": list(self.remove)} if self.remove else {}),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class ImageBuild(ContainerBuild):
@@ -198,11 +178,8 @@ class ImageBuild(ContainerBuild):
 
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``build``."""
-        return {
-            "image": self.reference,
-            **({"platform": self.platform} if self.platform else {}),
-            **self._row(),
-        }
+        row = row_of(self)
+        return {"image": row.pop("reference"), **row}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +209,7 @@ class DockerfileBuild(ContainerBuild):
 
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``build``."""
-        return {
-            "dockerfile": str(self.dockerfile),
-            "context": str(self.context),
-            **({"args": dict(self.args)} if self.args else {}),
-            **({"target": self.target} if self.target else {}),
-            **({"platform": self.platform} if self.platform else {}),
-            **self._row(),
-        }
+        return row_of(self)
 
 
 Build = PythonBuild | ImageBuild | DockerfileBuild

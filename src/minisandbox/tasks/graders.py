@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
-from minisandbox.errors import TaskFileError
+from minisandbox.tasks.fields import bad_field, keys_of, row_of
 from minisandbox.tasks.languages import check_command
 
 REPORTERS = ("pytest", "unittest", "none")
@@ -38,7 +38,7 @@ class PytestGrader:
 
     def to_row(self) -> dict[str, object]:
         """Return it as the value of a row's ``test``."""
-        return {"command": self.command, "timeout": self.timeout}
+        return row_of(self, keys_of(PytestGrader))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,7 @@ class LogGrader:
 
     def to_row(self) -> dict[str, object]:
         """Return it as the value of a row's ``test``."""
-        names = ("command", "parser", "rule", "reporter", "timeout")
-        return {"grader": self.kind, **{name: getattr(self, name) for name in names}}
+        return {"grader": self.kind, **row_of(self, keys_of(LogGrader))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,38 +127,14 @@ class ScriptGrader:
 
     def to_row(self) -> dict[str, object]:
         """Return it as the value of a row's ``test``."""
-        return {
-            "grader": self.kind,
-            "command": self.command,
-            **({} if self.files is None else {"files": str(self.files)}),
-            "files_at": self.files_at,
-            "reward_file": self.reward_file,
-            "mode": self.mode,
-            "timeout": self.timeout,
-            **({"environment": dict(self.environment)} if self.environment else {}),
-            **({"user": self.user} if self.user else {}),
-            **({"workdir": self.workdir} if self.workdir else {}),
-            **({"carry": list(self.carry)} if self.carry else {}),
-        }
+        always = ("command", "files_at", "reward_file", "mode", "timeout")
+        return {"grader": self.kind, **row_of(self, always)}
 
 
 Grader = PytestGrader | LogGrader | ScriptGrader
 
-FIELDS: Mapping[str, tuple[str, ...]] = {
-    "pytest": ("grader", "command", "timeout"),
-    # "runner" is how rows of version 0.1 name the reporter
-    "log": ("grader", "command", "parser", "rule", "reporter", "runner", "timeout"),
-    "script": (
-        "grader", "command", "files", "files_at", "reward_file", "mode", "timeout", "environment", "user", "workdir",
-        "carry",
-    ),
-}  # fmt: skip
-"""The keys that a row's ``test`` may have, by grader."""
-
-
-def bad_field(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
-    """Return the error for a field of a task."""
-    return TaskFileError(f"field {field!r} {problem}", field=field, reason=reason, hint=hint)
+KINDS: Mapping[str, type[Grader]] = {kind.kind: kind for kind in (PytestGrader, LogGrader, ScriptGrader)}
+"""The graders by their names in rows."""
 
 
 def _check(command: str, timeout: float) -> None:

@@ -17,6 +17,7 @@ from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild
 from minisandbox.tasks.confining import problem_of
 from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.fields import Fields
 from minisandbox.tasks.graders import ScriptGrader
 from minisandbox.tasks.needs import Needs, Solution, network_of
 from minisandbox.tasks.task import Task
@@ -65,6 +66,11 @@ def task_directories(path: Path) -> list[Path]:
             hint="give a task directory, or the directory that holds them: harbor:PATH",
         )
     return [path.resolve() / one.name for one in found]
+
+
+def convert(row: Fields, context: LoadContext) -> Task:
+    """Make a task of the directory that a row names under ``harbor``; errors as for :func:`read_task`."""
+    return read_task(row.path("harbor"), context)
 
 
 def read_task(path: Path, context: LoadContext) -> Task:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
+from minisandbox.tasks.fields import row_of
 from minisandbox.types import Limits, Network
 
 
@@ -35,13 +36,7 @@ class Solution:
 
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``solution``."""
-        return {
-            "files": str(self.files),
-            "command": self.command,
-            "files_at": self.files_at,
-            "timeout": self.timeout,
-            **({"environment": dict(self.environment)} if self.environment else {}),
-        }
+        return row_of(self, ("command", "files_at", "timeout"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +69,8 @@ class Needs:
 
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``needs``."""
-        networks = {"network": self.network, "grader_network": self.grader_network}
-        numbers = {"memory": self.memory, "disk": self.disk, "seconds": self.seconds}
-        return {name: value for name, value in numbers.items() if value is not None} | {
-            name: _network_row(value) for name, value in networks.items() if value != Network.off()
-        }
+        networks = {name: _network_row(getattr(self, name)) for name in ("network", "grader_network")}
+        return {name: networks.get(name, value) for name, value in row_of(self).items()}
 
 
 _PUBLIC = Network.allow("*")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from minisandbox.patches import touched_files
 from minisandbox.tasks.builds import Build, PythonBuild, TaskContent
-from minisandbox.tasks.graders import Grader, PytestGrader, ScriptGrader, bad_field
+from minisandbox.tasks.fields import bad_field
+from minisandbox.tasks.graders import Grader, PytestGrader, ScriptGrader
 from minisandbox.tasks.needs import Needs, Solution
 
 if TYPE_CHECKING:

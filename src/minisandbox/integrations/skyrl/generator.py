@@ -19,7 +19,7 @@ from minisandbox.images import Image, build
 from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions
 from minisandbox.integrations.skyrl.output import Ended, metrics_of, output_of
 from minisandbox.models import ModelOptions, Sampling, open_model
-from minisandbox.rollouts import Batch, Budgets, ImageOf, Progress, RunReader, Setup
+from minisandbox.rollouts import Batch, Budgets, ImageOf, Progress, RunReader, Setup, Summary
 from minisandbox.rollouts.cluster import Cluster
 from minisandbox.rollouts.executor import Crew
 from minisandbox.store import Store
@@ -150,7 +150,7 @@ class SandboxGenerator(GeneratorInterface):
         model = open_model(self._model)
         endings: list[asyncio.Future[None]] = []
 
-        def ended(progress: Progress) -> None:
+        def ended(progress: Progress[Summary]) -> None:
             one = progress.latest  # routers reserve an engine until the session is finished
             endings.append(asyncio.ensure_future(self._client.finish_session(f"{one.instance_id}__{one.attempt}")))
 

@@ -1,57 +1,61 @@
-"""The row layouts of public datasets: which one a row is in, and what makes a task of it.
-
-Each is a module with ``matches(row)``, which looks at the names of the columns, and ``convert(row, context)``.
-"""
+"""The row layouts of public datasets: which one a row is in, and what makes a task of it."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from minisandbox.errors import InvalidValue, TaskFileError
+from minisandbox.tasks import harbor
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.dialects import (
-    custom,
-    harbor,
-    multilingual,
-    own,
-    r2e,
-    skyrl,
-    swebench,
-    swebenchpro,
-    swegym,
-    swerebench,
-    swesmith,
-)
+from minisandbox.tasks.dialects import by_columns, multilingual, r2e, skyrl, swebench, swesmith
 from minisandbox.tasks.languages import check_language
+from minisandbox.tasks.rows import RowFields, task_from_own_row
 from minisandbox.tasks.task import Task
 
 
-class Dialect(Protocol):
-    """One layout of rows."""
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One layout of rows.
+
+    Attributes:
+        convert: makes a task of a row.
+        columns: sets of columns, separated by spaces; a row of this layout has all of one of them.
+        fits: says of a row with such columns whether it is of this layout.
+    """
+
+    convert: Callable[[RowFields, LoadContext], Task]
+    columns: tuple[str, ...]
+    fits: Callable[[Mapping[str, object]], bool] = lambda _: True
 
     def matches(self, row: Mapping[str, object]) -> bool:
-        """Whether a row has the columns of this layout."""
+        """Whether a row is of this layout."""
+        return any(row.keys() >= set(columns.split()) for columns in self.columns) and self.fits(row)
 
-    def convert(self, row: Mapping[str, object], context: LoadContext) -> Task:
-        """Make a task of a row."""
 
+_BENCH = "repo instance_id base_commit patch test_patch FAIL_TO_PASS"
+_PRO = "dockerhub_tag fail_to_pass pass_to_pass base_commit patch test_patch"
+_CUSTOM = ("python_version", *by_columns.CUSTOM_INSTALL, *by_columns.CUSTOM_TEST)
 
 # In the order in which they are asked: those with columns that no other has come first.
 DIALECTS: Mapping[str, Dialect] = {
-    "skyrl": skyrl,
-    "harbor": harbor,
-    "minisandbox": own,
-    "r2e": r2e,
-    "swebench-pro": swebenchpro,
-    "swe-rebench": swerebench,
-    "custom": custom,
-    "swesmith": swesmith,
-    "swebench-multilingual": multilingual,
-    "swebench": swebench,
-    "swegym": swegym,
+    "skyrl": Dialect(
+        lambda row, context: convert(skyrl.inner_row(row.row), context), ("instance prompt", "instance data_source")
+    ),
+    "harbor": Dialect(harbor.convert, ("harbor",)),
+    "minisandbox": Dialect(lambda row, context: task_from_own_row(row.row, context), ("form", "build", "test")),
+    "r2e": Dialect(r2e.convert, ("docker_image commit_hash parsed_commit_content",)),
+    "swebench-pro": Dialect(by_columns.swebench_pro, (_PRO,)),
+    "swe-rebench": Dialect(by_columns.swerebench, ("install_config base_commit patch FAIL_TO_PASS",)),
+    "custom": Dialect(by_columns.custom, tuple(f"patch {column}" for column in _CUSTOM)),
+    "swesmith": Dialect(swesmith.convert, ("instance_id patch FAIL_TO_PASS",), swesmith.fits),
+    "swebench-multilingual": Dialect(multilingual.convert, (f"{_BENCH} version PASS_TO_PASS",), multilingual.fits),
+    "swebench": Dialect(
+        swebench.convert, (f"{_BENCH} version environment_setup_commit", f"{_BENCH} eval_script log_parser")
+    ),
+    "swegym": Dialect(by_columns.swegym, (f"{_BENCH} PASS_TO_PASS",)),
 }
 """The layouts by the names that ``--dataset`` takes."""
 
@@ -102,10 +106,10 @@ def convert(row: Mapping[str, object], context: LoadContext, *, form: str | None
         PatchError: as :func:`task_from_row` raises it.
         InvalidValue: as :func:`task_from_row` raises it.
     """
-    dialect = DIALECTS[form_of(row) if form is None else checked_form(form)]
-    if dialect is not multilingual:
+    name = form_of(row) if form is None else checked_form(form)
+    if name != "swebench-multilingual":
         check_language(row)
-    return dialect.convert(row, context)
+    return DIALECTS[name].convert(RowFields(row, context=context), context)
 
 
 def form_of(row: Mapping[str, object]) -> str:

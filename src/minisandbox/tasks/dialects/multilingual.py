@@ -9,15 +9,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from minisandbox.errors import NotFound, TaskFileError
+from minisandbox.errors import NotFound
 from minisandbox.tasks import harness
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.dialects.official import OFFICIAL
+from minisandbox.tasks.dialects.environments import OFFICIAL
+from minisandbox.tasks.fields import bad_field
 from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Task
 
-_COLUMNS = {"repo", "instance_id", "base_commit", "version", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS"}
 _ASKED = ("repo", "version", "instance_id", "base_commit", "test_patch")
 _PYTHON = re.compile(r"^(?:---|\+\+\+) .*\.pyi?\s*$", re.MULTILINE)
 _APPLIED = re.compile(r"^git apply .*<<'(\w+)'\n.*?^\1$\n?", re.MULTILINE | re.DOTALL)
@@ -28,13 +28,13 @@ _SHELL = "set -uxo pipefail"
 _END = ": '>>>>> End Test Output'"
 
 
-def matches(row: Mapping[str, object]) -> bool:
-    """Whether a row is SWE-bench's, and its patches touch no file of Python."""
+def fits(row: Mapping[str, object]) -> bool:
+    """Whether the patches of a row touch no file of Python."""
     patches = f"{row.get('patch')}\n{row.get('test_patch')}"
-    return row.keys() >= _COLUMNS and "diff --git" in patches and not _PYTHON.search(patches)
+    return "diff --git" in patches and not _PYTHON.search(patches)
 
 
-def convert(row: Mapping[str, object], context: LoadContext) -> Task:
+def convert(row: RowFields, context: LoadContext) -> Task:
     """Make a task of a row.
 
     Raises:
@@ -42,28 +42,20 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
         PatchError: a patch is malformed or unsafe.
         MissingExtra: the row leaves its tests to the ``swebench`` package, which is not installed.
     """
-    fields = RowFields(row)
-    build = replace(OFFICIAL["swebench"], environment=()).build(row)  # the image's own: there is no conda in it
+    build = replace(OFFICIAL["swebench"], environment=()).build(row.row)  # the image's own: there is no conda in it
+    repo = row.text("repo")
     if build is None or context.environment == "pins":
-        raise TaskFileError(
-            f"field 'repo' is {row['repo']!r}, which is not in Python",
-            field="repo",
-            reason="pins are for rows in Python",
-            hint="use --environment image or auto",
-        )
-    if "eval_script" in row and "log_parser" in row:
-        rule = fields.text("eval_type", default="pass_and_fail")
-        parser = f"swebench5:{fields.text('log_parser')}"
-        return fields.task(build, LogGrader(tests_of(fields.text("eval_script")), parser, rule))
+        what, hint = f"is {repo!r}, which is not in Python", "use --environment image or auto"
+        raise bad_field("repo", what, reason="pins are for rows in Python", hint=hint)
+    if "eval_script" in row.row and "log_parser" in row.row:
+        rule, parser = row.text("eval_type", default="pass_and_fail"), f"swebench5:{row.text('log_parser')}"
+        return row.task(build, LogGrader(tests_of(row.text("eval_script")), parser, rule))
     try:
-        script, rule = harness.evaluation({name: fields.text(name) for name in _ASKED})
+        script, rule = harness.evaluation({name: row.text(name) for name in _ASKED})
     except NotFound as error:
-        raise TaskFileError(
-            f"field 'repo' is {row['repo']!r}: {error.what}",
-            field="repo",
-            hint="give the row eval_script and log_parser (swebench 5), or `build` and `test` (docs/task-files.md)",
-        ) from error
-    return fields.task(build, LogGrader(f"{_SHELL}\n{tests_of(script)}", f"swebench:{row['repo']}", rule))
+        hint = "give the row eval_script and log_parser (swebench 5), or `build` and `test` (docs/task-files.md)"
+        raise bad_field("repo", f"is {repo!r}: {error.what}", hint=hint) from error
+    return row.task(build, LogGrader(f"{_SHELL}\n{tests_of(script)}", f"swebench:{repo}", rule))
 
 
 def tests_of(script: str) -> str:

@@ -10,26 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from minisandbox.errors import TaskFileError
-from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.fields import Fields, bad_field
 from minisandbox.tasks.task import Task
-
-
-def matches(row: Mapping[str, object]) -> bool:
-    """Whether a row has another one in it."""
-    return "instance" in row and not row.keys().isdisjoint(("prompt", "data_source"))
-
-
-def convert(row: Mapping[str, object], context: LoadContext) -> Task:
-    """Make a task of a row.
-
-    Raises:
-        TaskFileError: a field is missing, unknown, or has a value that cannot be used.
-        PatchError: a patch is malformed or unsafe.
-    """
-    from minisandbox.tasks.dialects import convert as by_columns  # noqa: PLC0415 - this is one of those
-
-    return by_columns(inner_row(row), context)
 
 
 def inner_row(row: Mapping[str, object]) -> Mapping[str, object]:
@@ -38,14 +20,9 @@ def inner_row(row: Mapping[str, object]) -> Mapping[str, object]:
     Raises:
         TaskFileError: no column has it.
     """
-    value = row.get("instance")
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise TaskFileError("field 'instance' is no JSON", field="instance", reason=str(error)) from None
-    if not isinstance(value, Mapping) or matches(value):
-        raise TaskFileError("field 'instance' is no row of a task", field="instance")
+    value = Fields(row).table("instance")
+    if "instance" in value:
+        raise bad_field("instance", "is no row of a task")
     return {key: one for key, one in value.items() if one is not None}
 
 

@@ -12,28 +12,20 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
-from minisandbox.tasks.builds import PythonBuild, SourceSpec, github
+from minisandbox.tasks.builds import github
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import AFTERWARDS, BEFORE_TESTS, sort_commands
-from minisandbox.tasks.dialects.official import chosen_build
-from minisandbox.tasks.dialects.pinning import Pinned, exported, listed, requirements_text, specified
+from minisandbox.tasks.dialects.environments import Pinned, chosen_build, listed, requirements_text, specified
+from minisandbox.tasks.fields import bad_field
 from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Task
 
-_COMMON = {"repo", "instance_id", "base_commit", "patch", "test_patch", "FAIL_TO_PASS"}
-_OLD = {"version", "environment_setup_commit"}
-_NEW = {"eval_script", "log_parser"}
 TEST_TIMEOUT = 1800.0
 """Seconds that swebench gives the tests of an instance (``run_evaluation --timeout``)."""
 
 
-def matches(row: Mapping[str, object]) -> bool:
-    """Whether a row has the columns of either layout."""
-    return row.keys() >= _COMMON and (row.keys() >= _OLD or row.keys() >= _NEW)
-
-
-def convert(row: Mapping[str, object], context: LoadContext) -> Task:
+def convert(row: RowFields, context: LoadContext) -> Task:
     """Make a task of a row. Pins are ``REPOSITORY/NUMBER/environment.yml``.
 
     Raises:
@@ -41,46 +33,31 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
         PatchError: a patch is malformed.
         MissingExtra: the ``swebench`` package is not installed.
     """
-    fields = RowFields(row)
-    repo, version = fields.text("repo"), fields.text("version")
+    repo, version = row.text("repo"), row.text("version")
     try:
-        said = harness.specification(repo, version, fields.text("test_patch"))
+        said = harness.specification(repo, version, row.text("test_patch"))
     except NotFound as error:
-        raise TaskFileError(
-            f"field 'version' is {version!r}: {error.what}",
-            field="version",
-            reason=error.reason,
-            hint="give the row `build` and `test` of its own (docs/task-files.md)",
-        ) from error
+        hint = "give the row `build` and `test` of its own (docs/task-files.md)"
+        raise bad_field("version", f"is {version!r}: {error.what}", reason=error.reason, hint=hint) from error
     before = (*sort_commands(said.before_tests).kept, *BEFORE_TESTS.get(repo, ()))
-    repository, _, number = fields.text("instance_id").rpartition("-")
-    export = exported(context.pins, repository, number)
-
-    def pinned() -> PythonBuild:
-        return _python_build(row, said, export or _specified(row, said, context.repo_mirrors))
-
+    repository, _, number = row.text("instance_id").rpartition("-")
+    installed = sort_commands(said.commands)
+    install = (*installed.kept, *AFTERWARDS.get(repo, ()))
+    build = chosen_build(
+        "swebench",
+        row.row,
+        context,
+        (repository, number),
+        lambda: _specified(row.row, said, context.repo_mirrors),
+        lambda pins: pins.build(repo, row.text("base_commit"), install, system=installed.system, utf8=True),
+    )
     grader = LogGrader(
         "; ".join((*before, said.test_command)),
         f"swebench:{repo}",
         reporter="pytest" if re.search(r"\b(?:pytest|tox)\b", said.test_command.split("/")[0]) else "unittest",
         timeout=TEST_TIMEOUT,
     )
-    build = chosen_build("swebench", row, context, pinned, exact=export is not None)
-    return fields.task(build, grader)
-
-
-def _python_build(row: Mapping[str, object], said: harness.Specification, pinned: Pinned) -> PythonBuild:
-    commands, repo = sort_commands(said.commands), str(row["repo"])
-    return PythonBuild(
-        python=pinned.python,
-        requirements=pinned.requirements,
-        complete=pinned.complete,
-        overrides=pinned.overrides,
-        source=SourceSpec.on_github(repo, str(row["base_commit"])),
-        install=(*commands.kept, *AFTERWARDS.get(repo, ())),
-        environment=(("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")),
-        system=commands.system,
-    )
+    return row.task(build, grader)
 
 
 def _specified(row: Mapping[str, object], said: harness.Specification, mirrors: Path | None) -> Pinned:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
-from minisandbox.errors import NotFound, TaskFileError
+from minisandbox.errors import NotFound
 from minisandbox.tasks import harness
-from minisandbox.tasks.builds import PythonBuild, SourceSpec
+from minisandbox.tasks.builds import PythonBuild
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import AFTERWARDS, sort_commands
-from minisandbox.tasks.dialects.official import chosen_build
-from minisandbox.tasks.dialects.pinning import exported, specified
+from minisandbox.tasks.dialects.environments import Pinned, chosen_build, specified
+from minisandbox.tasks.fields import bad_field
 from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Form, Task
@@ -24,17 +25,14 @@ _ID = re.compile(r"[\w.-]+__[\w.-]+\.[0-9a-f]{8}\.[\w.-]+")
 _IMAGE = re.compile(r"(?:[\w.-]+/)?(?:sweb\.eval|swesmith)\.[\w.-]+", re.IGNORECASE)
 
 
-def matches(row: Mapping[str, object]) -> bool:
+def fits(row: Mapping[str, object]) -> bool:
     """Whether a row has an image, or an id, as SWE-smith calls them."""
-    if not row.keys() >= {"instance_id", "patch", "FAIL_TO_PASS"} or "environment_setup_commit" in row:
-        return False
     image = row.get("image_name")
-    return _ID.fullmatch(str(row["instance_id"])) is not None or (
-        isinstance(image, str) and "swesmith" in image and _IMAGE.match(image) is not None
-    )
+    named = isinstance(image, str) and "swesmith" in image and _IMAGE.match(image) is not None
+    return "environment_setup_commit" not in row and (named or _ID.fullmatch(str(row["instance_id"])) is not None)
 
 
-def convert(row: Mapping[str, object], context: LoadContext) -> Task:
+def convert(row: RowFields, context: LoadContext) -> Task:
     """Make a task of a row. Without ``base_commit`` the profile's is taken; pins are ``REPOSITORY.COMMIT/*.yml``.
 
     Raises:
@@ -42,50 +40,42 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
         PatchError: the patch is malformed.
         MissingExtra: the ``swesmith`` package is not installed.
     """
-    fields = RowFields(row)
-    lists = fields.test_lists()
-    identity = fields.text("instance_id")
+    identity = row.text("instance_id")
     try:
-        profile = harness.profile(identity, lists.FAIL_TO_PASS, lists.PASS_TO_PASS)
+        profile = harness.profile(identity, *row.test_lists())
     except NotFound as error:
-        raise TaskFileError(
-            f"field 'instance_id' is {identity!r}: {error.what}",
-            field="instance_id",
-            hint="give rows of other repositories `build` and `test` of their own (docs/task-files.md)",
-        ) from error
-    export = exported(context.pins, profile.name)
-    commit = fields.text("base_commit", default="") or profile.commit
+        hint = "give rows of other repositories `build` and `test` of their own (docs/task-files.md)"
+        raise bad_field("instance_id", f"is {identity!r}: {error.what}", hint=hint) from error
+    commit = row.text("base_commit", default="") or profile.commit
     repository = profile.repo if commit == profile.commit else profile.mirror
-
-    def pinned() -> PythonBuild:
-        commands = sort_commands(profile.commands)
-        packages = export or specified(profile.python, ["pytest"], [])
-        return PythonBuild(
-            python=profile.python,
-            requirements=packages.requirements,
-            complete=packages.complete,
-            source=SourceSpec.on_github(repository, commit),
-            install=(*commands.kept, *AFTERWARDS.get(profile.repo, ())),
-            environment=(("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")),
-            system=commands.system,
-        )
-
+    installed = sort_commands(profile.commands)
+    install = (*installed.kept, *AFTERWARDS.get(profile.repo, ()))
     image = f"swebench/swesmith.x86_64.{profile.name.lower().replace('__', '_1776_')}"
-    named = {**row, "image_name": row.get("image_name") or image}
+
+    def pinned(pins: Pinned) -> PythonBuild:
+        build = pins.build(repository, commit, install, system=installed.system, utf8=True)
+        return replace(build, python=profile.python)
+
+    build = chosen_build(
+        "swesmith",
+        {**row.row, "image_name": row.row.get("image_name") or image},
+        context,
+        (profile.name,),
+        lambda: specified(profile.python, ["pytest"], []),
+        pinned,
+    )
     grader = LogGrader(
         " && ".join(sort_commands([profile.test_command]).kept),
         f"swesmith:{profile.name}",
         reporter="pytest",
         timeout=profile.timeout,
     )
-    statement = fields.text("problem_statement", default="")
-    build = chosen_build("swesmith", named, context, pinned, exact=export is not None)
-    return fields.task(
+    return row.task(
         build,
         grader,
         form=Form.SWESMITH,
         repo=profile.repo,
         base_commit=commit,
-        problem_statement=statement,
+        problem_statement=row.text("problem_statement", default=""),
         test_patch="",
     )

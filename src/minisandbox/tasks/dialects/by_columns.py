@@ -1,0 +1,144 @@
+"""Layouts whose rows, or a table here, say how they are built and tested, and all of whose tests are pytest's.
+
+- SWE-Gym: SWE-bench's columns without ``environment_setup_commit``. Its harness has specifications of its own, which no
+  package index has. What they come to for the most part is here; exported environments (``--pins``) are better.
+- SWE-rebench (Nebius): SWE-bench's columns, ``install_config`` and the exact ``requirements`` of each row.
+- SWE-bench Pro: the tests in lower case, and an image with the repository at /app. ``requirements`` and ``interface``
+  are for the agent, too. How its image was made is published nowhere.
+- The original MiniSandbox's custom datasets: SWE-smith's columns, where ``patch`` put a bug into the repository at
+  ``base_commit`` (the instance's branch where that is missing), with ``python_version`` (3.11 where it is missing),
+  ``test_patch`` and the commands that the original leaves to a source file.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import replace
+
+from minisandbox.errors import TaskFileError
+from minisandbox.tasks.builds import PythonBuild
+from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.dialects.corrections import sort_commands
+from minisandbox.tasks.dialects.environments import OFFICIAL, Pinned, chosen_build, full_commit, specified
+from minisandbox.tasks.fields import bad_field
+from minisandbox.tasks.graders import PytestGrader
+from minisandbox.tasks.languages import check_ids, not_python
+from minisandbox.tasks.rows import RowFields
+from minisandbox.tasks.task import Form, Task
+
+CUSTOM_INSTALL = ("install_cmds", "install_cmd", "custom_install_cmd")
+CUSTOM_TEST = ("test_cmd", "custom_test_cmd")
+_CUSTOM_PYTHON = "3.11"
+
+_EDITABLE = "python -m pip install -e ."
+# interpreter and installation of SWE-Gym's repositories that need other ones than the default
+_GYM_PYTHON = "3.10"
+_GYM: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "getmoto/moto": ("3.12", ("make init",)),
+    "python/mypy": ("3.12", ("python -m pip install -r test-requirements.txt", _EDITABLE)),
+    "facebookresearch/hydra": ("3.8", ("python -m pip install -r requirements/dev.txt", _EDITABLE)),
+    "project-monai/monai": ("3.8", ("python -m pip install -r requirements-dev.txt", _EDITABLE)),
+    "modin-project/modin": ("3.9", (_EDITABLE,)),
+}
+_TIMEOUT, _PRO_TIMEOUT = 1800.0, 3600.0
+
+
+def swegym(row: RowFields, context: LoadContext) -> Task:
+    """Make a task of a row of SWE-Gym; pins are ``REPOSITORY/NUMBER/*.yml``."""
+    check_ids(row.test_lists()[0], "FAIL_TO_PASS")
+    name, _, number = row.text("instance_id").rpartition("-")
+    repo, commit = row.text("repo"), row.text("base_commit")
+    python, install = _GYM.get(repo.lower(), (_GYM_PYTHON, (_EDITABLE,)))
+    build = chosen_build(
+        "swegym",
+        row.row,
+        context,
+        (name, number),
+        lambda: specified(python, ("pytest", "pytest-xdist"), ()),
+        lambda pins: pins.build(repo, commit, row.commands("install") or install),
+    )
+    return row.task(build, PytestGrader(timeout=_TIMEOUT))
+
+
+def swerebench(row: RowFields, context: LoadContext) -> Task:
+    """Make a task of a row of SWE-rebench, which has its pins with it."""
+    config, listed = row.nested("install_config"), row.requirements("requirements")
+    python = str(config.row.get("python") or "")
+    if not python:
+        raise not_python("install_config", "has no 'python'")
+    repo, commit = row.text("repo"), row.text("base_commit")
+
+    def specification() -> Pinned:
+        return specified(python, listed or ("pytest",), () if listed else config.requirements("pip_packages"))
+
+    def pinned(pins: Pinned) -> PythonBuild:
+        found = sort_commands([*config.commands("pre_install"), *config.commands("install")])
+        return pins.build(repo, commit, found.kept, system=found.system)
+
+    grader = PytestGrader(" && ".join(config.commands("test_cmd")) or "python -m pytest", _TIMEOUT)
+    build = chosen_build("swe-rebench", row.row, context, (), specification, pinned, exact=bool(listed))
+    return row.task(build, grader)
+
+
+def swebench_pro(row: RowFields, context: LoadContext) -> Task:
+    """Make a task of a row of SWE-bench Pro."""
+    lists = {name.upper(): _literals(row, name) for name in ("fail_to_pass", "pass_to_pass")}
+    check_ids(lists["FAIL_TO_PASS"], "fail_to_pass")
+    image = OFFICIAL["swebench-pro"].build(row.row)
+    if image is None or context.environment == "pins":
+        raise TaskFileError(
+            "nothing but its image says what a row of SWE-bench Pro is built with",
+            field="dockerhub_tag",
+            hint="build it from its image: --environment image",
+        )
+    told = [row.text("problem_statement")]
+    for title, name in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
+        if text := row.text(name, default="").strip():
+            told.append(f"{title}:\n{text}")
+    grader, both = PytestGrader(timeout=_PRO_TIMEOUT), RowFields(lists).test_lists()
+    return row.task(image, grader, lists=both, problem_statement="\n\n".join(told))
+
+
+def _literals(row: RowFields, name: str) -> list[str]:
+    """Return a list of strings, which may be a Python literal in a string."""
+    value = row.row.get(name)
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+            raise bad_field(name, "is no list", reason=str(error)) from None
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise bad_field(name, "is not a list of strings")
+    return value
+
+
+def custom(row: RowFields, context: LoadContext) -> Task:
+    """Make a task of a row of the original's custom datasets; pins are ``IMAGE/*.yml``."""
+    repo = row.text("repo")
+    revision = row.text("base_commit", default="") or row.text("instance_id")
+    commit = full_commit(repo, revision, context.repo_mirrors, "base_commit")
+    image = row.text("image_name", default="").rpartition("/")[2]
+    python = row.text("python_version", default=_CUSTOM_PYTHON)
+    listed = row.requirements("requirements")
+
+    def pinned(pins: Pinned) -> PythonBuild:
+        build = pins.build(repo, commit, row.commands(*CUSTOM_INSTALL) or (_EDITABLE,))
+        return replace(build, python=python) if "python_version" in row.row else build
+
+    build = chosen_build(
+        "custom",
+        row.row,
+        context,
+        (image,) if image else (),
+        lambda: specified(python, listed or ("pytest",), ()),
+        pinned,
+        exact=True,  # its image may be no more than a name
+    )
+    return row.task(
+        build,
+        PytestGrader(" && ".join(row.commands(*CUSTOM_TEST)) or "python -m pytest"),
+        form=Form.BUGGY,
+        base_commit=commit,
+        problem_statement=row.text("problem_statement", default=""),
+    )

@@ -1,0 +1,255 @@
+"""Typed access to JSON objects, with every wrong field named; and dataclasses as such objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import re
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from minisandbox.errors import TaskFileError
+from minisandbox.tasks.confining import problem_of
+from minisandbox.tasks.context import LoadContext
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Read = TypeVar("Read")
+Variables = tuple[tuple[str, str], ...]
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KINDS: tuple[tuple[type, str], ...] = (
+    (bool, "true or false"),
+    (str, "a string"),
+    (int, "a number"),
+    (float, "a number"),
+    (list, "a list"),
+    (dict, "an object"),
+)
+HINTS = {
+    "instance_id": "give the task an id of its own, e.g. 'owner__name-123'",
+    "repo": "give the repository as 'owner/name'",
+    "problem_statement": "say what the agent is told",
+    "patch": "give the fix (swebench) or the bug (swesmith) as a unified diff",
+    "test.timeout": "give seconds, e.g. 300",
+    "build": 'say how the image is made: {"python": ">=3.11", "requirements": [], "source": {...}, "install": []}, '
+    '{"image": "REFERENCE"} or {"dockerfile": "PATH"}',
+    "test": 'say how the tests are run: {"command": "python -m pytest", "timeout": 300}',
+    "test.command": "say how the tests are run, e.g. 'python -m pytest'",
+    "form": "'swebench' where patch is the fix, 'swesmith' where it is the bug, 'buggy' where it is applied already",
+    "FAIL_TO_PASS": "the ids of the tests that fail before the fix and pass after it, as a list",
+    "PASS_TO_PASS": "the ids of the tests that pass before and after the fix, as a list (it may be empty)",
+}
+"""What to do about a field, by its whole name."""
+
+
+def bad_field(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
+    """Return the error for a field of a task."""
+    return TaskFileError(f"field {field!r} {problem}", field=field, reason=reason, hint=hint)
+
+
+class Fields:
+    """The values of one JSON object.
+
+    Args:
+        row: the object.
+        prefix: what stands before its keys in a field's name, e.g. ``"build."``.
+        known: keys that it may have; None for any.
+        context: where relative paths start, and in which directories paths must lie.
+    """
+
+    def __init__(
+        self,
+        row: Mapping[str, object],
+        prefix: str = "",
+        *,
+        known: Collection[str] | None = None,
+        context: LoadContext | None = None,
+    ) -> None:
+        self.row = row
+        self.context = context or LoadContext()
+        self._prefix = prefix
+        for key in row if known is not None else ():
+            if key not in (known or ()):
+                near = difflib.get_close_matches(key, known or (), n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known or ())}"
+                raise self.error(key, "is unknown", hint=hint)
+
+    def error(self, key: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
+        """Return the error for a field."""
+        return bad_field(self._prefix + key, problem, reason=reason, hint=hint)
+
+    def read(self, kind: type[Read], **given: object) -> Read:
+        """Return a dataclass of the keys that are called as its fields; missing ones have its defaults.
+
+        Args:
+            kind: the dataclass.
+            given: fields that are not read.
+        """
+        readers: dict[object, Callable[[str], object]] = {
+            str: self.text, str | None: self.text, float: self.number, bool: self.flag, tuple[str, ...]: self.texts,
+            Variables: self.variables, Path: self.path, Path | None: self.path,
+        }  # fmt: skip
+        types = _types(kind)  # type: ignore[arg-type] # classes are hashable
+        for field in dataclasses.fields(kind):  # type: ignore[arg-type] # it is a dataclass
+            needed = field.default is dataclasses.MISSING
+            if field.init and field.name not in given and (needed or self.row.get(field.name) is not None):
+                given[field.name] = readers[types[field.name]](field.name)
+        return kind(**given)
+
+    def nested(self, key: str, *, known: Collection[str] | None = None) -> Fields:
+        """Return an object in this one."""
+        return Fields(self.table(key), f"{self._prefix}{key}.", known=known, context=self.context)
+
+    def confine(self, key: str, problem: tuple[str, str, str] | None) -> None:
+        """Refuse what lies elsewhere than it may (:mod:`.confining`)."""
+        if problem is not None:
+            what, reason, hint = problem
+            raise self.error(key, what, reason=reason, hint=hint)
+
+    def path(self, key: str) -> Path:
+        """Return a path of this machine."""
+        path = (self.context.base or Path()) / self.text(key)
+        self.confine(key, problem_of(path, self.context.places))
+        return path
+
+    def text(self, key: str, *, default: str | None = None) -> str:
+        """Return a string."""
+        if default is not None and self.row.get(key) is None:
+            return default
+        return self._text(key, self._required(key))
+
+    def number(self, key: str, *, default: float | None = None) -> float:
+        """Return a number as float."""
+        value = self._required(key) if default is None else self.row.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(key, value, "a number")
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.error(key, "is too large a number", hint=HINTS.get(self._prefix + key)) from None
+
+    def flag(self, key: str) -> bool:
+        """Return true or false."""
+        value = self._required(key)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def variables(self, key: str) -> Variables:
+        """Return an object of environment variables."""
+        table = self.nested(key)
+        for name in table.row:
+            if not _VARIABLE.fullmatch(name):
+                raise self.error(key, f"has the name {name!r}", hint="use letters, digits and '_'")
+        return tuple((name, table.text(name)) for name in table.row)
+
+    def table(self, key: str) -> Mapping[str, object]:
+        """Return an object, which may be JSON in a string: columns of Parquet have one type for all rows."""
+        value = self._decoded(key, "give an object")
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings as a tuple."""
+        return self._items(key, self._required(key))
+
+    def ids(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings, which may be JSON in a string."""
+        return self._items(key, self._decoded(key, 'give a list: ["tests/test_x.py::test_y"]'))
+
+    def commands(self, *keys: str) -> tuple[str, ...]:
+        """Return the shell commands of the first key that has any: a string, or a list of strings."""
+        for key in keys:
+            value = self.row.get(key)
+            if value is None or value in ("", []):
+                continue
+            items = [value] if isinstance(value, str) else value
+            if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+                raise self.error(
+                    key, "is neither a command nor a list of commands", hint="give a string, or a list of strings"
+                )
+            return tuple(item for item in items if item.strip())
+        return ()
+
+    def requirements(self, key: str) -> tuple[str, ...]:
+        """Return requirements: a list, or the text of a requirements file; comments and options are left out."""
+        value = self.row.get(key)
+        lines = value.splitlines() if isinstance(value, str) else [] if value is None else value
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            hint = "give a list of strings, or the text of a requirements file"
+            raise self.error(key, "holds no requirements", hint=hint)
+        plain = (line.partition(" #")[0].strip() for line in lines)
+        return tuple(dict.fromkeys(line for line in plain if line and not line.startswith(("#", "-"))))
+
+    def _required(self, key: str) -> object:
+        if key not in self.row:
+            near = difflib.get_close_matches(key.lower(), [name.lower() for name in self.row], n=1)
+            reason = f"it is spelt differently: {near[0]!r}" if near else None
+            raise self.error(key, "is missing", reason=reason, hint=HINTS.get(self._prefix + key))
+        return self.row[key]
+
+    def _decoded(self, key: str, hint: str) -> object:
+        value = self._required(key)
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise self.error(key, "is a string that is not JSON", reason=str(error), hint=hint) from None
+
+    def _items(self, key: str, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple):
+            raise self._wrong(key, value, "a list of strings")
+        return tuple(self._text(f"{key}[{index}]", item) for index, item in enumerate(value))
+
+    def _text(self, key: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise self.error(
+                key, f"has half of a surrogate pair at character {error.start}", hint="write the character itself"
+            ) from None
+        return value
+
+    def _wrong(self, key: str, value: object, wanted: str) -> TaskFileError:
+        found = "null" if value is None else next((name for kind, name in _KINDS if isinstance(value, kind)), "unknown")
+        return self.error(key, f"is {found}, not {wanted}", hint=HINTS.get(self._prefix + key))
+
+
+@functools.cache
+def _types(kind: object) -> Mapping[str, object]:
+    return typing.get_type_hints(kind)
+
+
+def keys_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    """Return the keys of a dataclass as a JSON object."""
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def row_of(value: DataclassInstance, always: Iterable[str] = ()) -> dict[str, object]:
+    """Return a dataclass as :meth:`Fields.read` reads it; fields with their default are left out.
+
+    Args:
+        value: the dataclass.
+        always: fields that are never left out.
+    """
+    return {
+        field.name: _plain(_types(type(value))[field.name], getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if field.name in always or getattr(value, field.name) != field.default
+    }
+
+
+def _plain(kind: object, value: object) -> object:
+    if isinstance(value, tuple):
+        return dict(value) if kind == Variables else list(value)
+    return str(value) if isinstance(value, Path) else value
