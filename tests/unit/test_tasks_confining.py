@@ -17,7 +17,7 @@ from minisandbox.errors import SourceError, TaskFileError
 from minisandbox.images.recipe import GitSource, LocalSource
 from minisandbox.images.sources import mirrors
 from minisandbox.images.sources.localsource import take_snapshot
-from minisandbox.tasks import SourceSpec, TaskSet, read_tasks, rows, task_from_row
+from minisandbox.tasks import SourceSpec, TaskSet, rows, task_from_row
 from minisandbox.tasks.confining import problem_of
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
@@ -92,11 +92,10 @@ OUTSIDE: list[tuple[str, Callable[[Path], dict[str, Any]]]] = [
 @pytest.mark.parametrize(("field", "make"), OUTSIDE)
 def test_what_lies_elsewhere_is_refused_with_its_place(place: Path, field: str, make: Any) -> None:
     path = written(place, make(place.parent / "home"))
-    for load in (TaskSet.load, read_tasks):
-        with pytest.raises(TaskFileError, match=r"tasks\.jsonl, line 1 \(o__n-1\)") as caught:
-            load(path)
-        assert (caught.value.field, caught.value.line) == (field, 1)
-        assert caught.value.hint
+    with pytest.raises(TaskFileError, match=r"tasks\.jsonl, line 1 \(o__n-1\)") as caught:
+        TaskSet.load(path)
+    assert (caught.value.field, caught.value.line) == (field, 1)
+    assert caught.value.hint
 
 
 def test_the_error_says_why_and_what_to_do(place: Path) -> None:
@@ -125,7 +124,7 @@ def test_a_trusted_file_may_name_anything(place: Path) -> None:
         if number not in (5, 6):  # no directory at all
             path = written(place, make(place.parent / "home"))
             assert len(TaskSet.load(path, allow_local_sources=True)) == 1
-            assert len(read_tasks(path, allow_local_sources=True)) == 1
+            assert len(TaskSet.load(path, allow_local_sources=True)) == 1
 
 
 def test_rows_of_ones_own_program_may_name_anything(place: Path) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.builds import python_build
 
 from minisandbox.errors import MiniSandboxError, PatchError, TaskFileError
-from minisandbox.tasks import read_tasks
-from minisandbox.tasks.loading import tasks_from_bytes
+from minisandbox.tasks import LoadContext, Task, TaskSet
+from minisandbox.tasks.formats.jsonl import json_lines
+from minisandbox.tasks.loading import tasks_of
 
 Row = dict[str, object]
 
@@ -51,6 +52,12 @@ def build(**changes: object) -> Row:
     table = row()["build"]
     assert isinstance(table, dict)
     return row(build={**table, **changes})
+
+
+def tasks_from_bytes(data: bytes, path: Path) -> tuple[Task, ...]:
+    """The tasks of a file with this content."""
+    context = LoadContext(path.parent, places=(path.parent,))
+    return tuple(task for task, _ in tasks_of(json_lines(data.split(b"\n"), path), path, context))
 
 
 def text(*rows: object) -> bytes:
@@ -104,7 +111,7 @@ def test_relative_local_paths_start_at_the_file(tmp_path: Path) -> None:
     path.write_bytes(
         text(build(source={"local": {"path": "../x"}}), {**build(source={"local": {"path": "/y"}}), "instance_id": "b"})
     )
-    sources = [python_build(task).source for task in read_tasks(path, allow_local_sources=True)]
+    sources = [python_build(task).source for task in TaskSet.load(path, allow_local_sources=True)]
     assert [dict(source.fields)["path"] for source in sources if source] == [str(tmp_path / "../x"), "/y"]
 
 
@@ -224,14 +231,14 @@ def test_bad_patches_name_file_line_id_and_field(field: str, change: Callable[[s
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(TaskFileError, match=r"none\.jsonl cannot be read.*No such file"):
-        read_tasks(tmp_path / "none.jsonl")
+        TaskSet.load(tmp_path / "none.jsonl")
     with pytest.raises(TaskFileError, match="has no task files"):
-        read_tasks(tmp_path)
+        TaskSet.load(tmp_path)
     if os.geteuid() != 0:
         closed = tmp_path / "closed.jsonl"
         closed.touch(mode=0)
         with pytest.raises(TaskFileError, match="Permission denied"):
-            read_tasks(closed)
+            TaskSet.load(closed)
 
 
 _JSON = st.recursive(

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.test_tasks_jsonl import Row, row
 
 from minisandbox.errors import InvalidValue, MissingExtra, TaskFileError
-from minisandbox.tasks import Layout, TaskSet, read_tasks
+from minisandbox.tasks import Layout, TaskSet
 from minisandbox.tasks.reading import open_source
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -87,7 +87,7 @@ def test_ids_of_an_object_are_the_rows_ids(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.json", json.dumps({"x": {key: value for key, value in row().items() if key != "instance_id"}})
     )
-    assert [task.instance_id for task in read_tasks(path)] == ["x"]
+    assert [task.instance_id for task in TaskSet.load(path)] == ["x"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from minisandbox.tasks.context import ENVIRONMENTS, LoadContext
 from minisandbox.tasks.dialects import DIALECTS, task_from_row
 from minisandbox.tasks.formats.documents import Layout
 from minisandbox.tasks.graders import Grader, LogGrader, PytestGrader, ScriptGrader
-from minisandbox.tasks.loading import read_tasks
 from minisandbox.tasks.needs import Needs, Solution
 from minisandbox.tasks.recipe_file import read_recipe
 from minisandbox.tasks.rows import build_spec
@@ -40,7 +39,6 @@ __all__ = [
     "node_id",
     "read_recipe",
     "read_statuses",
-    "read_tasks",
     "task_from_row",
     "write_statuses",
 ]

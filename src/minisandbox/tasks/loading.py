@@ -9,50 +9,11 @@ from pathlib import Path
 from minisandbox.errors import HarnessError, InvalidValue, PatchError, TaskFileError
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
-from minisandbox.tasks.formats.jsonl import Row, json_lines
-from minisandbox.tasks.reading import open_source
+from minisandbox.tasks.formats.jsonl import Row
 from minisandbox.tasks.task import Task
 
 Refused = TaskFileError | PatchError
 """Why a row is no task."""
-
-
-def read_tasks(path: Path, *, allow_local_sources: bool = False) -> tuple[Task, ...]:
-    """Read a task file.
-
-    Args:
-        path: the file: JSON Lines, JSON or Parquet, or a directory; see :meth:`TaskSet.load`. Relative paths of local
-            sources start at its directory.
-        allow_local_sources: whether rows may name directories of this machine outside of that one.
-
-    Returns:
-        Its tasks, in the file's order.
-
-    Raises:
-        TaskFileError: the file is missing, unreadable, empty or not UTF-8, or a line is not a task; ``path``, ``line``
-            and ``field`` say where.
-        PatchError: a task's patch is malformed or unsafe.
-        MissingExtra: a package that it takes is not installed.
-    """
-    source = open_source(path)
-    context = LoadContext(source.base, places=None if allow_local_sources else source.places)
-    return tuple(task for task, _ in tasks_of(source.rows, path, context))
-
-
-def tasks_from_bytes(data: bytes, path: Path) -> tuple[Task, ...]:
-    """Read the content of a file of JSON Lines; see :func:`read_tasks`.
-
-    Args:
-        data: the content.
-        path: what errors call it. Relative paths start at its directory, in which all must lie.
-
-    Raises:
-        TaskFileError: as :func:`read_tasks` raises it.
-        PatchError: as :func:`read_tasks` raises it.
-    """
-    rows = json_lines(data.split(b"\n"), path)
-    context = LoadContext(path.parent, places=(path.parent,))
-    return tuple(task for task, _ in tasks_of(rows, path, context))
 
 
 def tasks_of(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.errors import PredictionError
+from minisandbox.errors import PredictionError, TaskFileError
 from minisandbox.tasks import Task
+from minisandbox.tasks.formats.jsonl import json_lines, json_value
 
 GOLD = "gold"
 """Instead of a file: the tasks' own references, under the name that swebench has for them."""
@@ -100,62 +100,35 @@ def _from_directory(path: Path) -> Iterator[Prediction]:
 
 
 def _from_file(path: Path) -> Iterator[Prediction]:
-    text = _text(path)
-    if path.suffix == ".jsonl":
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                place = f"{path}, line {number}"
-                yield _prediction(_json(line, place), place)
-        return
-    value = _json(text, str(path))
-    if path.suffix == ".pred":
-        yield _prediction(value, str(path))
-    elif isinstance(value, list):
-        for number, entry in enumerate(value):
-            yield _prediction(entry, f"{path}, entry {number}")
-    elif isinstance(value, dict):
-        for name, entry in value.items():
-            yield _prediction(entry, f"{path}, {name!r}", key=name)
-    else:
-        raise PredictionError(f"{path} is neither an object nor a list", reason="it is JSON of another kind")
+    for entry, place, key in _entries(path):
+        yield _prediction(entry, place, key=key)
 
 
-def _text(path: Path) -> str:
+def _entries(path: Path) -> list[tuple[object, str, str | None]]:
+    """Return each entry of a file with its place, and with its key where it has one."""
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PredictionError(f"{path}: byte {error.start + 1} is not UTF-8", reason=error.reason) from None
+        data = path.read_bytes()
+        if path.suffix == ".jsonl":
+            return [(row.values, row.place, None) for row in json_lines(data.split(b"\n"), path)]
+        value = json_value(data, path, line=None)
+    except TaskFileError as error:
+        hint = (
+            "a file with one prediction in each line has to end in .jsonl" if "Extra data" in error.what else error.hint
+        )
+        raise PredictionError(error.what, reason=error.reason, hint=hint) from None
     except OSError as error:
         raise PredictionError(
             f"{path} cannot be read",
             reason=error.strerror or str(error),
             hint=f"give a file or a directory of predictions, {GOLD!r}, or {EMPTY!r}",
         ) from error
-
-
-def _json(text: str, place: str) -> object:
-    try:
-        return json.loads(text, object_pairs_hook=_no_duplicates)
-    except _TwiceError as error:
-        raise PredictionError(
-            f"{place}: {error.args[0]!r} is there twice", hint="take one out: each task is evaluated once"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        hint = "a file with one prediction in each line has to end in .jsonl" if "Extra data" in str(error) else None
-        raise PredictionError(f"{place} is not JSON", reason=str(error), hint=hint) from None
-
-
-class _TwiceError(Exception):
-    """An object has a key twice; Python's JSON reader would keep the last in silence."""
-
-
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    table: dict[str, object] = {}
-    for key, value in pairs:
-        if key in table:
-            raise _TwiceError(key)
-        table[key] = value
-    return table
+    if path.suffix == ".pred":
+        return [(value, str(path), None)]
+    if isinstance(value, list):
+        return [(entry, f"{path}, entry {number}", None) for number, entry in enumerate(value)]
+    if isinstance(value, dict):
+        return [(entry, f"{path}, {name!r}", name) for name, entry in value.items()]
+    raise PredictionError(f"{path} is neither an object nor a list", reason="it is JSON of another kind")
 
 
 def _prediction(entry: object, place: str, *, key: str | None = None) -> Prediction:

@@ -102,8 +102,7 @@ def json_value(raw: bytes, path: Path, *, line: int | None) -> object:
         raise bad(what, error.reason, "save the file as UTF-8", at=line_of(error.start)) from None
     except json.JSONDecodeError as error:
         what = f"not JSON at column {error.colno} ({error.msg})"
-        advice = _json_advice(raw, error) if line is not None else _document_advice(error)
-        raise bad(what, *advice, at=(line or 1) + error.lineno - 1) from None
+        raise bad(what, *_advice(error, in_line=line is not None), at=(line or 1) + error.lineno - 1) from None
     except _DuplicateKeyError as error:
         raise bad(f"the key {error.args[0]!r} is there twice", None, "keep one of them") from None
     except ValueError as error:  # an integer of more digits than Python reads
@@ -130,23 +129,14 @@ def _object(raw: bytes, path: Path, number: int) -> dict[str, object]:
     return value
 
 
-def _json_advice(raw: bytes, error: json.JSONDecodeError) -> tuple[str | None, str]:
+def _advice(error: json.JSONDecodeError, *, in_line: bool) -> tuple[str | None, str]:
     """Return the likely reason and what to do."""
-    text = raw.strip()
-    if text in {b"[", b"{"}:
-        return (
-            "it is one pretty-printed JSON document, not JSON Lines",
-            "write one object per line, or call the file .json",
-        )
+    if in_line and error.doc.strip() in {"[", "{"}:
+        reason = "it is one pretty-printed JSON document, not JSON Lines"
+        return reason, "write one object per line, or call the file .json"
     if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string"):
-        return "the line was cut off", "write the file again"
-    return None, "write one JSON object per line"
-
-
-def _document_advice(error: json.JSONDecodeError) -> tuple[str | None, str]:
-    if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string"):
-        return "the file was cut off", "write the file again"
-    return None, "write a list of objects, or one object per line"
+        return f"the {'line' if in_line else 'file'} was cut off", "write the file again"
+    return None, "write one JSON object per line" if in_line else "write a list of objects, or one object per line"
 
 
 class _DuplicateKeyError(ValueError):
