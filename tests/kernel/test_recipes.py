@@ -211,7 +211,7 @@ def test_a_recipe_file_names_a_base_and_steps(
     [
         ('base = "debian"\npython = "3.11"\n', "need its /usr"),
         ('base = "debian"\n[[step]]\nrun = 3\n', "step 1.*run"),
-        ('base = "debian"\n[[step]]\nrun = "x"\nwrong = 1\n', "step 1.*'wrong'"),
+        ('base = "debian"\n[[step]]\nrun = "x"\nwrong = 1\n', "step 1.*wrong"),
         ('base = "debian"\nstep = 3\n', "step"),
         ('base = "debian"\n[[step]]\nrun = "x"\nnetwork = "moon"\n', "step 1.*moon"),
         ('workdir = "/x"\n', "workdir"),

@@ -19,40 +19,20 @@ from minisandbox.types import WORKDIR
 
 _CONFIGURATION = frozenset(
     {
-        "pytest.ini",
-        ".pytest.ini",
-        "pytest.toml",
-        ".pytest.toml",
-        "tox.ini",
-        "setup.cfg",
-        "pyproject.toml",
+        "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml",
         ".coveragerc",
     }
-)
+)  # fmt: skip
 _START_UP = frozenset({"sitecustomize", "usercustomize"})
 _COMPILED = (".pyc", ".pyo", ".pyd", ".so")
 _RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "py", "unittest", "coverage", "xdist"})
 # What pytest itself imports: a new module of such a name runs before our plugin does.
 _RUNNER_IMPORTS = frozenset(
     {
-        "atomicwrites",
-        "attr",
-        "colorama",
-        "exceptiongroup",
-        "funcsigs",
-        "importlib_metadata",
-        "more_itertools",
-        "packaging",
-        "pathlib2",
-        "pygments",
-        "six",
-        "toml",
-        "tomli",
-        "typing_extensions",
-        "wcwidth",
-        "zipp",
+        "atomicwrites", "attr", "colorama", "exceptiongroup", "funcsigs", "importlib_metadata", "more_itertools",
+        "packaging", "pathlib2", "pygments", "six", "toml", "tomli", "typing_extensions", "wcwidth", "zipp",
     }
-)
+)  # fmt: skip
 # What copy and pickle look for before Python 3.12, and do not find (Jython's); with a file in such a directory they do.
 _LOOKED_FOR = frozenset({"org"})
 _PYTHON_2 = (

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, TaskFileError
+from minisandbox.tasks.fields import Fields
 from minisandbox.tasks.rows import build_spec
 
 if TYPE_CHECKING:
@@ -45,12 +46,13 @@ def _over_base(table: Mapping[str, object], folder: Path) -> Recipe:
     """A recipe of a base, commands, and what the keys of a task's ``build`` say of the repository."""
     from minisandbox.images.recipe import Recipe  # noqa: PLC0415 - reading task files must not load the sandbox
 
+    fields = Fields(table)
     rest = {name: value for name, value in table.items() if name not in _KEYS}
     inner = build_spec(rest, base=folder).recipe().recipe()
-    workdir, user = _text(table, "workdir"), _text(table, "user")
+    workdir, user = fields.text("workdir", default=""), fields.text("user", default="")
     return Recipe(
-        _base(_text(table, "base"), _text(table, "platform"), folder),
-        (*_runs(table.get("step", [])), *inner.steps),
+        _base(fields.text("base"), fields.text("platform", default=""), folder),
+        (*_runs(fields), *inner.steps),
         inner.environment,
         PurePosixPath(workdir) if workdir else inner.workdir if inner.steps else None,
         user or None,
@@ -68,43 +70,24 @@ def _base(text: str, platform: str, folder: Path) -> Base:
     return OciBase(text, platform)
 
 
-def _runs(rows: object) -> Iterator[Run]:
-    if not isinstance(rows, list):
-        raise InvalidValue("'step' is not a list of tables", hint="write [[step]] above each")
-    for number, row in enumerate(rows, 1):
-        try:
-            yield _run(row)
-        except InvalidValue as error:
-            raise error.about(f"step {number}") from error
-
-
-def _run(row: object) -> Run:
+def _runs(fields: Fields) -> Iterator[Run]:
     from minisandbox.images.recipe import Run  # noqa: PLC0415 - see above
 
-    if not isinstance(row, dict):
-        raise InvalidValue("it is not a table", hint='write [[step]] and run = "..."')
-    for name in row:
-        if name not in _STEP_KEYS:
-            raise InvalidValue(f"{name!r} is unknown", hint=f"known are {', '.join(_STEP_KEYS)}")
-    command, variables = row.get("run"), row.get("environment", {})
-    if isinstance(command, str):
-        command = ["/bin/sh", "-c", command]
-    if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
-        raise InvalidValue("'run' is neither a text nor a list of texts", hint='write run = "make"')
-    if not isinstance(variables, dict):
-        raise InvalidValue("'environment' is not a table", hint='write environment = {NAME = "value"}')
-    workdir = _text(row, "workdir")
-    return Run(
-        tuple(command),
-        tuple((name, _text(variables, name)) for name in variables),
-        PurePosixPath(workdir) if workdir else None,
-        _text(row, "user"),
-        _text(row, "network") or "host",
-    )
-
-
-def _text(row: Mapping[str, object], name: str) -> str:
-    value = row.get(name, "")
-    if not isinstance(value, str):
-        raise InvalidValue(f"{name!r} is not a text", hint="put it in quotes")
-    return value
+    rows = fields.row.get("step", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise fields.error("step", "is not a list of tables", hint='write [[step]] above each, and run = "..."')
+    for number, row in enumerate(rows, 1):
+        step = Fields(row, f"step {number}: ", known=_STEP_KEYS)
+        command = row.get("run")
+        argv = ("/bin/sh", "-c", command) if isinstance(command, str) else step.texts("run")
+        workdir = step.text("workdir", default="")
+        try:
+            yield Run(
+                argv,
+                step.variables("environment") if "environment" in row else (),
+                PurePosixPath(workdir) if workdir else None,
+                step.text("user", default=""),
+                step.text("network", default="host"),
+            )
+        except InvalidValue as error:
+            raise error.about(f"step {number}") from error
