@@ -20,7 +20,7 @@ from unittest import mock
 from minisandbox.agents.oracle import apply_command
 from minisandbox.errors import MiniSandboxError
 from minisandbox.grade import ALWAYS, FLAGGED, Grade, grade
-from minisandbox.grade.runner import SuiteRun
+from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.submission import Change
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image, build

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from minisandbox.agents.oracle import apply_command
 from minisandbox.grade import Grade, Verdict, grade
 from minisandbox.grade.grading import workspace_for
-from minisandbox.grade.runner import SuiteRun
+from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.submission import reference_change
 from minisandbox.images import Image, build
 from minisandbox.pool import as_finished

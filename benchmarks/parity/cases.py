@@ -14,8 +14,7 @@ from benchmarks.parity.variants import reference_patch, touched_module, unimport
 from minisandbox.errors import FileAccessError
 from minisandbox.grade import Grade, Verdict
 from minisandbox.grade.grading import grade_in, workspace_for
-from minisandbox.grade.judging import judge
-from minisandbox.grade.runner import SuiteRun
+from minisandbox.grade.judging import SuiteRun, judge
 from minisandbox.grade.submission import Change, reference_change
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image

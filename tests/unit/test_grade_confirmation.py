@@ -16,11 +16,10 @@ from minisandbox.agents import open_agent
 from minisandbox.cli.main import main
 from minisandbox.errors import InvalidValue, RunError, SandboxGone
 from minisandbox.grade import GradingOptions, confirmed_share
-from minisandbox.grade.belief import Doubt
 from minisandbox.grade.grading import grade_in
+from minisandbox.grade.judging import Doubt, SuiteRun
 from minisandbox.grade.options import recorded_policy
 from minisandbox.grade.report import Record, Report
-from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.submission import Change
 from minisandbox.grade.verdict import Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace

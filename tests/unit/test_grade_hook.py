@@ -10,8 +10,8 @@ import textwrap
 from pathlib import Path
 
 import minisandbox.grade
-from minisandbox.grade.belief import doubt_about
 from minisandbox.grade.graders.log import as_log
+from minisandbox.grade.judging import doubt_about
 from minisandbox.grade.report import Report
 from minisandbox.tasks import harness
 from minisandbox.types import ExecResult, Outcome

@@ -15,7 +15,7 @@ import iniconfig
 import pytest
 
 import minisandbox.grade
-from minisandbox.grade.belief import doubt_about
+from minisandbox.grade.judging import doubt_about
 from minisandbox.grade.report import Report
 from minisandbox.grade.verdict import Reason
 from minisandbox.types import ExecResult, Outcome

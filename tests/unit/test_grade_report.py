@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisandbox.grade.belief import doubt_about
+from minisandbox.grade.judging import doubt_about
 from minisandbox.grade.report import Report, not_passed
 from minisandbox.grade.verdict import Reason
 from minisandbox.types import ExecResult, Outcome

@@ -8,15 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
-from minisandbox.grade.belief import Doubt
 from minisandbox.grade.confirm.checks import ACCIDENTS, Confirmation
 from minisandbox.grade.graders.pytest import files_of
 from minisandbox.grade.imports import protect_imports
-from minisandbox.grade.judging import judge
+from minisandbox.grade.judging import Doubt, SuiteRun, judge
 from minisandbox.grade.names import located
 from minisandbox.grade.options import FLAGGED, confirmed_share, is_confirmed
 from minisandbox.grade.policy import Policy
-from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.scan import scan
 from minisandbox.grade.submission import Change, reference_change, screen
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict

@@ -1,12 +1,128 @@
-"""Judging: the verdict that one run of a task's tests supports."""
+"""Runs of tests, whichever runner it was: what one of them showed, whether it is believed, and the verdict it supports.
+
+A run is believed if the process's fate and the reporter's lines fit.
+"""
 
 from __future__ import annotations
 
-from minisandbox.grade.belief import Doubt
-from minisandbox.grade.report import not_passed
-from minisandbox.grade.runner import SuiteRun
+from dataclasses import dataclass
+
+from minisandbox.grade.report import Report, not_passed
 from minisandbox.grade.verdict import Flag, Grade, Reason
 from minisandbox.tasks import ScriptGrader, Task
+from minisandbox.tasks.harness import Judgement
+from minisandbox.types import ExecResult, Outcome
+
+_LOG_TAIL = 16_000
+# pytest's exit statuses: pytest.ExitCode, documented in "Exit codes"; the same numbers since pytest 2.8
+_UNUSABLE = {
+    2: (Reason.INTERRUPTED, "pytest was interrupted"),
+    3: (Reason.INTERNAL_ERROR, "pytest had an internal error"),
+    4: (Reason.USAGE_ERROR, "pytest refused its command line or could not load a conftest.py"),
+    5: (Reason.NO_TESTS, "pytest collected no tests"),
+}
+# a shell's statuses (POSIX, "Exit Status for Commands"); a wrapper's own 1 or 2 look like pytest's and say less
+NOT_FOUND = {
+    126: "the task's test command (test.command) cannot be executed",
+    127: "a program of the task's test command (test.command) is not there",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a run is not believed.
+
+    Attributes:
+        reason: the kind.
+        detail: a sentence.
+    """
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRun:
+    """What one run of the tests showed.
+
+    Attributes:
+        report: what the plugin wrote.
+        doubt: why the run is not believed, or None.
+        exit_code: the runner's exit status, or None where it had none or did not run.
+        duration: seconds the runner took.
+        log: the end of its output.
+        judgement: what the benchmark's own parser and rules make of the output; None where the report decides.
+        whole_log: the output, where they read it.
+        reward: what a script wrote; None where tests decide.
+    """
+
+    report: Report
+    doubt: Doubt | None = None
+    exit_code: int | None = None
+    duration: float = 0.0
+    log: str = ""
+    judgement: Judgement | None = None
+    whole_log: str = ""
+    reward: float | None = None
+
+    @classmethod
+    def not_run(cls, doubt: Doubt, log: str = "") -> SuiteRun:
+        """A run that did not come to pass."""
+        return cls(Report(), doubt, log=log)
+
+
+def log_of(result: ExecResult) -> str:
+    """Return the end of what a command printed, with its fate."""
+    parts = (result.stdout, result.stderr)
+    text = "\n".join(part.rstrip("\n") for part in parts if part.strip())
+    return f"{text[-_LOG_TAIL:]}\n[{result.fate}]"
+
+
+def doubt_about(result: ExecResult, report: Report) -> Doubt | None:
+    """Return why a run cannot be believed, or None where it can.
+
+    A run is believed if the runner exited by itself, its report is whole, and both say the same: status 0 and no
+    failure, or status 1 and at least one failure.
+
+    Args:
+        result: the runner's fate.
+        report: what the plugin wrote.
+    """
+    if result.outcome is Outcome.TIMEOUT:
+        return Doubt(Reason.TIMEOUT, f"the tests {result.fate}")
+    if report.damage is not None:
+        return Doubt(Reason.REPORT_DAMAGED, report.damage)
+    if "memory" in result.limits_hit and (report.end is None or report.end.exit_status != result.exit_code):
+        return Doubt(Reason.OUT_OF_MEMORY, f"the sandbox ran out of memory; the test runner: {result.fate}")
+    if result.exit_code is None or result.exit_code > 128:  # a shell reports a signal as 128 + its number
+        return Doubt(Reason.KILLED, f"the test runner ended with {result.fate}")
+    if not report.started:
+        return _not_started(result.exit_code)
+    return _about_end(result.exit_code, report)
+
+
+def _not_started(exit_code: int) -> Doubt:
+    if exit_code in NOT_FOUND:
+        return Doubt(Reason.NOT_STARTED, f"{NOT_FOUND[exit_code]} (exit status {exit_code})")
+    reason, detail = _UNUSABLE.get(exit_code, (Reason.NOT_STARTED, "pytest did not start"))
+    return Doubt(reason if exit_code == 4 else Reason.NOT_STARTED, f"{detail} (exit status {exit_code})")
+
+
+def _about_end(exit_code: int, report: Report) -> Doubt | None:
+    end = report.end
+    if end is None:
+        return Doubt(Reason.NO_END, f"the run ended before pytest finished (exit status {exit_code})")
+    if end.exit_status != exit_code:
+        detail = f"pytest was to exit with {end.exit_status}, the process exited with {exit_code}"
+        return Doubt(Reason.EXIT_FORGED if exit_code == 0 else Reason.EXIT_MISMATCH, detail)
+    if exit_code in _UNUSABLE:
+        reason, detail = _UNUSABLE[exit_code]
+        return Doubt(reason, f"{detail} (exit status {exit_code})")
+    failures = len(report.failures)
+    if exit_code > 1 or bool(exit_code) != bool(failures):
+        detail = f"exit status {exit_code} does not fit {failures} failure{'' if failures == 1 else 's'} in the report"
+        return Doubt(Reason.EXIT_MISMATCH, detail)
+    return None
 
 
 def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import FileAccessError
-from minisandbox.grade.belief import Doubt
 from minisandbox.grade.graders.carry import carried_files
 from minisandbox.grade.graders.log import LOG_LIMIT, LogRunner
 from minisandbox.grade.graders.pytest import PytestRunner
 from minisandbox.grade.graders.script import ScriptRunner, solve
-from minisandbox.grade.runner import SuiteRun, log_of
+from minisandbox.grade.judging import Doubt, SuiteRun, log_of
 from minisandbox.grade.submission import Change
 from minisandbox.grade.testfiles import HIDDEN, lay_out
 from minisandbox.grade.verdict import Reason

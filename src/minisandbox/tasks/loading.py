@@ -40,30 +40,20 @@ def tasks_of(
         TaskFileError: a row is not a task, an id is there twice, or there are no rows.
         PatchError: a task's patch is malformed or unsafe.
     """
-    with contextlib.closing(rows) if isinstance(rows, Generator) else contextlib.nullcontext():
-        yield from _tasks_of(rows, path, context, form, on_refused)
-
-
-def _tasks_of(
-    rows: Iterable[Row],
-    path: Path,
-    context: LoadContext,
-    form: str | None,
-    on_refused: Callable[[Refused], None] | None,
-) -> Iterator[tuple[Task, Row]]:
     known: dict[str, Row] = {}
-    for row in rows:
-        try:
-            task = _task(row, context, form)
-            if task.instance_id in known:
-                raise _twice(task.instance_id, row, known[task.instance_id])
-        except (TaskFileError, PatchError) as error:
-            if on_refused is None:
-                raise
-            on_refused(error)
-            continue
-        known[task.instance_id] = row
-        yield task, row
+    with contextlib.closing(rows) if isinstance(rows, Generator) else contextlib.nullcontext():
+        for row in rows:
+            try:
+                task = _task(row, context, form)
+                if task.instance_id in known:
+                    raise _twice(task.instance_id, row, known[task.instance_id])
+            except (TaskFileError, PatchError) as error:
+                if on_refused is None:
+                    raise
+                on_refused(error)
+                continue
+            known[task.instance_id] = row
+            yield task, row
     if not known and on_refused is None:
         raise TaskFileError(
             f"task file {path} is empty", path=path, reason="whatever wrote it failed", hint="write one task per line"

@@ -14,12 +14,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from minisandbox.errors import SandboxGone
-from minisandbox.grade.belief import Doubt
 from minisandbox.grade.confirm.plain_values import compare_plainly
 from minisandbox.grade.confirm.sentinels import make_sentinels
-from minisandbox.grade.judging import judge
+from minisandbox.grade.judging import Doubt, SuiteRun, judge
 from minisandbox.grade.names import first_words, located
-from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.submission import Change, reference_change
 from minisandbox.grade.testfiles import hidden_files
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict

@@ -13,11 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from minisandbox.errors import HarnessError
-from minisandbox.grade.belief import NOT_FOUND, Doubt, doubt_about
-from minisandbox.grade.channel import REPORT_VARIABLE, run_reported
+from minisandbox.grade.judging import NOT_FOUND, Doubt, SuiteRun, doubt_about, log_of
 from minisandbox.grade.report import Report
-from minisandbox.grade.reporter import Kind, Reporter
-from minisandbox.grade.runner import SuiteRun, log_of
+from minisandbox.grade.reporter import REPORT_VARIABLE, Kind, Reporter, run_reported
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import touched_files
 from minisandbox.sandbox import Sandbox

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minisandbox.errors import InvalidValue
-from minisandbox.grade.belief import doubt_about
-from minisandbox.grade.channel import run_reported
-from minisandbox.grade.reporter import Kind, Reporter
-from minisandbox.grade.runner import SuiteRun, log_of
+from minisandbox.grade.judging import SuiteRun, doubt_about, log_of
+from minisandbox.grade.reporter import Kind, Reporter, run_reported
 from minisandbox.sandbox import Sandbox
 
 _OPTIONS = ("-p", "no:cacheprovider", "--continue-on-collection-errors")

@@ -10,12 +10,10 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from minisandbox.errors import FileAccessError, MiniSandboxError
-from minisandbox.grade.belief import Doubt
 from minisandbox.grade.graders.carry import Carried, carried_files
-from minisandbox.grade.judging import judge
+from minisandbox.grade.judging import Doubt, SuiteRun, judge, log_of
 from minisandbox.grade.options import FLAGGED, is_confirmed
 from minisandbox.grade.report import Report
-from minisandbox.grade.runner import SuiteRun, log_of
 from minisandbox.grade.verdict import Flag, Grade, Reason
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import ScriptGrader, Solution, Task

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -351,15 +351,7 @@ def _score(tasks: Sequence[Task], results: Sequence[Evaluated]) -> dict[str, flo
 
 
 def _row(one: Evaluated) -> dict[str, object]:
-    return {
-        "instance_id": one.instance_id,
-        "repo": one.repo,
-        "model": one.model,
-        "verdict": one.verdict,
-        "reason": one.reason,
-        "detail": one.detail,
-        "flags": [{"kind": flag.kind, "path": flag.path, "detail": flag.detail} for flag in one.flags],
-        "failed_fail_to_pass": list(one.failed_fail_to_pass),
-        "failed_pass_to_pass": list(one.failed_pass_to_pass),
-        "measured": {"seconds": one.seconds},
-    }
+    row = asdict(one)
+    del row["log"]
+    seconds = row.pop("seconds")
+    return {**row, "measured": {"seconds": seconds}}

@@ -155,16 +155,7 @@ def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequenc
         raise NotFound(f"swesmith has no profile for {instance_id!r}")
     if not found["python"]:
         raise not_python("instance_id", f"is {instance_id!r}, whose repository swesmith does not test with Python")
-    return Profile(
-        found["profile"],
-        found["repo"],
-        found["commit"],
-        found["mirror"],
-        found["python"],
-        tuple(found["install"]),
-        found["test_command"],
-        float(found["timeout"]),
-    )
+    return Profile(**{**found, "commands": tuple(found["commands"])})
 
 
 def evaluation(row: Mapping[str, object]) -> tuple[str, str]:
@@ -235,14 +226,8 @@ def judge(
         about=dict(about or {}),
         exit_code=exit_code,
     )
-    failed = answer["not_passed"]
-    return Judgement(
-        answer["statuses"],
-        answer["found"],
-        answer["resolved"],
-        tuple(failed["FAIL_TO_PASS"]),
-        tuple(failed["PASS_TO_PASS"]),
-    )
+    failed = {name: tuple(tests) for name, tests in answer.items() if isinstance(tests, list)}
+    return Judgement(**{**answer, **failed})
 
 
 def parse(parser: str, log: str) -> dict[str, str]:

@@ -68,11 +68,11 @@ def _profile(row: dict[str, Any]) -> dict[str, Any]:
         "repo": f"{profile.owner}/{profile.repo}",
         "commit": profile.commit,
         "mirror": profile.mirror_name,
-        "profile": profile.repo_name,
+        "name": profile.repo_name,
         "python": profile.python_version,
-        "install": list(getattr(profile, "install_cmds", [])),
+        "commands": list(getattr(profile, "install_cmds", [])),
         "test_command": command,
-        "timeout": profile.timeout_ref,
+        "timeout": float(profile.timeout_ref),
     }
 
 
@@ -173,10 +173,10 @@ def _judgement(
     return {
         "found": found,
         "statuses": {test: seen[test] for tests in lists.values() for test in tests if test in seen},
-        "others": len(seen.keys() - set(fail_to_pass) - set(pass_to_pass)),
         "resolved": found and grading.get_resolution_status(report) == "RESOLVED_FULL",
-        "not_passed": {
-            kind: [test for test in tests if test not in set(report[kind]["success"])] for kind, tests in lists.items()
+        **{
+            f"failed_{kind.lower()}": [test for test in tests if test not in set(report[kind]["success"])]
+            for kind, tests in lists.items()
         },
     }
 
