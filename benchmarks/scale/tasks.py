@@ -110,7 +110,7 @@ class _Commits:
 def add_tests(ledger: Ledger, row: Row, objects: Sequence[Object]) -> None:
     """Count the layer of a task's hidden tests: the files that the test patch touches, with it applied."""
     sizes = {one.path: one.size for one in objects}
-    changes = {change.path: change.added * _LINE for change in parse_patch(row.test_patch)}
+    changes = {change.path: len(list(change.signed(b"+"))) * _LINE for change in parse_patch(row.test_patch)}
     files = [(("test", row.name, path), max(sizes.get(path, 0) + new, 1), 1) for path, new in changes.items()]
     folders = {part for path in changes for part in parents(path)}
     ledger.add_layer("tests", files, (len(folders) + 1) * directory_bytes(()), len(files) + len(folders))
