@@ -205,7 +205,7 @@ def test_what_is_not_there(run: Path, name: str, capsys: pytest.CaptureFixture[s
 def test_a_slow_reader_blocks_no_rollout() -> None:
     may, told = threading.Event(), []
 
-    def tell(news: Progress) -> None:
+    def tell(news: Progress[Summary]) -> None:
         assert may.wait(60)
         told.append(news.done)
 
@@ -219,7 +219,7 @@ def test_a_slow_reader_blocks_no_rollout() -> None:
 
 
 def test_a_closed_output_is_reported() -> None:
-    def tell(news: Progress) -> None:
+    def tell(news: Progress[Summary]) -> None:
         raise BrokenPipeError
 
     reporter = BackgroundReporter(tell)

@@ -197,7 +197,7 @@ def batch(
     *,
     attempts: int = 1,
     workers: int = 1,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress[Summary]], None] | None = None,
 ) -> tuple[Summary, ...]:
     """What the tests here want of a batch."""
     setup, budgets = Setup(agent=agent), Budgets(workers=workers)
@@ -208,7 +208,7 @@ def batch(
 
 @pytest.mark.slow
 def test_a_batch_and_its_resumption(smith: Task, bench: Task, images: Callable[[Task], Image], tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[Progress[Summary]] = []
     first = batch([smith, bench], OracleAgent(), tmp_path, images, attempts=2, workers=2, progress=told.append)
     assert [(one.instance_id, one.attempt) for one in first] == [
         (task.instance_id, attempt) for task in (smith, bench) for attempt in range(2)
