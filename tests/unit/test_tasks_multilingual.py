@@ -10,7 +10,7 @@ from tests.unit.test_tasks_dialects import bench
 
 from minisandbox.errors import TaskFileError
 from minisandbox.tasks import ImageBuild, LogGrader, TaskSet, task_from_row
-from minisandbox.tasks.dialects.multilingual import tests_of as command_of
+from minisandbox.tasks.dialects.swebench import tests_of as command_of
 from minisandbox.tasks.loading import Refused
 
 PATCH = "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"

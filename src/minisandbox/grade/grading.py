@@ -11,7 +11,7 @@ from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.confirm.checks import ACCIDENTS, Confirmation
 from minisandbox.grade.graders.pytest import files_of
 from minisandbox.grade.imports import protect_imports
-from minisandbox.grade.judging import Doubt, SuiteRun, judge
+from minisandbox.grade.judging import Doubt, SuiteRun, infrastructure_grade, judge
 from minisandbox.grade.names import located
 from minisandbox.grade.options import FLAGGED, confirmed_share, is_confirmed
 from minisandbox.grade.policy import Policy
@@ -108,7 +108,7 @@ def _grade_own(change: Change, place: Workspace, confirm: str) -> Grade:
         run = place.run(change)
         verdict = _confirmed(place, change, run, judge(place.task, run), confirm)
     except (MiniSandboxError, OSError) as error:
-        verdict = _infrastructure(place.task, error)
+        verdict = infrastructure_grade(place.task, error)
     return replace(verdict, duration=time.monotonic() - started)
 
 
@@ -142,7 +142,7 @@ def grade_in(place: Workspace, submission: bytes, confirm: str = FLAGGED) -> Gra
     except PatchError as error:
         return Grade(task.instance_id, Verdict.PATCH_INVALID, Reason.PATCH_INVALID, str(error))
     except (MiniSandboxError, OSError) as error:
-        return _infrastructure(task, error)
+        return infrastructure_grade(task, error)
     reference = reference_change(task)
     signs = scan(submission, change.only or (), reference.patch, reverse=reference.reverse, tests=task.test_files)
     flags = change.flags + signs
@@ -153,7 +153,7 @@ def grade_in(place: Workspace, submission: bytes, confirm: str = FLAGGED) -> Gra
     try:
         return _run_and_judge(place, change, flags, confirm)
     except (MiniSandboxError, OSError) as error:
-        return _infrastructure(task, error, flags)
+        return infrastructure_grade(task, error, flags)
 
 
 def _run_and_judge(place: Workspace, change: Change, flags: tuple[Flag, ...], confirm: str) -> Grade:
@@ -200,8 +200,3 @@ def _untrusted(graded: Grade, control: SuiteRun) -> Grade:
     return replace(
         graded, verdict=Verdict.INFRA_ERROR, reason=Reason.REFERENCE_UNTRUSTED, detail=detail, log=control.log
     )
-
-
-def _infrastructure(task: Task, error: Exception, flags: tuple[Flag, ...] = ()) -> Grade:
-    detail = f"{type(error).__name__}: {error}"
-    return Grade(task.instance_id, Verdict.INFRA_ERROR, Reason.INFRASTRUCTURE, detail, flags=flags)

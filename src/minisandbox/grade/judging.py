@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minisandbox.grade.report import Report, not_passed
-from minisandbox.grade.verdict import Flag, Grade, Reason
+from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 from minisandbox.tasks import ScriptGrader, Task
 from minisandbox.tasks.harness import Judgement
 from minisandbox.types import ExecResult, Outcome
@@ -172,3 +172,9 @@ def _reason(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]]
         return Reason.RESOLVED, "every named test passed"
     detail = f"{len(failed[0])} FAIL_TO_PASS and {len(failed[1])} PASS_TO_PASS tests did not pass"
     return Reason.TESTS_NOT_PASSED, detail
+
+
+def infrastructure_grade(task: Task, error: Exception, flags: tuple[Flag, ...] = ()) -> Grade:
+    """Return the grade that says that we failed."""
+    detail = f"{type(error).__name__}: {error}"
+    return Grade(task.instance_id, Verdict.INFRA_ERROR, Reason.INFRASTRUCTURE, detail, flags=flags)

@@ -7,7 +7,6 @@ from minisandbox.tasks.formats.documents import Layout
 from minisandbox.tasks.graders import Grader, LogGrader, PytestGrader, ScriptGrader
 from minisandbox.tasks.needs import Needs, Solution
 from minisandbox.tasks.recipe_file import read_recipe
-from minisandbox.tasks.rows import build_spec
 from minisandbox.tasks.statuses import STATUSES_NAME, read_statuses, write_statuses
 from minisandbox.tasks.task import Form, Reference, Task, file_of, node_id
 from minisandbox.tasks.taskset import TaskSet, bundled_sets
@@ -33,7 +32,6 @@ __all__ = [
     "SourceSpec",
     "Task",
     "TaskSet",
-    "build_spec",
     "bundled_sets",
     "file_of",
     "node_id",

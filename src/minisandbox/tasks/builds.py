@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from minisandbox.tasks.fields import row_of
+from minisandbox.tasks.fields import keys_of, object_of
 
 if TYPE_CHECKING:
     from minisandbox.images import PythonRecipe, Recipe, Source
@@ -54,6 +54,10 @@ class SourceSpec:
         """Return a commit of a repository that is called ``owner/name`` there."""
         return cls("git", (("url", github(repo)), ("commit", commit)))
 
+    def to_row(self) -> dict[str, object]:
+        """Return it as a row has it under ``build.source``."""
+        return {self.kind: dict(self.fields)}
+
     def source(self) -> Source:
         """Return it as the images package wants it."""
         from minisandbox import images  # noqa: PLC0415 - reading task files must not load the sandbox
@@ -100,19 +104,10 @@ class PythonBuild:
         """Return the recipe of the image with what a task adds."""
         from minisandbox.images import PythonRecipe  # noqa: PLC0415 - reading task files must not load the sandbox
 
+        same: dict[str, Any] = {name: getattr(self, name) for name in keys_of(PythonBuild)}
         from_git = self.source is not None and self.source.kind == "git"  # archives say their version
         return PythonRecipe(
-            python=self.python,
-            requirements=self.requirements,
-            complete=self.complete,
-            overrides=self.overrides,
-            source=None if self.source is None else self.source.source(),
-            install=self.install,
-            environment=self.environment,
-            network=self.network,
-            exclude_newer=self.exclude_newer,
-            system=self.system,
-            torch_backend=self.torch_backend,
+            **{**same, "source": None if self.source is None else self.source.source()},
             version=content.version if from_git else "",
             patch=content.patch,
             hidden=content.hidden,
@@ -121,8 +116,7 @@ class PythonBuild:
 
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``build``."""
-        source = None if self.source is None else {self.source.kind: dict(self.source.fields)}
-        return {**row_of(self, ("python", "requirements", "install", "environment")), "source": source}
+        return object_of(self, ("python", "requirements", "source", "install", "environment"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +172,7 @@ class ImageBuild(ContainerBuild):
 
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``build``."""
-        row = row_of(self)
+        row = object_of(self)
         return {"image": row.pop("reference"), **row}
 
 
@@ -209,7 +203,7 @@ class DockerfileBuild(ContainerBuild):
 
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``build``."""
-        return row_of(self)
+        return object_of(self)
 
 
 Build = PythonBuild | ImageBuild | DockerfileBuild

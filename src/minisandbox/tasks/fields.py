@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
 import functools
 import json
 import re
@@ -235,8 +236,8 @@ def keys_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def row_of(value: DataclassInstance, always: Iterable[str] = ()) -> dict[str, object]:
-    """Return a dataclass as :meth:`Fields.read` reads it; fields with their default are left out.
+def object_of(value: DataclassInstance, always: Iterable[str] = ()) -> dict[str, object]:
+    """Return a dataclass as an object of JSON; fields with their default are left out.
 
     Args:
         value: the dataclass.
@@ -252,4 +253,6 @@ def row_of(value: DataclassInstance, always: Iterable[str] = ()) -> dict[str, ob
 def _plain(kind: object, value: object) -> object:
     if isinstance(value, tuple):
         return dict(value) if kind == Variables else list(value)
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, enum.Enum):
+        return value.value
+    return value.to_row() if hasattr(value, "to_row") else str(value) if isinstance(value, Path) else value

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
-from minisandbox.tasks.fields import bad_field, keys_of, row_of
+from minisandbox.tasks.fields import bad_field, keys_of, object_of
 from minisandbox.tasks.languages import check_command
 
 REPORTERS = ("pytest", "unittest", "none")
@@ -38,7 +38,7 @@ class PytestGrader:
 
     def to_row(self) -> dict[str, object]:
         """Return it as the value of a row's ``test``."""
-        return row_of(self, keys_of(PytestGrader))
+        return object_of(self, keys_of(PytestGrader))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class LogGrader:
 
     def to_row(self) -> dict[str, object]:
         """Return it as the value of a row's ``test``."""
-        return {"grader": self.kind, **row_of(self, keys_of(LogGrader))}
+        return {"grader": self.kind, **object_of(self, keys_of(LogGrader))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class ScriptGrader:
     def to_row(self) -> dict[str, object]:
         """Return it as the value of a row's ``test``."""
         always = ("command", "files_at", "reward_file", "mode", "timeout")
-        return {"grader": self.kind, **row_of(self, always)}
+        return {"grader": self.kind, **object_of(self, always)}
 
 
 Grader = PytestGrader | LogGrader | ScriptGrader

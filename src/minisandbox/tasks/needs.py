@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
-from minisandbox.tasks.fields import row_of
+from minisandbox.tasks.fields import object_of
 from minisandbox.types import Limits, Network
 
 
@@ -36,7 +36,7 @@ class Solution:
 
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``solution``."""
-        return row_of(self, ("command", "files_at", "timeout"))
+        return object_of(self, ("command", "files_at", "timeout"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Needs:
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``needs``."""
         networks = {name: _network_row(getattr(self, name)) for name in ("network", "grader_network")}
-        return {name: networks.get(name, value) for name, value in row_of(self).items()}
+        return {name: networks.get(name, value) for name, value in object_of(self).items()}
 
 
 _PUBLIC = Network.allow("*")

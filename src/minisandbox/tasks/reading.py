@@ -93,8 +93,8 @@ def _hub(text: str) -> Source:
     name, _, split = text.partition(":")
     if _HUB.fullmatch(name) is None:
         raise TaskFileError(f"'hub:{text}' names no dataset", hint="write hub:owner/name or hub:owner/name:split")
-    table = read_hub(name, split or None)
-    return Source(table.rows, Layout.DISK, name.rpartition("/")[2], Path(), table.schema)
+    rows, schema = read_hub(name, split or None)
+    return Source(rows, Layout.DISK, name.rpartition("/")[2], Path(), schema)
 
 
 def _harbor(path: Path) -> Source:
@@ -104,8 +104,8 @@ def _harbor(path: Path) -> Source:
 
 def _directory(path: Path, split: str | None) -> Source:
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
-        table = read_folder(path, split)
-        return Source(table.rows, Layout.DISK, path.name, path, table.schema, (path,))
+        rows, schema = read_folder(path, split)
+        return Source(rows, Layout.DISK, path.name, path, schema, (path,))
     files = _files_of(path, split) or _files_of(path / "data", split)  # the hub's own layout
     if not files:
         part = "" if split is None else f" of the part {split!r}"
@@ -155,8 +155,8 @@ def _opened(file: IO[bytes], path: Path) -> Source:
     except OSError as error:  # a directory that appeared meanwhile, a disk that fails
         raise _cannot_read(path, error) from error
     if head.startswith(_PARQUET) or wanted is Layout.PARQUET:
-        table = read_parquet(file, path)
-        return Source(_closing(file, table.rows), Layout.PARQUET, stem, path.parent, table.schema, (path.parent,))
+        rows, schema = read_parquet(file, path)
+        return Source(_closing(file, rows), Layout.PARQUET, stem, path.parent, schema, (path.parent,))
     if wanted is Layout.JSON:
         with file:
             layout, rows = json_file(file.read(), path)

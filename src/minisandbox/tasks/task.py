@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.patches import touched_files
 from minisandbox.tasks.builds import Build, PythonBuild, TaskContent
-from minisandbox.tasks.fields import bad_field
+from minisandbox.tasks.fields import bad_field, keys_of, object_of
 from minisandbox.tasks.graders import Grader, PytestGrader, ScriptGrader
 from minisandbox.tasks.needs import Needs, Solution
 
@@ -137,22 +137,9 @@ class Task:
 
     def to_row(self) -> dict[str, object]:
         """Return the task as a row of a task file; reading it back gives an equal task."""
-        return {
-            "instance_id": self.instance_id,
-            "repo": self.repo,
-            "base_commit": self.base_commit,
-            "version": self.version,
-            "form": self.form.value,
-            "problem_statement": self.problem_statement,
-            "patch": self.patch,
-            "test_patch": self.test_patch,
-            "FAIL_TO_PASS": list(self.FAIL_TO_PASS),
-            "PASS_TO_PASS": list(self.PASS_TO_PASS),
-            "build": self.build.to_row(),
-            "test": self.grader.to_row(),
-            **({} if self.solution is None else {"solution": self.solution.to_row()}),
-            **({} if self.needs == _NO_NEEDS else {"needs": self.needs.to_row()}),
-        }
+        row = object_of(self, [name for name in keys_of(Task) if name not in ("solution", "needs")])
+        row["test"] = row.pop("grader")
+        return row
 
 
 def node_id(test_id: str) -> str:

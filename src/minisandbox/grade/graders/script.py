@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from minisandbox.errors import FileAccessError, MiniSandboxError
 from minisandbox.grade.graders.carry import Carried, carried_files
-from minisandbox.grade.judging import Doubt, SuiteRun, judge, log_of
+from minisandbox.grade.judging import Doubt, SuiteRun, infrastructure_grade, judge, log_of
 from minisandbox.grade.options import FLAGGED, is_confirmed
 from minisandbox.grade.report import Report
 from minisandbox.grade.verdict import Flag, Grade, Reason
@@ -178,8 +178,7 @@ def grade_work(
         detail = f"what it left cannot be carried to a clean sandbox: {error}"
         found = Grade(task.instance_id, Reason.PATCH_INVALID.verdict, Reason.PATCH_INVALID, detail, flags=flags)
     except (MiniSandboxError, OSError) as error:
-        detail = f"{type(error).__name__}: {error}"
-        found = Grade(task.instance_id, Reason.INFRASTRUCTURE.verdict, Reason.INFRASTRUCTURE, detail, flags=flags)
+        found = infrastructure_grade(task, error, flags)
     return replace(found, duration=time.monotonic() - started)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
+from minisandbox.grade.judging import infrastructure_grade
 from minisandbox.grade.options import FLAGGED, recorded_policy
 from minisandbox.grade.sets.fingerprint import fingerprint
 from minisandbox.grade.sets.predictions import EMPTY, GOLD, Prediction
@@ -192,8 +193,7 @@ def _graded(
 
 
 def _failed(task: Task, one: Prediction, error: MiniSandboxError, built: bool) -> Evaluated:  # noqa: ARG001 - neither is its fault
-    detail = f"{type(error).__name__}: {error}"
-    return _kept(task, one, Grade(task.instance_id, Verdict.INFRA_ERROR, Reason.INFRASTRUCTURE, detail))
+    return _kept(task, one, infrastructure_grade(task, error))
 
 
 def _kept(task: Task, one: Prediction, graded: Grade) -> Evaluated:

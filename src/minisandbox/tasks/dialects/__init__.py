@@ -10,7 +10,7 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks import harbor
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.dialects import by_columns, multilingual, r2e, skyrl, swebench, swesmith
+from minisandbox.tasks.dialects import by_columns, r2e, skyrl, swebench, swesmith
 from minisandbox.tasks.languages import check_language
 from minisandbox.tasks.rows import RowFields, task_from_own_row
 from minisandbox.tasks.task import Task
@@ -37,6 +37,7 @@ class Dialect:
 
 _BENCH = "repo instance_id base_commit patch test_patch FAIL_TO_PASS"
 _PRO = "dockerhub_tag fail_to_pass pass_to_pass base_commit patch test_patch"
+_MULTILINGUAL = f"{_BENCH} version PASS_TO_PASS"
 _CUSTOM = ("python_version", *by_columns.CUSTOM_INSTALL, *by_columns.CUSTOM_TEST)
 
 # In the order in which they are asked: those with columns that no other has come first.
@@ -51,7 +52,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "swe-rebench": Dialect(by_columns.swerebench, ("install_config base_commit patch FAIL_TO_PASS",)),
     "custom": Dialect(by_columns.custom, tuple(f"patch {column}" for column in _CUSTOM)),
     "swesmith": Dialect(swesmith.convert, ("instance_id patch FAIL_TO_PASS",), swesmith.fits),
-    "swebench-multilingual": Dialect(multilingual.convert, (f"{_BENCH} version PASS_TO_PASS",), multilingual.fits),
+    "swebench-multilingual": Dialect(swebench.convert_multilingual, (_MULTILINGUAL,), swebench.fits_multilingual),
     "swebench": Dialect(
         swebench.convert, (f"{_BENCH} version environment_setup_commit", f"{_BENCH} eval_script log_parser")
     ),

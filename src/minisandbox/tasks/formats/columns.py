@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -19,17 +18,8 @@ from minisandbox.tasks.formats.jsonl import Row
 _BATCH = 256  # rows: enough to be fast, few enough to hold
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows and their types.
-
-    Attributes:
-        rows: the rows.
-        schema: a ``pyarrow.Schema``, by which they can be written as they were read.
-    """
-
-    rows: Iterator[Row]
-    schema: object
+Table = tuple[Iterator[Row], object]
+"""Rows, and the ``pyarrow.Schema`` by which they can be written as they were read."""
 
 
 def read_parquet(file: IO[bytes], path: Path) -> Table:
@@ -46,7 +36,7 @@ def read_parquet(file: IO[bytes], path: Path) -> Table:
     parquet = package("pyarrow.parquet", f"read {path}")
     with _arrow_faults(path):
         table = parquet.ParquetFile(file)
-        return Table(_rows(table.iter_batches(batch_size=_BATCH), path), table.schema_arrow)
+        return _rows(table.iter_batches(batch_size=_BATCH), path), table.schema_arrow
 
 
 def read_folder(path: Path, split: str | None) -> Table:
@@ -131,7 +121,7 @@ def _one_split(found: Any, split: str | None, source: str) -> Any:
 
 def _table(dataset: Any, path: Path) -> Table:
     batches = (table for table in dataset.with_format("arrow").iter(batch_size=_BATCH))
-    return Table(_rows(batches, path), dataset.features.arrow_schema)
+    return _rows(batches, path), dataset.features.arrow_schema
 
 
 def _rows(batches: Iterable[Any], path: Path) -> Iterator[Row]:
