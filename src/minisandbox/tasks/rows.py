@@ -15,16 +15,12 @@ from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.fields import HINTS, Fields, bad_field, keys_of
 from minisandbox.tasks.graders import KINDS, Grader, LogGrader, PytestGrader, ScriptGrader
 from minisandbox.tasks.needs import Needs, Solution, network_of
-from minisandbox.tasks.task import Form, Task
+from minisandbox.tasks.task import ROW_KEYS, Form, Task
 
 Container = TypeVar("Container", ImageBuild, DockerfileBuild)
 Tests = tuple[tuple[str, ...], tuple[str, ...]]
 """FAIL_TO_PASS and PASS_TO_PASS."""
 
-_FIELDS = (
-    "instance_id", "repo", "base_commit", "version", "form", "problem_statement", "patch", "test_patch", "FAIL_TO_PASS",
-    "PASS_TO_PASS", "build", "test", "solution", "needs",
-)  # fmt: skip
 # Columns of the public datasets that say nothing about how a task is built, run or graded here.
 _IGNORED = frozenset(
     {
@@ -105,7 +101,7 @@ def task_from_own_row(row: Mapping[str, object], context: LoadContext) -> Task:
         PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
     """
     given = {name: value for name, value in row.items() if name not in _IGNORED}
-    fields = RowFields(given, known=_FIELDS, context=context)
+    fields = RowFields(given, known=ROW_KEYS, context=context)
     form = _form(fields.text("form"))
     task = fields.task(
         _build(fields.nested("build")),

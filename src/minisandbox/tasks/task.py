@@ -35,6 +35,12 @@ class Form(enum.StrEnum):
     """``patch`` is the bug, which the repository has already; the reference is its reverse; ``test_patch`` as above."""
 
 
+ROW_KEYS = (
+    "instance_id", "repo", "base_commit", "version", "form", "problem_statement", "patch", "test_patch", "FAIL_TO_PASS",
+    "PASS_TO_PASS", "build", "test", "solution", "needs",
+)  # fmt: skip
+"""The keys of a task's row, in their order."""
+
 _HOST_ALONE = PythonBuild()
 _NO_NEEDS = Needs()
 _PYTEST = PytestGrader()
@@ -139,7 +145,7 @@ class Task:
         """Return the task as a row of a task file; reading it back gives an equal task."""
         row = object_of(self, [name for name in keys_of(Task) if name not in ("solution", "needs")])
         row["test"] = row.pop("grader")
-        return row
+        return {key: row[key] for key in ROW_KEYS if key in row}
 
 
 def node_id(test_id: str) -> str:
