@@ -138,22 +138,12 @@ def test_a_disk_that_fills_loses_nothing_that_was_finished(
     assert done.stdout.strip() == f"{DiskFull.exit_code} ['base', 'local'] [] []", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        (
-            "for i in {1..20}; do truncate -s 60G hole$i; done",
-            r"8 GiB of holes together; .*testbed/hole\d+ \(60.0 GiB\)",
-        ),
-        ("name=$(printf '%0200d' 0); for i in {1..30}; do mkdir $name; cd $name; done", "4,095 bytes"),
-    ],
-    ids=["holes", "depth"],
-)
-def test_what_a_step_left_holds_up_nobody(tmp_path: Path, source: Path, command: str, reason: str) -> None:
+def test_what_a_step_left_holds_up_nobody(tmp_path: Path, source: Path) -> None:
+    command = "name=$(printf '%0200d' 0); for i in {1..30}; do mkdir $name; cd $name; done"
     store = Store.open(tmp_path / "store")
     recipe = PythonRecipe(source=LocalSource(source), install=(command,), step_timeout=20.0)
     begun = time.monotonic()
-    with pytest.raises(BuildError, match=reason) as caught:
+    with pytest.raises(BuildError, match="4,095 bytes") as caught:
         build(recipe, store=store, name="left")
     assert time.monotonic() - begun < PATIENCE
     assert len(str(caught.value)) < 1000

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from minisandbox.store import Hold, ImageRecord, Made, Store, step_key
+from minisandbox.store import ImageRecord, Lease, Made, Store, step_key
 
 MOMENT = 946684800
 FILES = {"lib/a.py": "a = 1\n" * 500, "lib/b.py": "b = 2\n" * 500, "lib/empty.py": "", "bin/run": "#!/bin/sh\n"}
@@ -27,7 +27,7 @@ def add_layer(
     files: Mapping[str, str] = FILES,
     *,
     parent: str | None = None,
-    hold: Hold | None = None,
+    hold: Lease | None = None,
 ) -> str:
     """Publish a layer of files, and a link; return its key."""
 

@@ -21,7 +21,7 @@ from minisandbox.errors import NotFound
 from minisandbox.images import Image, PythonEnvironment, pull, python_environments, read_pins
 from minisandbox.images.python.installed import choose
 from minisandbox.images.python.uvtool import find_uv
-from minisandbox.images.tree import ImageTree, LayersTree
+from minisandbox.images.tree import ImageTree
 from minisandbox.store import Store
 from minisandbox.store.blobs.below import Below
 from minisandbox.tasks.dialects.environments import Pinned, exported
@@ -275,7 +275,7 @@ def test_links_are_resolved_inside(tmp_path: Path) -> None:
     (upper / "out").symlink_to("/etc/passwd")
     os.mkfifo(upper / "pipe")
     os.mknod(upper / "a/hidden", stat.S_IFCHR, 0)
-    tree = ImageTree(LayersTree(Below((upper, lower))))
+    tree = ImageTree(Below((upper, lower)))
     assert tree.resolve("/root/up") == ("a", "file")
     assert tree.read("/root/./b/../up") == b"lower"
     assert tree.names("/root") == ["b", "file", "up"]

@@ -22,7 +22,7 @@ import pytest
 
 from minisandbox.errors import InvalidValue
 from minisandbox.images.python.index import IndexSettings, parse_moment
-from minisandbox.images.python.lock import Package
+from minisandbox.images.python.lock import IndexView, Package
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.images.python.simple_api import FRESH
 from minisandbox.images.python.uvtool import find_uv
@@ -180,7 +180,7 @@ def test_a_file_that_is_not_what_the_index_says_is_not_kept(upstream: Upstream, 
 
 
 def test_uploads_after_a_date_are_not_there(upstream: Upstream, store: Store) -> None:
-    with PackageIndex(store, upstream.settings) as index, index.serve(Served(before=parse_moment("2021-01-01"))) as url:
+    with PackageIndex(store, upstream.settings) as index, index.serve(Served(IndexView("2021-01-01"))) as url:
         page = _get(f"{url}demo-pkg/")
         assert page.count(b"<a ") == 1
         assert b"demo_pkg-1.0-py3-none-any.whl" in page
@@ -205,7 +205,7 @@ def test_uvs_own_dates_work(date: str, found: bool, upstream: Upstream, store: S
 
 def test_an_index_that_tells_no_dates_says_so(upstream: Upstream, store: Store) -> None:
     upstream.list_json(**{"upload-time": None})
-    served = Served(before=parse_moment("2021-01-01"))
+    served = Served(IndexView("2021-01-01"))
     with PackageIndex(store, upstream.settings) as index, index.serve(served) as url:
         assert _status(f"{url}demo-pkg/") == 404
     assert served.undated
@@ -217,7 +217,7 @@ def test_a_lock_needs_no_index_for_what_is_kept(upstream: Upstream, store: Store
         _get(f"{url}demo-pkg/{name}")
     upstream.answers.clear()
     upstream.asked.clear()
-    locked = Served(only={name: Package("demo-pkg", "0.9", name, _sha(SDIST))})
+    locked = Served(IndexView(locked=(Package("demo-pkg", "0.9", name, _sha(SDIST)),)))
     with PackageIndex(store, upstream.settings) as index, index.serve(locked) as url:
         assert _get(f"{url}demo-pkg/").count(b"<a ") == 1
         assert _get(f"{url}demo-pkg/{name}") == SDIST
@@ -226,7 +226,7 @@ def test_a_lock_needs_no_index_for_what_is_kept(upstream: Upstream, store: Store
 
 def test_a_lock_whose_file_the_index_has_no_more(upstream: Upstream, store: Store) -> None:
     gone = Package("demo-pkg", "3.0", "demo_pkg-3.0-py3-none-any.whl", "0" * 64)
-    served = Served(only={gone.file: gone})
+    served = Served(IndexView(locked=(gone,)))
     with PackageIndex(store, upstream.settings) as index, index.serve(served) as url:
         assert _status(f"{url}demo-pkg/{gone.file}") == 404
     assert served.failed is None, "no fault of the index"
@@ -235,7 +235,7 @@ def test_a_lock_whose_file_the_index_has_no_more(upstream: Upstream, store: Stor
 
 def test_a_lock_wants_the_very_file(upstream: Upstream, store: Store) -> None:
     name = "demo-pkg-0.9.tar.gz"
-    served = Served(only={name: Package("demo-pkg", "0.9", name, "1" * 64)})
+    served = Served(IndexView(locked=(Package("demo-pkg", "0.9", name, "1" * 64),)))
     with PackageIndex(store, upstream.settings) as index, index.serve(served) as url:
         assert _status(f"{url}demo-pkg/{name}") == 404
     assert served.complaints
@@ -284,7 +284,7 @@ def test_one_index_down_that_had_files_before(upstream: Upstream, tmp_path: Path
 def test_one_index_down_and_what_is_wanted_on_no_other(tells: bool, upstream: Upstream, store: Store) -> None:
     """It may be there: the recipe is not to blame, and the index is asked again by the next build."""
     settings = IndexSettings(f"{upstream.url}/simple", ("http://127.0.0.1:9/simple",), timeout=1.0)
-    served = Served(before=None if tells else parse_moment("2001-01-01"))
+    served = Served(IndexView("" if tells else "2001-01-01"))
     with PackageIndex(store, settings) as index, index.serve(served) as url:
         assert _status(f"{url}demo-pkg/") == (200 if tells else 404)
     assert "cannot read http://127.0.0.1:9/simple/demo-pkg/" in served.complaints[0]
@@ -316,7 +316,7 @@ def test_a_page_older_than_the_date_is_asked_for_anew(upstream: Upstream, store:
     kept = json.loads(page.read_text())
     page.write_text(json.dumps({**kept, "fetched": time.time() - 2 * FRESH}))
     for date, asked in (("2021-01-01", 1), ("2999-01-01", 2)):  # later uploads cannot be before a past date
-        with PackageIndex(store, upstream.settings) as index, index.serve(Served(before=parse_moment(date))) as url:
+        with PackageIndex(store, upstream.settings) as index, index.serve(Served(IndexView(date))) as url:
             _get(f"{url}demo-pkg/")
         assert len(upstream.asked) == asked
 

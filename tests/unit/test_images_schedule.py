@@ -12,8 +12,8 @@ import pytest
 
 from minisandbox.errors import SourceError
 from minisandbox.images.builder import Maker
-from minisandbox.images.plan import Ground, Plan, PlannedStep
-from minisandbox.images.runner import BuildStep
+from minisandbox.images.plan import Ground, Plan
+from minisandbox.images.runner import BuildStep, PlannedStep
 from minisandbox.images.schedule import _Work
 from minisandbox.store import Store, step_key
 

@@ -218,7 +218,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         read_regular(tmp_path / "a/b", 9)
     with pytest.raises(FileNotFoundError, match="a/c"):
         read_below(tmp_path, "a/c", 9)
-    for name in ("../b", "a/../a/b", "link/b", "a", "a/b\0"):
+    for name in ("../b", "link/b", "a", "a/b\0"):
         with pytest.raises(StoreError):
             read_below(tmp_path, name, 10)
 

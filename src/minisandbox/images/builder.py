@@ -10,12 +10,12 @@ from minisandbox.errors import BuildError, MiniSandboxError, UnfitTree
 from minisandbox.images.base import base_key
 from minisandbox.images.failures import Failures
 from minisandbox.images.image import Image, image_of, make_base, put_if_new
-from minisandbox.images.plan import Plan, PlannedStep, Planner
+from minisandbox.images.plan import Plan, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.python.lock import Lock, lock_of
+from minisandbox.images.python.packages import PackageIndex
 from minisandbox.images.recipe import Buildable
-from minisandbox.images.runner import Place, Work, run_step
-from minisandbox.images.session import Session
+from minisandbox.images.runner import Place, PlannedStep, Session, Work, run_step
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.keys import JSONValue
 
@@ -47,8 +47,8 @@ def build(
     """
     planner = Planner(store, mirrors)
     plan = planner.plan(name, recipe)
-    with Session.begin(store) as session:
-        maker = Maker(session, planner, progress)
+    with PackageIndex(store) as index:
+        maker = Maker(Session(store, index), planner, progress)
         maker.make_base(plan)
         for planned in plan.all_steps():
             try:
@@ -85,20 +85,23 @@ class Maker:
         Raises:
             MiniSandboxError: it could not be made; see :func:`build`.
         """
-        step, key = planned.step, planned.key
+        step, key, store = planned.step, planned.key, self.session.store
 
         def make(staging: Path) -> Made:
             self.session.cancellation.check()
             self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
-            with self.session.store.hold(*planned.below, *planned.needs):  # a collection may run meanwhile
+            with store.hold(*planned.below, *planned.needs):  # a collection may run meanwhile
                 work = step.prepare(staging)
                 if isinstance(work, Made):
                     return work
-                place = self._place(plan, planned, staging)
+                trees, helper = tuple(map(store.layer_tree, planned.below)), base_key(self.planner.base())
+                place = Place(
+                    plan.name, planned, trees, staging, store.log_path(key), self.session, store.layer_tree(helper)
+                )
                 return run_step(place, work) if isinstance(work, Work) else work(place)
 
         try:
-            record, made = self.session.store.ensure_layer(
+            record, made = store.ensure_layer(
                 key,
                 parent=planned.below[-1] if planned.below else None,
                 step=step.definition,
@@ -115,23 +118,6 @@ class Maker:
             ) from error
         self._tell(plan, step.name, StepState.FINISHED if made else StepState.CACHED, key, record, step.detail)
         return record
-
-    def _place(self, plan: Plan, planned: PlannedStep, staging: Path) -> Place:
-        store = self.session.store
-        return Place(
-            step=planned.step.name,
-            image=plan.name,
-            layers=tuple(map(store.layer_tree, planned.below)),
-            environment=planned.environment,
-            staging=staging,
-            log=store.log_path(planned.key),
-            timeout=planned.timeout,
-            session=self.session,
-            helper=store.layer_tree(base_key(self.planner.base())),
-            own_root=planned.own_root,
-            user=planned.user,
-            workdir=planned.workdir,
-        )
 
     def _tell(
         self, plan: Plan, step: str, state: StepState, key: str, record: LayerRecord | None = None, detail: str = ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from minisandbox.images.plan import PlannedStep
+from minisandbox.images.runner import PlannedStep
 from minisandbox.store import Store
 
 

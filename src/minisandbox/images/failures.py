@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 
 from minisandbox.errors import BuildError, MiniSandboxError, NotFound, PatchError
-from minisandbox.images.plan import Plan, PlannedStep
+from minisandbox.images.plan import Plan
+from minisandbox.images.runner import PlannedStep
 from minisandbox.store import FailureRecord, Store
 
 

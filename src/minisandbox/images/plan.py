@@ -18,7 +18,7 @@ from minisandbox.images.kept import kept_step, read_kept
 from minisandbox.images.python.interpreters import find_interpreter
 from minisandbox.images.python.lock import Lock
 from minisandbox.images.python.probe import Interpreter
-from minisandbox.images.runner import BuildStep
+from minisandbox.images.runner import BuildStep, PlannedStep
 from minisandbox.images.sources.localsource import Snapshot, take_snapshot
 from minisandbox.images.sources.mirrors import Mirrors
 from minisandbox.images.system import system_step
@@ -34,33 +34,6 @@ if TYPE_CHECKING:
     from minisandbox.store.budget import SizeBudget
 
 Variables = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """A step at its place in a chain.
-
-    Attributes:
-        step: the step itself.
-        key: the key of the layer that it makes.
-        below: the keys of the layers that it is made over, bottom first; none: it is made over nothing.
-        environment: the captured variables that it sees.
-        timeout: seconds that it may take.
-        needs: the keys of further layers that have to be there before it is made.
-        own_root: whether its root is the layers' own, without the host's ``/usr``.
-        user: as whom it runs in the image; "" for root.
-        workdir: where it starts.
-    """
-
-    step: BuildStep
-    key: str
-    below: tuple[str, ...]
-    environment: Variables
-    timeout: float
-    needs: tuple[str, ...] = ()
-    own_root: bool = False
-    user: str = ""
-    workdir: PurePosixPath = PurePosixPath("/")
 
 
 @dataclass(frozen=True, slots=True)

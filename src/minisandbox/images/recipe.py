@@ -14,10 +14,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from minisandbox.errors import InvalidValue
 from minisandbox.images.dockerfile.stages import CopyFiles, RunCommand
-from minisandbox.images.python.index import parse_moment, shown
-from minisandbox.images.python.lock import Lock, Package
+from minisandbox.images.python.index import shown
+from minisandbox.images.python.lock import EVERYTHING, IndexView, Lock
 from minisandbox.images.python.request import PythonRequest
-from minisandbox.images.python.torch_builds import BACKENDS
 from minisandbox.patches import parse_patch
 from minisandbox.store.keys import JSONValue
 from minisandbox.types import WORKDIR
@@ -185,28 +184,6 @@ Base = HostBase | OciBase | ScratchBase | StageBase | DockerfileBase
 
 
 @dataclass(frozen=True, slots=True)
-class IndexView:
-    """Which files of the package index a step sees.
-
-    Attributes:
-        exclude_newer: a date: packages uploaded later are not there; "" for all.
-        torch_backend: which builds of PyTorch there are; "" for all.
-        locked: the only files that are there; None for all.
-    """
-
-    exclude_newer: str = ""
-    torch_backend: str = ""
-    locked: tuple[Package, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        if self.exclude_newer:
-            parse_moment(self.exclude_newer)
-        if self.torch_backend not in BACKENDS:
-            raise InvalidValue(f"torch_backend is {self.torch_backend!r}", hint="write 'cpu', or leave it out")
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """Run a command.
 
@@ -263,7 +240,7 @@ class InstallPython:
     """
 
     python: str
-    index: IndexView = IndexView()
+    index: IndexView = EVERYTHING
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -284,7 +261,7 @@ class InstallRequirements:
     requirements: tuple[str, ...]
     complete: bool = False
     overrides: tuple[str, ...] = ()
-    index: IndexView = IndexView()
+    index: IndexView = EVERYTHING
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -319,7 +296,7 @@ class Install:
     environment: tuple[tuple[str, str], ...] = ()
     network: str = "index"
     version: str = ""
-    index: IndexView = IndexView()
+    index: IndexView = EVERYTHING
 
     def __post_init__(self) -> None:
         """Check the fields."""

@@ -9,19 +9,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import BuildError, DiskFull, IndexUnavailable, MiniSandboxError, PatchError
 from minisandbox.images.places import BUILD, IMAGE, MOUNTS
 from minisandbox.images.python.access import Access, host_access, index_access
 from minisandbox.images.python.index import host_settings
-from minisandbox.images.python.lock import PACKAGES, Package, packages_fact
-from minisandbox.images.python.packages import Served
-from minisandbox.images.session import Session
+from minisandbox.images.python.lock import EVERYTHING, PACKAGES, IndexView, packages_fact
+from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.sandbox.core import Core
-from minisandbox.store import Made
+from minisandbox.store import Made, Store
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import disk_full, store_faults
 from minisandbox.store.disk.room import is_full
@@ -94,9 +93,7 @@ class Work:
         mounts: host directories and files they see.
         environment: variables for this step only.
         network: what they reach: nothing, the package index, or whatever the host reaches.
-        before: uploads to the package index from this moment on are not there for them; None for all.
-        only: the only files of the package index that are there for them; None for all.
-        torch_backend: which builds of PyTorch there are for them; "" for all.
+        index: which files of the package index they see.
         facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
         patch: what a patch that does not apply is called.
         patch_note: what may be the reason if it does not.
@@ -109,9 +106,7 @@ class Work:
     mounts: tuple[Mount, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     network: StepNetwork = StepNetwork.OFF
-    before: datetime | None = None
-    only: tuple[Package, ...] | None = None
-    torch_backend: str = ""
+    index: IndexView = EVERYTHING
     facts: tuple[str, ...] = ()
     patch: str = "patch"
     patch_note: str = ""
@@ -137,36 +132,80 @@ class BuildStep:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step at its place in a chain.
+
+    Attributes:
+        step: the step itself.
+        key: the key of the layer that it makes.
+        below: the keys of the layers that it is made over, bottom first; none: it is made over nothing.
+        environment: the captured variables that it sees.
+        timeout: seconds that it may take.
+        needs: the keys of further layers that have to be there before it is made.
+        own_root: whether its root is the layers' own, without the host's ``/usr``.
+        user: as whom it runs in the image; "" for root.
+        workdir: where it starts.
+    """
+
+    step: BuildStep
+    key: str
+    below: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    timeout: float
+    needs: tuple[str, ...] = ()
+    own_root: bool = False
+    user: str = ""
+    workdir: PurePosixPath = PurePosixPath("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What all steps of one building have in common.
+
+    Attributes:
+        store: where the layers go.
+        index: the package index of its steps.
+        memory: bytes that one step may hold; None: no limit.
+        cancellation: calls the building off. Running steps are ended, nothing of them is published.
+    """
+
+    store: Store
+    index: PackageIndex
+    memory: int | None = None
+    cancellation: Cancellation = field(default_factory=Cancellation)
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where one step runs.
 
     Attributes:
-        step: its name.
         image: the name of the image that is built.
+        planned: the step.
         layers: trees of the layers below, bottom first.
-        environment: the captured variables so far.
         staging: an empty directory on the store's disk.
         log: the file for the output.
-        timeout: seconds for the whole step.
         session: what the steps of one building have in common.
         helper: the tree of the sandbox that our own tools run in.
-        own_root: whether the root is the layers' own, without the host's ``/usr``.
-        user: as whom commands run; "" for root.
-        workdir: where they start.
     """
 
-    step: str
     image: str
+    planned: PlannedStep
     layers: tuple[Path, ...]
-    environment: tuple[tuple[str, str], ...]
     staging: Path
     log: Path
-    timeout: float
     session: Session
     helper: Path
-    own_root: bool = False
-    user: str = ""
-    workdir: PurePosixPath = PurePosixPath("/")
+
+    @property
+    def step(self) -> str:
+        """The step's name."""
+        return self.planned.step.name
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for the whole step."""
+        return self.planned.timeout
 
 
 def run_step(place: Place, work: Work) -> Made:
@@ -204,8 +243,7 @@ def _reaching(place: Place, work: Work) -> Iterator[tuple[Access, Served | None]
     if work.network is StepNetwork.OUTSIDE:
         yield host_access(None, host_settings(), place.step), None
         return
-    only = None if work.only is None else {one.file: one for one in work.only}
-    served = Served(work.before, only, work.torch_backend)
+    served = Served(work.index)
     with place.session.index.serve(served) as url:
         host = work.network is StepNetwork.HOST
         try:
@@ -239,8 +277,8 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
         _sandbox(place, work, limits, access.network, mounts, upper) as box,
         place.session.cancellation.running(box),
     ):
-        if not work.tools and not box.files.exists(place.workdir):
-            box.files.mkdir(place.workdir)
+        if not work.tools and not box.files.exists(place.planned.workdir):
+            box.files.mkdir(place.planned.workdir)
         _write_files(box, place, work)
         _run_commands(box, place, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
@@ -259,7 +297,10 @@ def _sandbox(
         image = Mount(empty, IMAGE, below=place.layers, upper=upper)
         spec = ImageSpec(name, (place.helper,))
         return build_sandbox(spec, limits, network, (image, *mounts), None)
-    spec = ImageSpec(name, place.layers, place.environment, place.workdir, host_usr=not place.own_root, user=place.user)
+    planned = place.planned
+    spec = ImageSpec(
+        name, place.layers, planned.environment, planned.workdir, host_usr=not planned.own_root, user=planned.user
+    )
     return build_sandbox(spec, limits, network, mounts, upper)
 
 
@@ -321,7 +362,7 @@ def build_limits(memory: int | None) -> Limits:
 
 
 def _write_files(box: Sandbox, place: Place, work: Work) -> None:
-    if work.tools or not place.own_root:  # the /tmp of a container image is part of its layers
+    if work.tools or not place.planned.own_root:  # the /tmp of a container image is part of its layers
         box.files.mkdir(BUILD)
     for name, content in work.files:
         box.files.write_bytes(BUILD / name, content)

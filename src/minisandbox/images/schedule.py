@@ -17,10 +17,11 @@ from minisandbox.images.builder import Maker, record_image
 from minisandbox.images.estimate import Estimate
 from minisandbox.images.failures import Failures, known_failure
 from minisandbox.images.image import Image
-from minisandbox.images.plan import Plan, PlannedStep, Planner
+from minisandbox.images.plan import Plan, Planner
 from minisandbox.images.progress import Progress
+from minisandbox.images.python.packages import PackageIndex
 from minisandbox.images.recipe import Buildable
-from minisandbox.images.session import Session
+from minisandbox.images.runner import PlannedStep, Session
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.store import Store
 from minisandbox.store.budget import SizeBudget
@@ -130,7 +131,8 @@ def build_all(
     plans = known.plan(made, planner)
     if room is not None:
         room.needed.update(key for plan in plans.values() for key in plan.layers)
-    with Session.begin(store, memory=budget.step_memory, cancellation=cancellation) as session:
+    with PackageIndex(store) as index:
+        session = Session(store, index, budget.step_memory, cancellation or Cancellation())
         work = _Work(
             Maker(session, planner, progress), plans, known.record, on_estimate, budget.workers, retry_failed, room
         )

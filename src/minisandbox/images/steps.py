@@ -10,8 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from minisandbox.images import recipe as r
 from minisandbox.images.places import IMAGE, RANKS
-from minisandbox.images.python.index import parse_moment
-from minisandbox.images.python.lock import INSTALLED
+from minisandbox.images.python.lock import INSTALLED, IndexView
 from minisandbox.images.python.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.python.probe import PROBE_TIMEOUT, Interpreter
 from minisandbox.images.python.torch_builds import BACKEND, names_torch, without_cuda
@@ -237,8 +236,7 @@ def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[Bui
 
     def prepare(_: Path) -> Work:
         commands = tuple(Command(text.strip(), ("/bin/sh", "-ec", text)) for text in step.commands)
-        work = Work(commands, environment=dict(step.environment), network=StepNetwork(step.network))
-        return _seeing(work, step.index)
+        return Work(commands, environment=dict(step.environment), network=StepNetwork(step.network), index=step.index)
 
     yield BuildStep("install", definition, prepare, "; ".join(step.commands))
     text = tool_script("install", workdir, "tidy")
@@ -372,23 +370,13 @@ def _given(text: str) -> Command:
     return _bash(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
 
 
-def _networked(work: Work, index: r.IndexView) -> Work:
+def _networked(work: Work, index: IndexView) -> Work:
     """The same work with the package index, as the step may see it, and uv."""
     mounts = (*work.mounts, *mount_points([(find_uv(), "uv")]))
-    return _seeing(replace(work, mounts=mounts, network=StepNetwork.INDEX), index)
+    return replace(work, mounts=mounts, network=StepNetwork.INDEX, index=index)
 
 
-def _seeing(work: Work, index: r.IndexView) -> Work:
-    """The same work with the package index as the step may see it."""
-    return replace(
-        work,
-        before=parse_moment(index.exclude_newer) if index.exclude_newer else None,
-        only=index.locked,
-        torch_backend=index.torch_backend,
-    )
-
-
-def _pinned(index: r.IndexView) -> dict[str, JSONValue]:
+def _pinned(index: IndexView) -> dict[str, JSONValue]:
     """What decides which files of the package index a step sees."""
     backend: dict[str, JSONValue] = {BACKEND: index.torch_backend} if index.torch_backend else {}
     if index.locked is not None:

@@ -43,53 +43,14 @@ class Tree(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LayersTree:
-    """The files of an image.
-
-    Attributes:
-        below: its layers.
-    """
-
-    below: Below
-    closed: bool = False
-
-    def status(self, path: Parts) -> os.stat_result | None:
-        """Return the status of a path."""
-        found = self.below.find(path)
-        return None if found is None else found[1]
-
-    def names(self, path: Parts) -> list[str]:
-        """Return the names in a directory, sorted."""
-        return self.below.names(path)
-
-    def link(self, path: Parts) -> str:
-        """Return where a link leads."""
-        return os.readlink(self._place(path))
-
-    def open(self, path: Parts) -> io.BufferedReader:
-        """Open a file."""
-        return os.fdopen(os.open(self._place(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
-
-    def attributes(self, path: Parts) -> dict[str, bytes]:
-        """Return the extended attributes of a path, without overlayfs's own."""
-        return attributes_of(self._place(path))
-
-    def _place(self, path: Parts) -> str:
-        found = self.below.find(path)
-        if found is None:
-            raise FileNotFoundError("/".join(path))
-        return found[0]
-
-
-@dataclass(frozen=True, slots=True)
 class ImageTree:
     """Layers that nobody changes meanwhile. Paths are absolute paths of the image; what is closed to us is not there.
 
     Attributes:
-        files: they.
+        files: they, as :class:`.Below` reads them.
     """
 
-    files: LayersTree
+    files: Below
 
     def resolve(self, path: str) -> Parts | None:
         """Return the parts of a path without links; None where there is nothing, or nothing that can be reached."""
@@ -169,14 +130,3 @@ def resolve(tree: Tree, path: Parts, *, follow: bool = True, strict: bool = Fals
             done.pop()
         waiting += [one for one in reversed(target.split("/")) if one not in ("", ".")]
     return tuple(done)
-
-
-def attributes_of(place: str) -> dict[str, bytes]:
-    """Return the extended attributes that layers keep, without overlayfs's own and a security module's labels."""
-    found: dict[str, bytes] = {}
-    with suppress(OSError):  # this file system has none
-        for name in os.listxattr(place, follow_symlinks=False):
-            is_ours = name.startswith("user.overlay.")
-            if not is_ours and name.startswith(("user.", "security.capability", "system.posix_acl_")):
-                found[name] = os.getxattr(place, name, follow_symlinks=False)
-    return found

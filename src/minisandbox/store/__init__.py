@@ -8,11 +8,10 @@ from minisandbox.store.disk.trees import TreeSize, measure_tree, remove_tree
 from minisandbox.store.keys import canonical_json, step_key
 from minisandbox.store.leases import Holder, Lease
 from minisandbox.store.records import FailureRecord, ImageRecord, LayerRecord
-from minisandbox.store.store import Hold, Made, Store
+from minisandbox.store.store import Made, Store
 
 __all__ = [
     "FailureRecord",
-    "Hold",
     "Holder",
     "ImageRecord",
     "LayerRecord",

@@ -66,17 +66,15 @@ class Catalogue:
             NotFound: there is none of that name.
             StoreError: it is damaged.
         """
-        file = f"images/{check_name(name)}.json"
-        try:
-            with store_faults(f"read image {name}"):
-                return ImageRecord.read(self.root, file)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise NotFound(
-                    f"image {name!r} is not in the store {self.root}",
-                    hint="`minisandbox image ls` lists those that are",
-                ) from None
-            raise
+        with store_faults(f"read image {name}"):
+            try:
+                return ImageRecord.read(self.root, f"images/{check_name(name)}.json")
+            except FileNotFoundError:
+                raise self._no_image(name) from None
+
+    def _no_image(self, name: str) -> NotFound:
+        hint = "`minisandbox image ls` lists those that are"
+        return NotFound(f"image {name!r} is not in the store {self.root}", hint=hint)
 
     def image_names(self) -> list[str]:
         """Return the names of all images, in order."""
@@ -102,18 +100,13 @@ class Catalogue:
             StoreError: the kernel refused.
         """
         self.require_writable(f"remove image {name}")
-        try:
-            with store_faults(f"remove image {name}"):
+        with store_faults(f"remove image {name}"):
+            try:
                 self._image(name).unlink()
-                (self.root / "pins" / name).unlink(missing_ok=True)
-                sync_directory(self.root / "images")
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise NotFound(
-                    f"image {name!r} is not in the store {self.root}",
-                    hint="`minisandbox image ls` lists those that are",
-                ) from None
-            raise
+            except FileNotFoundError:
+                raise self._no_image(name) from None
+            (self.root / "pins" / name).unlink(missing_ok=True)
+            sync_directory(self.root / "images")
 
     def pin(self, name: str) -> None:
         """Keep an image from ever being collected; removing it by its name takes the pin along.
@@ -164,14 +157,11 @@ class Catalogue:
             NotFound: it does not exist.
             StoreError: the record is damaged.
         """
-        file = f"failed/{check_name(name)}.json"
-        try:
-            with store_faults(f"read the failure of {name}"):
-                return FailureRecord.read(self.root, file)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+        with store_faults(f"read the failure of {name}"):
+            try:
+                return FailureRecord.read(self.root, f"failed/{check_name(name)}.json")
+            except FileNotFoundError:
                 raise NotFound(f"the store {self.root} knows of no failed build of {name!r}") from None
-            raise
 
     def failures(self) -> list[FailureRecord]:
         """Return what is known of every failed build, in the order of the images' names."""

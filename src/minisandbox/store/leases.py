@@ -12,7 +12,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,77 +29,46 @@ _POLL = 0.01
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(slots=True)
 class _Held:
-    fd: int
-    count: int = 0
+    """A descriptor of a layer's directory with its lock; closed when the last lease lets go."""
+
+    __slots__ = ("__weakref__", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
 
 
 class Holder:
-    """The layers that one process holds."""
+    """The layers that one process holds: one descriptor for each, however many leases have it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[Path, _Held] = {}
-        self._dropped: deque[Path] = deque()
+        self._held: weakref.WeakValueDictionary[Path, _Held] = weakref.WeakValueDictionary()
 
-    def lease(self) -> Lease:
-        """Return a lease of no layer yet."""
-        return Lease(self)
+    def lease(self, *, frozen: bool = False) -> Lease:
+        """Return a lease of no layer yet; see :class:`Lease`."""
+        return Lease(self, frozen=frozen)
 
-    def take(self, layer: Path, lies: Path | None = None, *, frozen: bool = False) -> None:
-        """Hold a layer once more; one that is frozen gets its tree back first.
-
-        Args:
-            layer: its directory.
-            lies: where it still lies, if it is about to be published.
-            frozen: leave it frozen if it is.
-
-        Raises:
-            NotFound: it is not there, or is being removed.
-            StoreError: the kernel refused; no descriptors left, for example; or it is frozen, and damaged or read-only.
-            DiskFull: it is frozen, and there is no space for its tree.
-        """
-        self._count(layer, lies)
+    def take(self, layer: Path, lies: Path | None = None, *, frozen: bool = False) -> _Held:
+        """Return what holds a layer for as long as it is referenced; see :meth:`Lease.add`."""
+        with self._lock:
+            held = self._held.get(layer)
+            if held is None:
+                with store_faults(f"hold layer {layer.name}"):
+                    held = self._held[layer] = _Held(_open_shared(lies or layer))
         if frozen or not is_frozen(layer):
-            return
+            return held
         from minisandbox.store.blobs.cold import thaw  # noqa: PLC0415 - few layers are frozen
 
         try:
             thaw(layer)  # held, so that nobody removes or freezes it; other layers can be taken meanwhile
-        except BaseException:  # Ctrl-C above all: it is not held then
-            self.drop(layer)
+        except BaseException:  # Ctrl-C above all: it is not held then, however long the traceback lives
+            del held
             raise
-
-    def _count(self, layer: Path, lies: Path | None) -> None:
-        try:
-            with self._lock:
-                held = self._held.get(layer)
-                if held is None:
-                    with store_faults(f"hold layer {layer.name}"):
-                        held = self._held[layer] = _Held(_open_shared(lies or layer))
-                held.count += 1
-        finally:
-            self._settle()
-
-    def drop(self, layer: Path) -> None:
-        """Hold a layer once less; safe to call from anywhere, finalisers included."""
-        self._dropped.append(layer)
-        self._settle()
-
-    def _settle(self) -> None:
-        """Carry out drops. It never waits: a garbage collection while the lock is held may finalise a lease."""
-        while self._dropped and self._lock.acquire(blocking=False):  # again: others may have left theirs to this one
-            try:
-                while self._dropped:
-                    layer = self._dropped.popleft()
-                    held = self._held[layer]
-                    held.count -= 1
-                    if held.count == 0:
-                        del self._held[layer]
-                        os.close(held.fd)
-            finally:
-                self._lock.release()
+        return held
 
 
 class Lease:
@@ -108,20 +76,20 @@ class Lease:
 
     Args:
         holder: who keeps the descriptors.
+        frozen: leave those frozen that are; otherwise they get their trees back first.
     """
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: Holder, *, frozen: bool = False) -> None:
         self._holder = holder
-        self._layers: list[Path] = []
-        self._finalizer = weakref.finalize(self, _release, holder, self._layers)
+        self._frozen = frozen
+        self._held: list[_Held] = []
 
-    def add(self, layers: Iterable[Path], lies: Path | None = None, *, frozen: bool = False) -> None:
-        """Hold further layers; those that are frozen get their trees back first.
+    def add(self, layers: Iterable[Path], lies: Path | None = None) -> None:
+        """Hold further layers.
 
         Args:
             layers: their directories.
             lies: where the one layer still lies, if it is about to be published.
-            frozen: leave those frozen that are.
 
         Raises:
             NotFound: one is not there, or is being removed; those before it are held.
@@ -129,12 +97,11 @@ class Lease:
             DiskFull: one is frozen, and there is no space for its tree.
         """
         for layer in layers:
-            self._holder.take(layer, lies, frozen=frozen)
-            self._layers.append(layer)
+            self._held.append(self._holder.take(layer, lies, frozen=self._frozen))
 
     def release(self) -> None:
         """Let go; calling it again does nothing."""
-        self._finalizer()
+        self._held.clear()
 
     def __enter__(self) -> Self:
         """Use it in a ``with`` block."""
@@ -161,11 +128,6 @@ def layer_of(path: Path) -> Path | None:
         if tree.name == "tree" and layer.parent.name == "layers" and is_key(layer.name):
             return layer
     return None
-
-
-def _release(holder: Holder, layers: list[Path]) -> None:
-    while layers:
-        holder.drop(layers.pop())
 
 
 def _open_shared(layer: Path) -> int:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from minisandbox.errors import StoreError
 from minisandbox.store import entries as listing
-from minisandbox.store.allowance import Allowance
 from minisandbox.store.disk.durable import sync_directory, sync_filesystem
 from minisandbox.store.disk.faults import fault_point
-from minisandbox.store.disk.scanning import Lifted, scan
+from minisandbox.store.disk.scanning import Allowance, Lifted, scan
 from minisandbox.store.entries import FILE, PRIVATE, Entry, list_digest
 from minisandbox.store.objects import SMALLEST, Pool
 from minisandbox.store.records import LayerRecord

@@ -29,7 +29,7 @@ from minisandbox.store.places import check_file_system, check_private, is_read_o
 from minisandbox.store.publishing import Publication, make_visible, objects_of
 from minisandbox.store.records import LayerRecord
 
-__all__ = ["Hold", "Made", "Store", "check_name"]
+__all__ = ["Made", "Store", "check_name"]
 
 VERSION = 2
 LOCK_TIMEOUT = 6 * 3600.0
@@ -177,7 +177,7 @@ class Store(Catalogue):
         make: Callable[[Path], Made],
         on_wait: Callable[[], None] | None = None,
         beside: Sequence[str] = (),
-        hold: Hold | None = None,
+        hold: Lease | None = None,
     ) -> tuple[LayerRecord, bool]:
         """Return a layer, making it first if it is missing, or if it is damaged; several processes make it once.
 
@@ -213,13 +213,13 @@ class Store(Catalogue):
                 took = round(time.monotonic() - begun, 3)
                 return self._publish(work, made, _unsized(key, parent, step, made, took), beside, hold), True
 
-    def _sound(self, key: str, hold: Hold | None) -> LayerRecord | None:
+    def _sound(self, key: str, hold: Lease | None) -> LayerRecord | None:
         """The record of a layer that is there, held from now on; None where it is not, or is damaged."""
         if not self.has_layer(key):
             return None
         try:
             if hold is not None:
-                hold.add(key)
+                hold.add([self.layer_directory(key)])
             record = self.layer(key)
         except NotFound:  # removed this moment
             return None
@@ -281,7 +281,7 @@ class Store(Catalogue):
             return set_aside(self.root, self.layer_directory(key))
 
     @contextmanager
-    def hold(self, *keys: str, frozen: bool = False) -> Iterator[Hold]:
+    def hold(self, *keys: str, frozen: bool = False) -> Iterator[Lease]:
         """Keep layers from being removed or frozen while the body runs, or this process lives.
 
         Args:
@@ -293,10 +293,9 @@ class Store(Catalogue):
             StoreError: the kernel refused, or one is frozen, and damaged or read-only.
             DiskFull: one is frozen, and there is no space for its tree.
         """
-        with Holder().lease() as lease:
-            held = Hold(self, lease, frozen)
-            held.add(*keys)
-            yield held
+        with Holder().lease(frozen=frozen) as lease:
+            lease.add(map(self.layer_directory, keys))
+            yield lease
 
     # --- the rest ---
 
@@ -348,14 +347,14 @@ class Store(Catalogue):
         return self.layer_directory(key) / "layer.json"
 
     def _publish(
-        self, work: Path, made: Made, unsized: LayerRecord, beside: Sequence[str], hold: Hold | None
+        self, work: Path, made: Made, unsized: LayerRecord, beside: Sequence[str], hold: Lease | None
     ) -> LayerRecord:
         with store_faults(f"publish layer {unsized.key}"):
             below = self._objects_below(unsized.parent, beside)
             publication = Publication(self.pool, work, made.tree, below, made.patience, made.digests, made.expected)
             whole, record = publication.prepare(unsized)
             if hold is not None:  # before anybody can see it, and so remove it
-                hold.add_unpublished(record.key, whole)
+                hold.add([self.layer_directory(record.key)], whole)
             make_visible(whole, self.layer_directory(record.key))
         return record
 
@@ -370,36 +369,6 @@ class Store(Catalogue):
                 below = self.layer(key).parent
                 waiting += [below] if below is not None else []
         yield from objects_of(self.layer_directory(key) for key in stack)
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Layers that are held; made by :meth:`Store.hold`."""
-
-    _store: Store
-    _lease: Lease
-    _frozen: bool = False
-
-    def add(self, *keys: str) -> None:
-        """Hold further layers.
-
-        Raises:
-            NotFound: one is not there.
-            StoreError: the kernel refused.
-        """
-        self._lease.add((self._store.layer_directory(key) for key in keys), frozen=self._frozen)
-
-    def add_unpublished(self, key: str, lies: Path) -> None:
-        """Hold a layer that no other process can see yet.
-
-        Args:
-            key: what it will be called.
-            lies: where it lies until then.
-
-        Raises:
-            StoreError: the kernel refused.
-        """
-        self._lease.add([self._store.layer_directory(key)], lies)
 
 
 def _unsized(key: str, parent: str | None, step: Mapping[str, JSONValue], made: Made, took: float) -> LayerRecord:

@@ -23,7 +23,7 @@ from minisandbox.images.dockerfile.owners import changed_mode, find_owner
 from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source, refuse
 from minisandbox.images.dockerfile.stages import CopyFiles
 from minisandbox.images.dockerfile.trees import split
-from minisandbox.images.tree import LayersTree, LinkError, Parts, Tree, resolve
+from minisandbox.images.tree import LinkError, Parts, Tree, resolve
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader
@@ -56,7 +56,7 @@ def copy_layer(
         ImageRefused: an archive that is added is malformed or hostile.
         OSError: the kernel refused; ENOSPC where the disk is full.
     """
-    reader = _Members(copy, sources, tree, LayersTree(below))
+    reader = _Members(copy, sources, tree, below)
     return unpack_members(reader, place, below, keep_owners=keep_owners)
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.images.dockerfile.trees import split
-from minisandbox.images.tree import LayersTree, Parts, resolve
+from minisandbox.images.tree import Parts, resolve
+from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.unpack import OPAQUE
 from minisandbox.store.disk.trees import remove_tree
 
@@ -30,7 +31,7 @@ class Placement:
     """
 
     tree: Path
-    image: LayersTree
+    image: Below
     _placed: list[Parts] = field(default_factory=list)
 
     def target(self, path: str) -> Parts:

@@ -16,7 +16,7 @@ from minisandbox.images.dockerfile.trees import ContextTree
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.recipe import OciBase, StageBase
 from minisandbox.images.runner import BuildStep, Place
-from minisandbox.images.tree import LayersTree, Tree
+from minisandbox.images.tree import Tree
 from minisandbox.store import Made, Store
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.keys import JSONValue
@@ -123,7 +123,7 @@ def _origin(copy: CopyFiles, store: Store, lookup: Lookup) -> _Origin:
     known, layers = lookup.origin(copy.origin)
 
     def read() -> tuple[tuple[Source, ...], Tree]:
-        tree = LayersTree(_below(store, layers))
+        tree = _below(store, layers)
         return list_sources(copy, tree), tree
 
     return _Origin(known, layers, read)

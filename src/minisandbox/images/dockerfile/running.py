@@ -30,7 +30,7 @@ from minisandbox.images.runner import (
     said,
     write_log,
 )
-from minisandbox.images.tree import LayersTree, LinkError, Tree
+from minisandbox.images.tree import LinkError, Tree
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.store import Made
 from minisandbox.store.blobs.below import Below
@@ -74,9 +74,9 @@ class RunPlace:
     keep_owners: bool
 
     @property
-    def image(self) -> LayersTree:
+    def image(self) -> Below:
         """What lies below."""
-        return LayersTree(Below(tuple(reversed(self.place.layers))))
+        return Below(tuple(reversed(self.place.layers)))
 
 
 def run_layer(run: RunCommand, place: RunPlace) -> Made:

@@ -13,10 +13,10 @@ from pathlib import Path
 from e2b_dockerfile_utils import PatternMatcher
 
 from minisandbox.errors import DockerfileError
-from minisandbox.images.tree import LinkError, Parts, Tree, attributes_of, resolve
+from minisandbox.images.tree import LinkError, Parts, Tree, resolve
 from minisandbox.launch.kernel import syscalls
+from minisandbox.store.blobs.below import attributes_of
 
-_BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 _MOST_IGNORE = 1 << 20
 
 
@@ -56,7 +56,7 @@ class ContextTree:
         """Open a file; a directory on the way that became a link meanwhile is refused."""
         root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            return os.fdopen(syscalls.openat2(root, "/".join(path), os.O_RDONLY, _BENEATH), "rb")
+            return os.fdopen(syscalls.openat2(root, "/".join(path), os.O_RDONLY, syscalls.RESOLVE_INSIDE), "rb")
         finally:
             os.close(root)
 

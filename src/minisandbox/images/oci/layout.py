@@ -131,7 +131,7 @@ class Archive:
                 name = posixpath.normpath(os.fsdecode(member.name))
                 if len(self._places) + len(self._links) > _MOST_MEMBERS:
                     reader.refuse(f"it has more than {_MOST_MEMBERS} entries", member.name)
-                if member.kind == FILE and member.pieces is None:
+                if member.kind == FILE:
                     self._places[name] = (stream.position, member.size)
                 elif member.kind == LINK:  # docker save before 25: equal layers
                     target = os.fsdecode(member.target)

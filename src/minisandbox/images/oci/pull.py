@@ -17,13 +17,12 @@ from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE, parse_copy, renamed, take_copy
 from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, Source, open_archive
 from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, parse_reference
-from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
+from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
-from minisandbox.store.store import Hold
 
 KIND = "container layer"
 """The ``kind`` of the step that makes a layer of a container image."""
@@ -246,7 +245,7 @@ class _Taking:
             record = self._record(name, reference, layers, top.key)
             return image_of(put_if_new(self.store, record), self.store)
 
-    def _take(self, step: LayerStep, below: list[LayerRecord], hold: Hold) -> LayerRecord:
+    def _take(self, step: LayerStep, below: list[LayerRecord], hold: Lease) -> LayerRecord:
         def make(staging: Path) -> Made:
             self.tell(f"unpacking layer {len(below) + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
             return self._unpacked(step.layer, below, staging)
@@ -317,7 +316,7 @@ def _facts(done: Unpacked) -> dict[str, str]:
     return {**facts, "hides all": "yes"} if done.hides_all else facts
 
 
-def ensure_root(store: Store, hold: Hold | None = None) -> LayerRecord:
+def ensure_root(store: Store, hold: Lease | None = None) -> LayerRecord:
     """Return the layer that every container image gets on top: mount points, and links to files of each sandbox."""
     step = {"kind": "container root"}
     return store.ensure_layer(root_key(), parent=None, step=step, make=_make_root, hold=hold)[0]

@@ -16,7 +16,7 @@ from packaging.version import Version
 from minisandbox.errors import NotFound
 from minisandbox.images.image import Image
 from minisandbox.images.python.index import shown
-from minisandbox.images.tree import ImageTree, LayersTree
+from minisandbox.images.tree import ImageTree
 from minisandbox.store.blobs.below import Below
 
 _MINOR = re.compile(r"python(\d\.\d{1,2})")
@@ -70,7 +70,7 @@ def python_environments(image: Image, *more: str) -> list[PythonEnvironment]:
         StoreError: a layer is damaged.
     """
     with image.store.hold(*image.layers):
-        tree = ImageTree(LayersTree(Below(tuple(image.store.layer_tree(key) for key in reversed(image.layers)))))
+        tree = ImageTree(Below(tuple(image.store.layer_tree(key) for key in reversed(image.layers))))
         reader = _Reader(tree, dict(image.environment), image.user.partition(":")[0] or "root")
         places: dict[tuple[str, ...] | None, str] = {}
         for path in (*reader.prefixes(str(image.workdir).rstrip("/")), *more):

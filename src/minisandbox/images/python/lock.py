@@ -7,12 +7,14 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from minisandbox.errors import InvalidValue, NotFound, StoreError
-from minisandbox.images.python.torch_builds import BACKEND
+from minisandbox.images.python.index import parse_moment
+from minisandbox.images.python.torch_builds import BACKEND, BACKENDS
 from minisandbox.store import LayerRecord
 
 FORMAT = 1
@@ -40,6 +42,35 @@ class Package:
     version: str
     file: str
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class IndexView:
+    """Which files of the package index a step sees.
+
+    Attributes:
+        exclude_newer: a date: packages uploaded later are not there; "" for all.
+        torch_backend: which builds of PyTorch there are; "" for all.
+        locked: the only files that are there; None for all.
+    """
+
+    exclude_newer: str = ""
+    torch_backend: str = ""
+    locked: tuple[Package, ...] | None = None
+
+    @property
+    def before(self) -> datetime | None:
+        """The moment from which on uploads are not there."""
+        return parse_moment(self.exclude_newer) if self.exclude_newer else None
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        _ = self.before
+        if self.torch_backend not in BACKENDS:
+            raise InvalidValue(f"torch_backend is {self.torch_backend!r}", hint="write 'cpu', or leave it out")
+
+
+EVERYTHING = IndexView()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from minisandbox.errors import DiskFull, MiniSandboxError, SourceError
 from minisandbox.images.python.index import IndexSettings, index_settings
-from minisandbox.images.python.lock import Package
+from minisandbox.images.python.lock import EVERYTHING, IndexView, Package
 from minisandbox.images.python.simple_api import JSON_TYPE, Link, Listings, html_page, json_page, version_in
 from minisandbox.images.python.torch_builds import has_builds, is_for_cpu, with_cpu_index
 from minisandbox.images.python.web import Web, fetch_file
@@ -40,9 +39,7 @@ class Served:
     """What one build step may get, and what it got.
 
     Attributes:
-        before: uploads from this moment on are not there; None for all.
-        only: the names and hashes of the only files that are there; None for all.
-        torch_backend: ``"cpu"``: of PyTorch only builds without CUDA are there; "" for all.
+        view: which files are there.
         packages: what was fetched, by the file's name.
         complaints: what went wrong with the indexes, for the step's error.
         undated: whether files were left out because the index does not tell when they came.
@@ -50,9 +47,7 @@ class Served:
         full: the disk was full when a file was to be kept.
     """
 
-    before: datetime | None = None
-    only: Mapping[str, Package] | None = None
-    torch_backend: str = ""
+    view: IndexView = EVERYTHING
     packages: dict[str, Package] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     undated: bool = False
@@ -140,21 +135,21 @@ class _Server(ThreadingHTTPServer):
         Raises:
             SourceError: no index can be asked, or one that cannot be may have what no other has.
         """
-        if served.only is not None:
-            mine = (one for one in served.only.values() if version_in(project, one.file) is not None)
+        if served.view.locked is not None:
+            mine = (one for one in served.view.locked if version_in(project, one.file) is not None)
             return {one.file: Link(f"/{quote(one.file)}", one.sha256) for one in mine}
         return self._listed(project, served)
 
     def _listed(self, project: str, served: Served) -> dict[str, Link]:
-        cpu = bool(served.torch_backend) and has_builds(project)
-        listing = (self._cpu if cpu else self._all).get(project, before=served.before)
+        cpu, before = bool(served.view.torch_backend) and has_builds(project), served.view.before
+        listing = (self._cpu if cpu else self._all).get(project, before=before)
         found = dict(listing.files)
         if cpu:
-            served.complain(f"torch_backend is {served.torch_backend!r}: other builds of {project} are not there")
+            served.complain(f"torch_backend is {served.view.torch_backend!r}: other builds of {project} are not there")
             found = {name: link for name, link in found.items() if is_for_cpu(project, name)}
-        if served.before is not None:
+        if before is not None:
             served.undated = served.undated or any(not link.uploaded for link in found.values())
-            found = {name: link for name, link in found.items() if link.uploaded_before(served.before)}
+            found = {name: link for name, link in found.items() if link.uploaded_before(before)}
         if listing.failure:
             served.complain(listing.failure)
             if not found:
@@ -175,7 +170,7 @@ class _Server(ThreadingHTTPServer):
         if plain != name:
             return fetch_file(f"{link.url}{_METADATA}", link.metadata, self._store, self._web)[0]
         url = link.url
-        if served.only is not None and not self._store.download_path(link.sha256).is_file():
+        if served.view.locked is not None and not self._store.download_path(link.sha256).is_file():
             listed = self._listed(project, served).get(name)
             if listed is None or listed.sha256 not in ("", link.sha256):
                 served.complain(f"the lock's {name} is not on the package index any more")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from minisandbox.errors import ProgramNotFound
 from minisandbox.host.descriptors import hold_streams
 
-_GUARD = str(Path(__file__).with_name("guard.py"))
 _PROTOCOLS = "file:git:http:https:ssh"
 """Of others git runs a program by their name (gitremote-helpers(7)); GIT_ALLOW_PROTOCOL of the host's goes first."""
 _SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "protocol.ext.allow=never", "gc.auto=0")
@@ -56,43 +54,25 @@ def run_git(
     """
     if shutil.which("git") is None:
         raise ProgramNotFound("there is no git on PATH", hint="install git; `minisandbox doctor` prints the line")
-    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
-    env = _environment(os.environ, fetches=fetches)
-    return run_bound(["git", *settings, *arguments], timeout=timeout, stdin=stdin, stdout=stdout, env=env)
-
-
-def run_bound(
-    command: Sequence[str], *, timeout: float, stdin: bytes = b"", stdout: int = subprocess.PIPE, env: Mapping[str, str]
-) -> subprocess.CompletedProcess[bytes]:
-    """Run a program that ends with the calling thread, however that ends.
-
-    Everything below it ends with it too, daemons in sessions of their own included.
-
-    Args:
-        command: the program and its arguments.
-        timeout: seconds.
-        stdin: what it reads.
-        stdout: where its output goes; into the result by default.
-        env: its environment.
-
-    Returns:
-        Its output and its exit status, which is 128 and the number where a signal ended it.
-
-    Raises:
-        TimeoutExpired: it took longer (``subprocess``'s own).
-    """
+    command = ["git", *(part for setting in _SETTINGS for part in ("-c", setting)), *arguments]
     hold_streams()
-    guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), *command],
-        stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, env=env, start_new_session=True,
+    git = subprocess.Popen(
+        [*_ends_with_us(), *command], stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE,
+        env=_environment(os.environ, fetches=fetches), start_new_session=True,
     )  # fmt: skip
-    with guard:
+    with git:
         try:
-            output, errors = guard.communicate(stdin, timeout)
+            output, errors = git.communicate(stdin, timeout)
         except BaseException:  # whatever it is, what was started does not outlive it
-            guard.terminate()
+            os.killpg(git.pid, signal.SIGTERM)  # its helpers are in its group
             raise
-    return subprocess.CompletedProcess(command, guard.returncode, output, errors)
+    return subprocess.CompletedProcess(command, git.returncode, output, errors)
+
+
+def _ends_with_us() -> list[str]:
+    """Have git get SIGTERM when the calling thread ends, however that ends; git passes it on to its helpers."""
+    setpriv = shutil.which("setpriv")  # util-linux; an essential package of most distributions
+    return [] if setpriv is None else [setpriv, "--pdeathsig", "TERM", "--"]
 
 
 def _environment(host: Mapping[str, str], *, fetches: bool) -> dict[str, str]:

@@ -34,7 +34,6 @@ _without_lowerdir_plus: list[bool] = []
 """Not empty once this process has found that overlayfs does not know the option."""
 _SAFE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV
 _DEVICE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_RDONLY
-_NO_LINKS = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
 
 
 @dataclass(slots=True)
@@ -192,7 +191,7 @@ class Executor:
         self._write_file(p.File("cover/file", "", 0o444))
         for path in paths:
             try:
-                point = sc.openat2(self._scratch, path, os.O_PATH, _NO_LINKS)
+                point = sc.openat2(self._scratch, path, os.O_PATH, sc.RESOLVE_INSIDE)
             except sc.CallError as error:
                 if error.errno in (errno.ENOENT, errno.EACCES):
                     continue
@@ -208,7 +207,7 @@ class Executor:
     def _mount_point(self, path: str, *, directory: bool) -> int:
         """Open a mount point below scratch, made if missing; symbolic links on the way are refused."""
         try:
-            return sc.openat2(self._scratch, path, os.O_PATH, _NO_LINKS)
+            return sc.openat2(self._scratch, path, os.O_PATH, sc.RESOLVE_INSIDE)
         except sc.CallError as error:
             if error.errno != errno.ENOENT:
                 raise
@@ -218,7 +217,7 @@ class Executor:
             _create(parent, name, directory=directory)
         finally:
             os.close(parent)
-        return sc.openat2(self._scratch, path, os.O_PATH, _NO_LINKS)
+        return sc.openat2(self._scratch, path, os.O_PATH, sc.RESOLVE_INSIDE)
 
     def _mount_overlay(self, overlay: p.Overlay) -> None:
         if _without_lowerdir_plus:

@@ -1,15 +1,16 @@
-"""The layers below the one that is unpacked, as a sandbox would see them: which paths they show."""
+"""Layers as a sandbox would see them, read by the host: which paths they show, and what is there."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.store.blobs.tarstream import DIRECTORY, Member
-from minisandbox.store.disk.scanning import kind_of
+from minisandbox.store.disk.scanning import kind_of, read_attributes
 from minisandbox.store.entries import WHITEOUT
 
 _OPAQUE = "user.overlay.opaque"
@@ -21,9 +22,11 @@ class Below:
 
     Attributes:
         trees: their directories, topmost first.
+        closed: whether a link that leads upwards out of them is an error; the root of an image is its own parent.
     """
 
     trees: tuple[Path, ...] = ()
+    closed: bool = False
 
     def shows(self, path: tuple[str, ...]) -> bool:
         """Whether there is anything at a path; if that cannot be found out, yes."""
@@ -56,6 +59,29 @@ class Below:
                 return None
         return None
 
+    def status(self, path: tuple[str, ...]) -> os.stat_result | None:
+        """Return the status of a path; None where nothing is."""
+        found = self.find(path)
+        return None if found is None else found[1]
+
+    def link(self, path: tuple[str, ...]) -> str:
+        """Return where a link leads."""
+        return os.readlink(self._place(path))
+
+    def open(self, path: tuple[str, ...]) -> io.BufferedReader:
+        """Open a file."""
+        return os.fdopen(os.open(self._place(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+
+    def attributes(self, path: tuple[str, ...]) -> dict[str, bytes]:
+        """Return the extended attributes of a path, without overlayfs's own."""
+        return attributes_of(self._place(path))
+
+    def _place(self, path: tuple[str, ...]) -> str:
+        found = self.find(path)
+        if found is None:
+            raise FileNotFoundError("/".join(path))
+        return found[0]
+
     def names(self, path: tuple[str, ...]) -> list[str]:
         """Return the names in a directory, sorted.
 
@@ -73,6 +99,13 @@ class Below:
             if hidden or (found is not None and _is_opaque(place)):
                 break
         return sorted(name for name, shown in seen.items() if shown)
+
+
+def attributes_of(place: str) -> dict[str, bytes]:
+    """Return the extended attributes that layers keep, without overlayfs's own."""
+    return {
+        name: bytes.fromhex(value) for name, value in read_attributes(place) if not name.startswith("user.overlay.")
+    }
 
 
 def _look(tree: Path, path: tuple[str, ...]) -> tuple[str, os.stat_result | None, bool]:

@@ -17,7 +17,7 @@ from minisandbox.errors import ImageRefused
 FILE, HARD_LINK, LINK, DIRECTORY, FIFO = "file", "hard link", "link", "directory", "FIFO"
 CHARACTER, BLOCK = "character device", "block device"
 _KINDS = {
-    b"0": FILE, b"\0": FILE, b"7": FILE, b"S": FILE, b"1": HARD_LINK, b"2": LINK, b"3": CHARACTER, b"4": BLOCK,
+    b"0": FILE, b"\0": FILE, b"7": FILE, b"1": HARD_LINK, b"2": LINK, b"3": CHARACTER, b"4": BLOCK,
     b"5": DIRECTORY, b"6": FIFO,
 }  # fmt: skip
 _SIZE = 512
@@ -26,8 +26,6 @@ _MOST_HEADER = 1 << 20
 """Bytes of one extended header: paths have 4,095, extended attributes 64 KiB each (limits.h)."""
 _MOST_HEADERS = 64
 """Extended headers of one member."""
-_MOST_PIECES = 1 << 20
-"""Pieces of one sparse file."""
 _LONGEST_PATH = 4096  # limits.h: PATH_MAX
 _MOST_ATTRIBUTES = 1 << 16
 """Bytes of one member's extended attributes (limits.h: XATTR_LIST_MAX)."""
@@ -65,10 +63,9 @@ class Member:
         uid: its owner.
         gid: its group.
         mtime: nanoseconds since the epoch.
-        size: bytes of its content, holes counted.
+        size: bytes of its content.
         target: where a link leads.
         attributes: extended attributes.
-        pieces: (offset, length) of what a sparse file holds; None if it is not sparse.
     """
 
     name: bytes
@@ -80,7 +77,6 @@ class Member:
     size: int
     target: bytes = b""
     attributes: dict[str, bytes] = field(default_factory=dict)
-    pieces: list[tuple[int, int]] | None = None
 
 
 class Reader(Protocol):
@@ -136,7 +132,7 @@ class TarReader:
             yield self._member(header)
 
     def content(self) -> Iterator[bytes]:
-        """Yield the content of the member that was yielded last; of a sparse one, its pieces one after the other.
+        """Yield the content of the member that was yielded last.
 
         Raises:
             ImageRefused: the archive ends early.
@@ -151,7 +147,6 @@ class TarReader:
     def _member(self, header: bytes) -> Member:
         """Read a member's headers."""
         records: dict[str, bytes] = {}
-        pairs: list[tuple[int, int]] = []
         count = 0
         while (flag := header[156:157]) in b"xgLK":
             count += 1
@@ -163,17 +158,19 @@ class TarReader:
             elif flag == b"K":
                 records["linkpath"] = text.rstrip(b"\0")
             elif flag == b"x":  # what a global header says is ignored, as Go's archive/tar and so the engines do
-                records |= self._records(text, pairs)
+                records |= self._records(text)
             following = self._next_header()
             if following is None:
                 self.refuse("the archive ends after an extended header")
             header = following
-        return self._described(header, records, pairs)
+        return self._described(header, records)
 
-    def _described(self, header: bytes, records: dict[str, bytes], pairs: list[tuple[int, int]]) -> Member:
-        name = records.get("GNU.sparse.name") or records.get("path") or _own_name(header)
+    def _described(self, header: bytes, records: dict[str, bytes]) -> Member:
+        name = records.get("path") or _own_name(header)
         self._last = name
         kind = _KINDS.get(header[156:157])
+        if header[156:157] == b"S" or any(key.startswith("GNU.sparse.") for key in records):
+            self.refuse("it is a sparse file, which no engine writes into a layer: make the archive without -S", name)
         if kind is None:
             self.refuse(f"it has the type {header[156:157]!r}, which no layer has", name)
         if kind == FILE and name.endswith(b"/"):
@@ -195,29 +192,10 @@ class TarReader:
             self.refuse("it has a negative size, owner or mode", name)
         said = records.get("mtime")
         mtime = self._moment(said, name) if said else self._field(header[136:148], name) * _NANO
-        member = Member(name, kind, mode & 0o7777, uid, gid, mtime, size, target, attributes)
-        self._begin_content(member, header, records, pairs)
-        return member
-
-    def _begin_content(
-        self, member: Member, header: bytes, records: dict[str, bytes], pairs: list[tuple[int, int]]
-    ) -> None:
-        if member.kind != FILE:  # only a header, whatever size it claims (as Go's archive/tar)
-            member.size = 0
-            return
-        self._data, self._padding = member.size, -member.size % _SIZE
-        if header[156:157] == b"S":
-            member.pieces, member.size = self._old_pieces(header, member.name)
-        elif "GNU.sparse.major" in records:
-            if (records["GNU.sparse.major"], records.get("GNU.sparse.minor")) != (b"1", b"0"):
-                self.refuse("it is a sparse file of an unknown format", member.name)
-            member.pieces = self._leading_pieces(member.name)
-            member.size = self._number(records.get("GNU.sparse.realsize", b""), member.name)
-        elif "GNU.sparse.map" in records or pairs:
-            member.pieces = pairs or self._listed_pieces(records["GNU.sparse.map"], member.name)
-            member.size = self._number(records.get("GNU.sparse.size", b""), member.name)
-        if member.pieces is not None:
-            self._check_pieces(member)
+        if kind != FILE:  # only a header, whatever size it claims (as Go's archive/tar)
+            size = 0
+        self._data, self._padding = size, -size % _SIZE
+        return Member(name, kind, mode & 0o7777, uid, gid, mtime, size, target, attributes)
 
     # --- headers ---
 
@@ -247,10 +225,10 @@ class TarReader:
             self.refuse("the archive ends in the middle of an extended header")
         return text
 
-    def _records(self, text: bytes, pairs: list[tuple[int, int]]) -> dict[str, bytes]:
+    def _records(self, text: bytes) -> dict[str, bytes]:
         """Parse a pax header: lines of ``LENGTH KEY=VALUE``, where values may have any byte."""
         found: dict[str, bytes] = {}
-        at, offset = 0, None
+        at = 0
         while at < len(text):
             space = text.find(b" ", at, at + _LONGEST_NUMBER)
             length = int(text[at:space]) if space > at and text[at:space].isdigit() else 0
@@ -258,70 +236,9 @@ class TarReader:
             key, equals, value = record.partition(b"=")
             if length <= 0 or at + length > len(text) or record[-1:] != b"\n" or not equals or not key or b"\0" in key:
                 self.refuse("its pax header is malformed")
-            name, value = key.decode("utf-8", "surrogateescape"), value[:-1]
-            if name == "GNU.sparse.offset":
-                offset = self._number(value, b"")
-            elif name == "GNU.sparse.numbytes" and offset is not None:
-                pairs.append((offset, self._number(value, b"")))
-            else:
-                found[name] = value
+            found[key.decode("utf-8", "surrogateescape")] = value[:-1]
             at += length
         return found
-
-    # --- sparse files (GNU tar manual, "Storing Sparse Files") ---
-
-    def _old_pieces(self, header: bytes, name: bytes) -> tuple[list[tuple[int, int]], int]:
-        pieces = self._block_pieces(header[386:482], name)
-        size = self._field(header[483:495], name)
-        more = header[482]
-        while more:
-            block = self._stream.exactly(_SIZE)
-            if len(block) < _SIZE or len(pieces) > _MOST_PIECES:
-                self.refuse("the list of a sparse file's pieces has no end", name)
-            pieces += self._block_pieces(block[:504], name)
-            more = block[504]
-        return pieces, size
-
-    def _block_pieces(self, table: bytes, name: bytes) -> list[tuple[int, int]]:
-        rows = [(table[at : at + 12], table[at + 12 : at + 24]) for at in range(0, len(table), 24)]
-        return [(self._field(offset, name), self._field(length, name)) for offset, length in rows if offset[0]]
-
-    def _leading_pieces(self, name: bytes) -> list[tuple[int, int]]:
-        """Read version 1.0: lines of decimal numbers before the content, padded to a block."""
-        taken = 0
-        text = b""
-
-        def line() -> bytes:
-            nonlocal taken, text
-            while b"\n" not in text:
-                if self._data < _SIZE or taken > _MOST_HEADER:
-                    self.refuse("the list of a sparse file's pieces has no end", name)
-                self._data -= _SIZE
-                taken += _SIZE
-                block = self._stream.exactly(_SIZE)
-                if not block:
-                    self.refuse("the archive ends in the middle of its content", name)
-                text += block
-            head, _, text = text.partition(b"\n")
-            return head
-
-        count = self._number(line(), name)
-        if not 0 <= count <= _MOST_PIECES:
-            self.refuse(f"a sparse file of {count} pieces", name)
-        return [(self._number(line(), name), self._number(line(), name)) for _ in range(count)]
-
-    def _listed_pieces(self, text: bytes, name: bytes) -> list[tuple[int, int]]:
-        numbers = [self._number(number, name) for number in text.split(b",") if number]
-        return list(zip(numbers[::2], numbers[1::2], strict=False))
-
-    def _check_pieces(self, member: Member) -> None:
-        end = 0
-        for offset, length in member.pieces or ():
-            if length < 0 or offset < end or offset + length > member.size:
-                self.refuse("the pieces of a sparse file overlap or lie outside of it", member.name)
-            end = offset + length
-        if sum(length for _, length in member.pieces or ()) != self._data:
-            self.refuse("the pieces of a sparse file are not as long as its content", member.name)
 
     # --- fields ---
 

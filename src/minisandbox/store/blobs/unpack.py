@@ -33,13 +33,11 @@ _AUFS = ".wh..wh."
 """What begins so is a note of aufs, which docker used before 2015."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 _LONGEST_NAME, LONGEST_PATH = 255, 3500  # limits.h: NAME_MAX; PATH_MAX without the store's own directories
 DEEPEST = 256
 _MOST_LINKS = 40  # path_resolution(7)
 _LOOK = 256 << 20
 _NAMESPACES = ("security", "system", "trusted", "user")  # xattr(7)
-_ZEROS = bytes(1 << 20)
 LATEST = (1 << 33) * 10**9
 
 
@@ -48,7 +46,7 @@ class Bounds:
     """What one layer may take.
 
     Attributes:
-        content: bytes of its files, holes counted.
+        content: bytes of its files.
         entries: names in it.
         text: bytes of its paths, links and extended attributes, which are kept in memory.
         spare: bytes of the disk that stay free.
@@ -260,7 +258,7 @@ class _Unpacker:
         self._count(1)
         parent = self._at(tuple(path))
         os.mkdir(name, 0o700, dir_fd=parent)
-        fd = syscalls.openat2(parent, name, _OPEN_DIRECTORY, _BENEATH)
+        fd = syscalls.openat2(parent, name, _OPEN_DIRECTORY, syscalls.RESOLVE_INSIDE)
         self._forget()
         self._open = ((*path, name), fd)
         child = node.children[name] = _Node(DIRECTORY)
@@ -335,7 +333,7 @@ class _Unpacker:
             self._refuse(f"the layer's files have more than {self._bounds.content} bytes")
         fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
         try:
-            digest = self._write_pieces(fd, member) if member.pieces is not None else self._write_content(fd)
+            digest = self._write_content(fd)
             uid, gid = self._owner(member)
             if self._keep_owners:
                 os.fchown(fd, uid, gid)
@@ -352,24 +350,6 @@ class _Unpacker:
         for part in self._reader.content():
             hashed.update(part)
             self._put(fd, part)
-        return hashed.hexdigest()
-
-    def _write_pieces(self, fd: int, member: Member) -> str:
-        hashed, at = hashlib.sha256(), 0
-        parts = self._reader.content()
-        rest = b""
-        for offset, length in member.pieces or ():
-            _hash_zeros(hashed, offset - at)
-            os.lseek(fd, offset, os.SEEK_SET)
-            at, left = offset + length, length
-            while left:
-                rest = rest or next(parts)
-                part, rest = rest[:left], rest[left:]
-                hashed.update(part)
-                self._put(fd, part)
-                left -= len(part)
-        _hash_zeros(hashed, member.size - at)
-        os.ftruncate(fd, member.size)
         return hashed.hexdigest()
 
     def _put(self, fd: int, data: bytes) -> None:
@@ -478,7 +458,7 @@ class _Unpacker:
         return self._open[1]
 
     def _duplicate(self, path: tuple[str, ...]) -> int:
-        return syscalls.openat2(self._root, "/".join(path) or ".", _OPEN_DIRECTORY, _BENEATH)
+        return syscalls.openat2(self._root, "/".join(path) or ".", _OPEN_DIRECTORY, syscalls.RESOLVE_INSIDE)
 
     def _forget(self) -> None:
         if self._open[1] >= 0:
@@ -488,12 +468,6 @@ class _Unpacker:
 
 def _moment(member: Member) -> int:
     return max(-LATEST, min(member.mtime, LATEST))
-
-
-def _hash_zeros(hashed: hashlib._Hash, count: int) -> None:
-    while count > 0:
-        hashed.update(_ZEROS[:count])
-        count -= len(_ZEROS)
 
 
 def _is_refusal(error: OSError) -> bool:

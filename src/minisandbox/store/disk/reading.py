@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import IO
 
 from minisandbox.errors import StoreError
+from minisandbox.launch.kernel import syscalls
 
 _CHUNK = 1 << 20
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # O_PATH: searching a directory is enough
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: the open of a pipe does not wait for a writer
+_LINKS = frozenset({errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ENOTDIR})
+"""openat2(2): a link, a way out, a socket, a file in the place of a directory."""
 
 
 def open_below(root: Path, name: str) -> IO[bytes]:
@@ -25,18 +27,17 @@ def open_below(root: Path, name: str) -> IO[bytes]:
 
     Args:
         root: the store's directory, which may be reached through links.
-        name: the file, relative to that; no directory on the way to it may be a link.
+        name: the file, relative to that; nothing on the way to it may be a link, or lead out.
 
     Raises:
         StoreError: it is no regular file, or is reached through a link.
         OSError: it cannot be opened; FileNotFoundError where it is not there.
     """
-    *folders, last = name.split("/")
-    parent = open_folder(root, folders)
+    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return _opened(last, f"{root}/{name}", _FILE | os.O_NOFOLLOW, parent)
+        return _opened(f"{root}/{name}", lambda: syscalls.openat2(top, name, _FILE, syscalls.RESOLVE_INSIDE))
     finally:
-        os.close(parent)
+        os.close(top)
 
 
 def read_below(root: Path, name: str, most: int) -> bytes:
@@ -67,55 +68,20 @@ def read_regular(path: Path, most: int, check: Callable[[Path], None] = lambda _
         StoreError: it is no regular file, or is longer.
         OSError: it cannot be read.
     """
-    with _opened(os.fspath(path), str(path), _FILE, None) as file:
+    with _opened(str(path), lambda: os.open(path, _FILE)) as file:
         check(Path(os.readlink(f"/proc/self/fd/{file.fileno()}")))
         return _read(file, str(path), most)
 
 
-def open_folder(root: Path, folders: list[str]) -> int:
-    """Return a descriptor (``O_PATH``) of a directory of a store, for the caller to close.
-
-    Args:
-        root: the store's directory, which may be reached through links.
-        folders: the directories from there on, none of which may be a link.
-
-    Raises:
-        StoreError: one is a link, or no directory.
-        OSError: one cannot be opened.
-    """
-    found = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
-    try:
-        for number, folder in enumerate(folders, 1):
-            where = "/".join((str(root), *folders[:number]))
-            if folder == ".." or "\0" in folder:
-                raise _unexpected(where, "it is not below the store")
-            below = _folder(folder, where, found)
-            os.close(found)
-            found = below
-    except BaseException:  # the descriptor must not leak, whatever ended it
-        os.close(found)
-        raise
-    return found
-
-
-def _folder(name: str, where: str, parent: int) -> int:
-    try:
-        return os.open(name, _FOLDER, dir_fd=parent)
-    except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise _unexpected(where, "it is a link, or no directory") from error
-        raise _named(error, where) from error
-
-
-def _opened(name: str, where: str, flags: int, parent: int | None) -> IO[bytes]:
-    if "\0" in name:
+def _opened(where: str, open_file: Callable[[], int]) -> IO[bytes]:
+    if "\0" in where:
         raise _unexpected(where, "no file has such a name")
     try:
-        fd = os.open(name, flags, dir_fd=parent)
+        fd = open_file()
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # open(2): ENXIO for a socket
-            raise _unexpected(where, "it is a link or a socket, not a file") from error
-        raise _named(error, where) from error
+        if error.errno in _LINKS:
+            raise _unexpected(where, "it is a link or a socket, or reached through a link") from error
+        raise OSError(error.errno, error.strerror, where) from error  # with the whole path
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _unexpected(where, "it is a directory, a pipe or a device, not a file")
@@ -136,11 +102,6 @@ def _read(file: IO[bytes], where: str, most: int) -> bytes:
             hint="nothing that MiniSandbox writes there is as large: remove it",
         )
     return bytes(data)
-
-
-def _named(error: OSError, where: str) -> OSError:
-    """The same error with the whole path: opening relative to a directory names the last part only."""
-    return OSError(error.errno, error.strerror, where)  # its class comes from the number
 
 
 def _unexpected(where: str, reason: str) -> StoreError:

@@ -6,12 +6,12 @@ import errno
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisandbox.errors import StoreError, UnfitTree
-from minisandbox.store.allowance import Allowance, shortened
 from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, WHITEOUT, Attributes, Entry
 
 _CHUNK = 1 << 20
@@ -19,7 +19,33 @@ _NONE: Mapping[int, str] = {}
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MACHINE = frozenset(f"user.overlay.{name}" for name in ("origin", "impure", "nlink", "uuid", "upper"))
 """What overlayfs notes for itself (fs/overlayfs/overlayfs.h): of use only while it can decode them."""
+_LONGEST_NAME = 200
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.S_IFIFO: FIFO}
+
+
+@dataclass(slots=True)
+class Allowance:
+    """How long reading one tree may take: holes, copies that share blocks and a million names cost their maker nothing.
+
+    Attributes:
+        seconds: from now on; None: as long as it takes.
+    """
+
+    seconds: float | None = None
+    _begun: float = field(default_factory=time.monotonic)
+
+    def check(self) -> None:
+        """See whether there is time left.
+
+        Raises:
+            UnfitTree: nothing of it is left.
+        """
+        if self.seconds is not None and time.monotonic() - self._begun > self.seconds:
+            raise UnfitTree(
+                "the tree takes too long to read",
+                reason=f"after {self.seconds:.0f} s it was not listed and hashed",
+                hint="leave less, or give the step more time (PythonRecipe.step_timeout)",
+            )
 
 
 @dataclass(slots=True)
@@ -102,7 +128,9 @@ def scan(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[int,
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        name = shortened(str(error.filename or "").removeprefix(f"{tree}/"))
+        name = str(error.filename or "").removeprefix(f"{tree}/")
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[: _LONGEST_NAME // 2]}...{name[-_LONGEST_NAME // 2 :]}"
         raise UnfitTree(
             "a path in the tree is too long",
             reason=f"the kernel takes 4,095 bytes, those of the store's directory among them; this has more: {name!r}",
@@ -123,22 +151,20 @@ def _scanned(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[
             yield replace(known, path=path, same=known.path)
             continue
         known_digest = digests.get(info.st_ino, "") if stat.S_ISREG(info.st_mode) else ""
-        entry = _described(path, where, info, None if known_digest else allowance)
+        entry = _described(path, where, info, allowance, digest=not known_digest)
         entry = _cleared(replace(entry, digest=entry.digest or known_digest), where)
         if info.st_nlink > 1 and entry.kind not in (DIRECTORY, WHITEOUT):  # overlayfs links its whiteouts together
             first[info.st_ino] = entry
         yield entry
 
 
-def _described(path: str, where: str, info: os.stat_result, allowance: Allowance | None) -> Entry:
-    """Describe one thing; a file's content is read unless there is no allowance for it."""
-    reads = allowance is not None
-    if info.st_mode & stat.S_IRUSR or not stat.S_ISREG(info.st_mode):
-        return describe(path, where, info, digest=reads, allowance=allowance)
+def _described(path: str, where: str, info: os.stat_result, allowance: Allowance, *, digest: bool) -> Entry:
+    """Describe one thing, whether its owner may read it or not."""
     lifted = Lifted()
-    lifted.lift(where)
+    if stat.S_ISREG(info.st_mode) and not info.st_mode & stat.S_IRUSR:
+        lifted.lift(where)
     try:
-        return describe(path, where, info, digest=reads, allowance=allowance)
+        return describe(path, where, info, digest=digest, allowance=allowance)
     finally:
         lifted.restore()
 
@@ -199,7 +225,7 @@ def describe(
         mtime=info.st_mtime_ns,
         size=info.st_size if kind == FILE else 0,
         disk=info.st_blocks * 512,  # stat(2): in units of 512 bytes on every file system
-        digest=hash_file(where, info.st_size, path, allowance) if kind == FILE and digest else "",
+        digest=hash_file(where, info.st_size, allowance) if kind == FILE and digest else "",
         target=os.readlink(where) if kind == LINK else "",
         attributes=read_attributes(where) if kind in (FILE, DIRECTORY) else (),
     )
@@ -212,13 +238,12 @@ def kind_of(info: os.stat_result) -> str | None:
     return _KINDS.get(stat.S_IFMT(info.st_mode))
 
 
-def hash_file(path: str, size: int, name: str = "", allowance: Allowance | None = None) -> str:
+def hash_file(path: str, size: int, allowance: Allowance | None = None) -> str:
     """Return the SHA-256 of a file's content.
 
     Args:
         path: the file; it is not followed if it is a link, and not waited for if it is a pipe.
         size: how long it is.
-        name: what an allowance that is exceeded calls it.
         allowance: what reading it may cost; None: whatever it does.
 
     Raises:
@@ -228,8 +253,6 @@ def hash_file(path: str, size: int, name: str = "", allowance: Allowance | None 
     """
     fd = os.open(path, _READ)
     try:
-        if allowance is not None:
-            allowance.admit(name, fd, size)
         digest, left = hashlib.sha256(), size
         while chunk := os.read(fd, min(left + 1, _CHUNK)):
             if allowance is not None:
