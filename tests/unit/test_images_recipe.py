@@ -149,17 +149,6 @@ def test_a_file_of_a_terabyte_is_no_source(tmp_path: Path) -> None:
         take_snapshot(LocalSource(tmp_path))
 
 
-def test_files_that_together_are_too_large_are_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisandbox.images.sources.localsource._MOST", 3 << 20)
-    for number in range(3):
-        with (tmp_path / f"sparse{number}").open("wb") as file:
-            file.truncate(1 << 20)
-    assert len(take_snapshot(LocalSource(tmp_path)).files) == 3
-    (tmp_path / "straw").write_text("x")
-    with pytest.raises(SourceError, match="sparse files count with their holes"):
-        take_snapshot(LocalSource(tmp_path))
-
-
 @pytest.mark.parametrize("url", [" {}", "\n{}", "{}\t", "\x1f{}", "{}\x7f", "fi\nle://{}", " file://{}", "{}\u00a0"])
 def test_an_address_means_one_thing(url: str) -> None:
     """What urllib drops of it would have it named like another one, of which there may be a mirror."""

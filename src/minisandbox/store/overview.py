@@ -11,6 +11,7 @@ from pathlib import Path
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.collect import is_in_use, use_of_image
+from minisandbox.store.disk.trees import measure_tree
 from minisandbox.store.leases import BLOBS, USED
 from minisandbox.store.records import ImageRecord
 from minisandbox.store.sizes import StoreSizes, stack_of
@@ -154,8 +155,8 @@ def parts(store: Store) -> list[Part]:
     for path in sorted(store.root.iterdir()):
         if path.name not in _OF_IMAGES and path.is_dir():
             purpose, removal = _PURPOSES.get(path.name, ("", ""))
-            count, taken = _measured(path)
-            found.append(Part(path.name, taken, count, purpose, removal))
+            size = measure_tree(path)
+            found.append(Part(path.name, size.bytes, size.files, purpose, removal))
     return sorted((part for part in found if part.bytes), key=lambda part: -part.bytes)
 
 
@@ -174,25 +175,6 @@ def _infos(directory: Path) -> Iterator[os.stat_result]:
     with os.scandir(directory) as entries:
         for entry in entries:
             yield entry.stat(follow_symlinks=False)
-
-
-def _measured(directory: Path) -> tuple[int, int]:
-    """How many files there are below a directory, and the bytes that they take, every inode once."""
-    inodes: dict[int, int] = {}
-    count = 0
-    waiting = [directory]
-    while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    info = entry.stat(follow_symlinks=False)
-                    inodes[info.st_ino] = info.st_blocks * 512
-                    count += not entry.is_dir(follow_symlinks=False)
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(Path(entry.path))
-        except OSError:  # being made or removed right now; a build's own closed directory, or one too deep for a path
-            continue
-    return count, sum(inodes.values())
 
 
 def _taken(path: Path) -> int:

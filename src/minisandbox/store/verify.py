@@ -12,7 +12,7 @@ from minisandbox.store import entries as listing
 from minisandbox.store.blobs.kept import COLD, is_there, known_blob
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.scanning import describe, hash_file, kind_of, walk
-from minisandbox.store.entries import FILE, LINK, Entry
+from minisandbox.store.entries import FILE, Entry
 from minisandbox.store.keys import is_key
 from minisandbox.store.store import Store
 
@@ -237,17 +237,11 @@ class _Check:
             yield f"{path}: is of another type"
             return
         found = describe(entry.path, where, info, digest=False)
-        for name in ("mode", "uid", "gid", "size"):
+        for name in ("mode", "uid", "gid", "size", "mtime", "target", "attributes"):
             was, now = getattr(entry, name), getattr(found, name)
             if was != now:
-                form = "o" if name == "mode" else "d"
-                yield f"{path}: {name} is {now:{form}}, was {was:{form}}"
-        if found.mtime != entry.mtime:
-            yield f"{path}: has another mtime"
-        if found.attributes != entry.attributes:
-            yield f"{path}: has other extended attributes"
-        if entry.kind == LINK and found.target != entry.target:
-            yield f"{path}: points elsewhere"
+                texts = (f"{value:o}" if name == "mode" else str(value)[:80] for value in (now, was))
+                yield f"{path}: {name} is {', was '.join(texts)}"
         if entry.kind == FILE:
             yield from self._file(entry, where, info)
 

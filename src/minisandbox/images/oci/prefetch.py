@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from minisandbox.errors import MiniSandboxError, RegistryError
@@ -20,7 +22,6 @@ from minisandbox.images.oci.registry import Registry
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.recipe import OciBase
 from minisandbox.store import Store
-from minisandbox.store.blobs.streams import Blob
 from minisandbox.store.budget import SizeBudget
 
 _T = TypeVar("_T")
@@ -33,7 +34,6 @@ _RATE = 20e6
 """Compressed bytes a second, where neither this command nor the store's layers tell."""
 _ENOUGH = 100 << 20
 _LONGEST_WAIT = 86400.0
-_ENDING = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,49 +115,29 @@ def pull_all(
 
 @dataclass(slots=True)
 class _Looked:
-    """An image of a registry (:class:`.layout.Source`), whose manifest is asked for once.
+    """An image that has to be pulled from a registry.
 
     Attributes:
         platform: for what it is.
         registry: where it comes from.
-        on_layer: told of each layer that is in the store.
-        found: its manifest, once it was looked up.
-        steps: its layers.
+        steps: its layers, once it was looked up.
         missing: those that the store had not when that was last seen.
     """
 
     platform: m.Platform
     registry: Registry
-    on_layer: Callable[[_Looked, m.Layer], None]
-    found: m.Manifest | None = None
     steps: Sequence[LayerStep] = ()
     missing: Sequence[LayerStep] = ()
-
-    @property
-    def name(self) -> str:
-        return self.registry.name
 
     @property
     def host(self) -> str:
         return self.registry.reference.host
 
-    def manifest(self, platform: m.Platform) -> m.Manifest:
-        if self.found is None:
-            found = self.registry.manifest(platform)
-            if found.kind != MEDIA_TYPE:  # a private copy is refused when its turn comes
-                self.steps = steps_of(m.container(found, self.name, platform))
-            self.found = found
-        return self.found
-
-    def layer(self, layer: m.Layer) -> AbstractContextManager[Blob]:
-        return self.registry.layer(layer)
-
-    def prefetch(self, layers: Sequence[m.Layer]) -> None:
-        self.registry.prefetch(layers)
-
-    def published(self, layer: m.Layer) -> None:
-        self.registry.published(layer)
-        self.on_layer(self, layer)
+    def look_up(self) -> None:
+        found = self.registry.manifest(self.platform)
+        if found.kind != MEDIA_TYPE:  # a private copy is refused when its turn comes
+            self.steps = steps_of(m.container(found, self.registry.name, self.platform))
+        self.registry.rest()
 
 
 class _Pulling:
@@ -200,40 +180,24 @@ class _Pulling:
         Raises:
             BaseException: what interrupts the wait, or what a thread met that is no failure of an image.
         """
-        ahead, faults = iter(bases), list[BaseException]()
 
-        def serve() -> None:
-            while not self._over.is_set() and not faults:
-                with self._news:
-                    base = next(ahead, None)
-                if base is None:
-                    return
-                try:
+        def one(base: OciBase) -> None:
+            try:
+                if not self._over.is_set():
                     work(base)
-                except MiniSandboxError as error:
-                    self.failures[base] = error.about(base.reference)
-                except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
-                    faults.append(error)
+            except MiniSandboxError as error:
+                self.failures[base] = error.about(base.reference)
 
-        running = [threading.Thread(target=serve, name="pull", daemon=True) for _ in range(min(threads, len(bases)))]
-        try:
-            for thread in running:
-                thread.start()
-            while any(thread.is_alive() for thread in running) and not faults:
-                running[0].join(0.2)  # with a time-out, so that signals are handled
-                running.append(running.pop(0))
-            if faults:
-                raise faults[0]
-        except BaseException:  # Ctrl-C above all: downloads end before the caller goes on
-            self._give_up(running)
-            raise
-
-    def _give_up(self, running: Sequence[threading.Thread]) -> None:
-        self._over.set()
-        for source in [*self._sources.values()]:
-            source.registry.close()
-        for thread in running:
-            thread.join(_ENDING)
+        with ThreadPoolExecutor(threads, "pull") as pool:
+            try:
+                jobs = [pool.submit(one, base) for base in bases]
+                for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
+                    job.result()
+            except BaseException:  # Ctrl-C above all: downloads end before the caller goes on
+                self._over.set()
+                for source in [*self._sources.values()]:
+                    source.registry.close()
+                raise
 
     # --- looking up ---
 
@@ -247,8 +211,8 @@ class _Pulling:
             self.images[base] = here
         elif isinstance(reference, Remote):
             refuse_other(self._store, _name_of(base), reference)
-            registry = Registry(reference, self._store, _silent)
-            source = self._sources[base] = _Looked(_platform_of(base), registry, self._published)
+            source = self._sources[base] = _Looked(_platform_of(base), Registry(reference, self._store, _silent))
+            source.registry.on_layer = partial(self._published, source)
             if self._patience.is_waiting(reference.host):  # it is looked up when its turn comes
                 return
             try:
@@ -258,8 +222,7 @@ class _Pulling:
 
     def _look_up(self, source: _Looked) -> None:
         """Look an image up, and count its layers."""
-        source.manifest(source.platform)
-        source.registry.rest()
+        source.look_up()
         if self._budget is not None:
             self._budget.needed.update(step.key for step in source.steps)
         source.missing = [step for step in source.steps if not self._store.has_layer(step.key)]
@@ -292,8 +255,9 @@ class _Pulling:
         name = _name_of(base)
 
         def taken() -> Image:
+            registry, platform = source.registry, source.platform
             return take(
-                self._store, source, source.name, name, source.platform, private=False, replace=False, tell=_silent
+                self._store, registry, registry.name, name, platform, private=False, replace=False, tell=_silent
             )
 
         try:
@@ -341,7 +305,7 @@ class _Pulling:
 
     def _estimate(self) -> PullEstimate:
         sources = [source for base, source in self._sources.items() if base not in self.failures]
-        looked = [source for source in sources if source.found is not None]
+        looked = [source for source in sources if source.registry.found is not None]
         size, left = sum(self._layers.values()), sum(self._left.values())
         others = size / len(looked) * (len(sources) - len(looked)) if looked else 0.0
         return PullEstimate(

@@ -42,13 +42,17 @@ class Registry:
         reference: the image.
         store: whose downloads it uses.
         tell: told of each blob.
+        on_layer: told of each layer that is in the store.
         limit: what its registry said when it gave the manifest.
+        found: the manifest, once it was asked for.
     """
 
     reference: Remote
     store: Store
     tell: Callable[[str], None]
+    on_layer: Callable[[m.Layer], None] = lambda _: None
     limit: RateLimit | None = None
+    found: m.Manifest | None = None
     _connection: Connection | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "blob"))
     _coming: dict[str, Future[Path]] = field(default_factory=dict)
@@ -61,7 +65,12 @@ class Registry:
         return str(self.reference)
 
     def manifest(self, platform: m.Platform) -> m.Manifest:
-        """Return the manifest for a platform, from the first place that has it."""
+        """Return the manifest for a platform, from the first place that has it; it is asked for once."""
+        if self.found is None:
+            self.found = self._looked_up(platform)
+        return self.found
+
+    def _looked_up(self, platform: m.Platform) -> m.Manifest:
         places = places_of(self.reference)
         for place in places[:-1]:
             try:
@@ -162,6 +171,7 @@ class Registry:
         path = self._path(layer.blob.digest)
         path.unlink(missing_ok=True)
         self._used.append(path)
+        self.on_layer(layer)
 
     def _begin(self, blob: m.Descriptor) -> Future[Path]:
         if blob.digest not in self._coming:

@@ -71,7 +71,7 @@ class Web:
             SourceError: it cannot be read.
         """
         if urlsplit(url).scheme == "file":
-            return _local_page(file_path(url))
+            return _local_page(Path(urllib.request.url2pathname(urlsplit(url).path)))
         with self.open(url, accept) as answer:
             if answer is None:
                 return None
@@ -173,16 +173,11 @@ def _local_page(path: Path) -> Page | None:
     return Page(path.read_bytes(), "text/html", path.as_uri()) if path.is_file() else None
 
 
-def file_path(url: str) -> Path:
-    """Return the path that a ``file://`` URL names."""
-    return Path(urllib.request.url2pathname(urlsplit(url).path))
-
-
 def fetch_file(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str]:
     """Return a file and its hash, from the store's downloads or from where the index says.
 
     Args:
-        url: where it is; a file of this machine is used where it lies, once it was checked.
+        url: where it is.
         sha256: the hash it must have; "" where the index gives none.
         store: where downloads are kept, by their hashes.
         web: what reads URLs.
@@ -193,23 +188,10 @@ def fetch_file(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str
     """
     if sha256 and (path := store.download_path(sha256)).is_file():
         return path, sha256
-    if urlsplit(url).scheme == "file":
-        return _check_local(url, sha256)
     with store.lock(f"download-{sha256 or hashlib.sha256(url.encode()).hexdigest()}"):
         if sha256 and (path := store.download_path(sha256)).is_file():
             return path, sha256
         return _download(url, sha256, store, web)
-
-
-def _check_local(url: str, sha256: str) -> tuple[Path, str]:
-    path = file_path(url)
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise SourceError(f"cannot read {path}", reason=error.strerror) from error
-    _check(url, sha256, digest)
-    return path, digest
 
 
 def _download(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str]:

@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from minisandbox.errors import ProgramNotFound, SourceError
 from minisandbox.images.recipe import LocalSource
@@ -24,11 +24,10 @@ from minisandbox.images.sources.hostgit import run_git
 from minisandbox.launch.kernel import syscalls as sc
 
 _LIST_TIMEOUT = 120.0
-_LARGEST, _MOST = 1 << 31, 1 << 34
-"""Bytes of one file, and of all together, holes included: each is read, and written into an archive."""
-_WITHIN = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
-_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-"""A path leads nowhere, or through a file or a link that took the place of a directory."""
+_LARGEST = 1 << 31
+"""Bytes of one file: it is read into memory."""
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
+"""A path leads nowhere, out (git's index may be made by hand), or through what took a directory's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,9 @@ def take_snapshot(source: LocalSource) -> Snapshot:
     try:
         with _opened(root) as top:
             _check_place(top, source)
-            paths = sorted(set(_tracked(root) or _walked(top)))
-            files = tuple(_all_described(top, paths))
+            paths = sorted(set(_tracked(root) or _walked(root)))
+            found = ((path, _read(top, path)) for path in paths)
+            files = tuple((path, one[0], hashlib.sha256(one[1]).hexdigest()) for path, one in found if one is not None)
     except OSError as error:
         raise SourceError(f"cannot read {root}", reason=str(error)) from error
     if not files:
@@ -107,22 +107,6 @@ def _check_place(top: int, source: LocalSource) -> None:
         )
 
 
-def _all_described(top: int, paths: list[str]) -> Iterator[tuple[str, str, str]]:
-    total = 0
-    for path in paths:
-        found = _read(top, path)
-        if found is None:
-            continue
-        total += len(found[1])
-        if total > _MOST:
-            raise SourceError(
-                f"the files of the source have more than {_MOST >> 30} GiB together",
-                reason="sparse files count with their holes",
-                hint="have git ignore what is no source, or move it elsewhere",
-            )
-        yield path, found[0], hashlib.sha256(found[1]).hexdigest()
-
-
 def _tracked(root: Path) -> list[str] | None:
     """What git would add here; None where this is no git work tree."""
     command = ["-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."]
@@ -143,38 +127,17 @@ def _tracked(root: Path) -> list[str] | None:
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _walked(top: int) -> Iterator[str]:
-    folders = [""]
-    while folders:
-        folder = folders.pop()
-        for name, is_folder in _listed(top, folder or "."):
-            if name == ".git":
-                continue
-            if is_folder:
-                folders.append(f"{folder}{name}/")
-            else:
-                yield folder + name
-
-
-def _listed(top: int, folder: str) -> list[tuple[str, bool]]:
-    """The names in a directory, and whether each is one itself; none where it cannot be read."""
-    try:
-        fd = sc.openat2(top, folder, os.O_RDONLY | os.O_DIRECTORY, _WITHIN)
-    except OSError:
-        return []
-    try:
-        with os.scandir(fd) as found:
-            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
-    finally:
-        os.close(fd)
+def _walked(root: Path) -> Iterator[str]:
+    """Yield all that lies below a directory; what turns into a way out meanwhile is not read."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name != ".git"]
+        yield from (os.path.relpath(f"{folder}/{name}", root) for name in (*names, *folders) if name != ".git")
 
 
 def _read(top: int, path: str) -> tuple[str, bytes] | None:
     """A file's kind and content, or a link's target; None for what is neither (a socket, a submodule, gone)."""
-    if not _is_plain(path):
-        return None
     try:
-        fd = sc.openat2(top, path, os.O_PATH | os.O_NOFOLLOW, _WITHIN)
+        fd = sc.openat2(top, path, os.O_PATH | os.O_NOFOLLOW, sc.RESOLVE_INSIDE)
     except OSError as error:
         if error.errno in _GONE:  # tracked, but gone: a directory may have become a file or a link
             return None
@@ -192,12 +155,6 @@ def _read(top: int, path: str) -> tuple[str, bytes] | None:
             return ("program" if info.st_mode & stat.S_IXUSR else "file"), file.read(info.st_size)
     finally:
         os.close(fd)
-
-
-def _is_plain(path: str) -> bool:
-    """Whether a path leads down only: git lists what an index says, which may be made by hand."""
-    place = PurePosixPath(path)
-    return not place.is_absolute() and ".." not in place.parts
 
 
 def _member(path: str, kind: str, content: bytes) -> tuple[tarfile.TarInfo, io.BytesIO | None]:

@@ -121,10 +121,7 @@ def measure_tree(path: Path) -> TreeSize:
         path: the directory.
 
     Returns:
-        Its size; directories' own blocks included.
-
-    Raises:
-        OSError: a directory of the tree cannot be read.
+        Its size; directories' own blocks included. What is made or removed meanwhile, or closed to us, may be missing.
     """
     taken = files = 0
     seen: set[int] = set()
@@ -142,31 +139,28 @@ def _walk_stats(path: Path) -> Iterator[os.stat_result]:
     """What lstat(2) says of everything below a directory; depth costs neither stack nor open files nor PATH_MAX."""
     walker = DirWalker(os.open(path, _DIRECTORY & ~os.O_NOFOLLOW))
     try:
-        found, names = _look(walker.fd)
-        yield from found
-        waiting = [names]  # for each directory on the way down, the subdirectories that are still to be entered
+        waiting = [_look(walker.fd)]  # for each directory on the way down, what is still to be looked at
         while waiting:
-            if waiting[-1]:
-                walker.down(waiting[-1].pop())
-                found, names = _look(walker.fd)
-                yield from found
-                waiting.append(names)
-            else:
+            info, name = next(waiting[-1], (None, ""))
+            if info is None:
                 waiting.pop()
                 if waiting:
                     walker.up()
+                continue
+            yield info
+            if stat.S_ISDIR(info.st_mode):
+                with contextlib.suppress(OSError):
+                    walker.down(name)
+                    waiting.append(_look(walker.fd))
     finally:
         walker.close()
 
 
-def _look(fd: int) -> tuple[list[os.stat_result], list[str]]:
-    """What lstat(2) says of everything in a directory, and the names of its subdirectories."""
-    found: list[os.stat_result] = []
-    names: list[str] = []
+def _look(fd: int) -> Iterator[tuple[os.stat_result, str]]:
+    """What lstat(2) says of everything in a directory, and the names."""
+    found: list[tuple[os.stat_result, str]] = []
     with os.scandir(fd) as entries:
         for entry in entries:
-            info = entry.stat(follow_symlinks=False)
-            found.append(info)
-            if stat.S_ISDIR(info.st_mode):
-                names.append(entry.name)
-    return found, names
+            with contextlib.suppress(FileNotFoundError):
+                found.append((entry.stat(follow_symlinks=False), entry.name))
+    return iter(found)
