@@ -14,7 +14,7 @@ import pytest
 
 from minisandbox.errors import DiskFull, IndexUnavailable
 from minisandbox.images import PythonRecipe, build, build_all, installed_interpreters
-from minisandbox.images.failures import Failures
+from minisandbox.images.builder import Failures
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 

@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import BuildError, DiskFull
 from minisandbox.images import LocalSource, PythonRecipe, build
-from minisandbox.images.failures import Failures
+from minisandbox.images.builder import Failures
 from minisandbox.store import Store
 
 pytestmark = pytest.mark.kernel
@@ -90,7 +90,7 @@ FULL = """
     from pathlib import Path
     from minisandbox.errors import DiskFull, HostError
     from minisandbox.images import LocalSource, PythonRecipe, build
-    from minisandbox.images.failures import Failures
+    from minisandbox.images.builder import Failures
     from minisandbox.sandbox.controller import shut_down
     from minisandbox.store import Store
     store = Store.open(sys.argv[1] + "/store")

@@ -17,7 +17,7 @@ from tests.unit.dockerfile_tools import copies, digest, files, make, stage
 from tests.unit.oci_tools import END, entry, folder, hard_link, link
 
 from minisandbox.errors import DockerfileError, ImageRefused
-from minisandbox.images.dockerfile.owners import changed_mode
+from minisandbox.images.dockerfile.copying import changed_mode
 from minisandbox.store.blobs.unpack import OPAQUE
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.images.python.elf import strip_debug
+from minisandbox.images.python.prefix import strip_debug
 
 SOURCE = "static int offset = 41;\nint answer(int x) { return x + offset; }\n"
 

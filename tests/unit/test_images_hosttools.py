@@ -16,8 +16,7 @@ import uv
 
 from minisandbox.errors import ProgramNotFound, SourceError
 from minisandbox.images import GitSource, LocalSource
-from minisandbox.images.python.index import default_index_url
-from minisandbox.images.python.uvtool import find_uv
+from minisandbox.images.python.index import default_index_url, find_uv
 from minisandbox.images.sources.localsource import take_snapshot
 from minisandbox.images.sources.mirrors import Mirrors
 from minisandbox.store import Store

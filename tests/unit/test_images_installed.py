@@ -19,8 +19,8 @@ from tests.unit.oci_tools import END, MadeImage, entry, link
 
 from minisandbox.errors import NotFound
 from minisandbox.images import Image, PythonEnvironment, pull, python_environments, read_pins
+from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.installed import choose
-from minisandbox.images.python.uvtool import find_uv
 from minisandbox.images.tree import ImageTree
 from minisandbox.store import Store
 from minisandbox.store.blobs.below import Below

@@ -13,12 +13,10 @@ import pytest
 
 from minisandbox.errors import InterpreterNotFound, StoreError
 from minisandbox.images import Interpreter, find_interpreter, installed_interpreters
-from minisandbox.images.python import probe as probe_module
+from minisandbox.images.python import interpreters
 from minisandbox.images.python.index import host_settings
-from minisandbox.images.python.interpreters import candidates, choose
+from minisandbox.images.python.interpreters import PythonRequest, candidates, choose, probe
 from minisandbox.images.python.prefix import copy_prefix
-from minisandbox.images.python.probe import probe
-from minisandbox.images.python.request import PythonRequest
 from minisandbox.store import default_root
 
 RUNNING = ".".join(map(str, sys.version_info[:3]))
@@ -127,7 +125,7 @@ def test_places_that_are_searched(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_interpreter_of_use(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "PROBE_TIMEOUT", 0.5)
+    monkeypatch.setattr(interpreters, "PROBE_TIMEOUT", 0.5)
     assert probe(_program(tmp_path / "python3", text)) is None
 
 

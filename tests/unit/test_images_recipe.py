@@ -10,7 +10,7 @@ import pytest
 from minisandbox.errors import InvalidValue, MiniSandboxError, PatchError, SourceError
 from minisandbox.images import GitSource, LocalSource, PythonRecipe, SdistSource
 from minisandbox.images.plan import Planner
-from minisandbox.images.python.request import PythonRequest
+from minisandbox.images.python.interpreters import PythonRequest
 from minisandbox.images.recipe import (
     CutHistory,
     HiddenTests,

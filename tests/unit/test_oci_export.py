@@ -18,7 +18,7 @@ from minisandbox.images import Image, export_images, host_image, import_images, 
 from minisandbox.images.image import image_of
 from minisandbox.images.oci.copies import MEDIA_TYPE
 from minisandbox.images.oci.export import repository_of
-from minisandbox.images.oci.importing import tag_name
+from minisandbox.images.oci.pull import tag_name
 from minisandbox.store import ImageRecord, Made, Store
 from minisandbox.store.blobs.freezing import freeze, frozen_keys
 from minisandbox.store.entries import read_entries
@@ -472,7 +472,7 @@ AS_A_USER = """
     from pathlib import Path
     import encodings.ascii, zstandard
     from minisandbox.images.oci.export import export_images
-    from minisandbox.images.oci.importing import import_images
+    from minisandbox.images.oci.pull import import_images
     from minisandbox.store import Store
     from minisandbox.store.verify import verify
     os.setgroups([]); os.setgid(12345); os.setuid(12345)  # now: the interpreter may be in root's home

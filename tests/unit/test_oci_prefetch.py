@@ -23,7 +23,7 @@ from minisandbox.images.dockerfile.reading import base_images
 from minisandbox.images.oci import http
 from minisandbox.images.recipe import DockerfileBase
 from minisandbox.store import Store
-from minisandbox.store.budget import SizeBudget
+from minisandbox.store.collect import SizeBudget
 from minisandbox.store.sizes import StoreSizes
 
 PATCH = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n"

@@ -46,7 +46,7 @@ def _staged(store: Store) -> list[str]:
 @pytest.mark.parametrize("kind", ["nfs", "cifs", "fuse.juicefs"])
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     Store.open(tmp_path / "store")
-    monkeypatch.setattr("minisandbox.store.places.file_system", lambda _: kind)
+    monkeypatch.setattr("minisandbox.store.disk.paths.file_system", lambda _: kind)
     with pytest.raises(StoreError, match=f"lies on {kind}, a network file system") as caught:
         Store.open(tmp_path / "store")
     assert "$TMPDIR" in str(caught.value)

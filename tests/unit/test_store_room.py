@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.store.disk.room import is_full
+from minisandbox.store.disk.faults import is_full
 
 MIB = 1 << 20
 

@@ -12,16 +12,16 @@ _HOME = {
     "BuildOptions": "dockerfile.evaluation",
     "BuildEvent": "progress",
     "Buildable": "recipe",
-    "Building": "background",
+    "Building": "schedule",
     "Built": "schedule",
     "DockerfileBase": "recipe",
     "Estimate": "estimate",
-    "Failures": "failures",
+    "Failures": "builder",
     "GitSource": "recipe",
     "Image": "image",
     "ImageSize": "image",
     "ImageSource": "recipe",
-    "Interpreter": "python.probe",
+    "Interpreter": "python.interpreters",
     "LocalSource": "recipe",
     "Lock": "python.lock",
     "OciBase": "recipe",
@@ -41,7 +41,7 @@ _HOME = {
     "export_images": "oci.export",
     "find_interpreter": "python.interpreters",
     "host_image": "image",
-    "import_images": "oci.importing",
+    "import_images": "oci.pull",
     "image_sizes": "image",
     "installed_interpreters": "python.interpreters",
     "list_images": "image",
@@ -60,12 +60,11 @@ _HOME = {
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
 
 if TYPE_CHECKING:
-    from minisandbox.images.background import Building as Building
+    from minisandbox.images.builder import Failures as Failures
     from minisandbox.images.builder import build as build
     from minisandbox.images.dockerfile.evaluation import BuildOptions as BuildOptions
     from minisandbox.images.dockerfile.reading import read_dockerfile as read_dockerfile
     from minisandbox.images.estimate import Estimate as Estimate
-    from minisandbox.images.failures import Failures as Failures
     from minisandbox.images.image import Image as Image
     from minisandbox.images.image import ImageSize as ImageSize
     from minisandbox.images.image import host_image as host_image
@@ -74,10 +73,10 @@ if TYPE_CHECKING:
     from minisandbox.images.image import load_image as load_image
     from minisandbox.images.image import total_size as total_size
     from minisandbox.images.oci.export import export_images as export_images
-    from minisandbox.images.oci.importing import import_images as import_images
     from minisandbox.images.oci.prefetch import Pulled as Pulled
     from minisandbox.images.oci.prefetch import PullEstimate as PullEstimate
     from minisandbox.images.oci.prefetch import pull_all as pull_all
+    from minisandbox.images.oci.pull import import_images as import_images
     from minisandbox.images.oci.pull import pull as pull
     from minisandbox.images.oci.push import push as push
     from minisandbox.images.progress import BuildEvent as BuildEvent
@@ -85,6 +84,7 @@ if TYPE_CHECKING:
     from minisandbox.images.progress import StepState as StepState
     from minisandbox.images.python.installed import PythonEnvironment as PythonEnvironment
     from minisandbox.images.python.installed import python_environments as python_environments
+    from minisandbox.images.python.interpreters import Interpreter as Interpreter
     from minisandbox.images.python.interpreters import find_interpreter as find_interpreter
     from minisandbox.images.python.interpreters import installed_interpreters as installed_interpreters
     from minisandbox.images.python.lock import Lock as Lock
@@ -93,7 +93,6 @@ if TYPE_CHECKING:
     from minisandbox.images.python.lock import read_lock as read_lock
     from minisandbox.images.python.pins import Pins as Pins
     from minisandbox.images.python.pins import read_pins as read_pins
-    from minisandbox.images.python.probe import Interpreter as Interpreter
     from minisandbox.images.recipe import Buildable as Buildable
     from minisandbox.images.recipe import DockerfileBase as DockerfileBase
     from minisandbox.images.recipe import GitSource as GitSource
@@ -105,6 +104,7 @@ if TYPE_CHECKING:
     from minisandbox.images.recipe import SdistSource as SdistSource
     from minisandbox.images.recipe import Source as Source
     from minisandbox.images.schedule import Budget as Budget
+    from minisandbox.images.schedule import Building as Building
     from minisandbox.images.schedule import Built as Built
     from minisandbox.images.schedule import build_all as build_all
 

@@ -1,4 +1,4 @@
-"""From a recipe to an image: each step of its chain made once, and then found."""
+"""From a recipe to an image: each step of its chain made once, and then found; failed builds are kept."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.errors import BuildError, MiniSandboxError, UnfitTree
+from minisandbox.errors import BuildError, MiniSandboxError, NotFound, PatchError, UnfitTree
 from minisandbox.images.base import base_key
-from minisandbox.images.failures import Failures
 from minisandbox.images.image import Image, image_of, make_base, put_if_new
 from minisandbox.images.plan import Plan, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
@@ -16,7 +15,7 @@ from minisandbox.images.python.lock import Lock, lock_of
 from minisandbox.images.python.packages import PackageIndex
 from minisandbox.images.recipe import Buildable
 from minisandbox.images.runner import Place, PlannedStep, Session, Work, run_step
-from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
+from minisandbox.store import FailureRecord, ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.keys import JSONValue
 
 
@@ -185,3 +184,61 @@ def _check_lock(image: Image, wanted: Lock) -> None:
             reason="\n".join(lines[:20]),
             hint="is it the same recipe's lock?",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """The failed builds of a store: one for each image's name.
+
+    Attributes:
+        store: the store.
+    """
+
+    store: Store
+
+    def add(self, plan: Plan, planned: PlannedStep, error: MiniSandboxError) -> None:
+        """Keep that a step of an image failed, unless a full disk or an index that is down is to blame."""
+        if not isinstance(error, BuildError | PatchError):
+            return
+        reason = "\n".join(filter(None, (error.what, error.reason)))
+        record = FailureRecord(
+            plan.name, planned.step.name, planned.key, planned.below or plan.ground.layers, planned.environment,
+            str(planned.workdir), time.time(), reason, own_root=planned.own_root,
+        )  # fmt: skip
+        self.store.put_failure(record)
+
+    def of_image(self, image: str) -> FailureRecord:
+        """Return why the last build of an image failed.
+
+        Raises:
+            NotFound: it did not.
+        """
+        try:
+            return self.store.failure(image)
+        except NotFound as error:
+            error.hint = (
+                "`minisandbox image build` keeps one where a step fails; the image itself opens with "
+                "`minisandbox sandbox shell --image`"
+            )
+            raise
+
+    def remove(self, image: str) -> None:
+        """Forget the failure of an image; nothing happens if it did not fail."""
+        self.store.remove_failure(image)
+
+    def by_step(self) -> dict[str, FailureRecord]:
+        """Return the failures by the key of the layer that was not made."""
+        return {record.key: record for record in self.store.failures()}
+
+
+def known_failure(record: FailureRecord, store: Store) -> BuildError:
+    """Return the error for a step that failed before and is not tried again."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created))
+    log = store.log_path(record.key)
+    return BuildError(
+        f"build step {record.step!r} of image {record.image!r} failed on {when}, and was not tried again",
+        step=record.step,
+        log=log,
+        reason=record.reason,
+        hint=f"--retry-failed tries it again; its log is {log}",
+    )

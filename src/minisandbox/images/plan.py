@@ -15,13 +15,12 @@ from minisandbox.images.base import Entry, base_entries, base_key, platform_key
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.image import DEFAULT_PATH, Image
 from minisandbox.images.kept import kept_step, read_kept
-from minisandbox.images.python.interpreters import find_interpreter
+from minisandbox.images.python.interpreters import Interpreter, find_interpreter
 from minisandbox.images.python.lock import Lock
-from minisandbox.images.python.probe import Interpreter
 from minisandbox.images.runner import BuildStep, PlannedStep
 from minisandbox.images.sources.localsource import Snapshot, take_snapshot
 from minisandbox.images.sources.mirrors import Mirrors
-from minisandbox.images.system import system_step
+from minisandbox.images.steps import system_step
 from minisandbox.store import Store, step_key
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from minisandbox.images.dockerfile.trees import ContextTree
     from minisandbox.images.oci.prefetch import PullEstimate
     from minisandbox.images.progress import Progress
-    from minisandbox.store.budget import SizeBudget
+    from minisandbox.store.collect import SizeBudget
 
 Variables = tuple[tuple[str, str], ...]
 

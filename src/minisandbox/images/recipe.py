@@ -15,8 +15,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from minisandbox.errors import InvalidValue
 from minisandbox.images.dockerfile.stages import CopyFiles, RunCommand
 from minisandbox.images.python.index import shown
+from minisandbox.images.python.interpreters import PythonRequest
 from minisandbox.images.python.lock import EVERYTHING, IndexView, Lock
-from minisandbox.images.python.request import PythonRequest
 from minisandbox.patches import parse_patch
 from minisandbox.store.keys import JSONValue
 from minisandbox.types import WORKDIR

@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from minisandbox.images.failures import Failures
+from minisandbox.images.builder import Failures
 from minisandbox.images.kept import Kept, read_kept, write_kept
 from minisandbox.images.places import BUILD
 from minisandbox.images.python.access import index_access
+from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.lock import PACKAGES, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
-from minisandbox.images.python.uvtool import find_uv
 from minisandbox.images.runner import build_limits, build_sandbox, mount_points
 from minisandbox.images.steps import step_script
 from minisandbox.sandbox import Sandbox

@@ -22,8 +22,7 @@ from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.sandbox.core import Core
 from minisandbox.store import Made, Store
 from minisandbox.store.disk.durable import write_atomic
-from minisandbox.store.disk.faults import disk_full, store_faults
-from minisandbox.store.disk.room import is_full
+from minisandbox.store.disk.faults import disk_full, is_full, store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.types import ExecResult, GiB, ImageSpec, Limits, MiB, Mount, Network, Outcome
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.images.builder import Maker, record_image
+from minisandbox.images.builder import Failures, Maker, known_failure, record_image
 from minisandbox.images.estimate import Estimate
-from minisandbox.images.failures import Failures, known_failure
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Plan, Planner
 from minisandbox.images.progress import Progress
@@ -24,16 +23,22 @@ from minisandbox.images.recipe import Buildable
 from minisandbox.images.runner import PlannedStep, Session
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.store import Store
-from minisandbox.store.budget import SizeBudget
+from minisandbox.store.collect import SizeBudget
 from minisandbox.types import GiB
 
 if TYPE_CHECKING:
     from minisandbox.images.oci.prefetch import PullEstimate
 
+from concurrent.futures import Future
+from dataclasses import replace
+
+from minisandbox.sandbox.cancellation import CancelledError
+
 STEP_MEMORY = 4 * GiB
 """Bytes that one step may hold where a budget is given."""
 
-_ENDING = 20.0
+_ENDING = 30.0
+"""Seconds for what runs to end, once it was called off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,3 +388,55 @@ class _Work:
 
 def _silent(_: object) -> None:
     pass
+
+
+class Building:
+    """What :func:`build_all` does, in a thread of its own that keeps no process alive. Begins when it is made.
+
+    Arguments are those of :func:`build_all`, and the backend of the images' sandboxes.
+
+    Attributes:
+        images: by name, the image as soon as it is there; or why it failed, once all others are made. Where the
+            building was called off, that is a :class:`.CancelledError`.
+    """
+
+    def __init__(
+        self,
+        recipes: Mapping[str, Callable[[], Buildable]],
+        *,
+        store: Store,
+        budget: Budget | None = None,
+        progress: Progress | None = None,
+        on_estimate: Callable[[Estimate], None] | None = None,
+        mirrors: Path | None = None,
+        backend: str = "",
+    ) -> None:
+        self.images: dict[str, Future[Image]] = {name: Future() for name in recipes}
+        for future in self.images.values():
+            future.set_running_or_notify_cancel()  # who no longer waits for one does not end it for the others
+        self._cancellation = Cancellation()
+
+        def make() -> Built:
+            return build_all(
+                recipes, store=store, budget=budget, progress=progress, on_estimate=on_estimate,
+                on_image=lambda image: self.images[image.name].set_result(replace(image, backend=backend)),
+                mirrors=mirrors,
+                cancellation=self._cancellation,
+            )  # fmt: skip
+
+        self._thread = threading.Thread(target=self._work, args=(make,), name="building", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Call it off and wait until what runs has ended. Finished layers are kept. Calling it again does nothing."""
+        self._cancellation.cancel()
+        self._thread.join(_ENDING)
+
+    def _work(self, make: Callable[[], Built]) -> None:
+        try:
+            failures: Mapping[str, BaseException] = make().failures
+        except BaseException as error:  # noqa: BLE001 - raised where an image is waited for
+            failures = dict.fromkeys(self.images, error)
+        for name, future in self.images.items():
+            if not future.done():
+                future.set_exception(failures.get(name) or CancelledError())

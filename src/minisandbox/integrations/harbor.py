@@ -21,11 +21,11 @@ from minisandbox.errors import (
     MissingExtra,
     NotFound,
 )
-from minisandbox.images.background import Building
 from minisandbox.images.dockerfile.reading import read_dockerfile
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Planner
 from minisandbox.images.recipe import OciBase
+from minisandbox.images.schedule import Building
 from minisandbox.sandbox import AsyncSandbox
 from minisandbox.sandbox.controller import current_controller
 from minisandbox.store import Store

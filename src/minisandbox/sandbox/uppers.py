@@ -11,9 +11,9 @@ from minisandbox.errors import HostError, InvalidValue
 from minisandbox.host.os_errors import runtime_os_errors
 from minisandbox.launch.disk import FLOOR
 from minisandbox.sandbox import scratch
+from minisandbox.store.disk.paths import is_read_only
 from minisandbox.store.disk.trees import remove_tree
 from minisandbox.store.leases import layer_of
-from minisandbox.store.places import is_read_only
 from minisandbox.store.store import Store
 from minisandbox.types import ImageSpec, Limits, Mount
 

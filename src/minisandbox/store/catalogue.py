@@ -11,7 +11,7 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue, NotFound, StoreError
 from minisandbox.store.disk.durable import sync_directory, write_atomic
 from minisandbox.store.disk.faults import fault_point, store_faults
-from minisandbox.store.places import set_aside
+from minisandbox.store.disk.paths import set_aside
 from minisandbox.store.records import FailureRecord, ImageRecord
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]{0,199}")

@@ -61,7 +61,7 @@ class Holder:
                     held = self._held[layer] = _Held(_open_shared(lies or layer))
         if frozen or not is_frozen(layer):
             return held
-        from minisandbox.store.blobs.cold import thaw  # noqa: PLC0415 - few layers are frozen
+        from minisandbox.store.blobs.freezing import thaw  # noqa: PLC0415 - few layers are frozen
 
         try:
             thaw(layer)  # held, so that nobody removes or freezes it; other layers can be taken meanwhile

@@ -18,14 +18,13 @@ from minisandbox.store.catalogue import Catalogue, check_name
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import fault_point, store_faults
 from minisandbox.store.disk.locks import hold_lock
-from minisandbox.store.disk.paths import default_root
+from minisandbox.store.disk.paths import check_file_system, check_private, default_root, is_read_only, set_aside
 from minisandbox.store.disk.reading import read_below
 from minisandbox.store.disk.staging import Staging
 from minisandbox.store.disk.trees import remove_tree
 from minisandbox.store.keys import JSONValue, check_key
 from minisandbox.store.leases import Holder, Lease, is_frozen, open_exclusive, stamp
 from minisandbox.store.objects import Pool
-from minisandbox.store.places import check_file_system, check_private, is_read_only, set_aside
 from minisandbox.store.publishing import Publication, make_visible, objects_of
 from minisandbox.store.records import LayerRecord
 

@@ -28,8 +28,7 @@ from minisandbox.images import (
     pull_all,
 )
 from minisandbox.store import Store
-from minisandbox.store.budget import SizeBudget
-from minisandbox.store.collect import remove_images
+from minisandbox.store.collect import SizeBudget, remove_images
 from minisandbox.tasks import Task
 
 

@@ -11,7 +11,7 @@ from minisandbox.cli.common.output import Progress, add_json_option, clean_line,
 from minisandbox.cli.image.listing import add_names, chosen
 from minisandbox.errors import InvalidValue
 from minisandbox.images import export_images, import_images, push
-from minisandbox.images.oci.export import STANDARD
+from minisandbox.images.oci.pull import STANDARD
 from minisandbox.store import Store
 from minisandbox.store.blobs.packing import COMPRESSIONS, GZIP
 

@@ -16,9 +16,8 @@ from typing import NoReturn, TypeVar
 from e2b_dockerfile_utils import ShellLex, parse_heredoc
 
 from minisandbox.errors import DockerfileError
-from minisandbox.images.dockerfile.mounts import parse_mount
 from minisandbox.images.dockerfile.parsing import Dockerfile, Instruction, parse_trigger
-from minisandbox.images.dockerfile.stages import Context, CopyFiles, Document, Mount, RunCommand, Variables
+from minisandbox.images.dockerfile.stages import Context, CopyFiles, Document, Mount, RunCommand, Variables, parse_mount
 from minisandbox.images.image import DEFAULT_PATH
 from minisandbox.images.oci.manifest import Platform, own_platform, parse_platform
 from minisandbox.images.oci.pull import keeps_owners

@@ -1,4 +1,4 @@
-"""The steps of a Dockerfile, with everything resolved: RUN, and COPY with its kin."""
+"""The steps of a Dockerfile, with everything resolved: RUN with its mounts, and COPY with its kin."""
 
 from __future__ import annotations
 
@@ -6,11 +6,111 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.images.dockerfile.mounts import RunMount
 from minisandbox.types import Network
 
 if TYPE_CHECKING:
     from minisandbox.images.recipe import OciBase, StageBase
+
+import posixpath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minisandbox.images.dockerfile.parsing import Instruction
+
+_NAMES = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly", "readwrite": "rw"}
+_FIELDS = {
+    "bind": {"target", "source", "from", "rw", "readonly"},
+    "cache": {"id", "target", "readonly", "rw", "sharing", "from", "source", "mode", "uid", "gid"},
+    "tmpfs": {"target", "size"},
+    "secret": {"id", "target", "required", "mode", "uid", "gid", "env"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunMount:
+    """One mount of a RUN.
+
+    Attributes:
+        kind: ``bind``, ``cache``, ``tmpfs`` or ``secret``.
+        target: where, absolute; "" of a secret that is only a variable.
+        source: the path in ``origin`` that a bind shows.
+        origin: the stage or image of a bind; "" for the context.
+        identity: which cache or secret.
+        variable: the variable that gets a secret.
+        required: whether a missing secret is an error.
+        mode: the permission bits of a cache or a secret; None for the usual ones.
+        owner: the user and group of a cache or a secret.
+    """
+
+    kind: str
+    target: str
+    source: str = ""
+    origin: str = ""
+    identity: str = ""
+    variable: str = ""
+    required: bool = False
+    mode: int | None = None
+    owner: tuple[int, int] = (0, 0)
+
+
+def parse_mount(text: str, one: Instruction, workdir: str) -> RunMount:
+    """Parse a mount.
+
+    Args:
+        text: the flag's value, variables expanded.
+        one: its RUN, for errors.
+        workdir: what relative targets are relative to.
+
+    Raises:
+        DockerfileError: it is malformed or unsupported.
+    """
+    fields = _fields(text, one)
+    kind = fields.pop("type", "bind")
+    if kind not in _FIELDS:
+        one.refuse(f"--mount=type={kind} is not supported", "bind, cache, tmpfs and secret are")
+    if odd := sorted(fields.keys() - _FIELDS[kind]):
+        one.refuse(f"--mount=type={kind} has no {', '.join(odd)}")
+    if kind == "cache" and {"from", "source"} & fields.keys():
+        one.refuse("a cache that begins with the files of another image is not supported", "COPY them in the RUN")
+    identity = fields.get("id", "")
+    target = fields.get("target", "")
+    if kind == "secret":
+        identity = identity or posixpath.basename(target)
+        if not identity:
+            one.refuse("--mount=type=secret has an id or a target")
+        if not target and "env" not in fields:
+            target = f"/run/secrets/{identity}"
+    elif not target:
+        one.refuse(f"--mount=type={kind} has a target")
+    target = posixpath.normpath(posixpath.join(workdir, target)) if target else ""
+    if target == "/":
+        one.refuse("nothing can be mounted at /")
+    return RunMount(
+        kind, target, fields.get("source", ""), fields.get("from", ""), identity or target, fields.get("env", ""),
+        fields.get("required", "false").lower() in ("true", "1"), _number(fields, "mode", one, 8),
+        (_number(fields, "uid", one) or 0, _number(fields, "gid", one) or 0),
+    )  # fmt: skip
+
+
+def _fields(text: str, one: Instruction) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        name = _NAMES.get(name.strip().lower(), name.strip().lower())
+        if not name or (not equals and name not in ("readonly", "rw", "required")):
+            one.refuse(f"--mount={text}: {part!r} is not NAME=VALUE")
+        fields[name] = value if equals else "true"
+    return fields
+
+
+def _number(fields: dict[str, str], name: str, one: Instruction, base: int = 10) -> int | None:
+    if name not in fields:
+        return None
+    try:
+        return int(fields[name], base)
+    except ValueError:
+        one.refuse(f"--mount: {name}={fields[name]} is not a number")
+
 
 Variables = tuple[tuple[str, str], ...]
 

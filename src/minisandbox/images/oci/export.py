@@ -25,7 +25,7 @@ from typing import IO, Protocol
 from minisandbox.errors import InvalidValue
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE, read_copy
-from minisandbox.images.oci.pull import Tell, root_key, silent
+from minisandbox.images.oci.pull import STANDARD, Tell, root_key, silent
 from minisandbox.store import ImageRecord, Store
 from minisandbox.store.blobs.kept import LayerBlob, ensure_blob
 from minisandbox.store.disk.durable import sync_filesystem, written_atomically
@@ -33,7 +33,6 @@ from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.sizes import stack_of
 
-STANDARD = Path("-")
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
 _REF_NAME = "org.opencontainers.image.ref.name"

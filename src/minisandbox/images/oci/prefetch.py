@@ -22,7 +22,7 @@ from minisandbox.images.oci.registry import Registry
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.recipe import OciBase
 from minisandbox.store import Store
-from minisandbox.store.budget import SizeBudget
+from minisandbox.store.collect import SizeBudget
 
 _T = TypeVar("_T")
 JOBS = 3

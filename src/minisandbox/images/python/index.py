@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,8 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from minisandbox.errors import HostError, InvalidValue
-from minisandbox.images.python.uvtool import find_uv
+import uv
+
+from minisandbox.errors import HostError, InvalidValue, ProgramNotFound
 from minisandbox.store.disk.paths import home_directory
 
 _SECTIONS = ("global", "download", "install")
@@ -223,3 +225,24 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError):  # uv itself complains; another file may do
         return {}
+
+
+_FINDING = threading.Lock()
+"""It asks sysconfig, which answers a second thread with half of what it is about to know."""
+
+
+def find_uv() -> Path:
+    """Return the program's path, links resolved.
+
+    Raises:
+        ProgramNotFound: the package ``uv`` is there and its program is not.
+    """
+    try:
+        with _FINDING:
+            return Path(uv.find_uv_bin()).resolve(strict=True)
+    except OSError as error:
+        raise ProgramNotFound(
+            "there is no uv program",
+            reason=f"the Python package uv was installed without it: {error}",
+            hint="pip install --force-reinstall uv",
+        ) from error

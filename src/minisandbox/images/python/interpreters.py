@@ -2,20 +2,156 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from minisandbox.errors import InterpreterNotFound
-from minisandbox.images.python.probe import Interpreter, probe
-from minisandbox.images.python.request import PythonRequest
+from minisandbox.errors import InterpreterNotFound, InvalidValue
 from minisandbox.store.disk.paths import home_directory
+
+PROBE_TIMEOUT = 10.0
+
+# Runs on Python 2.7 to 3.14; prints one line of JSON.
+_QUESTION = """
+import sys
+try:
+    import sysconfig
+    config = sysconfig.get_config_var
+except ImportError:
+    config = lambda name: None
+import json, platform
+sys.stdout.write(json.dumps({
+    "version": platform.python_version(),
+    "implementation": platform.python_implementation(),
+    "prefix": getattr(sys, "base_prefix", getattr(sys, "real_prefix", sys.prefix)),
+    "abi": config("SOABI") or config("EXT_SUFFIX") or "",
+    "build": sys.version,
+    "debug": hasattr(sys, "gettotalrefcount"),
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python interpreter on this machine.
+
+    Attributes:
+        executable: its path, links resolved.
+        version: such as ``"3.11.7"``.
+        prefix: the installation's directory (of a virtual environment: its base's).
+        abi: its ABI tag, such as ``"cpython-311-x86_64-linux-gnu"``.
+        build: its ``sys.version``.
+        stamp: size and mtime of its executable, which change when it is installed again.
+    """
+
+    executable: Path
+    version: str
+    prefix: Path
+    abi: str
+    build: str
+    stamp: str
+
+    @property
+    def minor(self) -> str:
+        """Its minor version, such as ``"3.11"``."""
+        return ".".join(self.version.split(".")[:2])
+
+    @property
+    def release(self) -> Version:
+        """Its version for comparisons: builds from CPython's repository end in a "+" that PEP 440 does not know."""
+        return Version(self.version.rstrip("+"))
+
+    @property
+    def own_prefix(self) -> bool:
+        """Whether its prefix holds nothing but it: pyenv, uv, conda; not the system's /usr."""
+        return Path("/usr") not in (self.prefix, *self.prefix.parents) and self.prefix != Path("/")
+
+
+def probe(executable: Path) -> Interpreter | None:
+    """Ask an interpreter what it is.
+
+    Args:
+        executable: its path, links resolved.
+
+    Returns:
+        The interpreter; None where it does not run, does not answer in ten seconds, or is not CPython's release build.
+    """
+    try:
+        info = executable.stat()
+        answer = subprocess.run(
+            [executable, "-E", "-s", "-S", "-c", _QUESTION],  # -I is newer than Python 2
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+            timeout=PROBE_TIMEOUT,
+            check=True,
+        ).stdout
+        values = json.loads(answer)
+        if values["implementation"] != "CPython" or values["debug"]:
+            return None
+        prefix, stamp = Path(values["prefix"]).resolve(), f"{info.st_size}:{info.st_mtime_ns}"
+        return Interpreter(executable, values["version"], prefix, values["abi"], values["build"], stamp)
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return None
+
+
+_EXACT = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
+_MINOR = re.compile(r"\d+\.\d+")
+_LONGEST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PythonRequest:
+    """A parsed request for an interpreter.
+
+    Attributes:
+        text: as it was written.
+        specifiers: the versions that satisfy it.
+        ranged: whether it is a range (then the interpreter that runs MiniSandbox is preferred).
+    """
+
+    text: str
+    specifiers: SpecifierSet
+    ranged: bool
+
+    @classmethod
+    def parse(cls, text: str) -> PythonRequest:
+        """Read ``"3.11"``, ``"3.11.7"`` or a PEP 440 range such as ``">=3.11,<3.15"``.
+
+        Raises:
+            InvalidValue: it is none of these.
+        """
+        plain = text.strip()
+        if len(plain) > _LONGEST:  # of thousands of digits Python makes no number
+            raise InvalidValue(
+                f"a Python version of {len(plain)} characters", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'"
+            )
+        if _EXACT.fullmatch(plain):
+            return cls(plain, SpecifierSet(f"=={plain}"), ranged=False)
+        if _MINOR.fullmatch(plain):
+            return cls(plain, SpecifierSet(f"=={plain}.*"), ranged=False)
+        try:
+            if plain:
+                return cls(plain, SpecifierSet(plain), ranged=True)
+        except InvalidSpecifier:
+            pass
+        raise InvalidValue(f"{text!r} is not a Python version", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'")
+
+    def accepts(self, version: str) -> bool:
+        """Whether an interpreter of that version satisfies the request; pre-releases only where they are named."""
+        return self.specifiers.contains(Version(version))
+
 
 _NAME = re.compile(r"python(?:[23]|([23]\.\d{1,2}))?")
 

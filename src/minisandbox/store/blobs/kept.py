@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import IO
 
 from minisandbox.errors import ImageRefused, StoreError
-from minisandbox.store.blobs.packing import ZSTD, pack
+from minisandbox.store.blobs.packing import ZSTD, pack, write_layer
 from minisandbox.store.blobs.streams import Blob, LayerStream, check_digest
-from minisandbox.store.blobs.writing import write_layer
 from minisandbox.store.disk.durable import sync_directory, write_atomic
 from minisandbox.store.disk.faults import fault_point, store_faults
 from minisandbox.store.disk.locks import hold_lock
+from minisandbox.store.disk.paths import is_read_only
 from minisandbox.store.disk.reading import open_below
 from minisandbox.store.disk.scanning import Lifted
 from minisandbox.store.entries import Entry, read_entries
 from minisandbox.store.leases import BLOBS, is_frozen
-from minisandbox.store.places import is_read_only
 from minisandbox.store.records import BlobRecord
 
 COLD = ZSTD
