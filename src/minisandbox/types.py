@@ -62,6 +62,15 @@ def parse_size(value: int | str) -> int:
     return int(size)
 
 
+def human_size(size: float) -> str:
+    """Format bytes: ``93.1 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < KiB:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= KiB
+    return f"{size:.1f} TiB"
+
+
 def is_number(value: object) -> bool:
     """Return whether ``value`` is an int or a float; booleans do not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -253,7 +253,7 @@ BAD = {
     "an unknown user": ("COPY --chown=nobody-here a.txt /x", "no 'nobody-here'"),
     "an unknown group": ("COPY --chown=me:none a.txt /x", "no 'none'"),
     "a mode": ("COPY --chmod=u=q a.txt /x", "not a mode"),
-    "a pattern": ("COPY [ /x", "has no end"),
+    "a pattern": ("COPY [ /x", "syntax error"),
     "a whiteout": ("COPY w /x", "begin with .wh."),
     "a circle": ("COPY circle /x", "more than 40 links"),
     "left out": ("COPY ignored.txt /x", "left out by .dockerignore"),

@@ -15,7 +15,7 @@ from minisandbox.images.builder import Maker
 from minisandbox.images.plan import Ground, Plan
 from minisandbox.images.runner import BuildStep, PlannedStep
 from minisandbox.images.schedule import _Work
-from minisandbox.store import Store, step_key
+from minisandbox.store import LayerRecord, Store, step_key
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def _step(name: str) -> PlannedStep:
 
 def _work(store: Store, plans: list[Plan]) -> _Work:
     maker = cast("Maker", SimpleNamespace(session=SimpleNamespace(store=store), make_base=lambda _: None))
-    return _Work(maker, {plan.name: plan for plan in plans}, lambda _: None, None, 1, retry_failed=True)
+    return _Work(maker, {plan.name: plan for plan in plans}, None, 1, retry_failed=True)
 
 
 def _plan(name: str, *steps: PlannedStep) -> Plan:
@@ -45,16 +45,18 @@ def test_a_failure_leaves_out_what_only_failed_images_need(store: Store) -> None
     work._fail(second.key, SourceError("gone too"))
     assert set(work.failures) == {"one", "two"}
     assert work._open == set()
-    assert work._take() is None
+    assert work._next() is None
 
 
 def test_a_step_waits_for_what_it_needs_and_is_not_made_over(store: Store) -> None:
     stage = _step("stage")
     copy = replace(_step("copy"), needs=(stage.key,))
     work = _work(store, [Plan("one", Ground((), ""), (copy,), (stage,))])
-    assert work._take() == stage.key
-    work._succeed(stage.key)
-    assert work._take() == copy.key
+    made = LayerRecord(stage.key, None, {}, 1.0, 0, 0, 0.0)
+    assert work._next() == stage.key
+    assert work._next() is None
+    work._end(stage.key, made)
+    assert work._next() == copy.key
 
 
 def test_a_failure_costs_the_same_in_a_larger_set(store: Store) -> None:

@@ -163,7 +163,7 @@ def test_a_failed_make_publishes_nothing(store: Store) -> None:
 
 def test_threads_share_one_make(store: Store) -> None:
     makers: list[str] = []
-    waited: list[str] = []
+    waited: set[str] = set()
 
     def slow(work: Path) -> Made:
         makers.append(threading.current_thread().name)
@@ -171,7 +171,9 @@ def test_threads_share_one_make(store: Store) -> None:
         return _make(work)
 
     def want() -> None:
-        store.ensure_layer(KEY, parent=None, step={}, make=slow, on_wait=lambda: waited.append("w"))
+        store.ensure_layer(
+            KEY, parent=None, step={}, make=slow, on_wait=lambda: waited.add(threading.current_thread().name)
+        )
 
     threads = [threading.Thread(target=want) for _ in range(4)]
     for thread in threads:

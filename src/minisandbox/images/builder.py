@@ -86,6 +86,14 @@ class Maker:
         """
         step, key, store = planned.step, planned.key, self.session.store
 
+        told: list[StepState] = []
+
+        def waits() -> None:
+            self.session.cancellation.check()
+            if not told:
+                told.append(StepState.WAITING)
+                self._tell(plan, step.name, StepState.WAITING, key, detail=step.detail)
+
         def make(staging: Path) -> Made:
             self.session.cancellation.check()
             self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
@@ -105,7 +113,7 @@ class Maker:
                 parent=planned.below[-1] if planned.below else None,
                 step=step.definition,
                 make=make,
-                on_wait=lambda: self._tell(plan, step.name, StepState.WAITING, key, detail=step.detail),
+                on_wait=waits,
                 beside=planned.below,
             )
         except UnfitTree as error:  # the step's own doing, as its failing would be

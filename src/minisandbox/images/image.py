@@ -13,6 +13,7 @@ from minisandbox.images.base import Entry, base_entries, base_key, platform_key,
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
+from minisandbox.store.sizes import ImageSize
 from minisandbox.types import WORKDIR, ImageSpec
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -87,24 +88,6 @@ class Image:
         return tuple(self.store.layer(key) for key in keys)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageSize:
-    """What an image takes on disk among others.
-
-    Attributes:
-        shared: bytes of layers that other images of the set have too.
-        unique: bytes of layers that no other image of the set has.
-    """
-
-    shared: int
-    unique: int
-
-    @property
-    def total(self) -> int:
-        """Bytes of all its layers."""
-        return self.shared + self.unique
-
-
 def image_sizes(images: Sequence[Image]) -> dict[str, ImageSize]:
     """Return the shared and unique sizes of each of a set of images, by name.
 
@@ -117,8 +100,8 @@ def image_sizes(images: Sequence[Image]) -> dict[str, ImageSize]:
         uses[record.key] = uses.get(record.key, 0) + 1
     return {
         name: ImageSize(
-            sum(record.bytes for record in rows if uses[record.key] > 1),
-            sum(record.bytes for record in rows if uses[record.key] == 1),
+            unique=sum(record.bytes for record in rows if uses[record.key] == 1),
+            shared=sum(record.bytes for record in rows if uses[record.key] > 1),
         )
         for name, rows in records.items()
     }

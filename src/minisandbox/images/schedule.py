@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 import os
+import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from minisandbox.images.python.packages import PackageIndex
 from minisandbox.images.recipe import Buildable
 from minisandbox.images.runner import PlannedStep, Session
 from minisandbox.sandbox.cancellation import Cancellation
-from minisandbox.store import Store
+from minisandbox.store import LayerRecord, Store
 from minisandbox.store.collect import SizeBudget
 from minisandbox.types import GiB
 
@@ -114,8 +115,7 @@ def build_all(
         budget: what it may take of this machine; as many jobs as there are CPUs by default.
         progress: told of each step as it starts and ends, by several threads.
         on_estimate: told how much is left whenever a step has ended.
-        on_image: told of each image as soon as it is there, by several threads, one at a time; what was there comes
-            first.
+        on_image: told of each image as soon as it is there; what was there comes first.
         on_pulls: told how much of the container images that they start from is to be fetched, and then what is left.
         note: told of images that were removed to make room, and of waits for a registry.
         retry_failed: whether steps that failed before, in the same way as they would now, are tried again.
@@ -138,15 +138,8 @@ def build_all(
         room.needed.update(key for plan in plans.values() for key in plan.layers)
     with PackageIndex(store) as index:
         session = Session(store, index, budget.step_memory, cancellation or Cancellation())
-        work = _Work(
-            Maker(session, planner, progress), plans, known.record, on_estimate, budget.workers, retry_failed, room
-        )
-        try:
-            work.run(budget.workers)
-        except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
-            session.cancellation.cancel()
-            work.wait(_ENDING)
-            raise
+        work = _Work(Maker(session, planner, progress), plans, on_estimate, budget.workers, retry_failed, room)
+        work.run(known.record)
     known.failures |= {name: error.about(name) for name, error in work.failures.items()}
     for name, plan in plans.items():
         if name not in known.failures:
@@ -167,7 +160,6 @@ class _Known:
         self.images: dict[str, Image] = {}
         self.failures: dict[str, MiniSandboxError] = {}
         self._store, self._tell = store, tell
-        self._lock = threading.Lock()
 
     def evaluate(self, recipes: Mapping[str, Callable[[], Buildable]]) -> dict[str, Buildable]:
         """Return the recipes that there are; one bad recipe must not cost the others."""
@@ -193,16 +185,15 @@ class _Known:
         return plans
 
     def record(self, plan: Plan) -> None:
-        """Record an image whose layers are all there, once; several threads may ask for it."""
-        with self._lock:
-            if plan.name in self.images or plan.name in self.failures:
-                return
-            try:
-                self.images[plan.name] = record_image(plan, self._store)
-            except MiniSandboxError as error:
-                self.failures[plan.name] = error.about(plan.name)
-            else:
-                self._tell(self.images[plan.name])
+        """Record an image whose layers are all there, once."""
+        if plan.name in self.images or plan.name in self.failures:
+            return
+        try:
+            self.images[plan.name] = record_image(plan, self._store)
+        except MiniSandboxError as error:
+            self.failures[plan.name] = error.about(plan.name)
+        else:
+            self._tell(self.images[plan.name])
 
 
 @dataclass(slots=True)
@@ -225,32 +216,26 @@ class _Node:
 
 
 class _Work:
-    """The graph of layers to be made, and the threads that make them."""
+    """The graph of layers to be made. A step is made in a thread of its own; all else happens in the calling one."""
 
     def __init__(
         self,
         maker: Maker,
         plans: Mapping[str, Plan],
-        finished: Callable[[Plan], None],
         on_estimate: Callable[[Estimate], None] | None,
         workers: int,
         retry_failed: bool,
         room: SizeBudget | None = None,
     ) -> None:
-        self._room = room
         self.failures: dict[str, MiniSandboxError] = {}
         self.seconds: dict[str, float] = dict.fromkeys(plans, 0.0)
-        self._maker = maker
+        self._maker, self._plans, self._workers, self._room = maker, plans, workers, room
         self._store = maker.session.store
-        self._plans = plans
-        self._finished = finished
         self._unmade: Counter[str] = Counter()  # by image, the layers that it waits for
         self._on_estimate = on_estimate
         self._failed = Failures(self._store)
         self._known = {} if retry_failed else self._failed.by_step()
-        self._news = threading.Condition()
-        self._fault: BaseException | None = None
-        self._threads: list[threading.Thread] = []
+        self._ended: queue.SimpleQueue[tuple[str, LayerRecord | BaseException]] = queue.SimpleQueue()
         self._nodes: dict[str, _Node] = {}
         self._needs: dict[str, list[str]] = {}  # by image, the keys of its nodes
         self._wanted: Counter[str] = Counter()  # by key, how many images need it that have not failed
@@ -262,8 +247,7 @@ class _Work:
         heapq.heapify(self._ready)
         self._open = set(self._nodes)
         if plans:  # before anything waits on it
-            base = next(iter(plans.values()))
-            self._maker.make_base(base)
+            self._maker.make_base(next(iter(plans.values())))
         self._estimate = Estimate.of(self._store, [node.planned for node in self._nodes.values()], workers)
 
     def _add(self, plan: Plan) -> None:
@@ -281,95 +265,85 @@ class _Work:
             self._wanted[planned.key] += 1
             self._needs.setdefault(plan.name, []).append(planned.key)
 
-    def run(self, workers: int) -> None:
+    def run(self, finished: Callable[[Plan], None]) -> None:
         """Make everything that can be made.
+
+        Args:
+            finished: told of each image whose layers are all there.
 
         Raises:
             BaseException: what a thread met that is no failure of a step, or what interrupted the wait.
         """
-        self._tell()
-        for number in range(min(workers, len(self._nodes))):
-            thread = threading.Thread(target=self._serve, name=f"build-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        with self._news:
-            while self._open and self._fault is None:
-                self._news.wait(1.0)  # with a time-out, so that signals are handled
-                self._maker.session.cancellation.check()  # a thread may wait for another process
-        if self._fault is not None:
-            raise self._fault
-
-    def wait(self, timeout: float) -> None:
-        """Wait until the threads have ended what they were at."""
-        with self._news:
-            self._open.clear()
-            self._news.notify_all()
-        for thread in self._threads:
-            thread.join(timeout)
-
-    def _serve(self) -> None:
-        while (key := self._take()) is not None:
-            try:
-                self._carry_out(key)
-            except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
-                with self._news:
-                    self._fault = self._fault or error
-                    self._news.notify_all()
-                return
-
-    def _carry_out(self, key: str) -> None:
+        running, cancellation = set[str](), self._maker.session.cancellation
         try:
-            self._make(self._nodes[key])
-        except MiniSandboxError as error:
-            self._fail(key, error)
-        else:
-            for plan in self._succeed(key):
-                self._finished(plan)
-        self._tell()
+            self._tell()
+            while self._open or running:
+                while len(running) < self._workers and (key := self._next()) is not None:
+                    running.add(key)
+                    threading.Thread(target=self._make, name="build", args=(key,), daemon=True).start()
+                with suppress(queue.Empty):
+                    key, outcome = self._ended.get(timeout=1.0)  # with a time-out: somebody may call it off
+                    running.discard(key)
+                    for plan in self._end(key, outcome):
+                        finished(plan)
+                    self._tell()
+                cancellation.check()
+        except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
+            cancellation.cancel()
+            with suppress(queue.Empty):
+                while running:
+                    running.discard(self._ended.get(timeout=_ENDING)[0])
+            raise
 
-    def _take(self) -> str | None:
-        with self._news:
-            while self._open and self._fault is None:
-                if not self._ready:
-                    self._news.wait(1.0)
-                elif (key := heapq.heappop(self._ready)[2]) in self._open:
-                    return key
-            return None
+    def _next(self) -> str | None:
+        """Return the layer to make next, one that many images need first; None while all wait for others."""
+        while self._ready:
+            if (key := heapq.heappop(self._ready)[2]) in self._open:
+                self._open.discard(key)
+                return key
+        return None
 
-    def _make(self, node: _Node) -> None:
+    def _make(self, key: str) -> None:
+        """Make a layer, in a thread of its own."""
+        try:
+            self._ended.put((key, self._made(self._nodes[key])))
+        except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
+            self._ended.put((key, error))
+
+    def _made(self, node: _Node) -> LayerRecord:
         if (failure := self._known.get(node.planned.key)) is not None:
             raise known_failure(failure, self._store)
         with nullcontext() if self._room is None else self._room.room(self._estimate.cost(node.planned.key).bytes):
             record = self._maker.make(node.plan, node.planned)
         if self._room is not None:
             self._room.add([record])
-        self.seconds[node.plan.name] += record.seconds
+        return record
 
-    def _succeed(self, key: str) -> list[Plan]:
-        """Go on with what waited for a layer; returns the plans of images that wait for nothing more."""
-        with self._news:
-            self._open.discard(key)
-            self._estimate.done(key)
-            for later in self._nodes[key].next:
-                node = self._nodes[later]
-                node.waits.discard(key)
-                if not node.waits and later in self._open:
-                    heapq.heappush(self._ready, (-len(node.names), len(self._open), later))
-            self._news.notify_all()
-            self._unmade.subtract(self._nodes[key].names)
-            return [self._plans[name] for name in self._nodes[key].names if not self._unmade[name]]
+    def _end(self, key: str, outcome: LayerRecord | BaseException) -> list[Plan]:
+        """Go on after a step; return the plans of images that wait for nothing more."""
+        self._estimate.done(key)
+        if isinstance(outcome, MiniSandboxError):
+            self._fail(key, outcome)
+            return []
+        if isinstance(outcome, BaseException):
+            raise outcome
+        self.seconds[self._nodes[key].plan.name] += outcome.seconds
+        for later in self._nodes[key].next:
+            node = self._nodes[later]
+            node.waits.discard(key)
+            if not node.waits and later in self._open:
+                heapq.heappush(self._ready, (-len(node.names), len(self._open), later))
+        self._unmade.subtract(self._nodes[key].names)
+        return [self._plans[name] for name in self._nodes[key].names if not self._unmade[name]]
 
     def _fail(self, key: str, error: MiniSandboxError) -> None:
         node = self._nodes[key]
-        if key not in self._known:
-            for name in node.names:
+        for name in node.names:
+            if key not in self._known:
                 self._failed.add(self._plans[name], node.planned, error)
-        with self._news:
-            for name in node.names:
-                if name not in self.failures:
-                    self.failures[name] = error
-                    self._give_up(name)
-            self._news.notify_all()
+            if name not in self.failures:
+                self.failures[name] = error
+                self._give_up(name)
 
     def _give_up(self, name: str) -> None:
         """Leave out what a failed image alone still needs, its tests layer included."""
@@ -381,9 +355,7 @@ class _Work:
 
     def _tell(self) -> None:
         if self._on_estimate is not None:
-            with self._news:
-                estimate = self._estimate.copy()
-            self._on_estimate(estimate)
+            self._on_estimate(self._estimate.copy())
 
 
 def _silent(_: object) -> None:

@@ -6,7 +6,6 @@ import math
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from minisandbox.store.leases import Use, in_use, use_of
 from minisandbox.store.records import FailureRecord, ImageRecord, LayerRecord
 from minisandbox.store.sizes import Removal, StoreSizes, stack_of
 from minisandbox.store.store import Store
+from minisandbox.types import human_size
 
 BLOB, PART = ".blob", ".part"
 """Suffixes of what a pull downloads and removes once it is unpacked: a blob, and the received part of one."""
@@ -242,20 +242,16 @@ class _Collection:
     ) -> list[str]:
         """Which images go, the least recently used first."""
         now, chosen = time.time(), []
-        removal, uses = Removal(sizes), Counter(sizes.uses)
         failed = self._failed_layers()
         stay = {key for key in sizes.layers if key in failed or self._fresh(sizes, key, self.grace)}
-        size = sizes.total - sum(removal.take(key) for key in sizes.layers if not uses[key] and key not in stay)
+        removal = Removal(sizes, stay)
+        size = sizes.total - sum(removal.take(key) for key in sizes.layers if not sizes.uses[key] and key not in stay)
         for used, name in idle_images(self.store, sizes.images.values(), keep=keep, grace=self.grace):
             old = unused_for is not None and now - used > unused_for
             large = budget is not None and size > budget
-            if not (old or large):
-                continue
-            chosen.append(name)
-            for key in set(stack_of(sizes.images[name])):
-                uses[key] -= 1
-                if not uses[key] and key not in stay:
-                    size -= removal.take(key)
+            if old or large:
+                chosen.append(name)
+                size -= removal.take_image(name)
         return chosen
 
     def _failed_layers(self) -> set[str]:
@@ -466,31 +462,25 @@ class SizeBudget:
         images = self.store.images()
         sizes = StoreSizes(self.store, images)
         self._size, self._counted = sizes.total, {*sizes.layers}  # exact again: layers share files
-        removal, uses, gone, freed = Removal(sizes), Counter(sizes.uses), list[str](), 0
+        removal, gone, freed = Removal(sizes, self.needed), list[str](), 0
         for _, name in idle_images(self.store, images, keep=self.own | self.store.pins()):
             if self._has(need - freed):
                 break
             gone.append(name)
-            for key in {*stack_of(sizes.images[name])}:
-                uses[key] -= 1
-                freed += 0 if uses[key] or key in self.needed else removal.take(key)
+            freed += removal.take_image(name)
         if gone and self._has(need - freed):  # else it would be for nothing
             with suppress(NotFound), self.store.hold(*self.needed & sizes.only_of(gone)):  # another process was quicker
                 done = remove_images(self.store, gone)
                 self._size = done.size
                 names = f"{', '.join(gone[:_NAMED])}{' ...' if len(gone) > _NAMED else ''}"
-                self.note(f"removed the {len(gone)} least recently used images ({names}): {gib(done.freed)} freed")
+                freed_text = human_size(done.freed)
+                self.note(f"removed the {len(gone)} least recently used images ({names}): {freed_text} freed")
         return self._has(need)
 
     def _used_up(self, need: int) -> DiskFull:
         return DiskFull(
-            f"the budget of {gib(self.most)} for layers is used up",
-            reason=f"layers take {gib(self._size)}, about {gib(need)} more are needed; the images that stay belong to "
-            "this command, are in use, or are kept",
+            f"the budget of {human_size(self.most)} for layers is used up",
+            reason=f"layers take {human_size(self._size)}, about {human_size(need)} more are needed; the images that "
+            "stay belong to this command, are in use, or are kept",
             hint="everything finished is kept: give more, or make a part of the images with --only",
         )
-
-
-def gib(size: float) -> str:
-    """Format bytes in GiB, or in MiB where they are few."""
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -173,11 +173,19 @@ class Removal:
 
     Args:
         sizes: the store as it is.
+        stay: keys of layers that stay although no image has them any more.
     """
 
-    def __init__(self, sizes: StoreSizes) -> None:
-        self._sizes = sizes
+    def __init__(self, sizes: StoreSizes, stay: Collection[str] = ()) -> None:
+        self._sizes, self._stay = sizes, stay
         self._taken: Counter[str] = Counter()
+        self._uses = Counter(sizes.uses)
+
+    def take_image(self, name: str) -> int:
+        """Remove an image in thought; return the bytes that this frees."""
+        stack = {*stack_of(self._sizes.images[name])}
+        self._uses.subtract(stack)
+        return sum(self.take(key) for key in stack if not self._uses[key] and key not in self._stay)
 
     def take(self, key: str) -> int:
         """Remove a layer in thought; return the bytes that this frees, the earlier ones being gone."""

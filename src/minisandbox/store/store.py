@@ -185,7 +185,7 @@ class Store(Catalogue):
             parent: the key of the layer below, or None.
             step: what makes it, for its record.
             make: is given an empty directory on the store's file system, and returns what it made there.
-            on_wait: called once if another process is making it.
+            on_wait: called again and again while another process is making it.
             beside: keys of layers that images stack with this one, besides its parent and those below that.
             hold: holds the layer from now on.
 

@@ -17,9 +17,9 @@ from pathlib import PurePath
 from typing import Self, TextIO
 
 from minisandbox.errors import InvalidValue, clean
+from minisandbox.types import human_size as human_size
 
 _WIDE = 500  # columns where stdout is a file or a pipe: one line per row, for programs such as grep
-_KIB = 1024
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -177,15 +177,6 @@ _STYLES = {
     "missing": "bold red", "invalid": "bold red", "error": "bold red",
     "infra_error": "bold red", "tampered": "bold red", "NOT as expected": "bold red",
 }  # fmt: skip
-
-
-def human_size(size: float) -> str:
-    """Format bytes: ``93.1 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < _KIB:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= _KIB
-    return f"{size:.1f} TiB"
 
 
 def human_seconds(seconds: float) -> str:

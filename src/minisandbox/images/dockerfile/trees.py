@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +119,7 @@ def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
 
     Args:
         tree: where.
-        pattern: the source; per part of the path as Go's ``filepath.Match``.
+        pattern: the source; each part of the path may have wildcards, as in ``.dockerignore``.
 
     Raises:
         LinkError: it leads out of a context, or in circles.
@@ -132,13 +131,13 @@ def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
             name = part
             found = [((*called, name), resolve(tree, (*real, name))) for called, real in found]
             continue
-        matcher = re.compile(_translate(part))
+        matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # no exclusion here
         found = [
             ((*called, name), resolve(tree, (*real, name)))
             for called, real in found
             if (info := tree.status(real)) is not None and stat.S_ISDIR(info.st_mode)
             for name in tree.names(real)
-            if matcher.fullmatch(name)
+            if matcher.matches(name)
         ]
     return [(called, real) for called, real in found if tree.status(real) is not None]
 
@@ -146,43 +145,3 @@ def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
 def is_pattern(text: str) -> bool:
     """Whether a text has wildcards."""
     return any(sign in text for sign in "*?[\\")
-
-
-def _translate(pattern: str) -> str:
-    """One part of a Go pattern as a regular expression."""
-    out, at = "", 0
-    while at < len(pattern):
-        sign = pattern[at]
-        at += 1
-        if sign == "*":
-            out += ".*"
-        elif sign == "?":
-            out += "."
-        elif sign == "[":
-            out, at = _translate_class(pattern, at, out)
-        elif sign == "\\":
-            if at == len(pattern):
-                raise ValueError(f"the pattern {pattern!r} ends with a backslash")
-            out += re.escape(pattern[at])
-            at += 1
-        else:
-            out += re.escape(sign)
-    return f"(?s:{out})"
-
-
-def _translate_class(pattern: str, at: int, out: str) -> tuple[str, int]:
-    start = at
-    out += "["
-    if pattern[at : at + 1] == "^":
-        out, at = f"{out}^", at + 1
-    first = at
-    while at < len(pattern) and (pattern[at] != "]" or at == first):
-        if pattern[at] == "\\":
-            at += 1
-        elif pattern[at] == "-" and at != first:
-            out, at = f"{out}-", at + 1
-            continue
-        out, at = out + re.escape(pattern[at : at + 1]), at + 1
-    if at >= len(pattern):
-        raise ValueError(f"the pattern {pattern!r} has no end for the '[' at {start - 1}")
-    return f"{out}]", at + 1

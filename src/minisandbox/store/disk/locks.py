@@ -33,7 +33,7 @@ def hold_lock(path: Path, *, timeout: float, on_wait: Callable[[], None] | None 
     Args:
         path: the lock file; it is made if it is not there, and removed afterwards.
         timeout: seconds to wait for another holder.
-        on_wait: called once if there is another holder.
+        on_wait: called again and again while there is another holder.
 
     Raises:
         StoreError: another process still holds the lock after ``timeout``, or the kernel refused.
@@ -68,7 +68,6 @@ def _acquire(path: Path, timeout: float, on_wait: Callable[[], None] | None) -> 
             )
         if on_wait is not None:
             on_wait()
-            on_wait = None
         time.sleep(_POLL)
 
 
