@@ -15,13 +15,13 @@ import pytest
 from minisandbox import errors
 from minisandbox.agents import actions, edits, session  # noqa: F401 - they define errors
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import Column, clean_line, human_seconds, human_size, plain, print_table
+from minisandbox.cli.common.output import Column, clean_line, human_seconds, plain, print_table
 from minisandbox.cli.common.sandbox_options import parse_limits
 from minisandbox.cli.image.verbs import VERBS
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
 from minisandbox.errors import clean
 from minisandbox.trajectories import styles  # noqa: F401 - the same
-from minisandbox.types import Outcome
+from minisandbox.types import Outcome, human_size
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = "pytoolz__toolz-1.0.0.update_in"

@@ -16,7 +16,6 @@ from minisandbox.cli.common.output import (
     Progress,
     add_json_option,
     human_seconds,
-    human_size,
     print_json,
     print_table,
     put,
@@ -31,6 +30,7 @@ from minisandbox.sandbox.engines.client import Client
 from minisandbox.sandbox.engines.images import ensure_image, image_size
 from minisandbox.store import Store
 from minisandbox.tasks import Task
+from minisandbox.types import human_size
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

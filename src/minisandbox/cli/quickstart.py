@@ -21,7 +21,6 @@ from minisandbox.cli.common.output import (
     Progress,
     add_json_option,
     human_seconds,
-    human_size,
     print_json,
     print_table,
     put,
@@ -38,6 +37,7 @@ from minisandbox.images import Image, ImageSize, image_sizes, total_size
 from minisandbox.rollouts import Budgets, Setup, Summary, load_replay, run_batch
 from minisandbox.store import Store, default_root
 from minisandbox.tasks import Task, TaskSet
+from minisandbox.types import human_size
 
 _MOST_WORKERS = 8  # more would wait for the disk
 _AGENTS = ("oracle", "empty", "replay")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from minisandbox.cli.common.output import Progress, human_seconds, human_size
+from minisandbox.cli.common.output import Progress, human_seconds
 from minisandbox.cli.common.pulls import pulls_ahead, pulls_left
 from minisandbox.errors import MiniSandboxError
 from minisandbox.images import (
@@ -30,6 +30,7 @@ from minisandbox.images import (
 from minisandbox.store import Store
 from minisandbox.store.collect import SizeBudget, remove_images
 from minisandbox.tasks import Task
+from minisandbox.types import human_size
 
 
 @dataclass(slots=True)

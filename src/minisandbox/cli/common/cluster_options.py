@@ -6,8 +6,9 @@ import argparse
 import json
 from collections.abc import Iterable
 
-from minisandbox.cli.common.output import human_size, plain, put
+from minisandbox.cli.common.output import plain, put
 from minisandbox.rollouts.cluster import NodeReport
+from minisandbox.types import human_size
 
 
 def add_cluster_argument(group: argparse._ActionsContainer) -> None:

@@ -17,7 +17,6 @@ from pathlib import PurePath
 from typing import Self, TextIO
 
 from minisandbox.errors import InvalidValue, clean
-from minisandbox.types import human_size as human_size
 
 _WIDE = 500  # columns where stdout is a file or a pipe: one line per row, for programs such as grep
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from minisandbox.cli.common.output import human_seconds, human_size
+from minisandbox.cli.common.output import human_seconds
 from minisandbox.host.environment import file_system
 from minisandbox.images import PullEstimate
 from minisandbox.store import Store
-from minisandbox.types import parse_size
+from minisandbox.types import human_size, parse_size
 
 BUDGET_HELP = (
     "the most that all layers of the store may take, such as 200G: the least recently used images are removed for it, "

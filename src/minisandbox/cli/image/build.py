@@ -15,7 +15,6 @@ from minisandbox.cli.common.output import (
     Progress,
     add_json_option,
     human_seconds,
-    human_size,
     print_json,
     print_table,
     put,
@@ -39,7 +38,7 @@ from minisandbox.images import (
 )
 from minisandbox.store import Store
 from minisandbox.tasks import read_recipe
-from minisandbox.types import parse_size
+from minisandbox.types import human_size, parse_size
 
 KEPT = "finished layers are kept; the same command resumes"
 

@@ -14,7 +14,6 @@ from minisandbox.cli.common.output import (
     clean_line,
     human_age,
     human_seconds,
-    human_size,
     print_json,
     print_table,
     put,
@@ -24,6 +23,7 @@ from minisandbox.images import Image, load_image
 from minisandbox.store import LayerRecord, Store
 from minisandbox.store.overview import ImageRow, Status, apparent_bytes, image_rows, parts
 from minisandbox.store.sizes import StoreSizes, stack_of
+from minisandbox.types import human_size
 
 
 def add_ls_options(parser: argparse.ArgumentParser) -> None:

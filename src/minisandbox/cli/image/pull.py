@@ -17,7 +17,6 @@ from minisandbox.cli.common.output import (
     add_json_option,
     clean_line,
     human_seconds,
-    human_size,
     print_json,
     print_table,
     put,
@@ -33,6 +32,7 @@ from minisandbox.images.dockerfile.reading import base_images
 from minisandbox.images.oci.manifest import own_platform, parse_platform
 from minisandbox.images.oci.prefetch import JOBS
 from minisandbox.store import Store
+from minisandbox.types import human_size
 
 
 def add_pull_options(take: argparse.ArgumentParser) -> None:

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import Progress, add_json_option, clean_line, human_size, print_json, put, say
+from minisandbox.cli.common.output import Progress, add_json_option, clean_line, print_json, put, say
 from minisandbox.cli.image.listing import add_names, chosen
 from minisandbox.errors import InvalidValue
 from minisandbox.images import export_images, import_images, push
 from minisandbox.images.oci.pull import STANDARD
 from minisandbox.store import Store
 from minisandbox.store.blobs.packing import COMPRESSIONS, GZIP
+from minisandbox.types import human_size
 
 _PRIVATE = (
     "for another MiniSandbox: with hidden tests, and also if the image needs the host's /usr; engines cannot read it"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import Progress, add_json_option, human_size, print_json, put
+from minisandbox.cli.common.output import Progress, add_json_option, print_json, put
 from minisandbox.cli.image.listing import add_names, chosen
 from minisandbox.store import Store
 from minisandbox.store.sizes import stack_of
 from minisandbox.store.verify import Report, VerifyEvent, verify
+from minisandbox.types import human_size
 
 
 def add_verify_options(parser: argparse.ArgumentParser) -> None:
