@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.oci_registry import Handler, Registry, hang_up, isolate, serve
+from tests.unit.oci_registry import Handler, Registry, answer, hang_up, isolate, serve
 from tests.unit.oci_tools import END, MadeImage, entry, folder
 from tests.unit.store_tools import add_image, add_layer, end_of, python, two_images
 
@@ -98,6 +98,19 @@ def test_a_layer_of_another_repository_is_mounted(server: Registry, store: Store
     mounts = [path for path in server.paths("mount=") if "from=team%2Fapp" in path]
     assert len(mounts) == 2
     assert sum(row.startswith("PATCH") for row in server.methods[before:]) == 1, "only the configuration is sent"
+
+
+def test_a_layer_that_was_pulled_is_not_sent_back(server: Registry, store: Store, tmp_path: Path) -> None:
+    tars = [FIRST + END, SECOND + END]
+    image = pull(server.add(MadeImage(tars), "base"), store=store, name="base")
+    server.faults["/v2/team/new/blobs/sha256"] = [answer(404)] * 2  # so that it takes them from the other repository
+    done = push("base", place(server, "1", "team/new"), store=store)
+    assert (done.layers, done.sent) == (2, 0)
+    assert len([path for path in server.paths("mount=") if "from=team%2Fapp" in path]) == 2
+    back = pull(done.reference, store=Store.open(tmp_path / "other"))
+    assert back.layers == image.layers
+    assert push("base", place(server, "copy"), store=store, private=True).sent == 3, "its list of files is another"
+    assert pull(place(server, "copy"), store=Store.open(tmp_path / "third"), private=True).layers == image.layers
 
 
 def test_a_copy_comes_back_as_the_same_image(server: Registry, store: Store, tmp_path: Path) -> None:

@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from minisandbox.images.dockerfile.reading import read_dockerfile as read_dockerfile
     from minisandbox.images.estimate import Estimate as Estimate
     from minisandbox.images.image import Image as Image
-    from minisandbox.images.image import ImageSize as ImageSize
     from minisandbox.images.image import host_image as host_image
     from minisandbox.images.image import image_sizes as image_sizes
     from minisandbox.images.image import list_images as list_images
@@ -107,6 +106,7 @@ if TYPE_CHECKING:
     from minisandbox.images.schedule import Building as Building
     from minisandbox.images.schedule import Built as Built
     from minisandbox.images.schedule import build_all as build_all
+    from minisandbox.store.sizes import ImageSize as ImageSize
 
 
 def __getattr__(name: str) -> object:

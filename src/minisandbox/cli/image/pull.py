@@ -28,7 +28,6 @@ from minisandbox.cli.common.task_sets import add_tasks_option, load
 from minisandbox.cli.image.transfer import add_private_option
 from minisandbox.errors import InvalidValue
 from minisandbox.images import Image, OciBase, pull, total_size
-from minisandbox.images.dockerfile.reading import base_images
 from minisandbox.images.oci.manifest import own_platform, parse_platform
 from minisandbox.images.oci.prefetch import JOBS
 from minisandbox.store import Store
@@ -91,6 +90,8 @@ def _listed(args: argparse.Namespace) -> Iterator[OciBase]:
             yield OciBase(text, args.platform)
     if args.tasks is None:
         return
+    from minisandbox.images.dockerfile.reading import base_images  # noqa: PLC0415 - loads a parser
+
     found = [base for task in load(args) for base in base_images(task.recipe())]
     if not found:
         raise InvalidValue(

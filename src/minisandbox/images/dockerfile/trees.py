@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import stat
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,7 +132,8 @@ def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
             name = part
             found = [((*called, name), resolve(tree, (*real, name))) for called, real in found]
             continue
-        matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # no exclusion here
+        with warnings.catch_warnings(action="ignore"):  # of re, about a "[" in a class
+            matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # no exclusion here
         found = [
             ((*called, name), resolve(tree, (*real, name)))
             for called, real in found

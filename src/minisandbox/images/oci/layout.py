@@ -13,6 +13,7 @@ from typing import IO, ClassVar, Protocol, cast
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.images.oci import manifest as m
+from minisandbox.images.oci.reference import Remote
 from minisandbox.store.blobs.streams import Blob, LayerStream, is_packed, require_room
 from minisandbox.store.blobs.tarstream import FILE, HARD_LINK, LINK, TarReader
 from minisandbox.store.disk.reading import open_below
@@ -28,6 +29,10 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """What errors and people call it."""
+
+    @property
+    def place(self) -> Remote | None:
+        """Where its blobs are in a registry; None if they are in none."""
 
     def manifest(self, platform: m.Platform) -> m.Manifest:
         """Return the manifest for a platform.
@@ -208,6 +213,7 @@ class _OnDisk:
 
     files: Files
     tag: str
+    place: ClassVar[None] = None
 
     @property
     def name(self) -> str:

@@ -21,10 +21,13 @@ from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, Sour
 from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, parse_reference
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
 from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.kept import note_place
+from minisandbox.store.blobs.packing import COMPRESSIONS
 from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
+from minisandbox.store.records import BlobRecord
 
 KIND = "container layer"
 """The ``kind`` of the step that makes a layer of a container image."""
@@ -257,6 +260,11 @@ class _Taking:
         parent = below[-1].key if below else None
         record, _ = self.store.ensure_layer(step.key, parent=parent, step=step.definition, make=make, hold=hold)
         self.source.published(step.layer)
+        place, blob = self.source.place, step.layer.blob
+        compression = blob.media_type.rpartition("+")[2].rpartition(".")[2]
+        if place is not None and compression in COMPRESSIONS:  # a push there need not send it
+            pulled = BlobRecord(step.layer.diff_id, {compression: blob.digest}, {compression: blob.size})
+            note_place(self.store.root, step.key, place.host, place.repository, pulled)
         return record
 
     def _unpacked(self, layer: m.Layer, below: list[LayerRecord], staging: Path) -> Made:

@@ -83,7 +83,7 @@ def push(
     store.require_writable("push an image")
     image = store.image(name)
     check_portable(image, private=private)
-    registry = _Registry(store, places_of(place)[-1], compression, progress or silent)
+    registry = _Registry(store, places_of(place)[-1], compression, private, progress or silent)
     try:
         text, _, layers = write_image(store, image, registry, compression, private=private, tell=registry.tell)
         digest = registry.publish(text)
@@ -100,6 +100,7 @@ class _Registry:
         store: where the layers are.
         place: which tag is pushed.
         compression: of the layers.
+        private: whether it is a copy for other stores.
         tell: told of each blob.
         sent: how many were sent.
         size: bytes of those.
@@ -108,6 +109,7 @@ class _Registry:
     store: Store
     place: Remote
     compression: str
+    private: bool
     tell: Tell
     sent: int = 0
     size: int = 0
@@ -128,6 +130,8 @@ class _Registry:
                 job.result()
         self._keys.append(key)
         known, session = known_blob(self.store.root, key, self.compression), ""
+        if self.private and known is not None and known.diff_id == self.store.layer(key).step.get("diff_id"):
+            known = None  # what it was unpacked from: its list of files is another
         if known is not None:
             if known.digest in self._coming or self._has(known.digest):
                 return known

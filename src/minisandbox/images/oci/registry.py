@@ -64,6 +64,11 @@ class Registry:
         """What errors and people call it."""
         return str(self.reference)
 
+    @property
+    def place(self) -> Remote:
+        """Where its blobs are."""
+        return self.reference
+
     def manifest(self, platform: m.Platform) -> m.Manifest:
         """Return the manifest for a platform, from the first place that has it; it is asked for once."""
         if self.found is None:

@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import uv
-
 from minisandbox.errors import HostError, InvalidValue, ProgramNotFound
 from minisandbox.store.disk.paths import home_directory
 
@@ -237,6 +235,8 @@ def find_uv() -> Path:
     Raises:
         ProgramNotFound: the package ``uv`` is there and its program is not.
     """
+    import uv  # noqa: PLC0415 - most commands need none
+
     try:
         with _FINDING:
             return Path(uv.find_uv_bin()).resolve(strict=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from minisandbox.errors import ProgramNotFound
 from minisandbox.host.descriptors import hold_streams
 
+_GUARD = 'exec 3<&0; trap "trap - TERM; kill 0" TERM; "$@" <&3 3<&- & wait $!'
 _PROTOCOLS = "file:git:http:https:ssh"
 """Of others git runs a program by their name (gitremote-helpers(7)); GIT_ALLOW_PROTOCOL of the host's goes first."""
 _SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "protocol.ext.allow=never", "gc.auto=0")
@@ -70,9 +71,9 @@ def run_git(
 
 
 def _ends_with_us() -> list[str]:
-    """Have git get SIGTERM when the calling thread ends, however that ends; git passes it on to its helpers."""
+    """Have git and its helpers end when the calling thread does, however: a shell ends their process group."""
     setpriv = shutil.which("setpriv")  # util-linux; an essential package of most distributions
-    return [] if setpriv is None else [setpriv, "--pdeathsig", "TERM", "--"]
+    return [] if setpriv is None else [setpriv, "--pdeathsig", "TERM", "--", "sh", "-c", _GUARD, "sh"]
 
 
 def _environment(host: Mapping[str, str], *, fetches: bool) -> dict[str, str]:
