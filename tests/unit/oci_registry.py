@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from tests.unit.oci_tools import MadeImage, digest
 
-from minisandbox.images.oci import http, registry
+from minisandbox.images.oci import http, push, registry
 
 Fault = Callable[["Handler"], bool]
 """Answers in the registry's place; returns whether it did."""
@@ -200,6 +200,7 @@ def isolate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let pulls wait for nothing, read no file of this machine, and use no proxy."""
     monkeypatch.setattr(http, "backoff", lambda _: 0.0)
     monkeypatch.setattr(registry, "backoff", lambda _: 0.0)
+    monkeypatch.setattr(push, "backoff", lambda _: 0.0)
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
     monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")

@@ -206,17 +206,6 @@ def put_if_new(store: Store, record: ImageRecord) -> ImageRecord:
 def image_of(record: ImageRecord, store: Store) -> Image:
     """Return the image that a record describes."""
     return Image(
-        name=record.name,
-        key=record.key,
-        layers=record.layers,
-        environment=record.environment,
-        workdir=PurePosixPath(record.workdir),
-        tests_layer=record.tests_layer,
-        commit=record.base_commit,
-        created=record.created,
-        notes=record.notes,
-        store=store,
-        own_root=record.own_root,
-        user=record.user,
-        config=record.config,
-    )
+        record.name, record.key, record.layers, record.environment, PurePosixPath(record.workdir), record.tests_layer,
+        record.base_commit, record.created, record.notes, store, record.own_root, record.user, record.config,
+    )  # fmt: skip

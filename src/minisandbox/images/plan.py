@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from minisandbox.errors import MiniSandboxError
 from minisandbox.images import recipe as r
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from minisandbox.store.collect import SizeBudget
 
 Variables = tuple[tuple[str, str], ...]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,31 +115,27 @@ class Planner:
 
     store: Store
     mirrors: Path | None = None
-    _entries: tuple[Entry, ...] | None = None
-    _platform: str | None = None
-    _interpreters: dict[str, Interpreter] = field(default_factory=dict)
     _images: dict[r.OciBase, Image] = field(default_factory=dict)
     _failures: dict[r.OciBase, MiniSandboxError] = field(default_factory=dict)
-    _snapshots: dict[r.LocalSource, Snapshot] = field(default_factory=dict)
-    _contexts: dict[Context, ContextTree] = field(default_factory=dict)
-    _stages: dict[int, tuple[r.Recipe, _Chain]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _looked: dict[Hashable, object] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def _once(self, key: Hashable, look: Callable[[], _T]) -> _T:
+        """Return what a look at something gave, the first time."""
+        with self._lock:
+            if key not in self._looked:
+                self._looked[key] = look()
+            return cast("_T", self._looked[key])
 
     def base(self) -> tuple[Entry, ...]:
         """Return what the base layer holds."""
-        with self._lock:
-            if self._entries is None:
-                with store_faults("read the host's /etc"):
-                    self._entries = base_entries()
-            return self._entries
+        with store_faults("read the host's /etc"):
+            return self._once("/etc", base_entries)
 
     def platform(self) -> str:
         """Return the key that the first step's key is made from."""
-        with self._lock:
-            if self._platform is None:
-                with store_faults("read the host's os-release"):
-                    self._platform = platform_key()
-            return self._platform
+        with store_faults("read the host's os-release"):
+            return self._once("os-release", platform_key)
 
     def interpreter(self, text: str) -> Interpreter:
         """Return the interpreter for a request.
@@ -146,10 +143,7 @@ class Planner:
         Raises:
             InterpreterNotFound: this machine has none.
         """
-        with self._lock:
-            if text not in self._interpreters:
-                self._interpreters[text] = find_interpreter(text)
-            return self._interpreters[text]
+        return self._once(("python", text), lambda: find_interpreter(text))
 
     def snapshot(self, source: r.LocalSource) -> Snapshot:
         """Return the files of a local source, listed and hashed when it is first asked for.
@@ -158,10 +152,7 @@ class Planner:
             SourceError: it cannot be read.
             ProgramNotFound: it lies in a git work tree, and there is no git.
         """
-        with self._lock:
-            if source not in self._snapshots:
-                self._snapshots[source] = take_snapshot(source)
-            return self._snapshots[source]
+        return self._once(source, lambda: take_snapshot(source))
 
     def fetch(
         self,
@@ -241,10 +232,7 @@ class Planner:
         """Return the files of a Dockerfile's context."""
         from minisandbox.images.dockerfile.trees import open_context  # noqa: PLC0415 - loads a parser
 
-        with self._lock:
-            if context not in self._contexts:
-                self._contexts[context] = open_context(context.root, context.dockerfile)
-            return self._contexts[context]
+        return self._once(context, lambda: open_context(context.root, context.dockerfile))
 
     def chain(self, name: str, recipe: r.Recipe) -> _Chain:
         """Fold a recipe's steps over its base."""
@@ -263,9 +251,7 @@ class Planner:
 
     def stage(self, recipe: r.Recipe) -> _Chain:
         """Return the chain of a stage that others copy from; it is planned once, as its files are hashed for that."""
-        if id(recipe) not in self._stages:
-            self._stages[id(recipe)] = (recipe, self.chain("", recipe))
-        return self._stages[id(recipe)][1]
+        return self._once(id(recipe), lambda: (recipe, self.chain("", recipe)))[1]
 
     def ground(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> Ground:
         """Return what a chain over a base starts from."""

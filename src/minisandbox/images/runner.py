@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from minisandbox.errors import BuildError, DiskFull, IndexUnavailable, MiniSandboxError, PatchError
+from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
 from minisandbox.images.places import BUILD, IMAGE, MOUNTS
 from minisandbox.images.python.access import Access, host_access, index_access
 from minisandbox.images.python.index import host_settings
@@ -378,7 +378,7 @@ def _run_commands(box: Sandbox, place: Place, work: Work) -> None:
         if spoke:  # a log that says nothing would take a block for each step of each image
             write_log(place.log, bytes(log))
         if not result.ok:
-            raise _failure(place, work, command, result)
+            raise failure(place, command.title, result, work)
 
 
 def logged(title: str, result: ExecResult) -> bytes:
@@ -399,29 +399,41 @@ def write_log(path: Path, data: bytes) -> None:
         write_atomic(path, data)
 
 
-def _failure(place: Place, work: Work, command: Command, result: ExecResult) -> MiniSandboxError:
-    output, tail = said(result)
+def failure(place: Place, title: str, result: ExecResult, work: Work | None = None) -> MiniSandboxError:
+    """Return the error of a step whose command failed.
+
+    Args:
+        place: where it ran.
+        title: the command, for people.
+        result: how it ended.
+        work: what a step of our own scripts does; they say by their status that a patch does not apply.
+    """
+    output = (result.stdout + result.stderr).strip()
+    tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
     if _lacked_space(place, output):
-        return out_of_space(f"finish build step {place.step!r} of image {place.image!r}", tail)
-    if result.exit_code == PATCH_STATUS:
+        fault = disk_full(f"finish build step {place.step!r} of image {place.image!r}")
+        fault.reason = "\n".join(filter(None, (fault.reason, tail)))
+        return fault
+    if work is not None and result.exit_code == PATCH_STATUS:
         reason = "\n".join(filter(None, (work.patch_note, tail.replace(str(BUILD / "patch"), "the patch"))))
         hint = "make it from the very source that the recipe names"
         return PatchError(f"{work.patch} of image {place.image!r} does not apply", reason=reason, hint=hint)
     kept = "the head and the tail of its output are" if result.dropped_stdout else "the whole output is"
-    title = "" if command.title == place.step else f" at {command.title.splitlines()[0][:120]!r}"
+    where = "" if title == place.step else f" at {title.splitlines()[0][:120]!r}"
     return BuildError(
-        f"build step {place.step!r} of image {place.image!r} failed{title}: {result.fate}",
+        f"build step {place.step!r} of image {place.image!r} failed{where}: {result.fate}",
         step=place.step,
         log=place.log,
-        reason="\n".join(filter(None, (_likely(result, tail, place.timeout), tail))) or None,
+        reason="\n".join(filter(None, (_likely(result, tail, place, work), tail))) or None,
         hint=f"{kept} in {place.log}",
     )
 
 
-def _likely(result: ExecResult, tail: str, timeout: float) -> str:
+def _likely(result: ExecResult, tail: str, place: Place, work: Work | None) -> str:
     if result.outcome is Outcome.TIMEOUT:
-        return f"the step hangs, or needs more than {timeout:.0f} s (PythonRecipe.step_timeout)"
-    return next((reason for pattern, reason in _REASONS if re.search(pattern, tail)), "")
+        option = "" if work is None else " (PythonRecipe.step_timeout)"
+        return f"the step hangs, or needs more than {place.timeout:.0f} s{option}"
+    return next((reason for pattern, reason in _REASONS if work is not None and re.search(pattern, tail)), "")
 
 
 def _lacked_space(place: Place, output: str) -> bool:
@@ -432,24 +444,6 @@ def _lacked_space(place: Place, output: str) -> bool:
     named = any(text in output for text in _NO_SPACE)
     with store_faults(f"look for space for build step {place.step!r}"):
         return is_full(place.staging, _ROOMY if named else NEARLY_FULL)
-
-
-def said(result: ExecResult) -> tuple[str, str]:
-    """Return what a command printed, and the end of it, for an error."""
-    output = (result.stdout + result.stderr).strip()
-    return output, "\n".join(output.splitlines()[-_TAIL_LINES:])
-
-
-def out_of_space(what: str, tail: str) -> DiskFull:
-    """Return the error of a step that failed because there was no space.
-
-    Args:
-        what: what could not be done.
-        tail: the end of what it printed.
-    """
-    fault = disk_full(what)
-    fault.reason = "\n".join(filter(None, (fault.reason, tail)))
-    return fault
 
 
 def mount_points(paths: Sequence[tuple[Path, str]]) -> tuple[Mount, ...]:

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import HostError
@@ -260,9 +260,8 @@ def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosix
     def work() -> Work:
         return Work((), mounts=mount_points([(source(), "source")]), facts=("commit",))
 
-    patched = _Patched("task", "the patch", step.patch, step.hidden)
-    definition: dict[str, JSONValue] = {"kind": "task", "patch": step.patch}
-    return patched.step(definition, workdir, work, "task_source", "task_files", "task_commit", "task_check")
+    parts = ("task_source", "task_files", "task_commit", "task_check")
+    return _patched({"kind": "task", "patch": step.patch}, step.hidden, workdir, work, *parts)
 
 
 def image_source_step(source: r.ImageSource, workdir: PurePosixPath) -> BuildStep:
@@ -290,63 +289,46 @@ def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> 
         workdir: where the repository lies.
     """
     work = Work((), environment={"COMMIT": commit}, facts=("commit",))
-    patched = _Patched("task", "the patch", step.patch, step.hidden)
     definition: dict[str, JSONValue] = {"kind": "image task", "patch": step.patch, "commit": commit}
     parts = ("image_repository", "image_open", "task_files", "image_commit", "task_check")
-    return patched.step(definition, workdir, lambda: work, *parts)
+    return _patched(definition, step.hidden, workdir, lambda: work, *parts)
 
 
 def tests_step(step: r.HiddenTests, workdir: PurePosixPath) -> BuildStep:
     """The step that makes the tests layer."""
-    patched = _Patched("tests", "the test patch", step.test_patch, step.hidden)
     definition: dict[str, JSONValue] = {"kind": "tests", "test_patch": step.test_patch}
-    return patched.step(definition, workdir, lambda: Work(()), "tests")
+    return _patched(definition, step.hidden, workdir, lambda: Work(()), "tests")
 
 
-@dataclass(frozen=True, slots=True)
-class _Patched:
-    """A step of a patch and hidden files.
+def _patched(
+    definition: Mapping[str, JSONValue],
+    hidden: Sequence[str],
+    workdir: PurePosixPath,
+    work: Callable[[], Work],
+    *parts: str,
+) -> BuildStep:
+    """The step of a patch and hidden files.
 
-    Attributes:
-        name: of the step.
-        called: what errors call the patch.
-        patch: it.
+    Args:
+        definition: what decides its result besides its script and the hidden files; the patch is in it.
         hidden: paths of the repository.
+        workdir: where the repository lies.
+        work: returns what the sandbox is to do, without its command and files.
+        parts: names of the script's parts.
     """
+    is_tests = "test_patch" in definition
+    name, called = ("tests", "the test patch") if is_tests else ("task", "the patch")
+    text, patch = tool_script(name, workdir, "patching", *parts), str(definition["test_patch" if is_tests else "patch"])
 
-    name: str
-    called: str
-    patch: str
-    hidden: Sequence[str]
+    def prepare(_: Path) -> Work:
+        files = [("hidden", _list(hidden)), ("touched", _list(touched_files(patch)))]
+        if patch.strip():
+            files.append(("patch", patch.encode("utf-8", "surrogateescape")))
+        note = explain_line_endings(parse_patch(patch)) or ""
+        commands = (_bash(name, text),)
+        return replace(work(), commands=commands, files=tuple(files), patch=called, patch_note=note, tools=True)
 
-    def step(
-        self, definition: Mapping[str, JSONValue], workdir: PurePosixPath, work: Callable[[], Work], *parts: str
-    ) -> BuildStep:
-        """Return the step.
-
-        Args:
-            definition: what decides its result besides its script and the hidden files.
-            workdir: where the repository lies.
-            work: returns what the sandbox is to do, without its command and files.
-            parts: names of the script's parts.
-        """
-        text = tool_script(self.name, workdir, "patching", *parts)
-
-        def prepare(_: Path) -> Work:
-            files = [("hidden", _list(self.hidden)), ("touched", _list(touched_files(self.patch)))]
-            if self.patch.strip():
-                files.append(("patch", self.patch.encode("utf-8", "surrogateescape")))
-            return replace(
-                work(),
-                commands=(_bash(self.name, text),),
-                files=tuple(files),
-                patch=self.called,
-                patch_note=explain_line_endings(parse_patch(self.patch)) or "",
-                tools=True,
-            )
-
-        keyed: dict[str, JSONValue] = {**definition, "hidden": sorted(self.hidden), "scripts": _digest(text)}
-        return BuildStep(self.name, keyed, prepare)
+    return BuildStep(name, {**definition, "hidden": sorted(hidden), "scripts": _digest(text)}, prepare)
 
 
 def step_script(step: str, *names: str, **variables: str) -> str:

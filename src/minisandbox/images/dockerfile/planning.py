@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from minisandbox.images.dockerfile.copying import copy_layer
-from minisandbox.images.dockerfile.running import Bind, RunPlace, run_layer
+from minisandbox.images.dockerfile.running import Bind, run_layer
 from minisandbox.images.dockerfile.sources import Source, content_digest, definition, list_sources
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, Mount, RunCommand
 from minisandbox.images.dockerfile.trees import ContextTree
@@ -104,7 +104,7 @@ def _plan_run(run: RunCommand, store: Store, lookup: Lookup) -> tuple[BuildStep,
 
     def make(place: Place) -> Made:
         read = {mount: Bind(binds[mount], *origins[mount].read()) for mount in binds}
-        return run_layer(run, RunPlace(place, read, owners == "kept"))
+        return run_layer(run, place, read)
 
     needs = tuple(dict.fromkeys(key for origin in origins.values() for key in origin.layers))
     return BuildStep(f"line {run.line}", values, lambda _: make, _shown(run)), needs

@@ -11,33 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-from minisandbox.errors import BuildError, DockerfileError, InvalidValue
+from minisandbox.errors import DockerfileError, InvalidValue
 from minisandbox.images.dockerfile.copying import copy_layer, find_home
 from minisandbox.images.dockerfile.evaluation import PIPES, named_user
 from minisandbox.images.dockerfile.sources import Source
 from minisandbox.images.dockerfile.stages import CopyFiles, Mount, RunCommand
 from minisandbox.images.dockerfile.trees import split
+from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.python.access import Access, host_access
 from minisandbox.images.python.index import host_settings
-from minisandbox.images.runner import (
-    LEAST_READING,
-    NEARLY_FULL,
-    Place,
-    build_limits,
-    build_sandbox,
-    logged,
-    out_of_space,
-    said,
-    write_log,
-)
+from minisandbox.images.runner import LEAST_READING, Place, build_limits, build_sandbox, failure, logged, write_log
 from minisandbox.images.tree import LinkError, Parts, Tree, resolve
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.store import Made
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.unpack import OPAQUE
-from minisandbox.store.disk.faults import is_full, store_faults
 from minisandbox.store.disk.trees import remove_tree
-from minisandbox.types import ExecResult, ImageSpec, Outcome
+from minisandbox.types import ExecResult, ImageSpec
 from minisandbox.types import Mount as HostMount
 
 _APT = b'APT::Sandbox::User "root";\n'
@@ -60,32 +50,13 @@ class Bind:
     tree: Tree
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlace:
-    """Where a RUN runs.
-
-    Attributes:
-        place: where a step of any build runs.
-        binds: for each mount that is a bind, its files.
-        keep_owners: whether files get other owners than this process's.
-    """
-
-    place: Place
-    binds: Mapping[Mount, Bind]
-    keep_owners: bool
-
-    @property
-    def image(self) -> Below:
-        """What lies below."""
-        return Below(tuple(reversed(self.place.layers)))
-
-
-def run_layer(run: RunCommand, place: RunPlace) -> Made:
+def run_layer(run: RunCommand, place: Place, binds: Mapping[Mount, Bind]) -> Made:
     """Run a RUN.
 
     Args:
         run: it.
         place: where.
+        binds: for each mount that is a bind, its files.
 
     Returns:
         Everything it wrote.
@@ -96,17 +67,21 @@ def run_layer(run: RunCommand, place: RunPlace) -> Made:
         DiskFull: the store's disk is full.
         SandboxCreationError: there could be no sandbox.
     """
-    upper = place.place.staging / "upper"
+    upper = place.staging / "upper"
     for path in (upper, upper / "tree"):
         path.mkdir(mode=0o755)
         path.chmod(0o755)
-    placement = Placement(upper / "tree", place.image)
-    with _placed(run, place, placement):
+    placement = Placement(upper / "tree", _below(place))
+    with _placed(run, place, binds, placement):
         result = _execute(run, place, upper)
-    write_log(place.place.log, logged(f"line {run.line}: {run.text}", result))
+    write_log(place.log, logged(f"line {run.line}: {run.text}", result))
     if not result.ok:
-        _fail(run, place, result)
-    return Made(upper / "tree", patience=max(place.place.timeout, LEAST_READING))
+        raise failure(place, run.text, result)
+    return Made(upper / "tree", patience=max(place.timeout, LEAST_READING))
+
+
+def _below(place: Place) -> Below:
+    return Below(tuple(reversed(place.layers)))
 
 
 def _refuse(run: RunCommand, reason: str, hint: str | None = None) -> NoReturn:
@@ -117,20 +92,20 @@ def _refuse(run: RunCommand, reason: str, hint: str | None = None) -> NoReturn:
 
 
 @contextmanager
-def _placed(run: RunCommand, place: RunPlace, placement: Placement) -> Iterator[None]:
+def _placed(run: RunCommand, place: Place, binds: Mapping[Mount, Bind], placement: Placement) -> Iterator[None]:
     """Have what a RUN mounts there while the body runs."""
     with ExitStack() as stack:
         stack.callback(placement.clean)
         for number, mount in enumerate(run.mounts):
             try:
-                stack.enter_context(_place(place, placement, mount, place.place.staging / f"mount{number}"))
+                stack.enter_context(_place(place, binds, placement, mount, place.staging / f"mount{number}"))
             except LinkError as error:
                 _refuse(run, f"--mount at {mount.wanted.target}: {error}")
         yield
 
 
 @contextmanager
-def _place(place: RunPlace, placement: Placement, mount: Mount, work: Path) -> Iterator[None]:
+def _place(place: Place, binds: Mapping[Mount, Bind], placement: Placement, mount: Mount, work: Path) -> Iterator[None]:
     wanted = mount.wanted
     if wanted.kind == "secret":
         if wanted.target:
@@ -139,10 +114,10 @@ def _place(place: RunPlace, placement: Placement, mount: Mount, work: Path) -> I
         return
     path = placement.target(wanted.target)
     if wanted.kind == "cache":
-        owners = "kept" if place.keep_owners else "one"
+        owners = "kept" if keeps_owners() else "one"
         mode = 0o755 if wanted.mode is None else wanted.mode
         with cache(
-            place.place.session.store.root / "caches", wanted.identity, owners, place.place.staging, mode, wanted.owner
+            place.session.store.root / "caches", wanted.identity, owners, place.staging, mode, wanted.owner
         ) as cached:
             placement.put(path, cached)
             yield
@@ -154,13 +129,13 @@ def _place(place: RunPlace, placement: Placement, mount: Mount, work: Path) -> I
         work.chmod(0o1777)
         placement.put(path, work)
     else:
-        bind = place.binds[mount]
-        copy_layer(bind.copy, bind.sources, bind.tree, work, Below(), keep_owners=place.keep_owners)
+        bind = binds[mount]
+        copy_layer(bind.copy, bind.sources, bind.tree, work, Below(), keep_owners=keeps_owners())
         placement.put(path, work / "m")
     yield
 
 
-def _secrets(run: RunCommand, place: RunPlace) -> Iterator[HostMount]:
+def _secrets(run: RunCommand, place: Place) -> Iterator[HostMount]:
     """The files of secrets: mounts, so that they can lie in /run, which each sandbox has of its own."""
     for number, mount in enumerate(run.mounts):
         wanted = mount.wanted
@@ -170,9 +145,9 @@ def _secrets(run: RunCommand, place: RunPlace) -> Iterator[HostMount]:
         if content is None and wanted.required:
             _refuse(run, f"there is no secret {wanted.identity!r}", f"give it: --secret id={wanted.identity},src=FILE")
         if content is not None and wanted.target:
-            path = place.place.staging / f"secret{number}"
+            path = place.staging / f"secret{number}"
             path.write_bytes(content)
-            if place.keep_owners:
+            if keeps_owners():
                 os.chown(path, *wanted.owner)
             path.chmod(0o400 if wanted.mode is None else wanted.mode)
             yield HostMount(path, PurePosixPath(wanted.target))
@@ -190,7 +165,7 @@ def _secret_variables(run: RunCommand) -> dict[str, str]:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
+def _execute(run: RunCommand, place: Place, upper: Path) -> ExecResult:
     network = run.network
     outside = host_access(None, host_settings(), f"line {run.line}") if network.mode == "host" else Access(network, {})
     environment = {
@@ -198,13 +173,13 @@ def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
         "HOME": _home(run, place), **dict(run.variables),
     }  # fmt: skip
     mounts = [*_script(run, place), *_secrets(run, place), *outside.mounts]
-    if not place.keep_owners:
-        apt = place.place.staging / "apt.conf"
+    if not keeps_owners():
+        apt = place.staging / "apt.conf"
         apt.write_bytes(_APT)
         mounts.append(HostMount(apt, _APT_PLACE))
         environment.setdefault("APT_CONFIG", str(_APT_PLACE))
-    spec = ImageSpec(f"{place.place.image}: line {run.line}", place.place.layers, host_usr=False)
-    limits = build_limits(place.place.session.memory)
+    spec = ImageSpec(f"{place.image}: line {run.line}", place.layers, host_usr=False)
+    limits = build_limits(place.session.memory)
     box = build_sandbox(
         spec,
         limits,
@@ -212,47 +187,30 @@ def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
         tuple(mounts),
         upper,
         environment=environment,
-        pretend_owners=not place.keep_owners,
+        pretend_owners=not keeps_owners(),
         keep_tmp=True,
     )
-    user = named_user(run.user) if place.keep_owners else None
-    with box, place.place.session.cancellation.running(box):
+    user = named_user(run.user) if keeps_owners() else None
+    with box, place.session.cancellation.running(box):
         try:
             return box.exec(
-                list(run.argv), cwd=run.workdir, timeout=place.place.timeout, env=_secret_variables(run), user=user
+                list(run.argv), cwd=run.workdir, timeout=place.timeout, env=_secret_variables(run), user=user
             )
         except InvalidValue as error:
             _refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
 
 
-def _home(run: RunCommand, place: RunPlace) -> str:
+def _home(run: RunCommand, place: Place) -> str:
     """The home directory of a RUN's user, with one id too, where it runs as root."""
-    return find_home(run.user.partition(":")[0], place.image)
+    return find_home(run.user.partition(":")[0], _below(place))
 
 
-def _script(run: RunCommand, place: RunPlace) -> Iterator[HostMount]:
+def _script(run: RunCommand, place: Place) -> Iterator[HostMount]:
     if run.script is not None:
-        path = place.place.staging / "script"
+        path = place.staging / "script"
         path.write_bytes(run.script.content)
         path.chmod(0o755)
         yield HostMount(path, PurePosixPath(PIPES) / run.script.name)
-
-
-def _fail(run: RunCommand, place: RunPlace, result: ExecResult) -> NoReturn:
-    _, tail = said(result)
-    with store_faults(f"look for space for line {run.line}"):
-        full = is_full(place.place.staging, NEARLY_FULL)
-    what = run.text.splitlines()[0][:200]
-    if full:
-        raise out_of_space(f"finish line {run.line} of image {place.place.image!r}", tail)
-    slow = f"it needs more than {place.place.timeout:.0f} s" if result.outcome is Outcome.TIMEOUT else ""
-    raise BuildError(
-        f"line {run.line} of the Dockerfile of image {place.place.image!r} failed: {what}: {result.fate}",
-        step=f"line {run.line}",
-        log=place.place.log,
-        reason="\n".join(filter(None, (slow, tail))) or None,
-        hint=f"its output is in {place.place.log}",
-    )
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.unit.oci_registry import Handler, Registry, answer, isolate, serve
+from tests.unit.oci_registry import Handler, Registry, answer
 from tests.unit.oci_tools import END, MadeImage, digest, entry
 
 from minisandbox.errors import DiskFull, ImageRefused, NotFound, RegistryError
@@ -29,25 +29,6 @@ from minisandbox.store.sizes import StoreSizes
 PATCH = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n"
 SHARED = entry("shared", os.urandom(400_000)) + END
 PARTS = [entry(f"part{number}", os.urandom(100_000)) + END for number in range(4)]
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No waiting, no files of this machine."""
-    isolate(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def server() -> Iterator[Registry]:
-    """A registry."""
-    with serve() as registry:
-        yield registry
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    """An empty store."""
-    return Store.open(tmp_path / "store")
 
 
 @pytest.fixture

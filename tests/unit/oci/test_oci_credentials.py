@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.oci_registry import Registry, answer, isolate, serve
+from tests.unit.oci_registry import Registry, answer, serve
 from tests.unit.oci_tools import END, MadeImage, entry
 
 from minisandbox.errors import RegistryError
@@ -17,25 +16,6 @@ from minisandbox.images.oci import http
 from minisandbox.store import Store
 
 PASSWORD = "pass:word"
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No waiting, no files of this machine."""
-    isolate(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def server() -> Iterator[Registry]:
-    """A registry."""
-    with serve() as registry:
-        yield registry
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    """An empty store."""
-    return Store.open(tmp_path / "store")
 
 
 @pytest.fixture

@@ -5,40 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.oci_registry import Handler, Registry, answer, hang_up, isolate, serve
+from tests.unit.oci_registry import Handler, Registry, answer, hang_up
 from tests.unit.oci_tools import END, MadeImage, entry, folder
 from tests.unit.store_tools import add_image, add_layer, end_of, python, two_images
 
 from minisandbox.errors import InvalidValue, NotFound, RegistryError
 from minisandbox.images import Image, host_image, pull, push
-from minisandbox.images.oci import push as push_module
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import freeze
 from minisandbox.store.verify import verify
 
 FIRST = b"".join((folder("srv", mtime=5), entry("srv/a", b"first" * 1000, mtime=7)))
 SECOND = entry("bin/tool", os.urandom(100_000), mode=0o755)
-
-
-@pytest.fixture
-def server() -> Iterator[Registry]:
-    with serve() as registry:
-        yield registry
-
-
-@pytest.fixture(autouse=True)
-def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
-    monkeypatch.setattr(push_module, "backoff", lambda _: 0.0)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path / "store")
 
 
 @pytest.fixture

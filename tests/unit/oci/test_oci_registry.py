@@ -14,13 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
-from tests.unit.oci_registry import Fault, Handler, Registry, answer, cut_after, hang_up, isolate, serve
+from tests.unit.oci_registry import Fault, Handler, Registry, answer, cut_after, hang_up, serve
 from tests.unit.oci_tools import END, MadeImage, digest, entry
 
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, MiniSandboxError, NotFound, RegistryError
@@ -38,25 +37,6 @@ from minisandbox.store.verify import verify
 FIRST = entry("a", os.urandom(300_000)) + END
 SECOND = entry("b", b"second") + END
 SHA = digest(b"another")
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No waiting, no files of this machine, no proxy between a test and its registry."""
-    isolate(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def server() -> Iterator[Registry]:
-    """A registry."""
-    with serve() as registry:
-        yield registry
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    """An empty store."""
-    return Store.open(tmp_path / "store")
 
 
 @pytest.fixture
