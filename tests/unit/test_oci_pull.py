@@ -30,6 +30,12 @@ SECOND = entry("d/.wh.gone") + entry("b", b"second") + END
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store.open(tmp_path / "store")
+
+
+@pytest.fixture
 def image() -> MadeImage:
     """An image of two layers."""
     return MadeImage(
