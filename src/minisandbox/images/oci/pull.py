@@ -21,16 +21,15 @@ from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, Sour
 from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, parse_reference
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
 from minisandbox.store.blobs.below import Below
-from minisandbox.store.blobs.kept import note_place
-from minisandbox.store.blobs.packing import COMPRESSIONS
 from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
-from minisandbox.store.records import BlobRecord
 
 KIND = "container layer"
 """The ``kind`` of the step that makes a layer of a container image."""
+PULLED = "pulled"
+"""The fact of a layer that says which blob it was: compression, digest, size, host, repository."""
 _SEPARATOR = "\n"
 STANDARD = Path("-")
 """Standard input, or output."""
@@ -260,11 +259,6 @@ class _Taking:
         parent = below[-1].key if below else None
         record, _ = self.store.ensure_layer(step.key, parent=parent, step=step.definition, make=make, hold=hold)
         self.source.published(step.layer)
-        place, blob = self.source.place, step.layer.blob
-        compression = blob.media_type.rpartition("+")[2].rpartition(".")[2]
-        if place is not None and compression in COMPRESSIONS:  # a push there need not send it
-            pulled = BlobRecord(step.layer.diff_id, {compression: blob.digest}, {compression: blob.size})
-            note_place(self.store.root, step.key, place.host, place.repository, pulled)
         return record
 
     def _unpacked(self, layer: m.Layer, below: list[LayerRecord], staging: Path) -> Made:
@@ -277,7 +271,11 @@ class _Taking:
                     reason=f"the tar has {stream.diff_id}, the configuration says {layer.diff_id}",
                     hint="nothing of this layer was published; the image is damaged, or somebody replaced the layer",
                 )
-        return Made(staging / "tree", facts=_facts(done), digests=done.digests)
+        facts, place = _facts(done), self.source.place
+        if place is not None:  # a push there need not send it
+            kind = layer.blob.media_type.rpartition("+")[2].rpartition(".")[2]
+            facts[PULLED] = f"{kind} {layer.blob.digest} {layer.blob.size} {place.host} {place.repository}"
+        return Made(staging / "tree", facts=facts, digests=done.digests)
 
     def _record(self, name: str, reference: str, layers: list[LayerRecord], top: str) -> ImageRecord:
         config, environment = self.image.run_config, dict(self.image.environment)

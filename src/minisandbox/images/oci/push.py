@@ -17,7 +17,7 @@ from minisandbox.errors import InvalidValue, NotFound, RegistryError
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.export import check_portable, described, write_image
 from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff
-from minisandbox.images.oci.pull import Tell, silent
+from minisandbox.images.oci.pull import PULLED, Tell, silent
 from minisandbox.images.oci.reference import Remote, parse_reference, places_of
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import remove_copies
@@ -129,17 +129,15 @@ class _Registry:
             if job.done():
                 job.result()
         self._keys.append(key)
-        known, session = known_blob(self.store.root, key, self.compression), ""
-        if self.private and known is not None and known.diff_id == self.store.layer(key).step.get("diff_id"):
-            known = None  # what it was unpacked from: its list of files is another
-        if known is not None:
-            if known.digest in self._coming or self._has(known.digest):
-                return known
-            session = self._begin(known.digest, self._elsewhere(key))
-            if not session:
-                return known
+        asked, session = set[str](), ""
+        for blob, origin in self._candidates(key):
+            if blob.digest in self._coming or self._has(blob.digest):
+                return blob
+            asked.add(blob.digest)
+            if origin != self.place.repository and not (session := self._begin(blob.digest, origin)):
+                return blob
         blob = ensure_blob(self.store.root, key, self.compression)
-        if blob.digest not in self._coming and (known is not None or not self._has(blob.digest)):
+        if blob.digest not in self._coming and (blob.digest in asked or not self._has(blob.digest)):
             file = self._files.enter_context(blob.path.open("rb"))  # now: a collection may remove it
             self._coming[blob.digest] = self._pool.submit(self._send, blob.digest, blob.size, file, session)
             self.sent, self.size = self.sent + 1, self.size + blob.size
@@ -182,11 +180,16 @@ class _Registry:
             return False
         return True
 
-    def _elsewhere(self, key: str) -> str:
-        """Another repository of the registry that had a layer's blob, or ""."""
-        record = read_blobs(self.store.root, key)
-        found = record.places.get(self.place.host, "") if record is not None else ""
-        return "" if found == self.place.repository else found
+    def _candidates(self, key: str) -> Iterator[tuple[LayerBlob, str]]:
+        """Yield blobs of a layer that the registry may have, and the repository that has each."""
+        if (known := known_blob(self.store.root, key, self.compression)) is not None:
+            record = read_blobs(self.store.root, key)
+            yield known, (record.places if record is not None else {}).get(self.place.host, self.place.repository)
+        layer = self.store.layer(key)
+        kind, digest, size, host, repository = layer.facts.get(PULLED, "    ").split(" ")
+        if kind == self.compression and not self.private:  # a copy's lists are those of our own blobs
+            blob = LayerBlob(self.store.root, str(layer.step["diff_id"]), digest, int(size))
+            yield blob, repository if host == self.place.host else self.place.repository
 
     def _begin(self, digest: str = "", origin: str = "") -> str:
         """Begin to send a blob; return the address for it, or "" where the registry had it in another repository."""

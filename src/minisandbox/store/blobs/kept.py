@@ -116,23 +116,14 @@ def read_blobs(root: Path, key: str) -> BlobRecord | None:
         return None
 
 
-def note_place(root: Path, key: str, host: str, repository: str, pulled: BlobRecord | None = None) -> None:
+def note_place(root: Path, key: str, host: str, repository: str) -> None:
     """Remember that a registry has a layer's blobs in one of its repositories.
-
-    Args:
-        root: the store's directory.
-        key: the layer.
-        host: the registry.
-        repository: one of its repositories.
-        pulled: the blob that the layer was unpacked from, if it came from there.
 
     Raises:
         StoreError: the kernel refused.
     """
     with store_faults(f"note where layer {key} is"), hold_lock(root / "locks" / f"blob-{key}.lock", timeout=_TIMEOUT):
-        record = read_blobs(root, key) or pulled
-        if pulled is not None and record is not None and record.diff_id != pulled.diff_id:  # it was compressed anew
-            return
+        record = read_blobs(root, key)
         if record is not None and record.places.get(host) != repository:
             _write(root, key, dataclasses.replace(record, places={**record.places, host: repository}))
 
