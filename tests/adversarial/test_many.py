@@ -26,7 +26,7 @@ TIMES_OF_DAY = {
     "images/oci/prefetch.py", "images/oci/pull.py", "images/repair.py", "images/python/simple_api.py",
     "models/engine/server.py", "models/refusals.py", "rollouts/database.py", "rollouts/harbor_job.py",
     "rollouts/rundir.py", "rollouts/state.py", "sandbox/core.py", "sandbox/engines/core.py", "store/collect.py",
-    "store/database.py", "store/rundir.py", "store/store.py", "testing.py",
+    "store/results.py", "store/rundir.py", "store/store.py", "testing.py",
 }  # fmt: skip
 YEAR = 365 * 86400.0
 

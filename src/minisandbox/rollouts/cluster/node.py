@@ -9,7 +9,7 @@ from typing import Protocol
 from minisandbox.pool import Job as Check
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Draw
-from minisandbox.store.database import Result
+from minisandbox.store.results import Result
 from minisandbox.tasks import Task
 
 

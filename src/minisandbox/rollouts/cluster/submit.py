@@ -23,7 +23,7 @@ from minisandbox.rollouts.cluster.workloads import CheckWorkload, Done, RolloutW
 from minisandbox.rollouts.database import Packed, unpack
 from minisandbox.rollouts.jobs import Job
 from minisandbox.rollouts.setup import Draw, Setup
-from minisandbox.store.database import Result
+from minisandbox.store.results import Result
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Trajectory
 

@@ -37,7 +37,7 @@ from minisandbox.rollouts.jobs import STAGES, Job
 from minisandbox.rollouts.setup import Draw, Setup
 from minisandbox.store import Store
 from minisandbox.store.blobs.kept import LayerBlob
-from minisandbox.store.database import Result
+from minisandbox.store.results import Result
 from minisandbox.tasks import Task
 
 T = TypeVar("T")
