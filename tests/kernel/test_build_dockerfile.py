@@ -104,7 +104,7 @@ def test_what_changes_and_what_is_removed(context: Path, store: Store) -> None:
 
 
 def test_a_command_that_fails_is_named_with_its_line(context: Path, store: Store) -> None:
-    with pytest.raises(BuildError, match=r"line 3 .*echo oops.*exit status 7") as caught:
+    with pytest.raises(BuildError, match=r"line 3' .*echo oops.*exit status 7") as caught:
         build("FROM base\nRUN true\nRUN echo oops; exit 7\nRUN touch /never\n", context, store)
     assert caught.value.log is not None
     assert "oops" in caught.value.log.read_text()

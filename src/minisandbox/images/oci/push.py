@@ -27,6 +27,7 @@ from minisandbox.store.disk.faults import fault_point
 _AT_ONCE = 4
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})")
+_PULLED = re.compile(r"(\w+) (sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}) ([0-9]{1,18}) (\S+) (\S+)")
 _BINARY = {"Content-Type": "application/octet-stream"}
 
 
@@ -186,9 +187,10 @@ class _Registry:
             record = read_blobs(self.store.root, key)
             yield known, (record.places if record is not None else {}).get(self.place.host, self.place.repository)
         layer = self.store.layer(key)
-        kind, digest, size, host, repository = layer.facts.get(PULLED, "    ").split(" ")
-        if kind == self.compression and not self.private:  # a copy's lists are those of our own blobs
-            blob = LayerBlob(self.store.root, str(layer.step["diff_id"]), digest, int(size))
+        found = _PULLED.fullmatch(layer.facts.get(PULLED, ""))  # a record may come from another store
+        if found and found[1] == self.compression and not self.private:  # a copy's lists are those of our own blobs
+            _, digest, size, host, repository = found.groups()
+            blob = LayerBlob(self.store.root, str(layer.step.get("diff_id", "")), digest, int(size))
             yield blob, repository if host == self.place.host else self.place.repository
 
     def _begin(self, digest: str = "", origin: str = "") -> str:
