@@ -78,7 +78,7 @@ def forget(store: Store, name: str) -> None:
     """Remove the layer with an environment's packages; what was downloaded stays."""
     for record in store.images():
         if record.name == name:
-            store.remove_layer(record.layers[-1])
+            store.remove_unused_layer(record.layers[-1])
 
 
 def build_venv(directory: Path, python: Path, name: str, pins: tuple[str, ...]) -> None:

@@ -209,7 +209,7 @@ def test_a_stage_that_is_gone_is_not_made_again(context: Path, store: Store) -> 
     image = build(text, context, store)
     events: list[BuildEvent] = []
     (gone,) = [layer for layer in store.layers() if layer.key not in image.layers and layer.step.get("kind") == "run"]
-    store.remove_layer(gone.key)
+    store.remove_unused_layer(gone.key)
     build(text, context, store, events)
     assert all(event.state is StepState.CACHED for event in events)
 

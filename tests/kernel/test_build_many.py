@@ -294,7 +294,7 @@ def test_a_layer_made_by_hand_that_is_gone_is_named(store: Store, project: Path)
         build(recipe, store=store, name="broken")
     with repair.open_failed(store, "broken") as work:
         work.box.exec("touch made-by-hand").check()
-        store.remove_layer(work.keep().key)
+        store.remove_unused_layer(work.keep().key)
     with pytest.raises(BuildError, match="no longer in the store") as caught:
         build(recipe, store=store, name="broken")
     assert "image rm broken" in (caught.value.hint or "")

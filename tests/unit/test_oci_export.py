@@ -301,7 +301,7 @@ def test_an_engine_cannot_take_a_copy_for_an_image(copy: Path) -> None:
 
 def test_only_what_is_missing_is_taken(other: Store, copy: Path) -> None:
     import_images(copy, store=other, private=True)
-    other.remove_layer(key_of("two"))
+    other.remove_unused_layer(key_of("two"))
     before = {key: other.layer(key).created for key in other.layer_keys()}
     import_images(copy, store=other, private=True)
     assert {key: other.layer(key).created for key in before} == before

@@ -256,8 +256,8 @@ def test_records_of_another_format_are_refused(tmp_path: Path) -> None:
 
 def test_remove_layer(store: Store) -> None:
     store.ensure_layer(KEY, parent=None, step={}, make=_make)
-    store.remove_layer(KEY)
-    store.remove_layer(KEY)
+    assert store.remove_unused_layer(KEY)
+    assert not store.remove_unused_layer(KEY)
     assert not store.has_layer(KEY)
     assert _staged(store) == []
 

@@ -125,7 +125,7 @@ def test_a_flipped_byte_is_found_by_reading(store: Store) -> None:
 def test_a_damaged_object_that_no_layer_has_is_not_taken_up(store: Store) -> None:
     key = add_layer(store, "a", {"f": "content"})
     entry = next(entry for entry in read_entries(store.layer_directory(key)) if entry.path == "f")
-    store.remove_layer(key)
+    store.remove_unused_layer(key)
     flip(store.pool.path(entry.object_name))
     verify(store, full=True)
     add_layer(store, "a", {"f": "content"})
@@ -179,7 +179,7 @@ def test_a_damaged_image_record_is_put_aside(store: Store) -> None:
 
 def test_an_image_with_a_missing_layer_is_named(store: Store) -> None:
     base, *_ = two_images(store)
-    store.remove_layer(base)
+    store.remove_unused_layer(base)
     assert verify(store).images == ("one", "two")
 
 

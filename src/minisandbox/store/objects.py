@@ -16,10 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from minisandbox.store.disk.faults import fault_point
-from minisandbox.store.disk.reading import open_below
 from minisandbox.store.entries import PRIVATE, Entry, copy_name
 
 SMALLEST = 1
@@ -39,15 +37,6 @@ class Pool:
     def path(self, name: str) -> Path:
         """Return where an object of that name lies."""
         return Path(self._path(name))
-
-    def open(self, name: str) -> IO[bytes]:
-        """Open an object for reading.
-
-        Raises:
-            StoreError: it is no regular file.
-            OSError: it cannot be opened.
-        """
-        return open_below(self.root.parent, f"{self.root.name}/{name[:2]}/{name}")
 
     def has(self, name: str) -> bool:
         """Whether an object of that name is there, damaged or not."""

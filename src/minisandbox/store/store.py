@@ -228,21 +228,8 @@ class Store(Catalogue):
             return None
         return record if self.is_frozen(key) or (self.layer_directory(key) / "tree").is_dir() else None
 
-    def remove_layer(self, key: str) -> None:
-        """Remove a layer; nothing happens if it is not there. It goes by one rename, so it is never half there.
-
-        Raises:
-            StoreError: it is in use, or the kernel refused.
-        """
-        if not self.remove_unused_layer(key) and self.layer_directory(key).exists():
-            raise StoreError(
-                f"layer {key} is in use",
-                reason="a sandbox or a build of some process holds it",
-                hint="stop the sandboxes (`minisandbox sandbox ls`), then do it again",
-            )
-
     def remove_unused_layer(self, key: str) -> bool:
-        """Remove a layer that no process holds.
+        """Remove a layer that no process holds. It goes by one rename, so it is never half there.
 
         Returns:
             Whether it was removed; False if it is in use, or not there.
