@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import BuildError
-from minisandbox.images.python.access import host_access, index_access
-from minisandbox.images.python.index import IndexSettings, default_index_url, host_settings, without_credentials
+from minisandbox.images.python.index import (
+    IndexSettings,
+    default_index_url,
+    host_access,
+    host_settings,
+    index_access,
+    without_credentials,
+)
 
 MAIN, EXTRA = "https://main.invalid/simple", "https://extra.invalid/simple"
 

@@ -15,8 +15,7 @@ from pathlib import Path, PurePosixPath
 from minisandbox.images.builder import Failures
 from minisandbox.images.kept import Kept, read_kept, write_kept
 from minisandbox.images.places import BUILD
-from minisandbox.images.python.access import index_access
-from minisandbox.images.python.index import find_uv
+from minisandbox.images.python.index import find_uv, index_access
 from minisandbox.images.python.lock import PACKAGES, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.images.runner import build_limits, build_sandbox, mount_points

@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
 from minisandbox.images.places import BUILD, IMAGE, MOUNTS
-from minisandbox.images.python.access import Access, host_access, index_access
-from minisandbox.images.python.index import host_settings
+from minisandbox.images.python.index import Access, host_access, host_settings, index_access
 from minisandbox.images.python.lock import EVERYTHING, PACKAGES, IndexView, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.sandbox import Sandbox

@@ -35,6 +35,9 @@ DESCRIBED = "described"
 UV_MINIMUM = (3, 8)
 
 _MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
+_FIRST_PERSON = 1000
+# Where packages come from and who is trusted; never auth.conf, which holds passwords.
+_SETTINGS = ("sources.list", "sources.list.d", "trusted.gpg", "trusted.gpg.d", "keyrings", "preferences.d")
 
 
 def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
@@ -404,11 +407,6 @@ def _list(paths: Sequence[str]) -> bytes:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-_FIRST_PERSON = 1000
-# Where packages come from and who is trusted; never auth.conf, which holds passwords.
-_SETTINGS = ("sources.list", "sources.list.d", "trusted.gpg", "trusted.gpg.d", "keyrings", "preferences.d")
 
 
 def system_step(wanted: InstallSystem) -> BuildStep:

@@ -29,6 +29,7 @@ BLOB, PART = ".blob", ".part"
 _BLOB_SECONDS = 7 * 86400.0
 GRACE = 3600.0
 """Seconds for which a layer stays after its last use: a build that goes on, or is tried again, finds it."""
+_NAMED = 5
 
 
 @dataclass(slots=True)
@@ -397,9 +398,6 @@ class _Collection:
 
 def _older(moment: float, seconds: float) -> bool:
     return time.time() - moment >= seconds
-
-
-_NAMED = 5
 
 
 @dataclass(slots=True)

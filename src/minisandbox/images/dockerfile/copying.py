@@ -36,6 +36,10 @@ _MOST_TAR = 64 << 30
 
 
 # --- the layer --------------------------------------------------------------------------------------------------------
+_MOST_IDS = (1 << 32) - 2
+_MOST_FILE = 16 << 20
+_CLAUSE = re.compile(r"([ugoa]*)((?:[-+=][rwxXst]*)+)")
+_WHO = {"u": (stat.S_IRWXU, 6), "g": (stat.S_IRWXG, 3), "o": (stat.S_IRWXO, 0)}
 
 
 def copy_layer(
@@ -263,12 +267,6 @@ def _parts(reader: TarReader, member: Member, path: bytes) -> Parts:
 
 def _name(path: Parts) -> bytes:
     return "/".join(path).encode("utf-8", "surrogateescape")
-
-
-_MOST_IDS = (1 << 32) - 2
-_MOST_FILE = 16 << 20
-_CLAUSE = re.compile(r"([ugoa]*)((?:[-+=][rwxXst]*)+)")
-_WHO = {"u": (stat.S_IRWXU, 6), "g": (stat.S_IRWXG, 3), "o": (stat.S_IRWXO, 0)}
 
 
 def find_owner(text: str, image: Tree) -> tuple[int, int]:

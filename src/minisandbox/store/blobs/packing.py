@@ -25,6 +25,12 @@ _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
 _WINDOW = 1 << 15  # RFC 1951: how far back deflate looks
 _HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # RFC 1952: no name, no time, unknown system
+_CHUNK = 1 << 20
+_NANO = 10**9
+_TYPES = {FILE: tarfile.REGTYPE, DIRECTORY: tarfile.DIRTYPE, LINK: tarfile.SYMTYPE, FIFO: tarfile.FIFOTYPE}
+_END = bytes(1024)
+Opener = Callable[[Entry], IO[bytes]]
+"""Opens the content of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +124,6 @@ def _deflated(piece: bytes, before: bytes) -> bytes:
     """Compress a piece so that another can follow."""
     packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -15, zdict=before)
     return packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
-
-
-_CHUNK = 1 << 20
-_NANO = 10**9
-_TYPES = {FILE: tarfile.REGTYPE, DIRECTORY: tarfile.DIRTYPE, LINK: tarfile.SYMTYPE, FIFO: tarfile.FIFOTYPE}
-_END = bytes(1024)
-
-Opener = Callable[[Entry], IO[bytes]]
-"""Opens the content of a file."""
 
 
 def write_layer(entries: Iterable[Entry], open_file: Opener, *, keep_owners: bool) -> Iterator[bytes]:

@@ -23,6 +23,7 @@ _HINTS = {
     errno.EXDEV: "the whole store must lie on one file system",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
+_FEW_FILES = 100
 
 
 @contextmanager
@@ -87,9 +88,6 @@ def fault_point(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     code = getattr(errno, action)
     raise OSError(code, os.strerror(code), f"fault point {name}")
-
-
-_FEW_FILES = 100
 
 
 def is_full(directory: Path, least: int) -> bool:
