@@ -8,8 +8,9 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,18 +23,13 @@ from minisandbox.images.progress import Progress
 from minisandbox.images.python.packages import PackageIndex
 from minisandbox.images.recipe import Buildable
 from minisandbox.images.runner import PlannedStep, Session
-from minisandbox.sandbox.cancellation import Cancellation
+from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.store import LayerRecord, Store
 from minisandbox.store.collect import SizeBudget
 from minisandbox.types import GiB
 
 if TYPE_CHECKING:
     from minisandbox.images.oci.prefetch import PullEstimate
-
-from concurrent.futures import Future
-from dataclasses import replace
-
-from minisandbox.sandbox.cancellation import CancelledError
 
 STEP_MEMORY = 4 * GiB
 """Bytes that one step may hold where a budget is given."""

@@ -419,7 +419,7 @@ def system_step(wanted: InstallSystem) -> BuildStep:
     definition: dict[str, JSONValue] = {
         "kind": "system",
         "packages": list(wanted.packages),
-        "scripts": hashlib.sha256(text.encode()).hexdigest(),
+        "scripts": _digest(text),
     }
 
     def prepare(staging: Path) -> Work:
@@ -433,8 +433,9 @@ def system_step(wanted: InstallSystem) -> BuildStep:
             ("passwd", _system_entries("passwd")),
             ("group", _system_entries("group")),
         )
-        command = Command("system", ("bash", "-c", text))
-        return Work((command,), files=files, mounts=mounts, network=StepNetwork.OUTSIDE, facts=("versions",))
+        return Work(
+            (_bash("system", text),), files=files, mounts=mounts, network=StepNetwork.OUTSIDE, facts=("versions",)
+        )
 
     return BuildStep("system", definition, prepare, " ".join(wanted.packages))
 
