@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,13 +10,8 @@ from typing import TYPE_CHECKING
 from minisandbox.types import Network
 
 if TYPE_CHECKING:
-    from minisandbox.images.recipe import OciBase, StageBase
-
-import posixpath
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from minisandbox.images.dockerfile.parsing import Instruction
+    from minisandbox.images.recipe import OciBase, StageBase
 
 _NAMES = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly", "readwrite": "rw"}
 _FIELDS = {
