@@ -95,7 +95,7 @@ def test_both_kinds_of_verifier_tell_the_solution_from_none(store: Store, place:
         ("#!/bin/bash\n", "wrote no /logs/verifier/reward.txt and no /logs/verifier/reward.json"),
         ("#!/bin/bash\necho good > /logs/verifier/reward.txt\n", "neither a number nor JSON"),
         ('#!/bin/bash\necho \'{"reward": "1"}\' > /logs/verifier/reward.json\n', "not one number"),
-        ("#!/bin/bash\necho 1 > /logs/verifier/reward.txt; sleep 600\n", "timed out after 2.0 s"),
+        ("#!/bin/bash\necho 1 > /logs/verifier/reward.txt; sleep 600\n", "timed out after 2."),
         ("#!/no/such/interpreter\n", "wrote no"),
     ],
 )
