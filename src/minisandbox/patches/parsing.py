@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from minisandbox.errors import PatchError
-from minisandbox.patches.paths import BadPath, checked_path, header_path, same_path, text, unquoted
+from minisandbox.patches.paths import checked_path, header_path, same_path, text, unquoted
 
 
 class FileStatus(enum.Enum):
@@ -100,9 +100,9 @@ def parse_patch(patch: str | bytes, *, name: str = "the patch") -> tuple[FileCha
     parser = _Parser(data)
     try:
         return parser.parse()
-    except BadPath as error:
-        place = f"{name}, line {parser.at + 1}: {error.what}"
-        raise PatchError(place, reason=error.reason, hint=error.hint or "make it with 'git diff'") from None
+    except PatchError as error:
+        error.hint = error.hint or "make it with 'git diff'"
+        raise error.about(f"{name}, line {parser.at + 1}") from None
 
 
 def touched_files(patch: str | bytes, *, name: str = "the patch") -> tuple[str, ...]:
@@ -157,10 +157,6 @@ def _refuse_nul(data: bytes, name: str) -> None:
     )
 
 
-class _Problem(BadPath):
-    """Something else that is wrong at the parser's line."""
-
-
 @dataclass(slots=True)
 class _Draft:
     """A file change while it is being read."""
@@ -190,7 +186,7 @@ class _Parser:
         self.follows_hunk = False
 
     def parse(self) -> tuple[FileChange, ...]:
-        """Return the files; BadPath (or its kind) at ``self.at`` where something is wrong."""
+        """Return the files; PatchError at ``self.at`` where something is wrong."""
         changes: list[FileChange] = []
         while self.at < len(self.lines):
             line = self.lines[self.at]
@@ -204,7 +200,7 @@ class _Parser:
                 self.at += 1
         if not changes:
             self.at = 0
-            raise _Problem("there is no diff in it", reason="it is not a unified diff")
+            raise PatchError("there is no diff in it", reason="it is not a unified diff")
         return tuple(changes)
 
     def _starts(self, prefix: bytes, ahead: int = 0) -> bool:
@@ -214,9 +210,9 @@ class _Parser:
     def _refuse_stray(self, line: bytes) -> None:
         """Refuse lines between files that git would skip in silence although they look like lost content."""
         if line.startswith(b"@@ -"):
-            raise _Problem("a hunk without a file before it")
+            raise PatchError("a hunk without a file before it")
         if self.follows_hunk and line[:1] in {b"+", b"-", b" "} and line.rstrip() != b"--":
-            raise _Problem(
+            raise PatchError(
                 "there are more lines than the hunk's header says",
                 reason="the patch was edited by hand, or written by a program that cannot count",
                 hint="make it with 'git diff', or correct the counts of the @@ line above",
@@ -237,7 +233,7 @@ class _Parser:
             self._names(draft)
             self._hunks(draft)
         elif self._starts(b"Binary files ") or self._starts(b"Files "):
-            raise _Problem("a binary file without its content", hint="make the patch with 'git diff --binary'")
+            raise PatchError("a binary file without its content", hint="make the patch with 'git diff --binary'")
         return self._finished(draft)
 
     def _plain_file(self) -> FileChange:
@@ -250,13 +246,13 @@ class _Parser:
         return self._finished(draft)
 
     def _finished(self, draft: _Draft) -> FileChange:
-        """Return the change; at the file's first line, _Problem where its header and content do not make one."""
+        """Return the change; at the file's first line, PatchError where its header and content do not make one."""
         end, self.at = self.at, draft.line
         new = draft.new or draft.name
         if new is None:
-            raise _Problem("no path can be read from this header")
+            raise PatchError("no path can be read from this header")
         if not draft.content:
-            raise _Problem(f"the file {new!r} has a header and no change", reason="the patch was cut off here")
+            raise PatchError(f"the file {new!r} has a header and no change", reason="the patch was cut off here")
         self.at = end
         return FileChange(
             path=new,
@@ -290,27 +286,27 @@ class _Parser:
 
     def _mode(self, draft: _Draft, mode: str, *, deleted: bool) -> None:
         if mode in _LINKS and not deleted:
-            raise _Problem(
+            raise PatchError(
                 f"{draft.name or 'a file'!r} is {_LINKS[mode]}", hint="a patch may make and change regular files only"
             )
         if not _MODE.fullmatch(mode):
-            raise _Problem(f"{mode!r} is not a file's mode", reason="the patch is damaged")
+            raise PatchError(f"{mode!r} is not a file's mode", reason="the patch is damaged")
         draft.mode = mode
 
     def _names(self, draft: _Draft) -> None:
         """Read the ``---`` and ``+++`` lines, which must agree with what the file's git header says, if it has one."""
         old = self._name("--- ", draft.old or draft.name)
         if not self._starts(b"+++ "):
-            raise _Problem("there is a '---' line without a '+++' line after it", reason="the patch was cut off here")
+            raise PatchError("there is a '---' line without a '+++' line after it", reason="the patch was cut off here")
         new = self._name("+++ ", draft.new or draft.name)
         if old is None and new is None:
-            raise _Problem("both sides of a file are /dev/null")
+            raise PatchError("both sides of a file are /dev/null")
         seen = FileStatus.ADDED if old is None else FileStatus.DELETED if new is None else FileStatus.MODIFIED
         if not draft.git:
             draft.status = seen
         elif seen is not (draft.status if draft.status in _STATUS_OF_MODE.values() else FileStatus.MODIFIED):
             # without the mode line, git would take /dev/null for a file of the repository
-            raise _Problem(
+            raise PatchError(
                 "/dev/null does not agree with the header above",
                 reason="there is no 'new file mode' or 'deleted file mode' line, or one too many",
             )
@@ -322,7 +318,7 @@ class _Parser:
         self._refuse_crlf(line)
         path = header_path(line[len(marker) :])
         if None not in {path, expected} and path != expected:
-            raise _Problem(
+            raise PatchError(
                 f"{path!r} does not agree with {expected!r} in the header above",
                 reason="the patch was edited by hand",
             )
@@ -331,7 +327,7 @@ class _Parser:
 
     def _refuse_crlf(self, line: bytes) -> None:
         if line.endswith(b"\r"):
-            raise _Problem(
+            raise PatchError(
                 "the patch has CRLF line endings",
                 reason="an editor, a web form or git's core.autocrlf converted it",
                 hint="convert it back to LF, for instance with: sed -i 's/\\r$//' FILE",
@@ -341,7 +337,7 @@ class _Parser:
 
     def _hunks(self, draft: _Draft) -> None:
         if not self._starts(b"@@ -"):
-            raise _Problem("a file's names without a hunk after them", reason="the patch was cut off here")
+            raise PatchError("a file's names without a hunk after them", reason="the patch was cut off here")
         while self._starts(b"@@ -"):
             self._hunk(draft)
         draft.content = True
@@ -350,7 +346,7 @@ class _Parser:
     def _hunk(self, draft: _Draft) -> None:
         match = _HUNK.match(self.lines[self.at])
         if match is None:
-            raise _Problem(f"a hunk header that cannot be read: {text(self.lines[self.at][:80])!r}")
+            raise PatchError(f"a hunk header that cannot be read: {text(self.lines[self.at][:80])!r}")
         header = self.at
         want_old, want_new = (1 if count is None else int(count) for count in (match[2], match[4]))
         draft.old_lines += want_old
@@ -374,13 +370,13 @@ class _Parser:
         if have != want:
             cut = self.at >= len(self.lines)
             self.at = header
-            raise _Problem(
+            raise PatchError(
                 f"the hunk's header says {want[0]} old and {want[1]} new lines, but {have[0]} and {have[1]} follow",
                 reason="the patch was cut off" if cut else "the patch was edited by hand, or by something that trims",
             )
         if self.at == len(self.lines) and self.unfinished:
             self.at -= 1
-            raise _Problem(
+            raise PatchError(
                 "the last line of the patch has no newline",
                 reason="the patch's text was trimmed",
                 hint="add a newline at its end",
@@ -390,12 +386,12 @@ class _Parser:
         """Skip ``GIT binary patch``: one or two blocks of a size line, base-85 lines and a blank line."""
         self.at += 1
         if not (self._starts(b"literal ") or self._starts(b"delta ")):
-            raise _Problem("a binary patch without content", reason="the patch was cut off here")
+            raise PatchError("a binary patch without content", reason="the patch was cut off here")
         while self._starts(b"literal ") or self._starts(b"delta "):
             while self.at < len(self.lines) and self.lines[self.at]:
                 self.at += 1
             if self.at == len(self.lines):
-                raise _Problem("a binary patch without its end", reason="the patch was cut off here")
+                raise PatchError("a binary patch without its end", reason="the patch was cut off here")
             self.at += 1
         draft.binary = draft.content = True
 

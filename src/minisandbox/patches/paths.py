@@ -1,8 +1,13 @@
-"""Paths in the headers of unified diffs: unquoting, the leading ``a/`` and ``b/``, and what is refused."""
+"""Paths in the headers of unified diffs: unquoting, the leading ``a/`` and ``b/``, and what is refused.
+
+Errors lack the place, which the parser adds.
+"""
 
 from __future__ import annotations
 
 import re
+
+from minisandbox.errors import PatchError
 
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
@@ -10,22 +15,6 @@ _ESCAPE = re.compile(rb"\\([0-3][0-7]{2}|.)", re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _LONGEST = 4 * 4096
 """Bytes of a path as it is written: what no system call takes (PATH_MAX), with each byte quoted."""
-
-
-class BadPath(Exception):
-    """A path that a patch may not have. The parser adds the place and raises it as PatchError.
-
-    Args:
-        what: what is wrong with which path.
-        reason: the likely cause, if there is one worth saying.
-        hint: what to do next; None: make the patch with git.
-    """
-
-    def __init__(self, what: str, *, reason: str | None = None, hint: str | None = None) -> None:
-        super().__init__(what)
-        self.what = what
-        self.reason = reason
-        self.hint = hint
 
 
 def text(raw: bytes) -> str:
@@ -37,16 +26,16 @@ def unquoted(raw: bytes) -> bytes:
     r"""Undo git's C-style quoting (``"caf\303\251.py"``); a path without quotes is returned as it is.
 
     Raises:
-        BadPath: it is longer than any file's, or has an unknown escape, or without quotes a control character: git
+        PatchError: it is longer than any file's, or has an unknown escape, or without quotes a control character: git
             quotes those, and takes a carriage return for the end of a path.
     """
     if len(raw) > _LONGEST:
-        raise BadPath(f"a path of {len(raw)} bytes is longer than any file's", reason="the patch was edited by hand")
+        raise PatchError(f"a path of {len(raw)} bytes is longer than any file's", reason="the patch was edited by hand")
     match = _QUOTED.match(raw)
     if match is not None:
         return _ESCAPE.sub(_unescape, match[1])
     if _CONTROL.search(raw):
-        raise BadPath(f"the path {text(raw)!r} has a control character", reason="the patch was edited by hand")
+        raise PatchError(f"the path {text(raw)!r} has a control character", reason="the patch was edited by hand")
     return raw
 
 
@@ -55,7 +44,7 @@ def _unescape(match: re.Match[bytes]) -> bytes:
     if len(escape) == 3:
         return bytes([int(escape, 8)])
     if escape not in _ESCAPES:
-        raise BadPath(f"a quoted path has the unknown escape \\{escape}")
+        raise PatchError(f"a quoted path has the unknown escape \\{escape}")
     return bytes([_ESCAPES[escape]])
 
 
@@ -66,7 +55,7 @@ def header_path(raw: bytes) -> str | None:
         raw: the line after its marker; a plain diff may have a tab and a time behind the path.
 
     Raises:
-        BadPath: it is absolute, has no leading directory to strip, or is refused by :func:`checked_path`.
+        PatchError: it is absolute, has no leading directory to strip, or is refused by :func:`checked_path`.
     """
     path = unquoted(raw if raw.startswith(b'"') else raw.split(b"\t", 1)[0].rstrip(b" "))
     return None if path == b"/dev/null" else without_prefix(text(path))
@@ -76,7 +65,7 @@ def without_prefix(path: str) -> str:
     """Strip the leading directory (``a/``) and check what remains.
 
     Raises:
-        BadPath: as :func:`header_path` raises it.
+        PatchError: as :func:`header_path` raises it.
     """
     if path.startswith("/"):
         raise _absolute(path)
@@ -84,7 +73,7 @@ def without_prefix(path: str) -> str:
     if prefix == "..":
         raise _outside(path)
     if not slash:
-        raise BadPath(
+        raise PatchError(
             f"the path {path!r} has no leading directory",
             reason="it was made with --no-prefix or diff.noprefix",
             hint="make it with 'git diff' and the usual a/ and b/ prefixes",
@@ -99,7 +88,7 @@ def same_path(raw: bytes) -> str | None:
         raw: the line after ``diff --git``. Without quotes it may have spaces, so only equal halves are unambiguous.
 
     Raises:
-        BadPath: as :func:`header_path` raises it, or the two paths are equal with their first directories included.
+        PatchError: as :func:`header_path` raises it, or the two paths are equal with their first directories included.
     """
     quoted = _QUOTED.match(raw)
     if quoted is not None:
@@ -110,7 +99,7 @@ def same_path(raw: bytes) -> str | None:
         if raw[middle : middle + 1] != b" ":
             return None
     if left == right:
-        raise BadPath(
+        raise PatchError(
             f"the paths {text(left)!r} have no a/ and b/ before them",
             reason="it was made with --no-prefix or diff.noprefix",
             hint="make it with 'git diff' and the usual prefixes",
@@ -123,7 +112,7 @@ def checked_path(path: str) -> str:
     """Return a repository path if a patch may have it.
 
     Raises:
-        BadPath: it is empty, absolute, leaves the repository, or lies in a ``.git`` directory.
+        PatchError: it is empty, absolute, leaves the repository, or lies in a ``.git`` directory.
     """
     if path.startswith("/"):
         raise _absolute(path)
@@ -131,22 +120,22 @@ def checked_path(path: str) -> str:
     if ".." in parts:
         raise _outside(path)
     if not path or "" in parts or "." in parts:
-        raise BadPath(f"the path {path!r} is not a file's")
+        raise PatchError(f"the path {path!r} is not a file's")
     if any(part.lower() == ".git" for part in parts):
-        raise BadPath(f"the path {path!r} lies in git's own directory", hint="take that file out of the patch")
+        raise PatchError(f"the path {path!r} lies in git's own directory", hint="take that file out of the patch")
     return path
 
 
-def _absolute(path: str) -> BadPath:
-    return BadPath(
+def _absolute(path: str) -> PatchError:
+    return PatchError(
         f"the path {path!r} is absolute",
         reason="two files outside of the repository were compared",
         hint="make it with 'git diff' in the repository: paths are relative to its root",
     )
 
 
-def _outside(path: str) -> BadPath:
-    return BadPath(
+def _outside(path: str) -> PatchError:
+    return PatchError(
         f"the path {path!r} leaves the repository ('..')",
         reason="it was made in another directory, or to reach outside",
         hint="make it with 'git diff' in the repository: paths are relative to its root",

@@ -90,4 +90,4 @@ def _task(row: Row, context: LoadContext, form: str | None) -> Task:
             hint=error.hint,
         ) from None
     except PatchError as error:
-        raise PatchError(f"{place}: {error.what}", reason=error.reason, hint=error.hint) from None
+        raise error.about(place) from None
