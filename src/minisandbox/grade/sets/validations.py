@@ -177,7 +177,8 @@ def run_validations(
         before = {one.id: read_record(Validated, one) for one in results}
         chosen = [task for task in everything if only is None or task.instance_id in only]
         if only_failed:
-            chosen = [task for task in chosen if not getattr(before.get(task.instance_id), "valid", True)]
+            failed = {one.instance_id for one in before.values() if not one.valid}
+            chosen = [task for task in chosen if task.instance_id in failed]
         found = run_jobs(
             [_job(task, check) for task in chosen],
             results,
