@@ -77,10 +77,8 @@ def open_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
 
 def _of_run(path: Path) -> Iterator[Example]:
     with RunReader(path) as run:
-        for one in run.summaries():
-            trajectory = run.trajectory(one.instance_id, one.attempt)
-            if trajectory is not None:
-                yield example_in(trajectory, path.resolve().name)
+        for trajectory in run.trajectories():
+            yield example_in(trajectory, path.resolve().name)
 
 
 def example_in(trajectory: Trajectory, source: str) -> Example:

@@ -69,19 +69,15 @@ def export_sweagent(run: Path, out: Path) -> Iterator[str]:
     out.mkdir(parents=True, exist_ok=True)
     export_overview(run, out)
     with RunReader(run) as reader:
-        summaries = list(reader.summaries())
-        names = names_of(summaries)
-        for one in summaries:
-            trajectory = reader.trajectory(one.instance_id, one.attempt)
-            if trajectory is None:
-                continue
-            name = names[_key(one)]
+        names = names_of(list(reader.summaries()))
+        for one in reader.trajectories():
+            name = names[one.instance_id, one.attempt]
             place = out / name
             place.mkdir(exist_ok=True)
-            patch = trajectory.submission
-            write_whole(place / f"{name}.traj", _json(trajectory_file(trajectory)))
+            patch = one.submission
+            write_whole(place / f"{name}.traj", _json(trajectory_file(one)))
             write_whole(place / f"{name}.pred", _json(prediction(one.instance_id, one.model or one.agent, patch)))
-            write_whole(place / "report.json", _json({one.instance_id: report(trajectory)}))
+            write_whole(place / "report.json", _json({one.instance_id: report(one)}))
             if patch:
                 write_whole(place / f"{name}.patch", patch)
             yield name

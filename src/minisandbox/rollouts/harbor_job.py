@@ -40,14 +40,11 @@ def export_harbor(run: Path, out: Path, *, tokens: bool = True) -> Iterator[str]
     out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     with RunReader(run) as reader:
-        summaries = list(reader.summaries())
-        names = names_of(summaries)
-        for one in summaries:
-            trajectory = reader.trajectory(one.instance_id, one.attempt)
-            if trajectory is not None:
-                name = names[one.instance_id, one.attempt]
-                results.append(_write_trial(trajectory, run, out, name, tokens))
-                yield name
+        names = names_of(list(reader.summaries()))
+        for trajectory in reader.trajectories():
+            name = names[trajectory.instance_id, trajectory.attempt]
+            results.append(_write_trial(trajectory, run, out, name, tokens))
+            yield name
     agents = {json.dumps(one["config"]["agent"]): one["config"]["agent"] for one in results}
     config = {"job_name": out.resolve().name, "jobs_dir": str(out.resolve().parent), "agents": list(agents.values())}
     _write(out / "config.json", {**config, "environment": _ENVIRONMENT})

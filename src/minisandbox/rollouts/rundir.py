@@ -120,6 +120,12 @@ class RunReader:
         """Return a rollout's record, as :meth:`RunDirectory.trajectory`."""
         return _found(self._database, self.path, instance_id, attempt)
 
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Yield all rollouts' records, by task and attempt."""
+        for one in list(self.summaries()):
+            if (trajectory := self.trajectory(one.instance_id, one.attempt)) is not None:
+                yield trajectory
+
     def __enter__(self) -> Self:
         """Enter a ``with`` block."""
         return self
