@@ -79,7 +79,7 @@ class FileChange:
 
 
 def parse_patch(patch: str | bytes, *, name: str = "the patch") -> tuple[FileChange, ...]:
-    """Read a unified diff and list what it does, file by file, in its own order.
+    """Read a unified diff and list its changes, file by file, in its own order.
 
     Args:
         patch: a git diff or a plain unified diff, with the usual one leading directory (``a/``, ``b/``); text around

@@ -231,7 +231,7 @@ def chosen_build(
         layout: the name of the row's layout.
         row: the row.
         context: how to choose.
-        pins: the directories of its exported environment, as for :func:`exported`; none where there is none.
+        pins: the directories of its exported environment, as for :func:`exported`; empty if rows have none.
         specification: returns what is installed without an export.
         build: returns the build with what is installed.
         exact: whether the row is as exact as an export.
