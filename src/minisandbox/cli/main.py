@@ -24,7 +24,7 @@ COMMANDS = {
     "quickstart": "build the bundled tasks, validate them, run agents on them, print a table",
     "image": "pull, build, list, verify, remove and move images",
     "sandbox": "run commands in isolated workspaces; list, enter and end live ones",
-    "tasks": "list, show, select and export the tasks of a set; merge the results of runs",
+    "tasks": "list, check, show, select and export the tasks of a set; merge the results of runs",
     "validate": "check that each task fails before and passes after its reference patch",
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "compare": "validate tasks in sandboxes and in podman or docker; print verdicts, time and disk of both",

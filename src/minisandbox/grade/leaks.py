@@ -1,7 +1,8 @@
 """Leaks: what in a task's image would give the answer away to an agent.
 
 An image is what agents get. So what is looked for is looked for inside, with the eyes of an agent: history beyond the
-one commit, the lines of the reference or of hidden tests in any file, and archives of the project. A newer or an
+one commit, the lines of the reference or of hidden tests in any file and in the history of any repository, and
+archives of the project. A newer or an
 unbroken copy of the project, installed next to it, has the reference's lines in it.
 """
 
@@ -49,6 +50,19 @@ if [ -e .git ]; then
     [ ! -d .git/logs ] || printf 'history\treflogs\t1\n'
 fi
 cd /run/leaks
+own=$REPOSITORY/.git text=$(printf '\0a\n' | grep -a a > /dev/null 2>&1 && echo a)
+[ -z "$UNCUT" ] || own=/proc
+# files of a repository's history are compressed: git reads them
+find / -xdev \( $skipped -o -path "$own" \) -prune -o -type d -name objects -print0 |
+    while IFS= read -r -d '' objects; do
+        folder=${objects%/*}
+        [ -f "$folder/HEAD" ] || continue
+        timeout 120 git --git-dir="$folder" cat-file --batch-all-objects --batch --buffer 2> /dev/null |
+            grep "-h${text}F" -x -f all | sort -u > history
+        for patterns in *.lines; do
+            printf '%s\t%s\t%s\thistory\n' "$patterns" "$folder" "$(grep -cF -x -f "$patterns" history)"
+        done
+    done
 find / -xdev \( $skipped -o -path "$REPOSITORY/.git" \) -prune -o -type f -size -3073k -print0 > files
 binary=$(echo | grep -I '' > /dev/null 2>&1 && echo I)
 xargs -0 -r grep "-l${binary}F" -x -f all -- < files > suspects || true
@@ -80,7 +94,7 @@ class Leak:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lines:
+class Lines:
     """Lines of one file that are in nobody's file but by way of the answer.
 
     Attributes:
@@ -98,7 +112,7 @@ class _Lines:
         """How many of them a file may not have. Tests of neighbours have three quarters of their lines in common."""
         return max(1, -(-19 * len(self.lines) // 20))
 
-    def without(self, lines: frozenset[str]) -> _Lines:
+    def without(self, lines: frozenset[str]) -> Lines:
         """Leave out lines that are in the file as it is: they tell nothing of what it will be."""
         return replace(self, lines=tuple(line for line in self.lines if line not in lines))
 
@@ -117,14 +131,15 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
         GradingError: the search itself failed.
         SandboxCreationError: there could be no sandbox.
     """
-    looked_for = list(_looked_for(task, image.tests_dir()))
+    looked_for = list(telling_lines(task, image.tests_dir()))
     with Sandbox.create(image.spec(), network=Network.off()) as box:
         looked_for = [one for part in looked_for if (one := part.without(_lines_of(box, part.of))).lines]
         lines = sorted({line for one in looked_for for line in one.lines})
         box.files.write_bytes(_PLACE / "all", _file(lines))
         for number, one in enumerate(looked_for):
             box.files.write_bytes(_PLACE / f"{number}.lines", _file(one.lines))
-        variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1"}
+        uncut = "" if task.solution is None else "1"  # elsewhere the repository has one commit, or is reported
+        variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1", "UNCUT": uncut}
         done = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
     if not done.ok or done.dropped_stdout:
         raise GradingError(
@@ -135,8 +150,10 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
 
 
 def _file(lines: tuple[str, ...] | list[str]) -> bytes:
+    """Return patterns for lines, also as a patch has them."""
+    patterns = [sign + line for sign in ("", "+", "-") for line in lines]
     # with no pattern at all some greps match everything, and others nothing
-    return "\n".join([*lines, "@no such line@"]).encode("utf-8", "surrogateescape") + b"\n"
+    return "\n".join([*patterns, "@no such line@"]).encode("utf-8", "surrogateescape") + b"\n"
 
 
 def _lines_of(box: Sandbox, path: str) -> frozenset[str]:
@@ -146,8 +163,13 @@ def _lines_of(box: Sandbox, path: str) -> frozenset[str]:
         return frozenset()
 
 
-def _looked_for(task: Task, hidden: Path | None) -> Iterator[_Lines]:
-    """What of a task no file may have: the reference's new lines, and those of hidden tests."""
+def telling_lines(task: Task, hidden: Path | None = None) -> Iterator[Lines]:
+    """Yield what of a task no file may have: the reference's new lines, and those of hidden tests.
+
+    Args:
+        task: the task.
+        hidden: the tests layer of its image; None leaves out what only that has.
+    """
     for kind, patch, reverse in (("reference", task.patch, task.reference.reverse), ("tests", task.test_patch, False)):
         new, old = (b"-", b"+") if reverse else (b"+", b"-")
         for change in parse_patch(patch):
@@ -161,7 +183,7 @@ def _looked_for(task: Task, hidden: Path | None) -> Iterator[_Lines]:
             yield from _distinct("tests", path, text.splitlines(), set())
 
 
-def _scripts(task: Task, solution: Solution) -> Iterator[_Lines]:
+def _scripts(task: Task, solution: Solution) -> Iterator[Lines]:
     """What a task directory holds that is not for the agent: each text file of its solution and of its tests."""
     tests = task.grader.files if isinstance(task.grader, ScriptGrader) else None
     for kind, folder in (("reference", solution.files), ("tests", tests)):
@@ -171,19 +193,19 @@ def _scripts(task: Task, solution: Solution) -> Iterator[_Lines]:
                 yield from _distinct(kind, f"{path.parent.name}/{path.name}", text.splitlines(), set())
 
 
-def _distinct(kind: str, path: str, lines: list[str], common: set[str]) -> Iterator[_Lines]:
+def _distinct(kind: str, path: str, lines: list[str], common: set[str]) -> Iterator[Lines]:
     """Lines that say something, and that are not in the file anyway."""
     found = dict.fromkeys(line for line in lines if len(line.strip()) >= _SHORT and line not in common)
     if found:
-        yield _Lines(kind, path, tuple(found)[:_MOST])
+        yield Lines(kind, path, tuple(found)[:_MOST])
 
 
 def _texts(change: FileChange, sign: bytes) -> list[str]:
     return [line.decode("utf-8", "surrogateescape").rstrip("\r") for line in change.signed(sign)]
 
 
-def _leak(line: str, looked_for: list[_Lines], task: Task) -> Leak | None:
-    kind, place, count = [*line.split("\t"), "", ""][:3]
+def _leak(line: str, looked_for: list[Lines], task: Task) -> Leak | None:
+    kind, place, count, history = [*line.split("\t"), "", "", ""][:4]
     if task.solution is not None and kind in ("history", "archive"):
         return None  # the image is as its author made it
     if kind == "history":
@@ -196,4 +218,4 @@ def _leak(line: str, looked_for: list[_Lines], task: Task) -> Leak | None:
     if int(count) < one.enough:
         return None
     what = "the reference" if one.kind == "reference" else "the hidden tests"
-    return Leak(one.kind, place, f"{count} of {len(one.lines)} telling lines of {what} in {one.of}")
+    return Leak(history or one.kind, place, f"{count} of {len(one.lines)} telling lines of {what} in {one.of}")

@@ -65,6 +65,7 @@ class Validation:
         reference: the grades of the reference, one per run.
         empty: the grades of the code without any patch, one per run.
         notes: what is odd about a task that is valid by its benchmark's rules.
+        leaks: what in its image gives the answer away; not searched for where we could not find out.
     """
 
     instance_id: str
@@ -76,6 +77,7 @@ class Validation:
     reference: tuple[Grade, ...] = ()
     empty: tuple[Grade, ...] = ()
     notes: tuple[str, ...] = ()
+    leaks: tuple[Leak, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -126,12 +128,13 @@ def validate(
     empty = tuple(grade_untouched(task, image, timeout=timeout, limits=limits) for _ in range(runs))
     flaky = tuple(sorted(_wavering(reference) | _wavering(empty)))
     broken = next((one for one in reference + empty if one.resolved is None), None)
+    leaks = find_leaks(task, image) if broken is None else ()
     if not task.patch.strip() and task.solution is None:
         status, finding = Status.INVALID, _Finding(Cause.REFERENCE_FAILS, "it has no reference: no patch, no solution")
     elif broken is not None:
         status, finding = Status.ERROR, _Finding(Cause.INFRASTRUCTURE, broken.detail)
     else:
-        found = _finding(task, reference, empty, flaky) or _about_leaks(find_leaks(task, image))
+        found = _finding(task, reference, empty, flaky) or _about_leaks(leaks)
         if found is None:
             notes = _notes(task, empty, flaky) if isinstance(task.grader, LogGrader) else ()
             if isinstance(task.grader, ScriptGrader) and task.grader.mode == "live" and task.grader.carry:
@@ -141,7 +144,9 @@ def validate(
                 task.instance_id, Status.VALID, flaky=flaky, reference=reference, empty=empty, notes=notes
             )
         status, finding = Status.INVALID, found
-    return Validation(task.instance_id, status, finding.cause, finding.detail, finding.tests, flaky, reference, empty)
+    return Validation(
+        task.instance_id, status, finding.cause, finding.detail, finding.tests, flaky, reference, empty, leaks=leaks
+    )
 
 
 def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Grade], flaky: tuple[str, ...]) -> _Finding | None:
@@ -193,7 +198,7 @@ def _about_empty(task: Task, empty: Sequence[Grade]) -> _Finding | None:
     if empty[0].resolved:
         return _Finding(Cause.EMPTY_RESOLVES, "every named test passes without any patch", task.FAIL_TO_PASS)
     for run in empty if task.FAIL_TO_PASS else ():
-        unseen = _unseen(task, run)
+        unseen = not_seen_failing(task, run)
         if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not isinstance(task.grader, LogGrader)):
             return _not_failing(run, unseen)
         if run.failed_pass_to_pass and not isinstance(task.grader, LogGrader):
@@ -223,7 +228,7 @@ def _about_regrade(clean: Grade) -> tuple[str, ...]:
 
 def _notes(task: Task, empty: Sequence[Grade], flaky: tuple[str, ...]) -> tuple[str, ...]:
     """Say what is odd about a valid row of a benchmark."""
-    unseen = tuple(dict.fromkeys(test for run in empty for test in _unseen(task, run)))
+    unseen = tuple(dict.fromkeys(test for run in empty for test in not_seen_failing(task, run)))
     broken = tuple(dict.fromkeys(test for run in empty for test in run.failed_pass_to_pass))
     odd = {
         "FAIL_TO_PASS tests were not seen failing without a patch": unseen,
@@ -237,7 +242,7 @@ def _notes(task: Task, empty: Sequence[Grade], flaky: tuple[str, ...]) -> tuple[
     )
 
 
-def _unseen(task: Task, run: Grade) -> tuple[str, ...]:
+def not_seen_failing(task: Task, run: Grade) -> tuple[str, ...]:
     """Return the FAIL_TO_PASS tests that were not seen failing.
 
     A benchmark's log does not say which tests a module would have had that cannot be imported: there a test that is

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from minisandbox.cli.common.output import say
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import DIALECTS, ENVIRONMENTS, TaskSet
+from minisandbox.tasks.loading import Refused
 
 _SET_HELP = (
     "a bundled set's name, a file (.jsonl, .json, .parquet), a folder of such files or datasets, harbor:DIR, "
@@ -91,8 +93,13 @@ def add_local_sources_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load(args: argparse.Namespace) -> TaskSet:
-    """Load the tasks selected on the command line."""
+def load(args: argparse.Namespace, on_refused: Callable[[Refused], None] | None = None) -> TaskSet:
+    """Load the tasks selected on the command line.
+
+    Args:
+        args: the command line.
+        on_refused: called with the reason why a row is no task; None: it is raised, or printed by ``--skip-unusable``.
+    """
     for option in ("pins", "repo_mirrors"):
         directory = getattr(args, option)
         if directory is not None and not directory.is_dir():
@@ -106,7 +113,7 @@ def load(args: argparse.Namespace) -> TaskSet:
         torch_backend=args.torch_backend,
         allow_local_sources=args.allow_local_sources,
         public_network=args.public_network,
-        on_refused=(lambda error: say(f"skipped: {error}")) if args.skip_unusable else None,
+        on_refused=(lambda error: say(f"skipped: {error}")) if args.skip_unusable else on_refused,
     )
     only = getattr(args, "only", [])
     return tasks.select(only) if only else tasks

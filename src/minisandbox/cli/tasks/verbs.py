@@ -1,4 +1,4 @@
-"""``minisandbox tasks ls|show|filter|unique-images|merge|mutate|export``: read and convert task sets."""
+"""``minisandbox tasks ls|show|check|filter|unique-images|merge|mutate|export``: read, check and convert task sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.cli.common.task_sets import add_source_options, add_tasks_arguments, load
-from minisandbox.cli.tasks import export, merge, mutate, selection
+from minisandbox.cli.tasks import check, export, merge, mutate, selection
 from minisandbox.errors import clean
 from minisandbox.tasks import Build, Grader, PythonBuild, Task
 
@@ -26,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.add_argument("id", metavar="ID", help="the task's instance_id")
     add_json_option(show)
     show.set_defaults(run=run_show)
+    check.configure(verbs)
     selection.configure(verbs)
     merge.configure(verbs)
     export.configure(verbs)

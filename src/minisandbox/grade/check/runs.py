@@ -1,0 +1,193 @@
+"""Checks of runs: the reference and the untouched code, each tested several times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from minisandbox.grade.check.evidence import Evidence, Problem, Severity
+from minisandbox.grade.report import MISSING
+from minisandbox.grade.validation import Cause, Validation, not_seen_failing
+from minisandbox.grade.verdict import Grade, Reason
+from minisandbox.tasks import LogGrader, ScriptGrader
+
+NEAR = 0.5
+"""Share of the time limit from which a loaded machine may reach it."""
+
+_JUDGED = frozenset({Reason.RESOLVED, Reason.TESTS_NOT_PASSED})
+
+
+def reference_fails(seen: Evidence) -> Iterator[Problem]:
+    """The known solution does not pass."""
+    found = seen.validation
+    if found is None or _are_uncertain(found.reference):
+        return
+    run = found.reference[0]
+    if run.reason not in _JUDGED:
+        if run.reason is not Reason.TIMEOUT and not _is_unsupported(found):
+            yield Problem(f"{run.reason}: {run.detail}", _REFERENCE)
+    elif isinstance(seen.task.grader, ScriptGrader):
+        if not run.resolved:
+            yield Problem(run.detail, _REFERENCE)
+    elif tests := _steady(found, run.failed_fail_to_pass, but=_missing(found)):
+        yield Problem(f"{len(tests)} FAIL_TO_PASS tests do not pass", _REFERENCE, tests)
+
+
+def reference_breaks_tests(seen: Evidence) -> Iterator[Problem]:
+    """PASS_TO_PASS tests pass without a patch and fail with the known solution."""
+    if (found := _judged(seen)) is not None:
+        others = (*_missing(found), *found.empty[0].failed_pass_to_pass)
+        if tests := _steady(found, found.reference[0].failed_pass_to_pass, but=others):
+            yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _REFERENCE, tests)
+
+
+def missing_test(seen: Evidence) -> Iterator[Problem]:
+    """The lists name tests that do not exist."""
+    if seen.validation is not None and (tests := _missing(seen.validation)):
+        yield Problem(f"{len(tests)} named tests do not exist, also with the reference", _REFERENCE, tests)
+
+
+def empty_resolves(seen: Evidence) -> Iterator[Problem]:
+    """The untouched code passes."""
+    if seen.validation is not None and all(run.resolved for run in seen.validation.empty):
+        yield Problem("everything passes without any patch", _EMPTY)
+
+
+def f2p_not_failing(seen: Evidence) -> Iterator[Problem]:
+    """FAIL_TO_PASS tests do not fail without a patch."""
+    found = seen.validation
+    if found is None or not seen.task.FAIL_TO_PASS or _are_uncertain(found.empty) or found.empty[0].resolved:
+        return
+    run = found.empty[0]
+    if run.reason is Reason.TIMEOUT or _is_unsupported(found):
+        return
+    tests = _steady(found, not_seen_failing(seen.task, run), but=_missing(found))
+    if tests and run.reason not in _JUDGED:
+        yield Problem(f"no test was seen: {run.reason}: {run.detail}", _EMPTY, tests)
+    elif tests:
+        some = isinstance(seen.task.grader, LogGrader) and len(tests) < len(seen.task.FAIL_TO_PASS)
+        what = f"{len(tests)} FAIL_TO_PASS tests do not fail"
+        yield Problem(what, _EMPTY, tests, Severity.WARNING if some else None)
+
+
+def p2p_not_passing(seen: Evidence) -> Iterator[Problem]:
+    """PASS_TO_PASS tests fail without a patch."""
+    if (found := _judged(seen)) is None:
+        return
+    if tests := _steady(found, found.empty[0].failed_pass_to_pass, but=_missing(found)):
+        mended = isinstance(seen.task.grader, LogGrader) and found.reference[0].resolved
+        what = f"{len(tests)} PASS_TO_PASS tests do not pass"
+        yield Problem(what, _EMPTY, tests, Severity.WARNING if mended else None)
+
+
+def flaky(seen: Evidence) -> Iterator[Problem]:
+    """The same code gives different results."""
+    found = seen.validation
+    if found is None or _ended(seen, Reason.TIMEOUT):
+        return
+    if any(len({(run.resolved, run.score) for run in runs}) > 1 for runs in (found.reference, found.empty)):
+        yield Problem("the same code resolves it in one run and not in another", tests=found.flaky)
+    elif found.flaky:
+        harmless = Severity.WARNING if isinstance(seen.task.grader, LogGrader) else None
+        yield Problem(f"{len(found.flaky)} tests change from run to run", tests=found.flaky, severity=harmless)
+
+
+def order_dependent(seen: Evidence) -> Iterator[Problem]:
+    """The known solution does not pass if the test files run in another order."""
+    run, found = seen.reordered, seen.validation
+    if run is not None and found is not None and run.resolved is False and found.reference[0].resolved:
+        tests = run.failed_fail_to_pass + run.failed_pass_to_pass
+        yield Problem(f"with the test files in reverse order: {run.detail}", _REFERENCE, tests)
+
+
+def timeout(seen: Evidence) -> Iterator[Problem]:
+    """The tests reach their time limit."""
+    for where, run in _ended(seen, Reason.TIMEOUT).items():
+        yield Problem(f"{run.detail} (limit {seen.timeout:g} s)", where)
+
+
+def near_timeout(seen: Evidence) -> Iterator[Problem]:
+    """The tests take more than half of their time limit."""
+    found = seen.validation
+    if found is None or _ended(seen, Reason.TIMEOUT):
+        return
+    # the time of a task's own solution is not the verifier's
+    runs = found.empty if isinstance(seen.task.grader, ScriptGrader) else found.reference + found.empty
+    longest = max(run.duration for run in runs)
+    if longest > NEAR * seen.timeout:
+        yield Problem(f"the longest run took {longest:.0f} s of {seen.timeout:g} s")
+
+
+def runner_not_supported(seen: Evidence) -> Iterator[Problem]:
+    """The test command runs something whose results cannot be read."""
+    if seen.validation is not None and _is_unsupported(seen.validation):
+        yield Problem(seen.validation.detail)
+
+
+def no_reward(seen: Evidence) -> Iterator[Problem]:
+    """The verifier writes no reward."""
+    for where, run in list(_ended(seen, Reason.NO_REWARD).items())[:1]:
+        yield Problem(run.detail, where)
+
+
+def not_confirmable(seen: Evidence) -> Iterator[Problem]:
+    """Passes in the agent's sandbox cannot be confirmed in a clean one."""
+    if seen.validation is not None and isinstance(seen.task.grader, ScriptGrader):
+        yield from (Problem(note) for note in seen.validation.notes)
+
+
+def writable_verifier(seen: Evidence) -> Iterator[Problem]:
+    """An agent can replace a file that decides the reward."""
+    for path in seen.forged:
+        yield Problem("an agent can write it, and with a forged copy the untouched code passes", path)
+
+
+def infrastructure(seen: Evidence) -> Iterator[Problem]:
+    """The check itself failed."""
+    if seen.failure is not None:
+        yield Problem(f"{type(seen.failure).__name__}: {seen.failure}")
+    elif seen.validation is not None:
+        unsure = {run.detail: None for run in seen.validation.reference + seen.validation.empty if run.resolved is None
+                  and run.reason is not Reason.NO_REWARD}  # fmt: skip
+        yield from map(Problem, list(unsure)[:1])
+
+
+_REFERENCE = "with the reference"
+_EMPTY = "without a patch"
+
+
+def _judged(seen: Evidence) -> Validation | None:
+    """Return a validation whose runs all say what became of each test."""
+    found = seen.validation
+    if found is None or any(run.reason not in _JUDGED for run in found.reference + found.empty):
+        return None
+    return found
+
+
+def _are_uncertain(runs: Iterable[Grade]) -> bool:
+    """Whether runs of the same code ended in ways that cannot be compared, or are no statement about it."""
+    reasons = {run.reason for run in runs}
+    return (len(reasons) > 1 and not reasons <= _JUDGED) or any(run.resolved is None for run in runs)
+
+
+def _steady(found: Validation, tests: Iterable[str], *, but: Iterable[str] = ()) -> tuple[str, ...]:
+    """Leave out tests that change from run to run, and others."""
+    others = {*found.flaky, *but}
+    return tuple(test for test in tests if test not in others)
+
+
+def _missing(found: Validation) -> tuple[str, ...]:
+    """Return the named tests that do not exist with the reference."""
+    run = found.reference[0]
+    absent = {test for test, outcome in run.outcomes if outcome == MISSING}
+    failed = run.failed_fail_to_pass + run.failed_pass_to_pass if run.reason is Reason.TESTS_NOT_PASSED else ()
+    return _steady(found, (test for test in failed if test in absent))
+
+
+def _ended(seen: Evidence, reason: Reason) -> dict[str, Grade]:
+    """Return where runs ended for a reason, with the first such run."""
+    sides = {} if seen.validation is None else {_REFERENCE: seen.validation.reference, _EMPTY: seen.validation.empty}
+    return {where: run for where, runs in sides.items() for run in runs[::-1] if run.reason is reason}
+
+
+def _is_unsupported(found: Validation) -> bool:
+    return found.cause is Cause.RUNNER_NOT_SUPPORTED

@@ -1,0 +1,88 @@
+"""Forge the files that a script grader uses and an agent can write, and see whether the untouched code then passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from minisandbox.grade.graders.script import grade_work
+from minisandbox.grade.grading import grade
+from minisandbox.grade.verdict import Grade
+from minisandbox.sandbox import Sandbox
+from minisandbox.tasks import ScriptGrader, Task
+from minisandbox.types import MiB
+
+if TYPE_CHECKING:
+    from minisandbox.images import Image
+
+_STEP_TIMEOUT = 60.0
+_MOST = 5
+_SYSTEM = ("/bin/", "/dev/", "/etc/", "/lib", "/proc/", "/sbin/", "/sys/", "/usr/")
+"""Tools of the image: an agent that may change them may do so under every live verifier."""
+_WORD = re.compile(r"[\w.+~/-]*/[\w.+/-]+|[\w.+-]+\.(?:sh|bash|py)\b")
+# Prints those of its arguments that are scripts which its user may write.
+_WRITABLE = r"""
+for path; do
+    [ -f "$path" ] && [ -w "$path" ] && [ ! -L "$path" ] || continue
+    case $path in *.sh|*.bash|*.py) echo "$path"; continue ;; esac
+    [ "$(head -c 2 "$path" 2> /dev/null | tr -d '\0')" != '#!' ] || echo "$path"
+done
+"""
+_SHELL = "#!/bin/sh\nmkdir -p {0}; echo 1 > {1}\n:\n"
+_PYTHON = """\
+#!/usr/bin/env python3
+try:
+    open({1!r}, "w").write("1")
+except OSError:
+    pass
+
+
+def test_forged():
+    pass
+"""
+
+
+def forgeable(task: Task, image: Image, timeout: float | None = None) -> tuple[str, ...]:
+    """Return the files whose forged copies make the verifier pass the untouched code.
+
+    The candidates are scripts that the verifier names, that the image has outside of system directories, and that the
+    agent's user may write. For each one an agent's sandbox gets a copy that does nothing but write the reward.
+
+    Args:
+        task: a task that the untouched code does not resolve; of others than those with a script grader nothing is
+            returned.
+        image: its image.
+        timeout: seconds that the verifier may take; the task's own if None.
+    """
+    if not isinstance(task.grader, ScriptGrader):
+        return ()
+    words = list(_named(task.grader, image.workdir))
+    with Sandbox.create(image.spec(), limits=task.needs.limits(None)) as box:
+        shown = box.exec(["sh", "-c", _WRITABLE, "writable", *words], timeout=_STEP_TIMEOUT)
+    paths = shown.stdout.splitlines()[:_MOST]
+    return tuple(path for path in paths if _forged(task, task.grader, image, path, timeout).resolved)
+
+
+def _named(grader: ScriptGrader, workdir: PurePosixPath) -> Iterator[str]:
+    """Yield the paths that the verifier's scripts name, without those that the grader brings."""
+    files = [] if grader.files is None else [file for file in grader.files.rglob("*") if file.is_file()]
+    small = [file for file in files if not file.is_symlink() and file.stat().st_size <= MiB]
+    texts = [grader.command, *(file.read_text("utf-8", "replace") for file in small)]
+    paths = {str(workdir / word) for text in texts for word in _WORD.findall(text)}
+    own = (f"{grader.files_at}/", *_SYSTEM)
+    yield from sorted(path for path in paths if not path.startswith(own))
+
+
+def _forged(task: Task, grader: ScriptGrader, image: Image, path: str, timeout: float | None) -> Grade:
+    place = grader.reward_file
+    with Sandbox.create(image.spec(), limits=task.needs.limits(None), network=task.needs.network) as box:
+        first = box.exec(["head", "-n", "1", path], timeout=_STEP_TIMEOUT).stdout
+        text = _PYTHON if path.endswith(".py") or "python" in first else _SHELL
+        forged = text.format(PurePosixPath(place).parent, place)
+        box.exec(["sh", "-c", 'cat > "$1"', "forge", path], stdin=forged.encode(), timeout=_STEP_TIMEOUT)
+        if grader.mode == "live" or grader.carry:
+            return grade_work(task, box, image.spec(), timeout=timeout)
+        patch = box.patch()
+    return grade(task, image, patch, timeout=timeout)
