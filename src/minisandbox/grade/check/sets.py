@@ -209,6 +209,10 @@ def _check(
     return checked.to_body(), all(one.check not in _NOT_FINAL for one in found)
 
 
+def _passed(runs: Sequence[Grade]) -> tuple[int, int]:
+    return sum(bool(run.resolved) for run in runs), len(runs)
+
+
 def gather(task: Task, image: Image | MiniSandboxError, *, repeat: int = 2, timeout: float | None = None) -> Evidence:
     """Run a task, and return what its checks need.
 
