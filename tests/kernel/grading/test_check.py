@@ -158,8 +158,8 @@ def test_every_planted_fault_is_found_and_no_other(
     assert places["in-packages"] == "/opt/site-packages/calc.py"
     assert places["other-clone"] == "/opt/clone/.git"
     assert places["judge"] == "/opt/judge.sh"
-    results = {one["instance_id"]: (one["reference"], one["empty"]) for one in said["results"]}
-    assert results["honest"] == results["verifier"] == results[smith.instance_id] == ([3, 3], [0, 3])
+    passed = {one["instance_id"]: (one["reference"], one["empty"], one["runs"]) for one in said["results"]}
+    assert passed["honest"] == passed["verifier"] == passed[smith.instance_id] == (3, 0, 3)
     assert "/opt/judge.sh: an agent can write it" in capsys.readouterr().out
 
     before, kept = rows(tmp_path / "run"), report(tmp_path / "run")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 OK = 0
 NEGATIVE = 1
-"""The command ran, and its result is negative: a task is invalid, a verdict not the expected one."""
+"""The command ran, and its result is negative: a task has a fault, a verdict is not the expected one."""
 USAGE = 2
 """The command line is invalid (argparse's own choice)."""
 INTERNAL = 70
@@ -22,7 +22,7 @@ TERMINATED = 143
 
 MEANINGS: dict[int, str] = {
     OK: "success",
-    NEGATIVE: "the command ran, and its result is negative: a task is not valid, a verdict is not the expected one",
+    NEGATIVE: "the command ran, and its result is negative: a task has a fault, a verdict is not the expected one",
     USAGE: "the command line is invalid: an unknown option, a missing argument",
     INTERNAL: "a bug in MiniSandbox; `--debug` shows where",
     SYSTEM: "an operating-system error that no class of error covers",

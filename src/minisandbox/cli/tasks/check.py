@@ -1,9 +1,10 @@
-"""``minisandbox tasks check``: what a careful maintainer asks of a task set before anybody trains on it."""
+"""``minisandbox tasks check``: find faults of a task set before anybody trains on it."""
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,14 +22,13 @@ from minisandbox.cli.common.task_sets import add_tasks_arguments, load
 from minisandbox.errors import GradingError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from minisandbox.grade import Progress as News
-    from minisandbox.grade.check import Checked
-    from minisandbox.tasks import Task
+    from minisandbox.grade.check import Checked, Finding
     from minisandbox.tasks.loading import Refused
 
-_MOST = 20
+_MOST = 10
 """Findings of one check that are printed; the reports have all."""
 
 
@@ -59,63 +59,48 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(args: argparse.Namespace) -> int:
     """Check tasks; return 0 without errors, 1 if a task has one, 30 if one could not be checked."""
-    from minisandbox.cli.validate import cpus  # noqa: PLC0415 - listing tasks must not load it
-    from minisandbox.grade.check import check_report, check_set, write_check_reports  # noqa: PLC0415 - the same
+    from minisandbox.cli.common.builds import Builder  # noqa: PLC0415 - listing tasks must not load it
+    from minisandbox.cli.validate import cpus, estimate  # noqa: PLC0415 - the same
+    from minisandbox.grade.check import CHECKS, Severity, check_set  # noqa: PLC0415 - the same
+    from minisandbox.grade.check import report as reports  # noqa: PLC0415 - the same
+    from minisandbox.images import Budget  # noqa: PLC0415 - the same
+    from minisandbox.store import Store  # noqa: PLC0415 - the same
 
     require_positive(args, "repeat", "timeout", "workers", "jobs")
     refused: list[Refused] = []
-    tasks = tuple(load(args, None if args.skip_unusable else refused.append))
+    tasks = tuple(load(args, refused.append))
+    # on resume, builds that failed in this run are not retried
+    retry = args.out is None or not args.out.exists()
     with Progress() as progress:
-        images = None if args.static else _Images(args, progress)
+        builder = None if args.static else Builder(Store.open(), progress, args.repo_mirrors)
+        budget = Budget(jobs=args.jobs or cpus())
         checked = check_set(
             tasks,
-            None if images is None else images.builder.image_of,
+            None if builder is None else builder.image_of,
             refused=() if args.only else refused,
             out=args.out,
             repeat=args.repeat,
             workers=args.workers or cpus(),
             timeout=args.timeout,
-            build=None if images is None else images.build,
-            progress=lambda news: _show_progress(progress, news),
-        )
+            build=None if builder is None else lambda some: builder.build_recipes(
+                {task.instance_id: task.recipe for task in some}, budget, retry_failed=retry
+            ),
+            progress=partial(_show_progress, progress, estimate),
+        )  # fmt: skip
+    found = reports.all_findings(checked)
     if args.out is not None:
-        write_check_reports(args.out, checked)
+        reports.write_check_reports(args.out, checked)
     if args.json:
-        print_json(check_report(checked))
+        print_json(reports.check_report(checked))
     else:
-        _print(checked, args.out)
-    return _status(checked)
+        _print(found, {name: check.advice for name, check in CHECKS.items()}, reports.about)
+        put(reports.summary(checked) + (f"; report in {args.out}" if args.out is not None else ""))
+    if any(one.check == "infrastructure" for one in found):
+        return GradingError.exit_code
+    return exits.NEGATIVE if any(one.severity is Severity.ERROR for one in found) else exits.OK
 
 
-class _Images:
-    """Builds the images of a set.
-
-    Args:
-        args: the command line.
-        progress: where builds are reported.
-    """
-
-    def __init__(self, args: argparse.Namespace, progress: Progress) -> None:
-        from minisandbox.cli.common.builds import Builder  # noqa: PLC0415 - checking rows must not load it
-        from minisandbox.store import Store  # noqa: PLC0415 - the same
-
-        self.builder = Builder(Store.open(), progress, args.repo_mirrors)
-        self._jobs: int | None = args.jobs
-        # on resume, builds that failed in this run are not retried
-        self._retry = args.out is None or not args.out.exists()
-
-    def build(self, tasks: Sequence[Task]) -> None:
-        """Build the missing images."""
-        from minisandbox.cli.validate import cpus  # noqa: PLC0415 - checking rows must not load it
-        from minisandbox.images import Budget  # noqa: PLC0415 - the same
-
-        recipes = {task.instance_id: task.recipe for task in tasks}
-        self.builder.build_recipes(recipes, Budget(jobs=self._jobs or cpus()), retry_failed=self._retry)
-
-
-def _show_progress(progress: Progress, news: News[Checked]) -> None:
-    from minisandbox.cli.validate import estimate  # noqa: PLC0415 - listing tasks must not load it
-
+def _show_progress(progress: Progress, estimate: Callable[[float | None], str], news: News[Checked]) -> None:
     one = news.latest
     if not news.resumed:
         found = ", ".join(dict.fromkeys(finding.check for finding in one.findings))
@@ -123,31 +108,16 @@ def _show_progress(progress: Progress, news: News[Checked]) -> None:
     progress.status(f"{news.done} of {news.total} tasks{estimate(news.seconds_left)}")
 
 
-def _print(checked: Sequence[Checked], out: Path | None) -> None:
-    from minisandbox.grade.check import CHECKS  # noqa: PLC0415 - listing tasks must not load it
-    from minisandbox.grade.check.report import about, all_findings, summary  # noqa: PLC0415 - the same
-
-    found = all_findings(checked)
-    counts: Counter[str] = Counter()
-    shown = []
+def _print(found: Sequence[Finding], advice: Mapping[str, str], about: Callable[[Finding], str]) -> None:
+    checks: dict[str, list[Finding]] = defaultdict(list)
     for one in found:
-        counts[one.check] += 1
-        if counts[one.check] <= _MOST:
-            shown.append((one.task, one.severity, one.check, about(one)))
-    if shown:
-        print_table((Column("task", whole=True), Column("severity"), Column("check"), Column("finding")), shown)
-        put()
-        for name, count in counts.items():
-            more = f" ({count - _MOST} more)" if count > _MOST else ""
-            put(f"{name}{more}: {CHECKS[name].advice}")
-        put()
-    put(summary(checked) + (f"; report in {out}" if out is not None else ""))
-
-
-def _status(checked: Sequence[Checked]) -> int:
-    from minisandbox.grade.check import Severity  # noqa: PLC0415 - listing tasks must not load it
-
-    found = [finding for one in checked for finding in one.findings]
-    if any(one.check == "infrastructure" for one in found):
-        return GradingError.exit_code
-    return exits.NEGATIVE if any(one.severity is Severity.ERROR for one in found) else exits.OK
+        checks[one.check].append(one)
+    if not checks:
+        return
+    columns = (Column("task", whole=True), Column("severity"), Column("check"), Column("finding"))
+    shown = [one for those in checks.values() for one in those[:_MOST]]
+    print_table(columns, [(one.task, one.severity, one.check, about(one)) for one in shown])
+    for name, those in checks.items():
+        more = f" ({len(those) - _MOST} more)" if len(those) > _MOST else ""
+        put(f"\n{name}{more}: {advice[name]}", end="")
+    put("\n")

@@ -17,7 +17,7 @@ _ENOUGH = 0.95
 
 
 def empty_instruction(seen: Evidence) -> Iterator[Problem]:
-    """The agent is told nothing."""
+    """The instruction is empty."""
     if not seen.task.problem_statement.strip():
         yield Problem("the instruction is empty", "problem_statement")
 
@@ -100,6 +100,6 @@ def tests_in_patch(seen: Evidence) -> Iterator[Problem]:
 
 
 def no_reference(seen: Evidence) -> Iterator[Problem]:
-    """Nobody knows whether the task can be solved."""
+    """Nothing shows that the task can be solved."""
     if not seen.task.patch.strip() and seen.task.solution is None:
-        yield Problem("it has no patch and no solution: nothing shows that it can be solved")
+        yield Problem("it has no patch and no solution")

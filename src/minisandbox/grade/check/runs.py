@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from minisandbox.grade.check.evidence import Evidence, Problem, Severity
 from minisandbox.grade.report import MISSING
-from minisandbox.grade.validation import Cause, Validation, not_seen_failing
+from minisandbox.grade.validation import Validation, not_seen_failing
 from minisandbox.grade.verdict import Grade, Reason
 from minisandbox.tasks import LogGrader, ScriptGrader
 
@@ -23,7 +23,7 @@ def reference_fails(seen: Evidence) -> Iterator[Problem]:
         return
     run = found.reference[0]
     if run.reason not in _JUDGED:
-        if run.reason is not Reason.TIMEOUT and not _is_unsupported(found):
+        if run.reason is not Reason.TIMEOUT:
             yield Problem(f"{run.reason}: {run.detail}", _REFERENCE)
     elif isinstance(seen.task.grader, ScriptGrader):
         if not run.resolved:
@@ -58,7 +58,7 @@ def f2p_not_failing(seen: Evidence) -> Iterator[Problem]:
     if found is None or not seen.task.FAIL_TO_PASS or _are_uncertain(found.empty) or found.empty[0].resolved:
         return
     run = found.empty[0]
-    if run.reason is Reason.TIMEOUT or _is_unsupported(found):
+    if run.reason is Reason.TIMEOUT or found.reference[0].reason not in _JUDGED:
         return
     tests = _steady(found, not_seen_failing(seen.task, run), but=_missing(found))
     if tests and run.reason not in _JUDGED:
@@ -115,12 +115,6 @@ def near_timeout(seen: Evidence) -> Iterator[Problem]:
     longest = max(run.duration for run in runs)
     if longest > NEAR * seen.timeout:
         yield Problem(f"the longest run took {longest:.0f} s of {seen.timeout:g} s")
-
-
-def runner_not_supported(seen: Evidence) -> Iterator[Problem]:
-    """The test command runs something whose results cannot be read."""
-    if seen.validation is not None and _is_unsupported(seen.validation):
-        yield Problem(seen.validation.detail)
 
 
 def no_reward(seen: Evidence) -> Iterator[Problem]:
@@ -187,7 +181,3 @@ def _ended(seen: Evidence, reason: Reason) -> dict[str, Grade]:
     """Return where runs ended for a reason, with the first such run."""
     sides = {} if seen.validation is None else {_REFERENCE: seen.validation.reference, _EMPTY: seen.validation.empty}
     return {where: run for where, runs in sides.items() for run in runs[::-1] if run.reason is reason}
-
-
-def _is_unsupported(found: Validation) -> bool:
-    return found.cause is Cause.RUNNER_NOT_SUPPORTED

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError, NotFound
+from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError
 from minisandbox.grade.check.evidence import Evidence, Severity
 from minisandbox.grade.check.rows import twins
-from minisandbox.grade.check.runs import infrastructure
 from minisandbox.grade.check.table import CHECKS, Finding, Needs, findings, unusable_row
 from minisandbox.grade.check.verifier import forgeable
 from minisandbox.grade.grading import workspace_for
@@ -27,12 +25,9 @@ from minisandbox.grade.sets.resumable import (
     fingerprint,
     opened,
     prepared_image,
-    seconds_of,
-    text_of,
-    texts_of,
 )
 from minisandbox.grade.submission import reference_change
-from minisandbox.grade.validation import Validation, validate
+from minisandbox.grade.validation import validate
 from minisandbox.grade.verdict import Grade
 from minisandbox.store.results import Result
 from minisandbox.store.rundir import RunDirectory
@@ -44,7 +39,7 @@ if TYPE_CHECKING:
 
 _VERSION = "1"
 """Of the checks: a result of other ones is not taken over."""
-_NOT_FINAL = frozenset({"not_built", infrastructure.__name__})
+_NOT_FINAL = frozenset({"not_built", "infrastructure"})
 
 
 class CheckDirectory(RunDirectory):
@@ -58,11 +53,12 @@ class Checked:
     """What is known of a task.
 
     Attributes:
-        instance_id: the task's id; of a row that is no task, where the row is.
+        instance_id: the task's id; of a row that is not a task, where the row is.
         findings: what is wrong with it.
-        ran: whether its image and its tests were checked, too, and not its row alone.
-        reference: how many runs with the reference resolved it, and of how many.
-        empty: the same without a patch.
+        ran: whether its image and its tests were checked as well as its row.
+        runs: runs of the reference, and as many of the untouched code.
+        reference: those of the reference that resolved it.
+        empty: those of the untouched code that resolved it.
         build_seconds: what all layers of its image took to build.
         test_seconds: the longest run of its tests.
         seconds: what the check took, without building.
@@ -71,40 +67,22 @@ class Checked:
     instance_id: str
     findings: tuple[Finding, ...]
     ran: bool = False
-    reference: tuple[int, int] = (0, 0)
-    empty: tuple[int, int] = (0, 0)
+    runs: int = 0
+    reference: int = 0
+    empty: int = 0
     build_seconds: float = 0.0
     test_seconds: float = 0.0
     seconds: float = 0.0
 
-    def to_body(self) -> dict[str, object]:
-        """Return it as a row of the database has it."""
-        body: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
-        found = [{name: getattr(one, name) for name in one.__slots__} for one in self.findings]
-        return body | {"findings": found, "reference": list(self.reference), "empty": list(self.empty)}
-
     @classmethod
     def from_body(cls, body: Mapping[str, object]) -> Checked:
-        """Read a row of the database."""
-        found = body.get("findings")
-        return cls(
-            text_of(body, "instance_id"),
-            tuple(_finding(one) for one in found) if isinstance(found, list) else (),
-            True,
-            _count(body.get("reference")),
-            _count(body.get("empty")),
-            *(seconds_of(body, name) for name in ("build_seconds", "test_seconds", "seconds")),
-        )
-
-
-def _finding(body: Mapping[str, object]) -> Finding:
-    names = ("task", "check", "where", "what")
-    texts = {name: text_of(body, name) for name in names}
-    return Finding(**texts, severity=Severity(text_of(body, "severity")), tests=texts_of(body, "tests"))
-
-
-def _count(value: object) -> tuple[int, int]:
-    return (int(value[0]), int(value[1])) if isinstance(value, list) else (0, 0)
+        """Read a row of the database, which ``asdict`` made."""
+        raw = cast("dict[str, Any]", body)
+        found = [
+            Finding(**{**one, "severity": Severity(one["severity"]), "tests": tuple(one["tests"])})
+            for one in raw["findings"]
+        ]
+        return cls(**{**raw, "findings": tuple(found)})
 
 
 def check_set(
@@ -116,7 +94,7 @@ def check_set(
     repeat: int = 2,
     workers: int = 1,
     timeout: float | None = None,
-    build: Callable[[Sequence[Task]], None] | None = None,
+    build: Callable[[Sequence[Task]], object] | None = None,
     progress: Callable[[Progress[Checked]], None] | None = None,
 ) -> tuple[Checked, ...]:
     """Check tasks, several at once, and keep each in a run directory as it ends.
@@ -145,18 +123,20 @@ def check_set(
     """
     if repeat < 1:
         raise InvalidValue(f"repeat is {repeat}", hint="give 1 or more")
+    found: Mapping[str, Result] = {}
     with opened(CheckDirectory, out, {"repeat": repeat, "timeout": timeout}) as results:
-        if image_of is not None and build is not None:
-            build(tasks)
-        work = partial(_prepare, repeat=repeat, timeout=timeout)
-        found = carry_out(
-            [] if image_of is None else [Job(task.instance_id, partial(work, task), task) for task in tasks],
-            results,
-            image_of=image_of or _no_image,
-            workers=workers,
-            again=lambda _: False,
-            tell=partial(_tell, progress),
-        )
+        if image_of is not None:
+            if build is not None:
+                build(tasks)
+            work = partial(_prepare, repeat=repeat, timeout=timeout)
+            found = carry_out(
+                [Job(task.instance_id, partial(work, task), task) for task in tasks],
+                results,
+                image_of=image_of,
+                workers=workers,
+                again=lambda _: False,
+                tell=partial(_tell, progress),
+            )
     twin = twins(tasks)
     checked = []
     for task in tasks:
@@ -171,10 +151,6 @@ def _refused(error: Refused) -> Checked:
     place = error.what.partition(": ")[0]
     check = CHECKS[unusable_row.__name__]
     return Checked(place, (Finding(place, check.name, check.severity, "", str(error)),))
-
-
-def _no_image(task: Task) -> Image:
-    raise NotFound(f"{task.instance_id} has no image")
 
 
 def _tell(progress: Callable[[Progress[Checked]], None] | None, news: Progress[Result]) -> None:
@@ -193,27 +169,24 @@ def _check(
 ) -> tuple[Mapping[str, object], bool]:
     """Check a task; what kept us from it is a finding, and not final."""
     began = time.monotonic()
-    seen = gather(task, image, repeat=repeat, timeout=timeout)
+    seen = gather(task, image, repeat, timeout)
     found = findings(seen, Needs.IMAGE, Needs.RUNS)
     reference, empty = ((), ()) if seen.validation is None else (seen.validation.reference, seen.validation.empty)
     checked = Checked(
         task.instance_id,
         found,
         True,
-        _passed(reference),
-        _passed(empty),
+        len(reference),
+        sum(bool(run.resolved) for run in reference),
+        sum(bool(run.resolved) for run in empty),
         seen.build_seconds,
         max((run.duration for run in reference + empty), default=0.0),
         time.monotonic() - began,
     )
-    return checked.to_body(), all(one.check not in _NOT_FINAL for one in found)
+    return asdict(checked), all(one.check not in _NOT_FINAL for one in found)
 
 
-def _passed(runs: Sequence[Grade]) -> tuple[int, int]:
-    return sum(bool(run.resolved) for run in runs), len(runs)
-
-
-def gather(task: Task, image: Image | MiniSandboxError, *, repeat: int = 2, timeout: float | None = None) -> Evidence:
+def gather(task: Task, image: Image | MiniSandboxError, repeat: int, timeout: float | None) -> Evidence:
     """Run a task, and return what its checks need.
 
     Args:
@@ -222,32 +195,26 @@ def gather(task: Task, image: Image | MiniSandboxError, *, repeat: int = 2, time
         repeat: how often the reference and the untouched code are tested.
         timeout: seconds that a run of tests may take; the task's own if None.
     """
-    limit = task.grader.timeout if timeout is None else timeout
+    seen = Evidence(task, timeout=task.grader.timeout if timeout is None else timeout)
+    if isinstance(image, IndexUnavailable):
+        return replace(seen, failure=image)
     if isinstance(image, MiniSandboxError):
-        ours = isinstance(image, IndexUnavailable)
-        return Evidence(task, timeout=limit, unbuilt=None if ours else image, failure=image if ours else None)
-    seen = Evidence(task, timeout=limit)
-    with suppress(NotFound):  # a layer that was collected meanwhile
-        seen = replace(seen, build_seconds=sum(one.seconds for one in image.records()))
+        return replace(seen, unbuilt=image)
     try:
+        seen = replace(seen, build_seconds=sum(one.seconds for one in image.records()))
         found = validate(task, image, runs=repeat, timeout=timeout)
         seen = replace(seen, validation=found)
-        if repeat > 1 and found.reference[0].resolved and isinstance(task.grader, PytestGrader):
-            seen = replace(seen, reordered=_reordered(task, image, timeout))
-        if _is_told_apart(found):
-            seen = replace(seen, forged=forgeable(task, image, timeout))
+        if all(run.resolved for run in found.reference) and all(run.resolved is False for run in found.empty):
+            reordered = _reordered(task, image, timeout) if repeat > 1 else None
+            return replace(seen, reordered=reordered, forged=forgeable(task, image, timeout))
     except MiniSandboxError as error:
         return replace(seen, failure=error)
     return seen
 
 
-def _is_told_apart(found: Validation) -> bool:
-    return all(run.resolved for run in found.reference) and all(run.resolved is False for run in found.empty)
-
-
 def _reordered(task: Task, image: Image, timeout: float | None) -> Grade | None:
-    """Run the reference with the test files in reverse order; None where there is one file."""
+    """Run the reference with the test files in reverse order; None if there is no other order."""
     place = workspace_for(task, image, timeout)
-    if len(place.files) < 2:
+    if not isinstance(task.grader, PytestGrader) or len(place.files) < 2:
         return None
     return judge(task, replace(place, files=place.files[::-1]).run(reference_change(task)))

@@ -27,7 +27,7 @@ class Check:
     Attributes:
         find: yields what is wrong; its name is the check's, and its docstring says what the check finds.
         severity: of its findings, where they have no other.
-        needs: what it needs.
+        needs: on what it looks.
         advice: what to do about a finding.
     """
 
@@ -94,7 +94,6 @@ CHECKS: Mapping[str, Check] = {
         Check(runs.order_dependent, _WARNING, Needs.RUNS, "make the tests independent, or take them out of the lists"),
         Check(runs.timeout, _ERROR, Needs.RUNS, "raise test.timeout, or take the slow tests out of the lists"),
         Check(runs.near_timeout, _WARNING, Needs.RUNS, "raise test.timeout to four times what the tests take"),
-        Check(runs.runner_not_supported, _ERROR, Needs.RUNS, "use a log grader with the reporter `none`"),
         Check(runs.no_reward, _ERROR, Needs.RUNS, "let the verifier write a reward whatever happens, 0 first"),
         Check(runs.not_confirmable, _WARNING, Needs.RUNS, "let the work stay in the working directory or in artifacts"),
         Check(runs.writable_verifier, _ERROR, Needs.RUNS, "move the file to tests/, which the grader brings"),
