@@ -107,6 +107,14 @@ def test_the_table(place: Place) -> None:
 
 
 @pytest.mark.once
+def test_check_finds_no_fault(place: Place) -> None:
+    report = place.json("tasks", "check", "quickstart", *place.only, "-k", "1")
+    assert isinstance(report, dict)
+    assert (report["tasks"], report["findings"]) == (place.tasks, [])
+    assert {(one["ran"], one["reference"], one["empty"]) for one in report["results"]} == {(True, 1, 0)}
+
+
+@pytest.mark.once
 def test_images_are_listed_and_shown(place: Place) -> None:
     images = place.json("image", "ls")
     assert isinstance(images, list)

@@ -94,7 +94,7 @@ class Planted:
             self.add(name, fault, build=replace(python_build(self.honest), install=commands), **changes)
 
         add("in-packages", "solution_in_image", written("/opt/site-packages/calc.py", SOLVED))
-        add("in-a-patch", "solution_in_image", written("/root/fix.patch", "+" + SOLVED.strip().replace("\n", "\n+")))
+        add("in-a-patch", "solution_in_image", written("/root/fix.patch", FIX.partition("2 * a\n")[2]))
         add("tests-left", "tests_in_image", written("/root/notes.txt", TESTS + MORE))
         history = f"git init -q; git add .; {GIT} commit -qm a; git rm -q core.py; {GIT} commit -qm b"
         add("other-clone", "history_in_image", written("/opt/clone/core.py", SOLVED), f"cd /opt/clone; {history}")
@@ -135,6 +135,13 @@ class Planted:
         self.add("told-nothing", "empty_instruction", problem_statement=" \n")
 
 
+def kept(run: Path) -> object:
+    """Return what a report says of all tasks but the one that cannot be built: its failure is now an earlier one."""
+    said = report(run)
+    assert isinstance(said, dict)
+    return said | {"findings": [one for one in said["findings"] if one["check"] != "not_built"]}
+
+
 def test_every_planted_fault_is_found_and_no_other(
     smith: Task, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,8 +169,8 @@ def test_every_planted_fault_is_found_and_no_other(
     assert passed["honest"] == passed["verifier"] == passed[smith.instance_id] == (3, 0, 3)
     assert "/opt/judge.sh: an agent can write it" in capsys.readouterr().out
 
-    before, kept = rows(tmp_path / "run"), report(tmp_path / "run")
+    before, known = rows(tmp_path / "run"), kept(tmp_path / "run")
     assert main(words) == 1
     again = dict(rows(tmp_path / "run"))
     assert {name for name, body in before if again[name] != body} == {"unbuildable"}, "the others were not kept"
-    assert report(tmp_path / "run") == kept
+    assert kept(tmp_path / "run") == known

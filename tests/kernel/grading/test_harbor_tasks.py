@@ -15,6 +15,7 @@ from tests.unit.oci_tools import END, MadeImage, entry, folder, hard_link
 from minisandbox.agents import Agent, Ending, OracleAgent, Session
 from minisandbox.cli.main import main
 from minisandbox.grade import LIVE, REGRADED, Cause, Reason, Status, Validation, Verdict, validate
+from minisandbox.grade.check import check_set
 from minisandbox.images import Image, build, pull
 from minisandbox.rollouts import RunReader, Setup
 from minisandbox.rollouts.rollout import rollout_async
@@ -135,6 +136,24 @@ def test_a_solution_that_hangs_or_is_in_the_image(store: Store, place: Path) -> 
     found = validated(place, "publish-answer", store)
     assert (found.status, found.cause) == (Status.INVALID, Cause.LEAK), found
     assert "/app/left/test.sh" in found.detail
+
+
+def test_check_finds_a_verifier_that_an_agent_can_change(store: Store, place: Path) -> None:
+    """And nothing at two honest ones but their image, which is named by a tag."""
+
+    def found() -> dict[str, list[tuple[str, str]]]:
+        tasks = tuple(TaskSet.load(f"harbor:{place}"))
+        checked = check_set(tasks, lambda task: build(task.recipe(), store=store, name=task.instance_id), repeat=1)
+        return {one.instance_id: [(f.check, f.where) for f in one.findings] for one in checked}
+
+    plain = [("unpinned", "Dockerfile")]
+    assert found() == {"count-lines": plain, "publish-answer": plain}
+    judge = place / "count-lines/tests/test.sh"
+    judge.rename(place / "count-lines/environment/judge.sh")
+    verifier(place, "#!/bin/bash\n/app/tools/judge.sh\n")
+    dockerfile = place / "count-lines/environment/Dockerfile"
+    dockerfile.write_text(dockerfile.read_text() + "COPY --chmod=777 judge.sh tools/\n")
+    assert found()["count-lines"] == [*plain, ("writable_verifier", "/app/tools/judge.sh")]
 
 
 def test_work_outside_of_the_working_directory_is_noted(store: Store, place: Path) -> None:

@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Check tasks; return 0 without errors, 1 if a task has one, 30 if one could not be checked."""
     from minisandbox.cli.common.builds import Builder  # noqa: PLC0415 - listing tasks must not load it
     from minisandbox.cli.validate import cpus, estimate  # noqa: PLC0415 - the same
+    from minisandbox.grade import DATABASE  # noqa: PLC0415 - the same
     from minisandbox.grade.check import CHECKS, Severity, check_set  # noqa: PLC0415 - the same
     from minisandbox.grade.check import report as reports  # noqa: PLC0415 - the same
     from minisandbox.images import Budget  # noqa: PLC0415 - the same
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     refused: list[Refused] = []
     tasks = tuple(load(args, refused.append))
     # on resume, builds that failed in this run are not retried
-    retry = args.out is None or not args.out.exists()
+    retry = args.out is None or not (args.out / DATABASE).exists()
     with Progress() as progress:
         builder = None if args.static else Builder(Store.open(), progress, args.repo_mirrors)
         budget = Budget(jobs=args.jobs or cpus())

@@ -99,8 +99,8 @@ def check_set(
 ) -> tuple[Checked, ...]:
     """Check tasks, several at once, and keep each in a run directory as it ends.
 
-    The same call again resumes: a task is taken over if neither its row nor its image has changed. Checks of rows
-    are repeated each time.
+    The same call again resumes: a task is taken over if neither its row nor its image, nor ``repeat`` or ``timeout``
+    has changed. Checks of rows are repeated each time.
 
     Args:
         tasks: the tasks.
@@ -118,13 +118,13 @@ def check_set(
 
     Raises:
         InvalidValue: ``repeat`` or ``workers`` is less than 1.
-        RunError: the directory is in use or belongs to another run.
+        RunError: the directory is in use or belongs to a run of another kind.
         DiskFull: the disk is full; what was finished is kept.
     """
     if repeat < 1:
         raise InvalidValue(f"repeat is {repeat}", hint="give 1 or more")
     found: Mapping[str, Result] = {}
-    with opened(CheckDirectory, out, {"repeat": repeat, "timeout": timeout}) as results:
+    with opened(CheckDirectory, out, {}) as results:
         if image_of is not None:
             if build is not None:
                 build(tasks)
@@ -161,7 +161,8 @@ def _tell(progress: Callable[[Progress[Checked]], None] | None, news: Progress[R
 
 def _prepare(task: Task, image_of: ImageOf, *, repeat: int, timeout: float | None) -> Work:
     image = prepared_image(task, image_of)
-    return Work(fingerprint(task, image, _VERSION), partial(_check, task, image, repeat, timeout))
+    key = fingerprint(task, image, _VERSION, f"{repeat} {timeout}")
+    return Work(key, partial(_check, task, image, repeat, timeout))
 
 
 def _check(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -58,21 +57,23 @@ def forgeable(task: Task, image: Image, timeout: float | None = None) -> tuple[s
     """
     if not isinstance(task.grader, ScriptGrader):
         return ()
-    words = list(_named(task.grader, image.workdir))
+    words = _named(task.grader, image.workdir)
+    if not words:
+        return ()
     with Sandbox.create(image.spec(), limits=task.needs.limits(None)) as box:
         shown = box.exec(["sh", "-c", _WRITABLE, "writable", *words], timeout=_STEP_TIMEOUT)
     paths = shown.stdout.splitlines()[:_MOST]
     return tuple(path for path in paths if _forged(task, task.grader, image, path, timeout).resolved)
 
 
-def _named(grader: ScriptGrader, workdir: PurePosixPath) -> Iterator[str]:
-    """Yield the paths that the verifier's scripts name, without those that the grader brings."""
+def _named(grader: ScriptGrader, workdir: PurePosixPath) -> list[str]:
+    """Return the paths that the verifier's scripts name, without those that the grader brings."""
     files = [] if grader.files is None else [file for file in grader.files.rglob("*") if file.is_file()]
     small = [file for file in files if not file.is_symlink() and file.stat().st_size <= MiB]
     texts = [grader.command, *(file.read_text("utf-8", "replace") for file in small)]
     paths = {str(workdir / word) for text in texts for word in _WORD.findall(text)}
     own = (f"{grader.files_at}/", *_SYSTEM)
-    yield from sorted(path for path in paths if not path.startswith(own))
+    return sorted(path for path in paths if not path.startswith(own))
 
 
 def _forged(task: Task, grader: ScriptGrader, image: Image, path: str, timeout: float | None) -> Grade:
