@@ -75,7 +75,7 @@ class Planted:
         self.honest = replace(
             source, form=Form.SWEBENCH, patch=FIX, test_patch=new_file("tests/test_triple.py", TESTS + MORE),
             FAIL_TO_PASS=(TRIPLE,), PASS_TO_PASS=(OTHER, "tests/test_add.py::test_add"),
-            problem_statement="There is no triple().", grader=PytestGrader(timeout=120.0),
+            problem_statement="There is no triple().", grader=PytestGrader(timeout=1800.0),
         )  # fmt: skip
         self.tasks: list[Task] = []
         self.wanted: dict[str, str] = {}
@@ -113,8 +113,8 @@ class Planted:
             self.add(name, fault, test_patch=new_file("tests/test_triple.py", tests) + more, **changes)
 
         slow = "import time\n" + TESTS + "    time.sleep({})\n" + MORE
-        add("late", "near_timeout", slow.format(11), grader=PytestGrader(timeout=20.0))
-        add("hangs", "timeout", slow.format(60), grader=PytestGrader(timeout=10.0))
+        add("late", "near_timeout", slow.format(31), grader=PytestGrader(timeout=60.0))
+        add("hangs", "timeout", slow.format(600), grader=PytestGrader(timeout=30.0))
         add("wrong", "reference_fails", TESTS.replace("== 6", "== 7") + MORE)
         add("never-passes", "p2p_not_passing", TESTS + MORE.replace("== 4", "== 5"))
         drawn = tuple(f"{OTHER}[{n}]" for n in range(150))
