@@ -12,13 +12,13 @@ from tests.unit.test_grade_validation import BENCH, EMPTY, F2P, GOOD, OURS, P2P,
 from tests.unit.test_tasks_jsonl import row
 
 from minisandbox.cli.main import main
-from minisandbox.errors import BuildError, IndexUnavailable
+from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError
 from minisandbox.grade import Grade, Reason, Status
-from minisandbox.grade.check import CHECKS, Severity
+from minisandbox.grade.check import CHECKS, Severity, check_set
 from minisandbox.grade.check.evidence import Evidence
-from minisandbox.grade.check.sets import gather
 from minisandbox.grade.check.table import Needs, findings
 from minisandbox.grade.validation import Validation
+from minisandbox.images import Image
 from minisandbox.tasks import Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,5 +131,10 @@ def test_flaky_and_late_runs_have_one_finding() -> None:
 
 def test_an_image_that_cannot_be_built_is_a_finding_and_an_index_that_is_down_is_not_the_tasks() -> None:
     for error, wanted in ((BuildError("x"), "not_built"), (IndexUnavailable("x"), "infrastructure")):
-        [one] = findings(gather(OURS, error, 1, None), Needs.IMAGE, Needs.RUNS)
-        assert (one.check, one.severity) == (wanted, Severity.ERROR)
+
+        def image_of(_: Task, error: MiniSandboxError = error) -> Image:
+            raise error
+
+        [checked] = check_set([OURS], image_of)
+        [one] = checked.findings
+        assert (one.check, one.severity, checked.finished) == (wanted, Severity.ERROR, False)

@@ -24,8 +24,11 @@ from minisandbox.errors import GradingError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from minisandbox.cli.common.builds import Builder
     from minisandbox.grade import Progress as News
     from minisandbox.grade.check import Checked, Finding
+    from minisandbox.images import Budget
+    from minisandbox.tasks import Task
     from minisandbox.tasks.loading import Refused
 
 _MOST = 10
@@ -74,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
     retry = args.out is None or not (args.out / DATABASE).exists()
     with Progress() as progress:
         builder = None if args.static else Builder(Store.open(), progress, args.repo_mirrors)
-        budget = Budget(jobs=args.jobs or cpus())
         checked = check_set(
             tasks,
             None if builder is None else builder.image_of,
@@ -83,11 +85,9 @@ def run(args: argparse.Namespace) -> int:
             repeat=args.repeat,
             workers=args.workers or cpus(),
             timeout=args.timeout,
-            build=None if builder is None else lambda some: builder.build_recipes(
-                {task.instance_id: task.recipe for task in some}, budget, retry_failed=retry
-            ),
+            build=None if builder is None else partial(_build, builder, Budget(jobs=args.jobs or cpus()), retry),
             progress=partial(_show_progress, progress, estimate),
-        )  # fmt: skip
+        )
     found = reports.all_findings(checked)
     if args.out is not None:
         reports.write_check_reports(args.out, checked)
@@ -99,6 +99,10 @@ def run(args: argparse.Namespace) -> int:
     if any(one.check == "infrastructure" for one in found):
         return GradingError.exit_code
     return exits.NEGATIVE if any(one.severity is Severity.ERROR for one in found) else exits.OK
+
+
+def _build(builder: Builder, budget: Budget, retry: bool, tasks: Sequence[Task]) -> None:
+    builder.build_recipes({task.instance_id: task.recipe for task in tasks}, budget, retry_failed=retry)
 
 
 def _show_progress(progress: Progress, estimate: Callable[[float | None], str], news: News[Checked]) -> None:

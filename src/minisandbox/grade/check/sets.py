@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError
-from minisandbox.grade.check.evidence import Evidence, Severity
+from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError, NodeLost
+from minisandbox.grade.check.evidence import Evidence
 from minisandbox.grade.check.rows import twins
 from minisandbox.grade.check.table import CHECKS, Finding, Needs, findings, unusable_row
 from minisandbox.grade.check.verifier import forgeable
 from minisandbox.grade.grading import workspace_for
 from minisandbox.grade.judging import judge
-from minisandbox.grade.sets.resumable import (
-    ImageOf,
-    Job,
-    Progress,
-    Work,
-    carry_out,
-    fingerprint,
-    opened,
-    prepared_image,
-)
+from minisandbox.grade.sets.fingerprint import fingerprint
 from minisandbox.grade.submission import reference_change
 from minisandbox.grade.validation import validate
 from minisandbox.grade.verdict import Grade
-from minisandbox.store.results import Result
+from minisandbox.pool import ImageOf, Job, Progress, open_results, run_jobs
 from minisandbox.store.rundir import RunDirectory
 from minisandbox.tasks import PytestGrader, Task
 from minisandbox.tasks.loading import Refused
@@ -74,27 +64,22 @@ class Checked:
     test_seconds: float = 0.0
     seconds: float = 0.0
 
-    @classmethod
-    def from_body(cls, body: Mapping[str, object]) -> Checked:
-        """Read a row of the database, which ``asdict`` made."""
-        raw = cast("dict[str, Any]", body)
-        found = [
-            Finding(**{**one, "severity": Severity(one["severity"]), "tests": tuple(one["tests"])})
-            for one in raw["findings"]
-        ]
-        return cls(**{**raw, "findings": tuple(found)})
+    @property
+    def finished(self) -> bool:
+        """Whether it stays; otherwise the task is checked again when the run is resumed."""
+        return not any(one.check in _NOT_FINAL for one in self.findings)
 
 
 def check_set(
     tasks: Sequence[Task],
-    image_of: ImageOf | None,
+    image_of: ImageOf[Task] | None,
     *,
     refused: Sequence[Refused] = (),
     out: Path | None = None,
     repeat: int = 2,
     workers: int = 1,
     timeout: float | None = None,
-    build: Callable[[Sequence[Task]], object] | None = None,
+    build: Callable[[Sequence[Task]], None] | None = None,
     progress: Callable[[Progress[Checked]], None] | None = None,
 ) -> tuple[Checked, ...]:
     """Check tasks, several at once, and keep each in a run directory as it ends.
@@ -123,25 +108,16 @@ def check_set(
     """
     if repeat < 1:
         raise InvalidValue(f"repeat is {repeat}", hint="give 1 or more")
-    found: Mapping[str, Result] = {}
-    with opened(CheckDirectory, out, {}) as results:
+    found: Mapping[str, Checked] = {}
+    with open_results(CheckDirectory, out, {}) as results:
         if image_of is not None:
-            if build is not None:
-                build(tasks)
-            work = partial(_prepare, repeat=repeat, timeout=timeout)
-            found = carry_out(
-                [Job(task.instance_id, partial(work, task), task) for task in tasks],
-                results,
-                image_of=image_of,
-                workers=workers,
-                again=lambda _: False,
-                tell=partial(_tell, progress),
-            )
+            jobs = [_job(task, repeat, timeout) for task in tasks]
+            found = run_jobs(jobs, results, Checked, image_of=image_of, workers=workers, build=build, progress=progress)
     twin = twins(tasks)
     checked = []
     for task in tasks:
         name = task.instance_id
-        one = Checked.from_body(found[name].body) if name in found else Checked(name, ())
+        one = found.get(name, Checked(name, ()))
         about_row = findings(Evidence(task, twin.get(name, "")), Needs.ROW)
         checked.append(replace(one, findings=about_row + one.findings))
     return (*checked, *map(_refused, refused))
@@ -153,64 +129,62 @@ def _refused(error: Refused) -> Checked:
     return Checked(place, (Finding(place, check.name, check.severity, "", str(error)),))
 
 
-def _tell(progress: Callable[[Progress[Checked]], None] | None, news: Progress[Result]) -> None:
-    if progress is not None:
-        latest = Checked.from_body(news.latest.body)
-        progress(Progress(news.done, news.total, latest, news.resumed, news.seconds_left))
-
-
-def _prepare(task: Task, image_of: ImageOf, *, repeat: int, timeout: float | None) -> Work:
-    image = prepared_image(task, image_of)
-    key = fingerprint(task, image, _VERSION, f"{repeat} {timeout}")
-    return Work(key, partial(_check, task, image, repeat, timeout))
-
-
-def _check(
-    task: Task, image: Image | MiniSandboxError, repeat: int, timeout: float | None
-) -> tuple[Mapping[str, object], bool]:
-    """Check a task; what kept us from it is a finding, and not final."""
-    began = time.monotonic()
-    seen = gather(task, image, repeat, timeout)
-    found = findings(seen, Needs.IMAGE, Needs.RUNS)
-    reference, empty = ((), ()) if seen.validation is None else (seen.validation.reference, seen.validation.empty)
-    checked = Checked(
+def _job(task: Task, repeat: int, timeout: float | None) -> Job[Task]:
+    return Job(
         task.instance_id,
-        found,
+        partial(fingerprint, task, (_VERSION, f"{repeat} {timeout}")),
+        partial(_check, task, repeat, timeout),
+        partial(_failed, task),
+        task,
+    )
+
+
+def _check(task: Task, repeat: int, timeout: float | None, image: Image | None) -> Checked:
+    assert image is not None
+    seen = gather(task, image, repeat, timeout)
+    assert seen.validation is not None
+    reference, empty = seen.validation.reference, seen.validation.empty
+    return Checked(
+        task.instance_id,
+        findings(seen, Needs.IMAGE, Needs.RUNS),
         True,
-        len(reference),
+        repeat,
         sum(bool(run.resolved) for run in reference),
         sum(bool(run.resolved) for run in empty),
         seen.build_seconds,
-        max((run.duration for run in reference + empty), default=0.0),
-        time.monotonic() - began,
+        max(run.duration for run in reference + empty),
     )
-    return asdict(checked), all(one.check not in _NOT_FINAL for one in found)
 
 
-def gather(task: Task, image: Image | MiniSandboxError, repeat: int, timeout: float | None) -> Evidence:
+def _failed(task: Task, error: MiniSandboxError, built: bool) -> Checked:
+    ours = built or isinstance(error, IndexUnavailable | NodeLost)
+    seen = Evidence(task, failure=error) if ours else Evidence(task, unbuilt=error)
+    return Checked(task.instance_id, findings(seen, Needs.IMAGE, Needs.RUNS), True)
+
+
+def gather(task: Task, image: Image, repeat: int, timeout: float | None) -> Evidence:
     """Run a task, and return what its checks need.
 
     Args:
         task: the task.
-        image: its image, or why there is none.
+        image: its image.
         repeat: how often the reference and the untouched code are tested.
         timeout: seconds that a run of tests may take; the task's own if None.
+
+    Raises:
+        MiniSandboxError: the task could not be run.
     """
-    seen = Evidence(task, timeout=task.grader.timeout if timeout is None else timeout)
-    if isinstance(image, IndexUnavailable):
-        return replace(seen, failure=image)
-    if isinstance(image, MiniSandboxError):
-        return replace(seen, unbuilt=image)
-    try:
-        seen = replace(seen, build_seconds=sum(one.seconds for one in image.records()))
-        found = validate(task, image, runs=repeat, timeout=timeout)
-        seen = replace(seen, validation=found)
-        if all(run.resolved for run in found.reference) and all(run.resolved is False for run in found.empty):
-            reordered = _reordered(task, image, timeout) if repeat > 1 else None
-            return replace(seen, reordered=reordered, forged=forgeable(task, image, timeout))
-    except MiniSandboxError as error:
-        return replace(seen, failure=error)
-    return seen
+    found = validate(task, image, runs=repeat, timeout=timeout)
+    seen = Evidence(
+        task,
+        timeout=task.grader.timeout if timeout is None else timeout,
+        build_seconds=sum(one.seconds for one in image.records()),
+        validation=found,
+    )
+    if not all(run.resolved for run in found.reference) or any(run.resolved is not False for run in found.empty):
+        return seen
+    reordered = _reordered(task, image, timeout) if repeat > 1 else None
+    return replace(seen, reordered=reordered, forged=forgeable(task, image, timeout))
 
 
 def _reordered(task: Task, image: Image, timeout: float | None) -> Grade | None:
