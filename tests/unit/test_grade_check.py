@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.unit.test_grade_validation import BENCH, EMPTY, F2P, GOOD, OURS, P2P, graded
@@ -13,7 +15,7 @@ from tests.unit.test_tasks_jsonl import row
 
 from minisandbox.cli.main import main
 from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError
-from minisandbox.grade import Grade, Reason, Status
+from minisandbox.grade import Grade, Reason, Status, validate
 from minisandbox.grade.check import CHECKS, Severity, check_set
 from minisandbox.grade.check.evidence import Evidence
 from minisandbox.grade.check.table import Needs, findings
@@ -82,8 +84,11 @@ def test_harbor_directories(capsys: pytest.CaptureFixture[str]) -> None:
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def seen(task: Task, reference: list[Grade], empty: list[Grade], flaky: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    known = Validation("a", Status.VALID, flaky=flaky, reference=tuple(reference), empty=tuple(empty))
+def seen(
+    task: Task, reference: list[Grade], empty: list[Grade], flaky: tuple[str, ...] = (), *, valid: bool = True
+) -> list[tuple[str, str]]:
+    status = Status.VALID if valid else Status.INVALID
+    known = Validation("a", status, flaky=flaky, reference=tuple(reference), empty=tuple(empty))
     found = findings(Evidence(task, timeout=100.0, validation=known), Needs.RUNS)
     return [(one.check, one.severity) for one in found]
 
@@ -113,8 +118,28 @@ def test_each_test_is_reported_once(
 ) -> None:
     """Softer: a warning for a row of a benchmark, whose own rule holds."""
     for task, severity in ((OURS, "error"), (BENCH, "warning" if softer else "error")):
-        found = seen(task, [graded(reference)] * 2, [graded(empty)] * 2)
+        found = seen(task, [graded(reference)] * 2, [graded(empty)] * 2, valid=softer)
         assert found == ([(check, severity)] if check else []), task.grader
+
+
+KINDS = (
+    graded(GOOD), graded(EMPTY), graded(BROKEN), graded(("failed", "passed", "passed", "passed")),
+    graded(("missing", "failed", "passed", "passed")), graded(("missing",) * 4, Reason.TIMEOUT),
+    graded(("missing",) * 4, Reason.KILLED), graded(("missing", "failed", "missing", "passed"), Reason.INTERRUPTED, 2),
+    graded(("missing",) * 4, Reason.INFRASTRUCTURE),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("task", [OURS, BENCH])
+def test_a_task_has_an_error_if_and_only_if_it_is_not_valid(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    for first, second, third, fourth in itertools.product(KINDS, KINDS[1::2], repeat=2):
+        ends = {"grade_reference": iter((first, second)), "grade_untouched": iter((third, fourth))}
+        for name, runs in ends.items():
+            monkeypatch.setattr(f"minisandbox.grade.validation.{name}", lambda *_, _runs=runs, **__: next(_runs))
+        monkeypatch.setattr("minisandbox.grade.validation.find_leaks", lambda *_: ())
+        known = validate(task, cast("Image", None), runs=2)
+        found = findings(Evidence(task, timeout=100.0, validation=known), Needs.RUNS)
+        assert any(one.severity is Severity.ERROR for one in found) is not known.valid, (known, found)
 
 
 def test_flaky_and_late_runs_have_one_finding() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from minisandbox.grade.check.evidence import Evidence, Problem, Severity
 from minisandbox.grade.report import MISSING
-from minisandbox.grade.validation import Validation, not_seen_failing
+from minisandbox.grade.validation import Cause, Validation, not_seen_failing
 from minisandbox.grade.verdict import Grade, Reason
-from minisandbox.tasks import LogGrader, ScriptGrader
+from minisandbox.tasks import LogGrader, ScriptGrader, Task
 
 NEAR = 0.5
 """Share of the time limit from which a loaded machine may reach it."""
@@ -34,9 +34,10 @@ def reference_fails(seen: Evidence) -> Iterator[Problem]:
 
 def reference_breaks_tests(seen: Evidence) -> Iterator[Problem]:
     """PASS_TO_PASS tests pass without a patch and fail with the known solution."""
-    if (found := _judged(seen)) is not None:
-        others = (*_missing(found), *found.empty[0].failed_pass_to_pass)
-        if tests := _steady(found, found.reference[0].failed_pass_to_pass, but=others):
+    found = seen.validation
+    if found is not None and _are_judged(found.reference):
+        before = found.empty[0].failed_pass_to_pass if _are_judged(found.empty) else ()
+        if tests := _steady(found, found.reference[0].failed_pass_to_pass, but=(*_missing(found), *before)):
             yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _REFERENCE, tests)
 
 
@@ -64,19 +65,16 @@ def f2p_not_failing(seen: Evidence) -> Iterator[Problem]:
     if tests and run.reason not in _JUDGED:
         yield Problem(f"no test was seen: {run.reason}: {run.detail}", _EMPTY, tests)
     elif tests:
-        some = isinstance(seen.task.grader, LogGrader) and len(tests) < len(seen.task.FAIL_TO_PASS)
-        what = f"{len(tests)} FAIL_TO_PASS tests do not fail"
-        yield Problem(what, _EMPTY, tests, Severity.WARNING if some else None)
+        yield Problem(f"{len(tests)} FAIL_TO_PASS tests do not fail", _EMPTY, tests, _softer(seen.task, found))
 
 
 def p2p_not_passing(seen: Evidence) -> Iterator[Problem]:
     """PASS_TO_PASS tests fail without a patch."""
-    if (found := _judged(seen)) is None:
+    found = seen.validation
+    if found is None or not _are_judged(found.empty):
         return
     if tests := _steady(found, found.empty[0].failed_pass_to_pass, but=_missing(found)):
-        mended = isinstance(seen.task.grader, LogGrader) and found.reference[0].resolved
-        what = f"{len(tests)} PASS_TO_PASS tests do not pass"
-        yield Problem(what, _EMPTY, tests, Severity.WARNING if mended else None)
+        yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _EMPTY, tests, _softer(seen.task, found))
 
 
 def flaky(seen: Evidence) -> Iterator[Problem]:
@@ -87,8 +85,8 @@ def flaky(seen: Evidence) -> Iterator[Problem]:
     if any(len({(run.resolved, run.score) for run in runs}) > 1 for runs in (found.reference, found.empty)):
         yield Problem("the same code resolves it in one run and not in another", tests=found.flaky)
     elif found.flaky:
-        harmless = Severity.WARNING if isinstance(seen.task.grader, LogGrader) else None
-        yield Problem(f"{len(found.flaky)} tests change from run to run", tests=found.flaky, severity=harmless)
+        what = f"{len(found.flaky)} tests change from run to run"
+        yield Problem(what, tests=found.flaky, severity=_softer(seen.task, found))
 
 
 def order_dependent(seen: Evidence) -> Iterator[Problem]:
@@ -149,18 +147,21 @@ _REFERENCE = "with the reference"
 _EMPTY = "without a patch"
 
 
-def _judged(seen: Evidence) -> Validation | None:
-    """Return a validation whose runs all say what became of each test."""
-    found = seen.validation
-    if found is None or any(run.reason not in _JUDGED for run in found.reference + found.empty):
-        return None
-    return found
+def _softer(task: Task, found: Validation) -> Severity | None:
+    """Return the severity of what is odd about a benchmark's row whose own rule holds."""
+    holds = found.valid or found.cause is Cause.LEAK
+    return Severity.WARNING if holds and isinstance(task.grader, LogGrader) else None
 
 
-def _are_uncertain(runs: Iterable[Grade]) -> bool:
-    """Whether runs of the same code ended in ways that cannot be compared, or are no statement about it."""
-    reasons = {run.reason for run in runs}
-    return (len(reasons) > 1 and not reasons <= _JUDGED) or any(run.resolved is None for run in runs)
+def _are_judged(runs: Iterable[Grade]) -> bool:
+    """Whether runs say what became of each test."""
+    return all(run.reason in _JUDGED for run in runs)
+
+
+def _are_uncertain(runs: Sequence[Grade]) -> bool:
+    """Whether runs of the same code have different results, and not for their tests, or are no statement about it."""
+    results = {run.resolved for run in runs}
+    return None in results or (len(results) > 1 and not _are_judged(runs))
 
 
 def _steady(found: Validation, tests: Iterable[str], *, but: Iterable[str] = ()) -> tuple[str, ...]:

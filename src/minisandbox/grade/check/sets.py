@@ -188,7 +188,7 @@ def gather(task: Task, image: Image, repeat: int, timeout: float | None) -> Evid
 
 
 def _reordered(task: Task, image: Image, timeout: float | None) -> Grade | None:
-    """Run the reference with the test files in reverse order; None if there is no other order."""
+    """Run the reference with the test files in reverse order; None for a single file."""
     place = workspace_for(task, image, timeout)
     if not isinstance(task.grader, PytestGrader) or len(place.files) < 2:
         return None
