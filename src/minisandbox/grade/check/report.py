@@ -63,7 +63,8 @@ def check_report(checked: Sequence[Checked]) -> dict[str, object]:
 def summary(checked: Sequence[Checked]) -> str:
     """Return what was found in all, in one line."""
     counts = Counter(one.severity for one in all_findings(checked))
-    found = " and ".join(f"{counts[one]} {one}s" for one in Severity) if counts else "no findings"
+    words = (f"{counts[one]} {one}{'' if counts[one] == 1 else 's'}" for one in Severity)
+    found = " and ".join(words) if counts else "no findings"
     ran = sum(one.ran for one in checked)
     return f"{len(checked)} tasks checked, {ran} of them with their images and tests: {found}"
 
@@ -81,11 +82,13 @@ def check_table(checked: Sequence[Checked]) -> str:
         checked: what is known of the tasks.
     """
     found = all_findings(checked)
-    lines = [summary(checked) + ".", "", "| task | severity | check | finding |", "|---|---|---|---|"]
-    lines += [_row(one.task, one.severity, one.check, about(one)) for one in found]
-    lines += ["", "| check | what to do |", "|---|---|"]
-    lines += [_row(name, CHECKS[name].advice) for name in dict.fromkeys(one.check for one in found)]
-    lines += ["", "| task | reference | empty | tests | build | findings |", "|---|--:|--:|--:|--:|--:|"]
+    lines = [summary(checked) + ".", ""]
+    if found:
+        lines += ["| task | severity | check | finding |", "|---|---|---|---|"]
+        lines += [_row(one.task, one.severity, one.check, about(one)) for one in found]
+        lines += ["", "| check | what to do |", "|---|---|"]
+        lines += [*(_row(name, CHECKS[name].advice) for name in dict.fromkeys(one.check for one in found)), ""]
+    lines += ["| task | reference | empty | tests | build | findings |", "|---|--:|--:|--:|--:|--:|"]
     for one in checked:
         passed = (f"{count} of {one.runs}" for count in (one.reference, one.empty))
         took = (f"{seconds:.1f} s" for seconds in (one.test_seconds, one.build_seconds))

@@ -44,7 +44,7 @@ def reference_breaks_tests(seen: Evidence) -> Iterator[Problem]:
 def missing_test(seen: Evidence) -> Iterator[Problem]:
     """The lists name tests that do not exist."""
     if seen.validation is not None and (tests := _missing(seen.validation)):
-        yield Problem(f"{len(tests)} named tests do not exist, also with the reference", _REFERENCE, tests)
+        yield Problem(f"{len(tests)} named tests do not exist", _REFERENCE, tests)
 
 
 def empty_resolves(seen: Evidence) -> Iterator[Problem]:
