@@ -15,7 +15,6 @@ import argparse
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,13 +23,12 @@ from pathlib import Path
 
 from benchmarks.images.building import build_all
 from benchmarks.images.comparing import compare_all, table
-from benchmarks.images.engine import remove_storage
+from benchmarks.images.engine import in_private_mounts, remove_storage
 from benchmarks.images.measuring import measure_all
 from benchmarks.images.projects import NAMES
 from benchmarks.images.sources import KINDS
 from benchmarks.images.users import MODES
 
-_PRIVATE = "MINISANDBOX_PRIVATE_MOUNTS"
 _PREFIX = "r-"
 
 
@@ -47,10 +45,8 @@ def main() -> int:
         parser.error(f"there is no image {', '.join(sorted(unknown))}: {', '.join(NAMES)}")
     if os.geteuid():
         parser.error("root is needed: engines build and mount")
-    if _PRIVATE not in os.environ:  # mounts of the engines end with this process, however it ends
-        environment = {**os.environ, _PRIVATE: "1"}
-        command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "benchmarks.images"]
-        return subprocess.run([*command, *sys.argv[1:]], env=environment, check=False).returncode
+    if (status := in_private_mounts("benchmarks.images")) is not None:
+        return status
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with _locked(options.cache):
         layout = build_all(options.cache)

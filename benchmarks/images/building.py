@@ -48,19 +48,29 @@ def _bud(engine: Engine, kind: str, name: str, context: Path, **arguments: str) 
     )  # fmt: skip
 
 
+def bootstrap(suite: str, context: Path) -> None:
+    """Make ``root.tar`` of a release of Debian in a directory, the context of ``root.Dockerfile``, unless it is there.
+
+    Raises:
+        SystemExit: debootstrap failed.
+    """
+    archive = context / "root.tar"
+    if archive.exists():
+        return
+    say(f"debootstrap {suite}")
+    tree = context / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir(parents=True)
+    run("debootstrap", "--variant=minbase", suite, tree)
+    shutil.rmtree(tree / "var/cache/apt/archives")
+    run("tar", "-C", tree, "--format=pax", "--xattrs", "--exclude=./dev/*", "-cf", f"{archive}.new", ".")
+    Path(f"{archive}.new").rename(archive)
+    shutil.rmtree(tree)
+
+
 def _build_base(engine: Engine, family: Family, contexts: Path) -> None:
     context = contexts / family.suite
-    archive = context / "root.tar"
-    if not archive.exists():
-        say(f"debootstrap {family.suite}")
-        tree = context / "tree"
-        shutil.rmtree(tree, ignore_errors=True)
-        tree.mkdir(parents=True)
-        run("debootstrap", "--variant=minbase", family.suite, tree)
-        shutil.rmtree(tree / "var/cache/apt/archives")
-        run("tar", "-C", tree, "--format=pax", "--xattrs", "--exclude=./dev/*", "-cf", f"{archive}.new", ".")
-        Path(f"{archive}.new").rename(archive)
-        shutil.rmtree(tree)
+    bootstrap(family.suite, context)
     _bud(engine, "root", f"root-{family.suite}", context)
     _bud(engine, "base", f"base-{family.suite}", context, ROOT=f"root-{family.suite}")
 

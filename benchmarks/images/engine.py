@@ -19,9 +19,31 @@ default_ulimits = ["nofile=16384:16384", "nproc=32768:32768"]
 [engine]
 events_logger = "file"
 lock_type = "file"
+cgroup_manager = "cgroupfs"
+runtime = "{runtime}"
+tmp_dir = "{place}/tmp"
+"""
+_STORAGE = """\
+[storage]
+driver = "{driver}"
+graphroot = "{place}/root"
+runroot = "{place}/run"
 """
 _POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}'
 TIMEOUT = 1800.0  # seconds for one command
+_PRIVATE = "MINISANDBOX_PRIVATE_MOUNTS"
+
+
+def in_private_mounts(module: str) -> int | None:
+    """Run a module again in a mount namespace, so that mounts of the engines end with it, however it ends.
+
+    Returns:
+        The exit status of that run; None in it.
+    """
+    if _PRIVATE in os.environ:
+        return None
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", module, *sys.argv[1:]]
+    return subprocess.run(command, env={**os.environ, _PRIVATE: "1"}, check=False).returncode
 
 
 def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
@@ -59,6 +81,7 @@ class Engine:
     driver: str = "overlay"
     runtime: str = "runc"
     environment: dict[str, str] = field(default_factory=dict)
+    """With it, ``podman`` without options uses this storage, too."""
 
     @property
     def storage(self) -> Path:
@@ -108,12 +131,16 @@ def private_engine(place: Path, driver: str = "overlay", *, resume: bool = False
     if not resume:
         remove_storage(place)
     place.mkdir(parents=True, exist_ok=True)
-    (place / "containers.conf").write_text(_CONFIGURATION)
+    engine = Engine(place, driver, environment={
+        **os.environ, "CONTAINERS_CONF": f"{place}/containers.conf",
+        "CONTAINERS_STORAGE_CONF": f"{place}/storage.conf", "TMPDIR": str(place),
+    })  # fmt: skip
+    (place / "containers.conf").write_text(_CONFIGURATION.format(runtime=engine.runtime, place=place))
+    (place / "storage.conf").write_text(_STORAGE.format(driver=driver, place=place))
     (place / "policy.json").write_text(_POLICY)
-    environment = {**os.environ, "CONTAINERS_CONF": f"{place}/containers.conf", "TMPDIR": str(place)}
     failed = True
     try:
-        yield Engine(place, driver, environment=environment)
+        yield engine
         failed = False
     finally:
         if not (resume and failed):

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from minisandbox.grade.graders.log import about
 from minisandbox.grade.report import PASSED
+from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.submission import Change, reference_change
 from minisandbox.grade.verdict import Reason
 from minisandbox.grade.workspace import workspace
-from minisandbox.tasks import Task
+from minisandbox.tasks import LogGrader, Task, harness
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def measure(
     run = place.run(reference_change(task) if reference else Change())
     doubt = run.doubt
     return Measurement(
-        tuple(run.report.outcomes().items()),
+        tuple(_outcomes(task, run).items()),
         run.report.uncollected,
         None if doubt is None else doubt.reason,
         "" if doubt is None else doubt.detail,
@@ -91,6 +93,14 @@ def measure(
         run.report.versions,
         run.log,
     )
+
+
+def _outcomes(task: Task, run: SuiteRun) -> dict[str, str]:
+    """Return every test with its outcome: in a log by the name that the task's parser gives it."""
+    if run.judgement is None or not isinstance(task.grader, LogGrader):
+        return run.report.outcomes()
+    words = harness.parse(task.grader.parser, run.whole_log, about=about(task))
+    return {test: word.lower() for test, word in words.items()}
 
 
 def derive_test_lists(

@@ -116,15 +116,13 @@ class LogRunner:
     def _judge(
         self, log: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str], exit_code: int | None = None
     ) -> harness.Judgement:
-        task = self._task
-        about = {"instance_id": task.instance_id, "repo": task.repo, "version": task.version}
         return harness.judge(
             self._grader.parser,
             log,
             fail_to_pass,
             pass_to_pass,
             rule=self._grader.rule,
-            about=about,
+            about=about(self._task),
             exit_code=exit_code,
         )
 
@@ -157,6 +155,11 @@ class LogRunner:
             return frozenset(test for test in self._named if _TEST_NAME.fullmatch(test))
         files = {*self._there, *touched_files(self._task.test_patch), *self._task.hidden_files}
         return frozenset(test for test in self._named if file_of(test) in files)
+
+
+def about(task: Task) -> dict[str, str]:
+    """Return what parsers may ask of a task's row."""
+    return {"instance_id": task.instance_id, "repo": task.repo, "version": task.version}
 
 
 _TEST_NAME = re.compile(r"\w+(?: \([\w.]+\))?")

@@ -230,9 +230,9 @@ def judge(
     return Judgement(**{**answer, **failed})
 
 
-def parse(parser: str, log: str) -> dict[str, str]:
+def parse(parser: str, log: str, *, about: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return every test that a log has, with the parser's word; arguments and errors as for :func:`judge`."""
-    return dict(_ask("parse", PARSE_TIMEOUT, parser=parser, log=log)["statuses"])
+    return dict(_ask("parse", PARSE_TIMEOUT, parser=parser, log=log, about=dict(about or {}))["statuses"])
 
 
 def close() -> None:

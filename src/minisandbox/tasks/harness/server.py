@@ -132,11 +132,6 @@ def _known(parser: str) -> dict[str, Any]:
     return {}
 
 
-def _statuses(parser: str, log: str, about: types.SimpleNamespace | None = None) -> dict[str, str]:
-    """What a log says of each test, by the parser that its benchmark has for it."""
-    return dict(_parser(parser)(log, about))
-
-
 def _read(parser: str, log: str, about: types.SimpleNamespace, exit_code: int | None) -> tuple[dict[str, str], bool]:
     """What a log says of each test, and whether the benchmark takes it for the log of a run."""
     parse = _parser(parser)
@@ -181,8 +176,8 @@ def _judgement(
     }
 
 
-def _parsed(parser: str, log: str) -> dict[str, Any]:
-    return {"statuses": _statuses(parser, log)}
+def _parsed(parser: str, log: str, about: dict[str, str]) -> dict[str, Any]:
+    return {"statuses": dict(_parser(parser)(log, types.SimpleNamespace(**about)))}
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
