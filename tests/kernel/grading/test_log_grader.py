@@ -12,7 +12,17 @@ import pytest
 from tests.conftest import make_once
 
 from minisandbox.errors import HarnessError
-from minisandbox.grade import Cause, Grade, Reason, Verdict, grade, grade_reference, validate
+from minisandbox.grade import (
+    Cause,
+    Grade,
+    Reason,
+    Verdict,
+    derive_test_lists,
+    grade,
+    grade_reference,
+    measure,
+    validate,
+)
 from minisandbox.images import Image
 from minisandbox.tasks import LogGrader, PythonBuild, SourceSpec, Task, harness
 
@@ -127,6 +137,13 @@ def test_the_task_is_valid(task: Task, image: Image) -> None:
     assert dict(found.reference[0].outcomes) == dict.fromkeys(task.FAIL_TO_PASS + task.PASS_TO_PASS, "passed")
     assert found.empty[0].failed_fail_to_pass == task.FAIL_TO_PASS
     assert not found.empty[0].failed_pass_to_pass
+
+
+def test_its_lists_are_measured_by_the_parsers_names(task: Task, image: Image) -> None:
+    solved, unsolved = (measure(task, image, reference=yes) for yes in (True, False))
+    assert solved.believed, solved.detail
+    assert unsolved.believed, unsolved.detail
+    assert derive_test_lists([solved], [unsolved]) == (task.FAIL_TO_PASS, task.PASS_TO_PASS)
 
 
 def test_submissions(task: Task, image: Image, project: Project) -> None:
