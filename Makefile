@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-harbor test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity validation-page lint format lock docs bench bench-engines bench-images clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-harbor test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity validation-page lint format lock docs bench bench-engines bench-images bench-languages clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -66,6 +66,7 @@ help:
 	@echo "make bench        the benchmarks of docs/benchmarks.md, without the next"
 	@echo "make bench-engines  compare with bubblewrap, podman, docker and the original's way; as root; 20 minutes; ENGINES='...' QUICK=1 PAGE=1"
 	@echo "make bench-images  compare 8 container images with podman's, then measure; as root; 30 minutes, 6 GB; IMAGES='compare --as root ...'"
+	@echo "make bench-languages  tasks of real commits in six languages: validate them, compare with podman; as root; an hour, 8 GB; LANGUAGES='go php ...'"
 	@echo "make clean        remove environments and caches of this checkout (never the store)"
 	@echo "Variables: VENV=$(VENV)  PYTHON=a Python >= 3.11  PYTEST_ARGS=...  WORKERS=$(WORKERS)"
 	@echo "           ENVIRONMENT=full TORCH=torch==2.13.0 for an environment with all extras, as test-all has it"
@@ -268,6 +269,10 @@ bench-engines: $(VENV)/.dev
 # IMAGES: compare or measure, with the options that benchmarks/images/__main__.py lists
 bench-images: $(VENV)/.dev
 	@set -e; for action in $(if $(IMAGES),'$(IMAGES)',compare measure); do "$(BIN)/python" -m benchmarks.images $$action; done
+
+# LANGUAGES: some languages or tasks, --list, --cache DIR
+bench-languages: $(VENV)/.dev
+	@"$(BIN)/python" -m benchmarks.languages $(LANGUAGES)
 
 clean:
 	rm -rf .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*

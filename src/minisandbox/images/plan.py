@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from minisandbox.errors import MiniSandboxError
+from minisandbox.errors import MiniSandboxError, RegistryError
 from minisandbox.images import recipe as r
 from minisandbox.images import steps as making
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key
@@ -184,12 +184,15 @@ class Planner:
         from minisandbox.images.oci.pull import pull, stored  # noqa: PLC0415 - loads an HTTP client
 
         with self._lock:
-            if base in self._failures:
-                raise self._failures[base]
             if base not in self._images:
-                self._images[base] = stored(self.store, base.reference, base.platform) or pull(
-                    base.reference, store=self.store, platform=base.platform or None
-                )
+                try:
+                    if base in self._failures:
+                        raise self._failures[base]
+                    self._images[base] = stored(self.store, base.reference, base.platform) or pull(
+                        base.reference, store=self.store, platform=base.platform or None
+                    )
+                except RegistryError as error:  # it may be the name of an image that is yet to be built here
+                    raise error.about(base.reference)  # noqa: B904 - it is the same error
             return self._images[base]
 
     def plan(self, name: str, recipe: r.Buildable) -> Plan:

@@ -18,7 +18,7 @@ from tests.unit.oci_registry import Handler, Registry, answer
 from tests.unit.oci_tools import END, MadeImage, digest, entry
 
 from minisandbox.errors import DiskFull, ImageRefused, NotFound, RegistryError
-from minisandbox.images import Budget, OciBase, PullEstimate, Recipe, build_all, pull_all
+from minisandbox.images import Budget, OciBase, PullEstimate, Recipe, build, build_all, pull_all
 from minisandbox.images.dockerfile.reading import base_images
 from minisandbox.images.oci import http
 from minisandbox.images.recipe import DockerfileBase
@@ -220,6 +220,17 @@ def test_a_build_pulls_all_bases_first(server: Registry, store: Store, bases: li
     assert "is not in its registry" in str(done.failures["b"])
     assert (estimates[0].images, estimates[0].layers) == (3, 3)
     assert len(server.paths("/manifests/v3")) == 1
+
+
+def test_a_base_that_cannot_be_had_is_named(store: Store, tmp_path: Path) -> None:
+    """It may be the name of an image that is yet to be built here."""
+    reference = "127.0.0.1:1/root-trixie"
+    (tmp_path / "Dockerfile").write_text(f"FROM {reference}\n")
+    recipe = Recipe(DockerfileBase(tmp_path / "Dockerfile", tmp_path))
+    with pytest.raises(RegistryError, match=f"^{reference}: registry .* cannot be reached"):
+        build(recipe, store=store, name="a")
+    failure = build_all({"a": lambda: recipe}, store=store).failures["a"]
+    assert str(failure).startswith(f"{reference}: registry")
 
 
 def test_a_build_keeps_its_budget(server: Registry, store: Store, bases: list[OciBase]) -> None:
