@@ -6,7 +6,7 @@ As root, with Debian's podman, buildah, runc, skopeo, docker-registry, debootstr
 to reach Debian's mirror and npm's registry. A commit is a patch that Debian took from a project's upstream; its source
 package is fetched by apt. Images are built from ``dockerfiles`` by our builder, FAIL_TO_PASS and PASS_TO_PASS are
 measured with swebench 5's parsers, and ``minisandbox compare`` validates every task in sandboxes and in podman. The
-cache keeps sources, images (5 GB) and the task file. The exit status is 0 if every task is valid in both.
+cache keeps sources, images (5 GB), task files and results: an interrupted run resumes. The exit status is 0 if every task is valid in both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.images.engine import in_private_mounts, private_engine
-from benchmarks.languages.projects import PROJECTS
-from benchmarks.languages.running import build_roots, draft, measured, name_of, table, verdicts
+from benchmarks.languages.projects import PROJECTS, Project
+from benchmarks.languages.running import DOCKERFILES, build_root, compared, draft, measured, name_of, table
 from benchmarks.languages.sources import Archive
 
 from minisandbox import Store
@@ -47,18 +49,34 @@ def main() -> int:
     if (status := in_private_mounts("benchmarks.languages")) is not None:
         return status
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    place = options.cache / "tasks"
+    results = run_all(chosen, options.cache)
+    print(table(results))
+    return 0 if all(one["verdicts"]["equal"] and one["verdicts"]["sandbox"]["status"] == "valid" for one in results) else 1
+
+
+def run_all(chosen: Sequence[tuple[Project, str, str]], cache: Path) -> list[dict[str, Any]]:
+    """Make, validate and compare tasks; results in the cache are kept where the task is the same."""
+    place = cache / "tasks"
     place.mkdir(parents=True, exist_ok=True)
-    store, archive = Store.open(options.cache / "store"), Archive(options.cache / "sources")
-    build_roots(sorted({project.suite for project, _, _ in chosen}), options.cache / "roots", store)
-    made = [measured(draft(project, patch, archive, place), project.language, place, store) for project, patch, _ in chosen]
-    tasks = place / "tasks.jsonl"
-    tasks.write_text("".join(json.dumps(one.row) + "\n" for one in made))
-    with private_engine(options.cache / "e") as engine:
-        found = verdicts(tasks, store.root, engine.environment)
-    print(table(made, found))
-    valid = (one["equal"] and one["sandbox"]["status"] == "valid" for one in found.values())
-    return 0 if all(valid) else 1
+    store, archive = Store.open(cache / "store"), Archive(cache / "sources")
+    results = []
+    for project, patch, name in chosen:
+        known = place / f"{name}.result.json"
+        row = draft(project, patch, archive, place)
+        key = json.dumps([row, (DOCKERFILES / f"{project.language}.Dockerfile").read_text()])
+        result = json.loads(known.read_text()) if known.exists() else {}
+        if result.get("key") != key:
+            build_root(project.suite, cache / "roots" / project.suite, store)
+            row, seen = measured(row, place, store)
+            tasks = place / f"{name}.jsonl"
+            tasks.write_text(json.dumps(row) + "\n")
+            with private_engine(cache / "e") as engine:
+                verdicts = compared(tasks, store.root, engine.environment)
+            result = {"key": key, "language": project.language, "row": row, "seen": seen, "verdicts": verdicts}
+            known.write_text(json.dumps(result))
+        print(table([result]).splitlines()[-1], file=sys.stderr)
+        results.append(result)
+    return results
 
 
 if __name__ == "__main__":

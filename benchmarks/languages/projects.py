@@ -40,7 +40,9 @@ class Project:
 
 
 _GO = "/go/src"
-_JUNIT = "javac -nowarn -d /build -cp /build:/usr/share/java/* $(find src -name '*.java') && java -cp /build:/usr/share/java/* LogRunner"
+_JUNIT = """\
+libraries='/build:src/main/resources:src/test/resources:/usr/share/java/*'
+javac -nowarn -d /build -cp "$libraries" $(find src -name '*.java') && java -cp "$libraries" LogRunner"""
 
 PROJECTS = (
     Project(

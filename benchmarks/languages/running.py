@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +22,8 @@ from minisandbox.images import build, read_dockerfile
 from minisandbox.tasks import task_from_row
 
 DOCKERFILES = Path(__file__).parent / "dockerfiles"
-RUNS = 2
 _DRAFT = ("to be measured",)
 _TIMEOUT = 900.0
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A task with measured lists.
-
-    Attributes:
-        row: its row.
-        language: its language.
-        seen: how many tests the parser finds after the reference.
-    """
-
-    row: Mapping[str, Any]
-    language: str
-    seen: int
 
 
 def name_of(project: Project, patch: str) -> str:
@@ -48,12 +31,11 @@ def name_of(project: Project, patch: str) -> str:
     return f"{project.package}-{patch.removesuffix('.patch')[:20].rstrip('-')}"
 
 
-def build_roots(suites: Sequence[str], contexts: Path, store: Store) -> None:
-    """Build the image of each release of Debian that images start from."""
-    for suite in suites:
-        bootstrap(suite, contexts / suite)
-        recipe = read_dockerfile(ROOTS / "root.Dockerfile", contexts / suite, store=store)
-        build(recipe, store=store, name=f"root-{suite}")
+def build_root(suite: str, context: Path, store: Store) -> None:
+    """Build the image of a release of Debian that images start from."""
+    bootstrap(suite, context)
+    recipe = read_dockerfile(ROOTS / "root.Dockerfile", context, store=store)
+    build(recipe, store=store, name=f"root-{suite}")
 
 
 def draft(project: Project, patch: str, archive: Archive, place: Path) -> dict[str, Any]:
@@ -95,8 +77,11 @@ def draft(project: Project, patch: str, archive: Archive, place: Path) -> dict[s
     }
 
 
-def measured(row: dict[str, Any], language: str, place: Path, store: Store) -> Made:
-    """Build a task's image, and fill its lists of tests.
+def measured(row: Mapping[str, Any], place: Path, store: Store) -> tuple[dict[str, Any], int]:
+    """Build a task's image, and measure its lists of tests.
+
+    Returns:
+        The row with its lists, and how many tests the parser finds after the reference.
 
     Raises:
         MiniSandboxError: the image cannot be built, or no sandbox be made.
@@ -106,42 +91,39 @@ def measured(row: dict[str, Any], language: str, place: Path, store: Store) -> M
     say(f"building {task.instance_id}")
     image = build(task.recipe(), store=store, name=task.instance_id)
     say(f"measuring {task.instance_id}")
-    solved = [measure(task, image, reference=True) for _ in range(RUNS)]
-    unsolved = [measure(task, image, reference=False) for _ in range(RUNS)]
-    for run in (*solved, *unsolved):
+    solved, unsolved = (measure(task, image, reference=yes) for yes in (True, False))
+    for run in (solved, unsolved):
         # what does not compile without the reference has no results
-        if not run.believed and (run in solved or run.reason is not Reason.NO_RESULTS):
+        if not run.believed and (run is solved or run.reason is not Reason.NO_RESULTS):
             raise SystemExit(f"{task.instance_id}: {run.reason}: {run.detail}\n{run.log[-3000:]}")
-    failing, passing = derive_test_lists(solved, unsolved)
-    return Made({**row, "FAIL_TO_PASS": failing, "PASS_TO_PASS": passing}, language, len(solved[0].outcomes))
+    failing, passing = derive_test_lists([solved], [unsolved])
+    return {**row, "FAIL_TO_PASS": failing, "PASS_TO_PASS": passing}, len(solved.outcomes)
 
 
-def verdicts(tasks: Path, store: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Validate a task file here and in podman: what ``minisandbox compare`` says of each task."""
+def compared(tasks: Path, store: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Validate a file with one task here and in podman; returns what ``minisandbox compare`` says of it."""
+    say("comparing with podman")
     command = [sys.executable, "-m", "minisandbox", "compare", str(tasks), "--backend", "podman", "--json"]
     done = subprocess.run(
         command, env={**environment, "MINISANDBOX_STORE": str(store)}, stdout=subprocess.PIPE, text=True, check=False
     )
     if not done.stdout.strip():
-        raise SystemExit(f"minisandbox compare ended with {done.returncode}")
-    return {row["instance_id"]: row for row in json.loads(done.stdout)["tasks"]}
+        raise SystemExit(f"minisandbox compare {tasks} ended with {done.returncode}")
+    (found,) = json.loads(done.stdout)["tasks"]
+    return dict(found)
 
 
-def table(made: Sequence[Made], found: Mapping[str, Any]) -> str:
-    """Return the results as a table of Markdown."""
-    lines = [
-        "| task | language | parser | tests seen | F2P | P2P | sandbox | podman | sandbox, s | podman, s |",
-        "|---|---|---|--:|--:|--:|---|---|--:|--:|",
-    ]
-    for one in made:
-        row, both = one.row, found[one.row["instance_id"]]
-        verdict = [" ".join(filter(None, (both[side]["status"], both[side]["cause"]))) for side in ("sandbox", "engine")]
-        if not both["equal"]:
-            verdict[1] += " (DIFFERENT)"
-        cells = [
-            row["instance_id"], one.language, row["test"]["parser"].partition("parse_log_")[2], str(one.seen),
-            str(len(row["FAIL_TO_PASS"])), str(len(row["PASS_TO_PASS"])), *verdict,
-            f"{both['sandbox']['seconds']:.1f}", f"{both['engine']['seconds']:.1f}",
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return results as a table of Markdown."""
+    titles = ("task", "language", "parser", "tests seen", "F2P", "P2P", "sandbox", "podman", "sandbox, s", "podman, s")
+    lines = [titles, ("---",) * 3 + ("--:",) * 3 + ("---",) * 2 + ("--:",) * 2]
+    for one in results:
+        sides = [one["verdicts"][side] for side in ("sandbox", "engine")]
+        verdicts = [" ".join(filter(None, (side["status"], side["cause"]))) for side in sides]
+        if not one["verdicts"]["equal"]:
+            verdicts[1] += " (DIFFERENT)"
+        numbers = (one["seen"], len(one["row"]["FAIL_TO_PASS"]), len(one["row"]["PASS_TO_PASS"]))
+        parser = one["row"]["test"]["parser"].partition("parse_log_")[2]
+        seconds = (f"{side['seconds']:.1f}" for side in sides)
+        lines.append((one["row"]["instance_id"], one["language"], parser, *map(str, numbers), *verdicts, *seconds))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
