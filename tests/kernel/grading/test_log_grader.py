@@ -155,6 +155,13 @@ def test_submissions(task: Task, image: Image, project: Project) -> None:
     assert wrong.failed_fail_to_pass == task.FAIL_TO_PASS
 
 
+def test_exit_status_255_is_no_signal(task: Task, image: Image, project: Project) -> None:
+    """PHPUnit ends with it after a fatal error, mocha after 255 failures."""
+    other = replace(task, grader=replace(task.grader, command=f"{task.grader.command}; exit 255"))
+    wrong = graded(other, image, project, project.files[project.code].replace("a - b", "b * a"))
+    assert (wrong.reason, wrong.exit_code) == (Reason.TESTS_NOT_PASSED, 255), wrong
+
+
 def test_code_that_does_not_compile_is_the_submissions_fault(task: Task, image: Image, project: Project) -> None:
     """Its log has no test at all: the reference's own run says whose fault that is."""
     broken = graded(task, image, project, project.broken + "\n" * 3)

@@ -25,6 +25,8 @@ from minisandbox.types import ExecResult, MiB, Outcome
 LOG_LIMIT = 128 * MiB
 """Bytes kept of what a test command prints: half of its head, half of its tail."""
 
+_LAST_SIGNAL = 128 + 64
+"""A shell reports a signal as 128 + its number; 255 is the status of PHP and Perl after a fatal error."""
 _SUMMARY = ("skipped", "passed", "xfailed", "xpassed", "error")
 _UNKNOWN_RUNNER = "none of the runners that the reporter knows has run: unittest's, Django's and SymPy's"
 _WORDS = {"passed": "PASSED", "failed": "FAILED", "error": "ERROR", "skipped": "SKIPPED", "xfailed": "XFAIL"}
@@ -193,7 +195,7 @@ def _about_command(result: ExecResult) -> Doubt | None:
         return Doubt(Reason.TIMEOUT, f"the tests {result.fate}")
     if "memory" in result.limits_hit and result.exit_code != 0:
         return Doubt(Reason.OUT_OF_MEMORY, f"the sandbox ran out of memory; the test command: {result.fate}")
-    if result.exit_code is None or result.exit_code > 128:  # a shell reports a signal as 128 + its number
+    if result.exit_code is None or 128 < result.exit_code <= _LAST_SIGNAL:
         return Doubt(Reason.KILLED, f"the test command ended with {result.fate}")
     if result.exit_code in NOT_FOUND:
         return Doubt(Reason.NOT_STARTED, f"{NOT_FOUND[result.exit_code]} (exit status {result.exit_code})")
