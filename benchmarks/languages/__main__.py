@@ -6,7 +6,8 @@ As root, with Debian's podman, buildah, runc, skopeo, docker-registry, debootstr
 to reach Debian's mirror and npm's registry. A commit is a patch that Debian took from a project's upstream; its source
 package is fetched by apt. Images are built from ``dockerfiles`` by our builder, FAIL_TO_PASS and PASS_TO_PASS are
 measured with swebench 5's parsers, and ``minisandbox compare`` validates every task in sandboxes and in podman. The
-cache keeps sources, images (5 GB), task files and results: an interrupted run resumes. The exit status is 0 if every task is valid in both.
+cache keeps sources, images (8 GB), task files and results: an interrupted run resumes. The exit status is 0 if every
+task is valid in both.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ def main() -> int:
     every = [(project, patch, name_of(project, patch)) for project in PROJECTS for patch in project.patches]
     if unknown := set(options.chosen) - {known for project, _, name in every for known in (project.language, name)}:
         parser.error(f"there is no language or task {', '.join(sorted(unknown))}; see --list")
-    chosen = [
-        one for one in every if not options.chosen or not {one[0].language, one[2]}.isdisjoint(options.chosen)
-    ]
+    chosen = [one for one in every if not options.chosen or not {one[0].language, one[2]}.isdisjoint(options.chosen)]
     if options.list:
         print("\n".join(name for _, _, name in chosen))
         return 0
@@ -51,7 +50,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     results = run_all(chosen, options.cache)
     print(table(results))
-    return 0 if all(one["verdicts"]["equal"] and one["verdicts"]["sandbox"]["status"] == "valid" for one in results) else 1
+    return (
+        0 if all(one["verdicts"]["equal"] and one["verdicts"]["sandbox"]["status"] == "valid" for one in results) else 1
+    )
 
 
 def run_all(chosen: Sequence[tuple[Project, str, str]], cache: Path) -> list[dict[str, Any]]:
@@ -70,7 +71,7 @@ def run_all(chosen: Sequence[tuple[Project, str, str]], cache: Path) -> list[dic
             row, seen = measured(row, place, store)
             tasks = place / f"{name}.jsonl"
             tasks.write_text(json.dumps(row) + "\n")
-            with private_engine(cache / "e") as engine:
+            with private_engine(cache / f"e{os.getpid()}") as engine:
                 verdicts = compared(tasks, store.root, engine.environment)
             result = {"key": key, "language": project.language, "row": row, "seen": seen, "verdicts": verdicts}
             known.write_text(json.dumps(result))

@@ -42,7 +42,8 @@ class Project:
 _GO = "/go/src"
 _JUNIT = """\
 libraries='/build:src/main/resources:src/test/resources:/usr/share/java/*'
-javac -nowarn -d /build -cp "$libraries" $(find src -name '*.java') && java -cp "$libraries" LogRunner"""
+javac -nowarn -d /build -cp "$libraries" $(find src -name '*.java' ! -path '*/test/*/doubleparser/*') \
+&& java -cp "$libraries" LogRunner"""
 
 PROJECTS = (
     Project(
@@ -66,17 +67,19 @@ PROJECTS = (
     ),
     Project(
         "javascript", "node-tar", "6.2.1+~cs7.0.8-1+deb13u1", "tap",
-        "tap --no-coverage --no-timeout -R tap test/unpack.js test/normalize-unicode.js test/path-reservations.js test/ghsa*",
+        "set -o pipefail; tap --no-coverage --no-timeout -R tap test/unpack.js test/normalize-unicode.js "
+        "test/path-reservations.js test/ghsa* | sed -E 's/ # time=.*//'",
         ("test/*", "tap-snapshots/*"),
         ("CVE-2026-23745.patch", "CVE-2026-23950.patch"),
         arguments={
-            "PACKAGES": "tap@16.3.9 chownr@2.0.0 end-of-stream@1.4.4 events-to-array@2.0.3 fs-minipass@2.1.0 minipass@5.0.0 "
-            "minizlib@2.1.2 mkdirp@1.0.4 mutate-fs@2.1.1 nock@13.5.4 rimraf@3.0.2 yallist@4.0.0"
+            "PACKAGES": "tap@16.3.9 chownr@2.0.0 end-of-stream@1.4.4 events-to-array@2.0.3 fs-minipass@2.1.0 "
+            "minipass@5.0.0 minizlib@2.1.2 mkdirp@1.0.4 mutate-fs@2.1.1 nock@13.5.4 rimraf@3.0.2 yallist@4.0.0"
         },
         workdir="/srv/testbed",
     ),
     Project(
-        "javascript", "node-tmp", "0.2.2+dfsg+~0.2.3-1.1~deb13u1", "tap", "mocha -t 20000 -R tap test/*-test.js",
+        "javascript", "node-tmp", "0.2.2+dfsg+~0.2.3-1.1~deb13u1", "tap",
+        "mocha -t 20000 -R tap $(ls test/*-test.js | grep -v issue121)",
         ("test/*",), ("0002-Fix-use-of-tmp.dir-with-dir-option.patch",),
         arguments={"PACKAGES": "mocha@10.4.0 rimraf@3.0.2"}, workdir="/srv/testbed",
     ),
@@ -90,19 +93,22 @@ PROJECTS = (
         arguments={"PACKAGES": "libjackson2-annotations-java libjackson2-core-java libjackson2-databind-java"},
     ),
     Project(
-        "php", "php-guzzlehttp-psr7", "2.7.1-1+deb13u2", "phpunit", "phpunit --testdox --bootstrap vendor/autoload.php tests",
+        "php", "php-guzzlehttp-psr7", "2.7.1-1+deb13u2", "phpunit",
+        "phpunit --testdox --bootstrap vendor/autoload.php tests",
         ("tests/*",),
         (
             "0004-2.8-Encode-plus-sign-in-withQueryValue-and-withQuery.patch",
             "0007-Reject-malformed-Host-authorities-717.patch",
         ),
         arguments={
-            "PACKAGES": "php-getallheaders php-http-interop-http-factory-tests php-psr-http-factory php-psr-http-message",
+            "PACKAGES": "php-getallheaders php-http-interop-http-factory-tests php-psr-http-factory "
+            "php-psr-http-message",
             "LIBRARIES": "Psr/Http/Message",
         },
     ),
     Project(
-        "php", "php-league-commonmark", "2.7.0-1+deb13u1", "phpunit", "phpunit --testdox --no-coverage tests/unit/Extension/Embed",
+        "php", "php-league-commonmark", "2.7.0-1+deb13u1", "phpunit",
+        "phpunit --testdox --no-coverage tests/unit/Extension/Embed",
         ("tests/*",),
         ("0007-Fix-DomainFilteringAdapter-hostname-boundary-bypass.patch",),
         arguments={
@@ -113,7 +119,8 @@ PROJECTS = (
     ),
     Project(
         "c", "opencc", "1.1.9+ds1-1+deb13u1", "googletest",
-        "cmake --build /build --target ConversionTest MaxMatchSegmentationTest && ctest --test-dir /build -V -R 'Conversion|MaxMatch'",
+        "cmake --build /build --target ConversionTest MaxMatchSegmentationTest "
+        "&& ctest --test-dir /build -V -R 'Conversion|MaxMatch'",
         ("*Test.cpp",), ("0001-Fix-two-out-of-bounds-read-issues-when-handling-trun.patch",),
         arguments={
             "PACKAGES": "darts googletest libmarisa-dev libtclap-dev python3 rapidjson-dev",
@@ -123,17 +130,20 @@ PROJECTS = (
     ),
     Project(
         "c", "cjson", "1.7.18-3.1+deb13u1", "jq",
-        r"set -o pipefail; cmake --build /build && ctest --test-dir /build -V | sed -E 's/^[0-9]+: .*:([a-z_0-9]+):(PASS|FAIL).*/\2: \1/'",
+        r"set -o pipefail; cmake --build /build && ctest --test-dir /build -V "
+        r"| sed -E 's/^[0-9]+: .*:([a-z_0-9]+):(PASS|FAIL).*/\2: \1/'",
         ("tests/*",), ("0001-allocate-memory-for-the-temporary-buffer.patch",),
         arguments={"OPTIONS": "-DENABLE_CJSON_UTILS=On"},
     ),
     Project(
         "ruby", "puma", "5.6.5-3+deb12u1", "ruby_unit",
-        r"set -o pipefail; ruby -Ilib -Itest test/test_puma_server.rb -v | sed -E 's/^(.+) = ([0-9.]+) s = (.)$/\1: \3 (\2)/'",
+        r"set -o pipefail; ruby -Ilib -Itest test/test_puma_server.rb -v "
+        r"| sed -E 's/^(.+) = ([0-9.]+) s = (.)$/\1: \3 (\2)/'",
         ("test/*",), ("CVE-2023-40175.patch", "CVE-2024-21647.patch"), suite="bookworm",
         arguments={
             "PACKAGES": "libssl-dev ruby-localhost ruby-minitest ruby-minitest-stub-const ruby-nio4r ruby-rack",
-            "BUILD": "cd ext/puma_http11 && ruby extconf.rb && make && mkdir -p ../../lib/puma && cp puma_http11.so ../../lib/puma/",
+            "BUILD": "cd ext/puma_http11 && ruby extconf.rb && make "
+            "&& mkdir -p ../../lib/puma && cp puma_http11.so ../../lib/puma/",
         },
     ),
 )  # fmt: skip

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks.images.building import DOCKERFILES as ROOTS
 from benchmarks.images.building import bootstrap
 from benchmarks.images.engine import say
 from benchmarks.languages.projects import Project
-from benchmarks.languages.sources import Archive, make_repository
+from benchmarks.languages.sources import Archive, Commit, make_repository
 
 from minisandbox import Store
 from minisandbox.grade import Reason, derive_test_lists, measure
@@ -49,7 +50,7 @@ def draft(project: Project, patch: str, archive: Archive, place: Path) -> dict[s
     """
     name = name_of(project, patch)
     context = place / "contexts" / name
-    commit = make_repository(project, patch, archive.fetch(project), context / "repository")
+    commit = _commit(project, patch, archive, context)
     (place / "dockerfiles").mkdir(exist_ok=True)
     shutil.copy(DOCKERFILES / f"{project.language}.Dockerfile", place / "dockerfiles")
     return {
@@ -75,6 +76,17 @@ def draft(project: Project, patch: str, archive: Archive, place: Path) -> dict[s
             "timeout": _TIMEOUT,
         },
     }
+
+
+def _commit(project: Project, patch: str, archive: Archive, context: Path) -> Commit:
+    """Make a task's repository unless it is there: git's index differs from time to time, and so would the image."""
+    known = context / "commit.json"
+    made_of = [project.package, project.version, patch, list(project.tests)]
+    if known.exists() and (found := json.loads(known.read_text())).pop("made_of") == made_of:
+        return Commit(**found)
+    commit = make_repository(project, patch, archive.fetch(project), context / "repository")
+    known.write_text(json.dumps({"made_of": made_of, **asdict(commit)}))
+    return commit
 
 
 def measured(row: Mapping[str, Any], place: Path, store: Store) -> tuple[dict[str, Any], int]:

@@ -6,8 +6,6 @@ import fnmatch
 import os
 import re
 import shutil
-import subprocess
-import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +80,9 @@ class Archive:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         for name in wanted:
-            self._apt("/usr/lib/apt/apt-helper", "download-file", files[name]["address"], staging / name, files[name]["hash"])
+            self._apt(
+                "/usr/lib/apt/apt-helper", "download-file", files[name]["address"], staging / name, files[name]["hash"]
+            )
         staging.rename(target)
 
     def _apt(self, program: str, *words: str | Path) -> str:
@@ -112,7 +112,8 @@ def make_repository(project: Project, patch: str, files: tuple[Path, Path], targ
     _unpack(files[0], target, strip=1)
     _unpack(files[1], series)
     patches = series / "debian" / "patches"
-    names = [line.split()[0] for line in (patches / "series").read_text().splitlines() if line.strip()[:1] not in "#"]
+    lines = (patches / "series").read_text().splitlines()
+    names = [line.split()[0] for line in lines if line.strip() and line[0] != "#"]
     if patch not in names:
         raise SystemExit(f"{project.package} {project.version} has no patch {patch}: {', '.join(names)}")
     _git(target, "init", "--quiet", "--initial-branch", "main")

@@ -25,7 +25,8 @@ public class LogRunner extends RunListener {
         core.addListener(new LogRunner());
         try (Stream<Path> files = Files.walk(root)) {
             Class<?>[] classes = files.map(file -> root.relativize(file).toString())
-                .filter(name -> name.endsWith("Test.java") || name.matches("(.*/)?Test[^/]*\\.java")).sorted()
+                .filter(name -> name.endsWith("Test.java") || name.matches("(.*/)?Test[^/]*\\.java"))
+                .filter(name -> Files.exists(Path.of("/build", name.replace(".java", ".class")))).sorted()
                 .map(name -> load(name.substring(0, name.length() - 5).replace('/', '.')))
                 .filter(one -> !Modifier.isAbstract(one.getModifiers())).toArray(Class<?>[]::new);
             System.exit(core.run(classes).wasSuccessful() ? 0 : 1);
