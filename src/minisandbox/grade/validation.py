@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _SEEN_FAILING = frozenset({"failed", "error", UNCOLLECTED})
 _BELIEVED = frozenset({Reason.RESOLVED, Reason.TESTS_NOT_PASSED})
-# Ways in which a benchmark's own command ends where a file of tests cannot be imported; its log is judged all the same.
-_ENDED_EARLY = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS})
+# Ways in which a benchmark's own command ends where a file of tests cannot be imported or compiled.
+_ENDED_EARLY = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS, Reason.NO_RESULTS})
 
 
 class Status(enum.StrEnum):

@@ -155,6 +155,16 @@ def test_submissions(task: Task, image: Image, project: Project) -> None:
     assert wrong.failed_fail_to_pass == task.FAIL_TO_PASS
 
 
+def test_hidden_tests_that_do_not_compile_without_the_reference_fail(task: Task, image: Image) -> None:
+    """They call what the reference adds: the untouched code's log has no test at all."""
+    build = f"if grep -q 'a - b' calc.*; then echo error: undefined; exit 2; fi\n{task.grader.command}"
+    found = validate(replace(task, grader=replace(task.grader, command=build)), image)
+    assert found.valid, found
+    assert found.empty[0].reason is Reason.NO_RESULTS
+    silent = build.replace("exit 2", "exit 0")  # nothing says that anything failed
+    assert not validate(replace(task, grader=replace(task.grader, command=silent)), image).valid
+
+
 def test_exit_status_255_is_no_signal(task: Task, image: Image, project: Project) -> None:
     """PHPUnit ends with it after a fatal error, mocha after 255 failures."""
     other = replace(task, grader=replace(task.grader, command=f"{task.grader.command}; exit 255"))
