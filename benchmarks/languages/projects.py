@@ -42,8 +42,7 @@ class Project:
 _GO = "/go/src"
 _JUNIT = """\
 libraries='/build:src/main/resources:src/test/resources:/usr/share/java/*'
-javac -nowarn -d /build -cp "$libraries" $(grep -rL org.junit.jupiter src --include '*.java') \
-&& java -cp "$libraries" LogRunner"""
+javac -nowarn -d /build -cp "$libraries" $(find src -name '*.java') && java -cp "$libraries" LogRunner"""
 
 PROJECTS = (
     Project(
@@ -85,7 +84,7 @@ PROJECTS = (
     ),
     Project(
         "java", "jackson-core", "2.14.1-2~deb13u1", "gradle_custom", _JUNIT, ("src/test/*",),
-        ("CVE-2025-52999.patch",),
+        ("CVE-2025-52999.patch",), arguments={"PACKAGES": "junit5"},
     ),
     Project(
         "java", "jackson-dataformat-smile", "2.7.8-5+deb13u1", "gradle_custom", _JUNIT, ("src/test/*",),
