@@ -25,6 +25,7 @@ class Project:
         suite: the release of Debian that the image starts from.
         arguments: of the Dockerfile.
         workdir: where the repository lies inside.
+        remove: paths of the image with a copy of the project that has the fix.
     """
 
     language: str
@@ -37,6 +38,7 @@ class Project:
     suite: str = "trixie"
     arguments: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/testbed"
+    remove: tuple[str, ...] = ()
 
 
 _GO = "/go/src"
@@ -75,6 +77,7 @@ PROJECTS = (
             "minipass@5.0.0 minizlib@2.1.2 mkdirp@1.0.4 mutate-fs@2.1.1 nock@13.5.4 rimraf@3.0.2 yallist@4.0.0"
         },
         workdir="/srv/testbed",
+        remove=("/usr/share/nodejs/tar",),  # of Debian's npm
     ),
     Project(
         "javascript", "node-tmp", "0.2.2+dfsg+~0.2.3-1.1~deb13u1", "tap",

@@ -67,6 +67,7 @@ def draft(project: Project, patch: str, archive: Archive, place: Path) -> dict[s
         "build": {
             "dockerfile": f"dockerfiles/{project.language}.Dockerfile",
             "context": f"contexts/{name}",
+            **({"remove": project.remove} if project.remove else {}),
             "args": {"ROOT": f"root-{project.suite}", "WORKDIR": project.workdir, **project.arguments},
         },
         "test": {
