@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minisandbox.grade.graders.log import about
+from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.report import PASSED
-from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.submission import Change, reference_change
 from minisandbox.grade.verdict import Reason
 from minisandbox.grade.workspace import workspace
