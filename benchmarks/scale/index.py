@@ -26,7 +26,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from minisandbox.errors import SourceError
 from minisandbox.images.python.index import IndexSettings, without_credentials
 from minisandbox.images.python.simple_api import Link, listed_files, same_version, version_in
-from minisandbox.images.python.web import Web, file_path
+from minisandbox.images.python.web import Web
 from minisandbox.store.disk.durable import write_atomic
 
 _TAIL = 1 << 16
@@ -185,7 +185,7 @@ class _Ranges(Web):
     def part(self, url: str, tail: int | None) -> tuple[int, bytes]:
         """Return a file's size and its last bytes, or all of them."""
         if urlsplit(url).scheme == "file":
-            data = file_path(url).read_bytes()
+            data = Path(urllib.request.url2pathname(urlsplit(url).path)).read_bytes()
             return len(data), data if tail is None else data[-tail:]
         headers = {"User-Agent": "minisandbox"} | ({} if tail is None else {"Range": f"bytes=-{tail}"})
         request = urllib.request.Request(without_credentials(url), headers=headers)
