@@ -1,7 +1,7 @@
 """Compare our verdicts with those of the benchmarks' own packages, on the very same logs.
 
 python -m benchmarks.verdict_parity ROWS... -o DIR [--pins DIR] [--repo-mirrors DIR] [--only GLOB]
-    [--python PATH [--rows-5 FILE]]
+    [--python PATH [--rows-5 FILE]] [--beside DIR]
 
 ROWS are SWE-bench or SWE-smith rows whose images are in the store (MINISANDBOX_STORE). Of each, five patches are
 graded: the reference, none, and three broken variants of the reference, made mechanically: without its last hunk of
@@ -12,6 +12,9 @@ that runs this has to have. A verdict of ours that rests on a believed run has t
 
 --python names an interpreter that has swebench 5: it grades the logs of SWE-bench rows again. --rows-5 has rows in the
 layout of swebench 5; for rows that are not in it the parser is the one of swebench 4.1.
+
+--beside names the directory of a run in another environment, such as the official Dockerfiles'
+(``benchmarks.parity.dockerfiles``): verdicts and passed tests are compared with those there.
 
 The run goes on where it was cut off; --minutes ends it early. It ends with 1 where verdicts differ.
 """
@@ -30,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parity.cases import VARIANTS, Case, grade_cases, read_case
-from benchmarks.parity.comparison import Compared, compare, is_parity, summary, table
+from benchmarks.parity.comparison import Compared, beside, compare, is_parity, summary, table
 
 from minisandbox.errors import MiniSandboxError, NotFound
 from minisandbox.images import load_image
@@ -59,6 +62,9 @@ def main() -> int:
     report = [table(found, left_out), "", *summary(found, _packages(own))]
     if options.python is not None:
         report += ["", *_against_5(options, cases, rows, named, own)]
+    if options.beside is not None:
+        there = [case for task in tasks for case in _kept(options.beside, task)]
+        report += ["", f"Beside {options.beside.name}:", "", *beside(cases, {case.name: case for case in there})]
     text = "\n".join(report) + "\n"
     (options.out / "report.md").write_text(text)
     (options.out / "report.json").write_text(json.dumps([asdict(one) for one in found], indent=1))
@@ -75,6 +81,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="the run's directory")
     parser.add_argument("--python", metavar="PATH", help="an interpreter that has swebench 5")
     parser.add_argument("--rows-5", type=Path, metavar="FILE", help="rows in the layout of swebench 5, JSON Lines")
+    parser.add_argument("--beside", type=Path, metavar="DIR", help="the directory of a run in another environment")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="tasks at once (default: 2)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="what a run may take (default: the task's)")
     parser.add_argument("--minutes", type=float, metavar="N", help="begin no grading after that (0: only compare)")

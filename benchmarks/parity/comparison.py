@@ -125,6 +125,24 @@ def summary(found: Sequence[Compared], against: str) -> list[str]:
     return said
 
 
+def beside(cases: Sequence[Case], others: Mapping[str, Case]) -> list[str]:
+    """Return lines: how many cases had the same verdict and the same passed tests in another environment, and the rest.
+
+    Args:
+        cases: the cases.
+        others: those of the other environment, by name.
+    """
+    both = [(case, others[case.name]) for case in cases if case.name in others]
+    said: list[str] = []
+    for case, other in both:
+        tests = sorted(set(case.not_passed) ^ set(other.not_passed))
+        if (case.verdict, case.reason) != (other.verdict, other.reason) or tests:
+            words = f"{case.verdict} ({case.reason}), there {other.verdict} ({other.reason})"
+            said.append(f"- other outcome: {case.name}: {words}; {len(tests)} tests differ: {', '.join(tests[:5])}")
+    same = len(both) - len(said)
+    return [f"- {same} of {len(both)} runs have the same verdict, reason and passed tests in both environments", *said]
+
+
 def is_parity(found: Sequence[Compared]) -> bool:
     """Whether all believed verdicts are equal, and every run with the reference is believed."""
     return bool(found) and all(

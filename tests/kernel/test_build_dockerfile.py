@@ -115,7 +115,7 @@ def test_a_command_that_fails_is_named_with_its_line(context: Path, store: Store
 def test_nothing_runs_where_something_is_wrong(context: Path, store: Store) -> None:
     events: list[BuildEvent] = []
     for line, reason in (
-        ("RUN --mount=type=ssh x", "ssh"),
+        ("RUN --mount=type=ssh,required x", "ssh"),
         ("COPY none /", "there is no 'none'"),
         ("COPPY", "unknown"),
     ):

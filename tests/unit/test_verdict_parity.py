@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.parity.cases import Case
-from benchmarks.parity.comparison import Compared, Standing, compare, is_parity, summary, table
+from benchmarks.parity.comparison import Compared, Standing, beside, compare, is_parity, summary, table
 from benchmarks.parity.diffs import read_patch, reversed_patch, write_patch
 from benchmarks.parity.variants import RAISE, changed, touched_module, unimportable, with_a_change, without_the_end
 from hypothesis import given
@@ -196,6 +196,16 @@ def test_what_is_said() -> None:
     rows = table(found, {"t-2": "no image"}).splitlines()
     assert rows[2] == "| t-1 | resolved | **resolved, officially not resolved** |  | (timeout) |  |"
     assert rows[3].startswith("| t-2 | no image |")
+
+
+def test_two_environments_differ_in_a_verdict_or_a_test() -> None:
+    cases = [CASE, replace(CASE, variant="empty"), replace(CASE, variant="changed"), replace(CASE, variant="shortened")]
+    there = [CASE, replace(cases[1], not_passed=(*CASE.not_passed, "b")), replace(cases[2], reason="timeout")]
+    assert beside(cases, {one.name: one for one in there}) == [
+        "- 1 of 3 runs have the same verdict, reason and passed tests in both environments",
+        "- other outcome: t-1.empty: resolved (resolved), there resolved (resolved); 1 tests differ: b",
+        "- other outcome: t-1.changed: resolved (resolved), there resolved (timeout); 0 tests differ: ",
+    ]
 
 
 def make_page(tmp_path: Path, verdict: str, text: str) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import PurePosixPath
@@ -376,7 +376,7 @@ class _State:
         self.steps.append(RunCommand(
             one.line, one.text, argv, _frozen(self._seen),
             tuple((name, given[name]) for name in PROXIES if name in given and name not in self._seen),
-            self._workdir, self._user, network, tuple(self._mount(text, one) for text in one.all_of("mount")), script,
+            self._workdir, self._user, network, tuple(self._mounts(one)), script,
             tuple(self._run.wanted.secrets.items()),
         ))  # fmt: skip
 
@@ -394,9 +394,12 @@ class _State:
             return (f"{PIPES}/{document.name}",), script
         return (*self._shell, document.text), None
 
-    def _mount(self, text: str, one: Instruction) -> Mount:
-        wanted = parse_mount(self._word(text, one), one, self._workdir)
-        return Mount(wanted, self._run.origin(wanted.origin, one, self._number) if wanted.origin else self._run.context)
+    def _mounts(self, one: Instruction) -> Iterator[Mount]:
+        for text in one.all_of("mount"):
+            wanted = parse_mount(self._word(text, one), one, self._workdir)
+            if wanted.kind != "ssh":
+                origin = self._run.origin(wanted.origin, one, self._number) if wanted.origin else self._run.context
+                yield Mount(wanted, origin)
 
     def _copy(self, one: Instruction) -> None:
         extract = one.name == "ADD"

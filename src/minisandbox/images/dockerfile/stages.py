@@ -19,6 +19,7 @@ _FIELDS = {
     "cache": {"id", "target", "readonly", "rw", "sharing", "from", "source", "mode", "uid", "gid"},
     "tmpfs": {"target", "size"},
     "secret": {"id", "target", "required", "mode", "uid", "gid", "env"},
+    "ssh": {"id", "target", "required", "mode", "uid", "gid"},
 }
 Variables = tuple[tuple[str, str], ...]
 
@@ -28,7 +29,7 @@ class RunMount:
     """One mount of a RUN.
 
     Attributes:
-        kind: ``bind``, ``cache``, ``tmpfs`` or ``secret``.
+        kind: ``bind``, ``cache``, ``tmpfs``, ``secret``, or ``ssh``, which mounts nothing: no build has an SSH agent.
         target: where, absolute; "" of a secret that is only a variable.
         source: the path in ``origin`` that a bind shows.
         origin: the stage or image of a bind; "" for the context.
@@ -64,27 +65,30 @@ def parse_mount(text: str, one: Instruction, workdir: str) -> RunMount:
     fields = _fields(text, one)
     kind = fields.pop("type", "bind")
     if kind not in _FIELDS:
-        one.refuse(f"--mount=type={kind} is not supported", "bind, cache, tmpfs and secret are")
+        one.refuse(f"--mount=type={kind} is not supported", "bind, cache, tmpfs, secret and ssh are")
     if odd := sorted(fields.keys() - _FIELDS[kind]):
         one.refuse(f"--mount=type={kind} has no {', '.join(odd)}")
     if kind == "cache" and {"from", "source"} & fields.keys():
         one.refuse("a cache that begins with the files of another image is not supported", "COPY them in the RUN")
     identity = fields.get("id", "")
     target = fields.get("target", "")
+    required = fields.get("required", "false").lower() in ("true", "1")
+    if kind == "ssh" and required:
+        one.refuse("--mount=type=ssh,required is not supported", "no build has an SSH agent; mount a key as a secret")
     if kind == "secret":
         identity = identity or posixpath.basename(target)
         if not identity:
             one.refuse("--mount=type=secret has an id or a target")
         if not target and "env" not in fields:
             target = f"/run/secrets/{identity}"
-    elif not target:
+    elif not target and kind != "ssh":
         one.refuse(f"--mount=type={kind} has a target")
     target = posixpath.normpath(posixpath.join(workdir, target)) if target else ""
     if target == "/":
         one.refuse("nothing can be mounted at /")
     return RunMount(
         kind, target, fields.get("source", ""), fields.get("from", ""), identity or target, fields.get("env", ""),
-        fields.get("required", "false").lower() in ("true", "1"), _number(fields, "mode", one, 8),
+        required, _number(fields, "mode", one, 8),
         (_number(fields, "uid", one) or 0, _number(fields, "gid", one) or 0),
     )  # fmt: skip
 
