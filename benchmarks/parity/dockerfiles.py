@@ -155,8 +155,8 @@ def _render(task: Task, row: Mapping[str, object], options: argparse.Namespace) 
     for name, texts in {"Dockerfile": dockerfile, **{n: [t, ours[n]] for n, t in official.scripts.items()}}.items():
         for place, text in zip((folder / "official", folder), texts, strict=True):
             (place / name).write_text(text)
-        lines = [text.splitlines(keepends=True) for text in texts]
-        difference += difflib.unified_diff(*lines, f"official/{name}", name, n=1)
+        old, new = (text.splitlines(keepends=True) for text in texts)
+        difference += difflib.unified_diff(old, new, f"official/{name}", name, n=1)
     (folder / "difference.diff").write_text("".join(difference))
     _add_parts(folder, task.build, _mirror(options.repo_mirrors, task.base_commit), options.out / "parts")
     relative = Path(task.instance_id)
@@ -178,7 +178,7 @@ def _replaced(name: str, text: str, official: Official) -> str:
 
 def _bench(row: Mapping[str, object], pins: Path) -> Official:
     """The files as swebench makes them; the pins are the exports that its repository has and its distribution lacks."""
-    python = importlib.import_module("swebench.harness.test_spec.python")
+    python: Any = importlib.import_module("swebench.harness.test_spec.python")
 
     def export(instance_id: str) -> str | None:
         repository, _, number = instance_id.rpartition("-")
