@@ -32,7 +32,7 @@ from minisandbox.images.image import DEFAULT_PATH
 from minisandbox.images.python.interpreters import find_interpreter
 from minisandbox.images.python.prefix import copy_prefix
 from minisandbox.tasks import DockerfileBuild, PythonBuild, Task, TaskSet
-from minisandbox.tasks.dialects.official import OFFICIAL
+from minisandbox.tasks.dialects.environments import OFFICIAL
 
 SUITE = "bookworm"
 _ENVIRONMENT = "/opt/miniconda3/envs/testbed"

@@ -12,6 +12,7 @@ from benchmarks.parity import dockerfiles
 
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.tasks import PythonBuild, Task
+from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.rows import task_from_own_row
 
@@ -36,7 +37,7 @@ def rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: str, rep
     name = "sweenv_pallets__click.fde47b4b.yml"
     (tmp_path / "pins/swesmith/pallets__click.fde47b4b" / name).write_text(EXPORT)
     options = Namespace(out=tmp_path, pins=tmp_path / "pins", repo_mirrors=tmp_path)
-    found = task_from_own_row(dockerfiles._render(task, row, options), base=tmp_path)
+    found = task_from_own_row(dockerfiles._render(task, row, options), LoadContext(base=tmp_path))
     assert found.repo == repo
     return tmp_path / identity
 
