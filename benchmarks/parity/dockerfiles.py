@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.images.building import root_archive
+from benchmarks.images.building import bootstrap
 from benchmarks.images.engine import say
 
 from minisandbox.images.image import DEFAULT_PATH
@@ -226,7 +226,8 @@ def _mirror(folder: Path, commit: str) -> Path:
 
 def _add_parts(folder: Path, build: PythonBuild, mirror: Path, parts: Path) -> None:
     """Link what the Dockerfile copies into its context; the parts that rows share are made once."""
-    os.link(root_archive(parts / SUITE, SUITE), folder / "root.tar")
+    bootstrap(SUITE, parts / SUITE)
+    os.link(parts / SUITE / "root.tar", folder / "root.tar")
     shutil.copytree(Path(__file__).with_name("conda"), folder / "conda")
     assert build.python is not None
     interpreter = find_interpreter(build.python)
