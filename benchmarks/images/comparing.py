@@ -107,6 +107,7 @@ def _compare_image(
         cells.append(summary(found))
     cells += _compare_returned(report, at(user, f"store-{kinds[0]}"), sources, image, view, suite)
     report.rows.append(f"| {image} | {user.mode} | {len(view):,} | {' | '.join(cells)} |")
+    say(report.rows[-1])
 
 
 def _compare_returned(
