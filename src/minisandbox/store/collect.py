@@ -29,7 +29,6 @@ BLOB, PART = ".blob", ".part"
 _BLOB_SECONDS = 7 * 86400.0
 GRACE = 3600.0
 """Seconds for which a layer stays after its last use: a build that goes on, or is tried again, finds it."""
-_NAMED = 5
 
 
 @dataclass(slots=True)
@@ -470,9 +469,8 @@ class SizeBudget:
             with suppress(NotFound), self.store.hold(*self.needed & sizes.only_of(gone)):  # another process was quicker
                 done = remove_images(self.store, gone)
                 self._size = done.size
-                names = f"{', '.join(gone[:_NAMED])}{' ...' if len(gone) > _NAMED else ''}"
                 freed_text = human_size(done.freed)
-                self.note(f"removed the {len(gone)} least recently used images ({names}): {freed_text} freed")
+                self.note(f"removed the {len(gone)} least recently used images ({', '.join(gone)}): {freed_text} freed")
         return self._has(need)
 
     def _used_up(self, need: int) -> DiskFull:

@@ -12,6 +12,7 @@ from tests.unit.oci_registry import Handler, Registry, answer, hang_up
 from tests.unit.oci_tools import END, MadeImage, entry, folder
 from tests.unit.store_tools import add_image, add_layer, end_of, python, two_images
 
+from minisandbox.cli.image.listing import chosen
 from minisandbox.errors import InvalidValue, NotFound, RegistryError
 from minisandbox.images import Image, host_image, pull, push
 from minisandbox.store import Store
@@ -61,6 +62,17 @@ def test_what_the_registry_has_is_not_sent(server: Registry, store: Store, tmp_p
     made = MadeImage([FIRST + END, entry("new", b"new") + END])
     pull(f"oci:{made.write_layout(tmp_path / 'more')}", store=store, name="more")
     assert push("more", place(server, "3"), store=store).sent == 1
+
+
+@pytest.mark.usefixtures("image")
+def test_the_reference_of_a_pull_names_the_image(server: Registry, store: Store) -> None:
+    first = push("tool", place(server), store=store).reference
+    name = pull(first, store=store).name
+    assert chosen(store, [first, "tool"]) == [name, "tool"]
+    done = push(first, place(server, "2"), store=store)
+    assert (done.sent, done.lost) == (0, "")
+    with pytest.raises(NotFound):
+        chosen(store, [place(server, "9")])
 
 
 @pytest.mark.usefixtures("image")

@@ -64,7 +64,7 @@ def chosen(store: Store, patterns: Iterable[str], among: Sequence[str] | None = 
 
     Args:
         store: the store.
-        patterns: names or globs.
+        patterns: names, globs, or references that images were pulled by.
         among: the names to choose from; None for the store's images.
 
     Raises:
@@ -73,6 +73,8 @@ def chosen(store: Store, patterns: Iterable[str], among: Sequence[str] | None = 
     known, found = store.image_names() if among is None else among, []
     for pattern in patterns:
         names = [name for name in known if fnmatchcase(name, pattern)]
+        if not names and (":" in pattern or "/" in pattern):
+            names = [load_image(store, pattern).name]
         if not names:
             raise NotFound(
                 f"image {pattern!r} is not in the store {store.root}",

@@ -94,6 +94,8 @@ def run_push(args: argparse.Namespace) -> int:
     else:
         put(f"{done.reference}@{done.digest}")
         put(f"{done.layers} layers, {done.sent} of them sent: {human_size(done.bytes)}")
+        if done.lost:
+            put(clean_line(f"not as in the image: {done.lost}"))
     return exits.OK
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from minisandbox.errors import InvalidValue, NotFound, RegistryError
+from minisandbox.images.image import load_image
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.export import check_portable, described, write_image
 from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff
@@ -41,6 +42,7 @@ class Pushed:
         layers: how many layers it has.
         sent: how many of them were sent; the registry had the others.
         bytes: bytes of those.
+        lost: what the image no longer has of the one that it was pulled or built from, such as owners; "" if nothing.
     """
 
     reference: str
@@ -48,6 +50,7 @@ class Pushed:
     layers: int
     sent: int
     bytes: int
+    lost: str = ""
 
 
 def push(
@@ -62,7 +65,7 @@ def push(
     """Push an image to a registry.
 
     Args:
-        name: the image.
+        name: the image, or the reference that it was pulled by.
         reference: where to: ``HOST/NAME[:TAG]``.
         store: where it is.
         compression: of the layers: ``gzip`` or ``zstd``.
@@ -82,7 +85,7 @@ def push(
             f"cannot push to {reference}", reason="it is no tag of a registry", hint="write HOST/NAME[:TAG]"
         )
     store.require_writable("push an image")
-    image = store.image(name)
+    image = store.image(load_image(store, name).name)
     check_portable(image, private=private)
     registry = _Registry(store, places_of(place)[-1], compression, private, progress or silent)
     try:
@@ -90,7 +93,8 @@ def push(
         digest = registry.publish(text)
     finally:
         registry.close()
-    return Pushed(str(place), digest, len(layers), registry.sent, registry.size)
+    lost = image.notes.get("not as in the image", "")
+    return Pushed(str(place), digest, len(layers), registry.sent, registry.size, lost)
 
 
 @dataclass(slots=True)
