@@ -35,7 +35,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
 HINTS = {
     "instance_id": "give the task an id of its own, e.g. 'owner__name-123'",
     "repo": "give the repository as 'owner/name'",
-    "problem_statement": "say what the agent is told",
+    "problem_statement": "say what the agent has to do",
     "patch": "give the fix (swebench) or the bug (swesmith) as a unified diff",
     "test.timeout": "give seconds, e.g. 300",
     "build": 'say how the image is made: {"python": ">=3.11", "requirements": [], "source": {...}, "install": []}, '
