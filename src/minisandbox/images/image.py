@@ -138,15 +138,20 @@ def load_image(store: Store, name: str) -> Image:
         NotFound: there is none of that name.
         StoreError: its record is damaged.
     """
+    return image_of(find_record(store, name), store)
+
+
+def find_record(store: Store, name: str) -> ImageRecord:
+    """Return the record of an image by its name, or by the reference that it was pulled by; see :func:`load_image`."""
     if ":" not in name and "/" not in name:
-        return image_of(store.image(name), store)
+        return store.image(name)
     from minisandbox.images.oci.reference import image_name, is_of, parse_reference  # noqa: PLC0415 - most names are no references
 
     record = store.image(image_name(name))
     if not is_of(parse_reference(name), record.notes):
         known = record.notes.get("reference", "no container image")
         raise NotFound(f"{name} is not in the store", reason=f"{record.name} is {known}", hint="pull it with --name")
-    return image_of(record, store)
+    return record
 
 
 def list_images(store: Store) -> list[Image]:

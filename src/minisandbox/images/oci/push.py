@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from minisandbox.errors import InvalidValue, NotFound, RegistryError
-from minisandbox.images.image import load_image
+from minisandbox.images.image import find_record
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.export import check_portable, described, write_image
 from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff
@@ -85,7 +85,7 @@ def push(
             f"cannot push to {reference}", reason="it is no tag of a registry", hint="write HOST/NAME[:TAG]"
         )
     store.require_writable("push an image")
-    image = store.image(load_image(store, name).name)
+    image = find_record(store, name)
     check_portable(image, private=private)
     registry = _Registry(store, places_of(place)[-1], compression, private, progress or silent)
     try:
