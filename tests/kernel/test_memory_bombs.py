@@ -21,6 +21,8 @@ BOMBS = int(os.environ.get("MINISANDBOX_TEST_BOMBS", "4"))
 SEVERAL = "for _ in 1 2 3 4 5 6; do tail /dev/zero & done; wait -n; kill $(jobs -p); wait"
 """tail(1) keeps all of a line. When memory runs out, each of the six holds less than a supervisor of ours."""
 LIMITS = Limits(memory="64M")
+OUT_OF_MEMORY = "memory exhausted"
+"""tail's own error: without control groups RLIMIT_DATA bounds each process, and may be met before the watchdog looks."""
 
 
 def test_memory_bombs_end_and_their_sandbox_lives(spec: ImageSpec) -> None:
@@ -29,9 +31,10 @@ def test_memory_bombs_end_and_their_sandbox_lives(spec: ImageSpec) -> None:
         box = boxes.enter_context(Sandbox.create(spec, limits=LIMITS))
         for _ in range(BOMBS):
             try:
-                ends[box.exec(SEVERAL, timeout=120).limits_hit] += 1
+                result = box.exec(SEVERAL, timeout=120)
+                ends["named" if "memory" in result.limits_hit or OUT_OF_MEMORY in result.stderr else "not named"] += 1
             except SandboxGone:
                 ends[SandboxGone] += 1
                 box = boxes.enter_context(Sandbox.create(spec, limits=LIMITS))
     print(f"{BOMBS} memory bombs ended as {dict(ends)}")
-    assert ends == {("memory",): BOMBS}
+    assert ends == {"named": BOMBS}

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.unit.oci_tools import END, MadeImage, digest, entry, folder
 
-from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, MiniSandboxError, NotFound
+from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, NotFound
 from minisandbox.images import load_image, pull
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference, places_of
@@ -77,7 +77,7 @@ def test_what_is_no_reference(text: str) -> None:
     if text == "a/b:":  # an empty tag is the usual one, as for docker
         assert parse_reference(text) == Remote("docker.io", "a/b", "latest")
         return
-    with pytest.raises(MiniSandboxError) as caught:
+    with pytest.raises(InvalidValue) as caught:
         parse_reference(text)
     assert caught.value.hint
 
@@ -256,8 +256,9 @@ def test_several_images_of_a_layout_have_to_be_told_apart(store: Store, image: M
     assert (pull(f"oci:{layout}:v2", store=store).spec().layers[0] / "o").is_file()
     with pytest.raises(NotFound, match=r"2 images.*v1, v2"):
         pull(f"oci:{layout}", store=store)
-    with pytest.raises(NotFound, match=r"0 images of this tag"):
+    with pytest.raises(NotFound, match=r"0 images of this tag") as caught:
         pull(f"oci:{layout}:v3", store=store)
+    assert caught.value.hint.endswith(f"{layout}:v2")
 
 
 def test_an_opaque_root_cuts_off_what_is_below(store: Store, tmp_path: Path) -> None:

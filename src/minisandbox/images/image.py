@@ -145,12 +145,21 @@ def find_record(store: Store, name: str) -> ImageRecord:
     """Return the record of an image by its name, or by the reference that it was pulled by; see :func:`load_image`."""
     if ":" not in name and "/" not in name:
         return store.image(name)
-    from minisandbox.images.oci.reference import image_name, is_of, parse_reference  # noqa: PLC0415 - most names are no references
+    from minisandbox.images.oci.reference import image_name, is_of, origin, parse_reference  # noqa: PLC0415 - most names are no references
 
-    record = store.image(image_name(name))
+    try:
+        record = store.image(image_name(name))
+    except NotFound:
+        raise NotFound(
+            f"{name} is not in the store {store.root}",
+            hint=f"minisandbox image pull {name}; `minisandbox image ls` lists what is there",
+        ) from None
     if not is_of(parse_reference(name), record.notes):
-        known = record.notes.get("reference", "no container image")
-        raise NotFound(f"{name} is not in the store", reason=f"{record.name} is {known}", hint="pull it with --name")
+        raise NotFound(
+            f"{name} is not in the store",
+            reason=f"there is an image {record.name}; {origin(record.notes)}",
+            hint=f"minisandbox image pull {name} --name NAME",
+        )
     return record
 
 

@@ -114,6 +114,9 @@ def test_an_image_of_another_platform_without_an_index_is_refused(server: Regist
 
 def test_an_image_is_only_found_by_its_own_reference(server: Registry, store: Store, image: MadeImage) -> None:
     reference = server.add(image, "1")
+    with pytest.raises(NotFound) as caught:
+        load_image(store, reference)
+    assert f"image pull {reference}" in caught.value.hint
     taken = pull(reference, store=store)
     assert load_image(store, f"{reference}@{digest(image.manifest)}") == taken
     assert load_image(store, taken.name) == taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -225,6 +226,9 @@ def run_show(args: argparse.Namespace) -> int:
     for note, text in image.notes.items():
         put(f"{note}: {text}")
     put(clean_line(f"workdir: {image.workdir}   commit: {image.commit or 'no repository'}"))
+    for name in ("Entrypoint", "Cmd"):
+        if isinstance(words := image.config.get(name), list):
+            put(clean_line(f"{name.lower()}: {shlex.join(map(str, words))}"))
     for name, value in image.environment:
         put(clean_line(f"{name}={value}"))
     put()

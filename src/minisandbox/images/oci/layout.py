@@ -226,6 +226,14 @@ class _OnDisk:
     def published(self, layer: m.Layer) -> None:
         """Do nothing: nothing was fetched."""
 
+    def _unclear(self, named: Sequence[object], tags: Sequence[str]) -> NotFound:
+        """Return the error for a tag that leads to no image, or to several."""
+        return NotFound(
+            f"{self.name}: it has {len(named)} images{' of this tag' if self.tag else ''}",
+            reason=f"its tags: {', '.join(tags) or 'none has a tag'}",
+            hint=f"write one of them after the path, such as {self.files.name}:{tags[-1]}" if tags else "",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Layout(_OnDisk):
@@ -269,12 +277,7 @@ class Layout(_OnDisk):
         for group in (named, fitting):
             if len(group) == 1:
                 return group[0]
-        there = ", ".join(sorted({one.name for one in found if one.name})) or "none has a tag"
-        raise NotFound(
-            f"{self.name}: it has {len(named)} images{' of this tag' if self.tag else ''}",
-            reason=f"its tags: {there}",
-            hint="give one: oci:DIRECTORY:TAG",
-        )
+        raise self._unclear(named, sorted({one.name for one in found if one.name}))
 
     def _blob(self, wanted: m.Descriptor, most: int) -> bytes:
         with self.files.open(m.blob_path(wanted.digest)) as file:
@@ -320,12 +323,7 @@ class DockerArchive(_OnDisk):
         found = self._rows()
         named = [row for row in found if not self.tag or self.tag in _tags(row)]
         if len(named) != 1:
-            there = ", ".join(tag for row in found for tag in _tags(row)) or "none has a tag"
-            raise NotFound(
-                f"{self.name}: it has {len(named)} images{' of this tag' if self.tag else ''}",
-                reason=f"its tags: {there}",
-                hint="give one: docker-archive:FILE:NAME:TAG",
-            )
+            raise self._unclear(named, [tag for row in found for tag in _tags(row)])
         return named[0]
 
 

@@ -18,7 +18,7 @@ from minisandbox.images.image import DEFAULT_PATH, Image, image_of, put_if_new
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE, parse_copy, renamed, take_copy
 from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, Source, open_archive
-from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, parse_reference
+from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, origin, parse_reference
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import LayerStream
@@ -188,7 +188,7 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
     return None
 
 
-def refuse_other(store: Store, name: str, reference: Remote | Local) -> None:
+def refuse_other(store: Store, name: str, reference: Remote | Local, hint: str = "") -> None:
     """Refuse to replace an image that came from elsewhere; a newer one of the same tag may come.
 
     Raises:
@@ -201,8 +201,8 @@ def refuse_other(store: Store, name: str, reference: Remote | Local) -> None:
         if not is_of(reference, notes):
             raise InvalidValue(
                 f"{reference} would replace the image {name}",
-                reason=f"that is {notes.get('reference', 'no container image')}",
-                hint="choose another name with --name, or remove that image: minisandbox image rm",
+                reason=origin(notes),
+                hint=hint or f"choose another name with --name, or remove that image: minisandbox image rm {name}",
             )
 
 
@@ -410,7 +410,7 @@ def _take(
     place = Local(source.kind, path.absolute(), source.tag)
     name = name if private or name is not None else tag_name(source.tag, path)
     if name is not None and not replace:
-        refuse_other(store, name, place)
+        refuse_other(store, name, place, "replace it with --replace, or give this one another name with --name")
     try:
         return take(store, source, str(place), name, platform, private=private, replace=replace, tell=tell)
     except ImageRefused as error:

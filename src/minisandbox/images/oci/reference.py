@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
-from minisandbox.store.blobs.streams import check_digest
+from minisandbox.store.blobs.streams import DIGEST, is_digest
 from minisandbox.store.keys import JSONValue
 
 DOCKER_HUB = "docker.io"
@@ -104,8 +104,8 @@ def _remote(text: str) -> Remote:
     if not fits or (tag and not _TAG.fullmatch(tag)) or ("@" in text and not digest):
         lower = "; names of repositories are in lower case" if repository != repository.lower() else ""
         raise InvalidValue(f"{text!r} is not a reference to a container image", hint=_FORMS + lower)
-    if digest:
-        check_digest(digest)
+    if digest and not is_digest(digest):
+        raise InvalidValue(f"{digest!r} is not a digest", reason=DIGEST, hint="give all of it")
     return Remote(host, repository, tag or ("" if digest else "latest"), digest)
 
 
@@ -141,6 +141,11 @@ def is_of(wanted: Remote | Local, notes: Mapping[str, str]) -> bool:
         return str(wanted) == known
     place, _, digest = known.partition("@")
     return str(replace(wanted, digest="")) == place and wanted.digest in ("", digest, notes.get("digest"))
+
+
+def origin(notes: Mapping[str, str]) -> str:
+    """Return where an image of the store came from, for a message."""
+    return f"it was taken from {notes['reference']}" if "reference" in notes else "it was built here"
 
 
 # --- mirrors and prefixes (containers-registries.conf(5)) ------------------------------------------------------------

@@ -26,17 +26,25 @@ _SKIPPABLE = b"\x2a\x4d\x18"  # RFC 8878, section 3.1.2: after one byte from 0x5
 _ALGORITHMS = {"sha256": 64, "sha512": 128}  # image-spec, descriptor.md: registered algorithms
 
 
+DIGEST = "a digest is sha256: and 64 or sha512: and 128 lower-case hexadecimal digits"
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is a digest of a kind that is known here."""
+    algorithm, _, digits = text.partition(":")
+    return len(digits) == _ALGORITHMS.get(algorithm, -1) and not set(digits) - set("0123456789abcdef")
+
+
 def check_digest(digest: str) -> str:
     """Return a digest if it is well-formed, so that it can be part of a path or URL.
 
     Raises:
-        ImageRefused: it is not ``sha256:`` or ``sha512:`` with hexadecimal digits.
+        ImageRefused: it is none.
     """
-    algorithm, _, digits = digest.partition(":")
-    if len(digits) != _ALGORITHMS.get(algorithm, -1) or set(digits) - set("0123456789abcdef"):
+    if not is_digest(digest):
         raise ImageRefused(
             f"{digest[:100]!r} is not a digest",
-            reason="a digest is sha256: or sha512: and lower-case hexadecimal digits",
+            reason=DIGEST,
             hint="the image is malformed: push or save it again",
         )
     return digest
