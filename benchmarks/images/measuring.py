@@ -54,6 +54,7 @@ class _Measuring:
         yield from self._disk()
         yield from self._times_in_keys()
         yield from self._creation(first)
+        yield from self._frozen()
 
     # --- time ---
 
@@ -156,6 +157,13 @@ class _Measuring:
         yield f"disk of {len(NAMES)} images, MB", *_numbers(ours[-1] / _MB, theirs[-1] / _MB)
         blobs = disk_usage(self.sources.layout)
         yield "their compressed blobs, MB", _shown(blobs / _MB), _shown(theirs[-1] / _MB), f"{blobs / theirs[-1]:.2f}"
+
+    def _frozen(self) -> Iterator[Row]:
+        """Compress all images, as after a time without use."""
+        user, theirs = at(self.user, "disk"), disk_usage(self.sources.engine.storage)
+        user.check("image", "rm", "native")
+        user.check("image", "gc", "--freeze", "--unused-for", "0s", "--grace", "0s")
+        yield f"disk of {len(NAMES)} images, frozen, MB", *_numbers(disk_usage(user.store) / _MB, theirs / _MB)
 
     def _times_in_keys(self) -> Iterator[Row]:
         """Count what files of several layers take, once for each time and once for each content."""
