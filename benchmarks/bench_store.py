@@ -27,7 +27,7 @@ from minisandbox.images import export_images, import_images
 from minisandbox.store import ImageRecord, Made, Store, measure_tree, step_key
 from minisandbox.store.collect import collect, remove_images
 from minisandbox.store.disk.durable import sync_directory, sync_filesystem
-from minisandbox.store.leases import Holder
+from minisandbox.store.leases import Holder, Lease
 from minisandbox.store.sizes import StoreSizes
 from minisandbox.store.verify import verify
 
@@ -206,7 +206,7 @@ def opening(store: Store, many: int) -> Iterator[Row]:
     layers = [store.layer_directory(key) for key in keys[:7]]
 
     def hold() -> None:
-        with holder.lease() as lease:
+        with Lease(holder) as lease:
             lease.add(layers)
 
     yield "hold seven layers and let go, ms", median_ms(hold)

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.store_tools import frozen_keys
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.images import LocalSource, PythonRecipe, build, export_images, host_image, import_images, load_image
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
-from minisandbox.store.blobs.freezing import freeze, frozen_keys
+from minisandbox.store.blobs.freezing import freeze
 from minisandbox.store.collect import collect
 from minisandbox.store.leases import in_use, use_of
 from minisandbox.store.overview import Status, image_rows

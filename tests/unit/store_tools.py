@@ -21,6 +21,11 @@ def key_of(name: str) -> str:
     return step_key(None, {"name": name})
 
 
+def frozen_keys(store: Store) -> list[str]:
+    """The keys of all frozen layers, in order."""
+    return [key for key in store.layer_keys() if store.is_frozen(key)]
+
+
 def add_layer(
     store: Store,
     name: str,

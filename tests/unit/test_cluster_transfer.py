@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.store_tools import two_images
+from tests.unit.store_tools import frozen_keys, two_images
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.rollouts.cluster import transfer
 from minisandbox.rollouts.cluster.transfer import Peer, Throttle, blob_of, copy_of, fetch_image, read_part
 from minisandbox.store import Store
-from minisandbox.store.blobs.freezing import freeze, frozen_keys
+from minisandbox.store.blobs.freezing import freeze
 from minisandbox.store.blobs.kept import LayerBlob
 from minisandbox.store.verify import verify
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.oci_tools import END, MadeImage, entry, folder, link
-from tests.unit.store_tools import add_image, add_layer, end_of, key_of, python, two_images
+from tests.unit.store_tools import add_image, add_layer, end_of, frozen_keys, key_of, python, two_images
 
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, NotFound, StoreError
 from minisandbox.images import Image, export_images, host_image, import_images, pull
@@ -20,7 +20,7 @@ from minisandbox.images.oci.copies import MEDIA_TYPE
 from minisandbox.images.oci.export import repository_of
 from minisandbox.images.oci.pull import tag_name
 from minisandbox.store import ImageRecord, Made, Store
-from minisandbox.store.blobs.freezing import freeze, frozen_keys
+from minisandbox.store.blobs.freezing import freeze
 from minisandbox.store.entries import read_entries
 from minisandbox.store.sizes import StoreSizes
 from minisandbox.store.verify import verify

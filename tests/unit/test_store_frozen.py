@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.store_tools import FILES, add_image, add_layer, end_of, key_of, on_disk, python, two_images
+from tests.unit.store_tools import FILES, add_image, add_layer, end_of, frozen_keys, key_of, on_disk, python, two_images
 
 from minisandbox.errors import DiskFull, StoreError
 from minisandbox.store import Made, Store
-from minisandbox.store.blobs.freezing import freeze, frozen_keys, remove_copies
+from minisandbox.store.blobs.freezing import freeze, remove_copies
 from minisandbox.store.blobs.kept import COLD, ensure_blob
 from minisandbox.store.blobs.packing import GZIP
 from minisandbox.store.collect import collect, remove_images

@@ -16,7 +16,7 @@ from tests.unit.store_tools import add_image, add_layer, key_of, names_below, on
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import FailureRecord, Store, leases
 from minisandbox.store.collect import collect, is_in_use, remove_images, use_of_image
-from minisandbox.store.leases import Holder, in_use, layer_of, stamp, use_of
+from minisandbox.store.leases import Holder, Lease, in_use, layer_of, stamp, use_of
 from minisandbox.store.sizes import StoreSizes
 
 HOUR = 3600.0
@@ -73,7 +73,7 @@ def test_a_layer_is_held_as_often_as_it_was_taken(store: Store) -> None:
     layer = store.layer_directory(add_layer(store, "a"))
     before = len(os.listdir("/proc/self/fd"))
     holder = Holder()
-    first, second = holder.lease(), holder.lease()
+    first, second = Lease(holder), Lease(holder)
     first.add([layer, layer])
     second.add([layer])
     assert len(os.listdir("/proc/self/fd")) == before + 1, "one descriptor for a layer"
@@ -89,7 +89,7 @@ def test_a_lease_is_collected_while_another_is_taken(store: Store, monkeypatch: 
     """A garbage collection comes where it likes, while the holder's lock is held too."""
     first, second = (store.layer_directory(add_layer(store, name)) for name in "ab")
     holder = Holder()
-    abandoned = holder.lease()
+    abandoned = Lease(holder)
     abandoned.add([first])
     cycle: list[object] = [abandoned]
     cycle.append(cycle)
@@ -101,7 +101,7 @@ def test_a_lease_is_collected_while_another_is_taken(store: Store, monkeypatch: 
 
     monkeypatch.setattr(leases, "_open_shared", collect_first)
     del abandoned, cycle
-    lease = holder.lease()
+    lease = Lease(holder)
     taking = threading.Thread(target=lease.add, args=([second],), daemon=True)
     taking.start()
     taking.join(60)

@@ -433,7 +433,7 @@ def hold_layers(controller: Controller, image: ImageSpec, mounts: Sequence[Mount
         NotFound: one has been removed.
         StoreError: the kernel refused; no descriptors left, for example.
     """
-    lease = controller.layers.lease()
+    lease = Lease(controller.layers)
     places = (*image.layers, *(path for mount in mounts for path in (mount.source, *mount.below)))
     lease.add(layer for layer in map(layer_of, places) if layer is not None)
     return lease

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from minisandbox.store.disk.paths import default_root
-from minisandbox.store.disk.staging import Staging
 from minisandbox.store.disk.trees import TreeSize, measure_tree, remove_tree
 from minisandbox.store.keys import canonical_json, step_key
 from minisandbox.store.leases import Holder, Lease
@@ -17,7 +16,6 @@ __all__ = [
     "LayerRecord",
     "Lease",
     "Made",
-    "Staging",
     "Store",
     "TreeSize",
     "canonical_json",

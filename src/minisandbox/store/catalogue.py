@@ -161,7 +161,11 @@ class Catalogue:
             try:
                 return FailureRecord.read(self.root, f"failed/{check_name(name)}.json")
             except FileNotFoundError:
-                raise NotFound(f"the store {self.root} knows of no failed build of {name!r}") from None
+                raise NotFound(
+                    f"the store {self.root} knows of no failed build of {name!r}",
+                    hint="`minisandbox image build` keeps one where a step fails; the image itself opens with "
+                    "`minisandbox sandbox shell --image`",
+                ) from None
 
     def failures(self) -> list[FailureRecord]:
         """Return what is known of every failed build, in the order of the images' names."""

@@ -15,8 +15,8 @@ from minisandbox.errors import DiskFull, NotFound, StoreError
 from minisandbox.store.blobs import freezing
 from minisandbox.store.blobs.kept import FOLDER
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.store.disk.locks import hold_lock, try_flock
-from minisandbox.store.disk.staging import Staging
+from minisandbox.store.disk.locks import LOCK_FILE, hold_lock, open_locked
+from minisandbox.store.disk.staging import reclaim
 from minisandbox.store.disk.trees import measure_tree, remove_tree
 from minisandbox.store.leases import Use, in_use, use_of
 from minisandbox.store.records import FailureRecord, ImageRecord, LayerRecord
@@ -90,7 +90,7 @@ def collect(
         StoreError: the store is read-only, a record is damaged, or the kernel refused.
     """
     store.require_writable("collect what is not needed")
-    done, tell = Collected(), progress or _silent
+    done, tell = Collected(), progress or (lambda _: None)
     if freeze:
         _freeze_first(store, done, budget, unused_for, frozenset(keep) | store.pins(), grace, dry_run, tell)
         unused_for = None
@@ -98,16 +98,9 @@ def collect(
     with store_faults("collect what is not needed"), store.alone():
         work = _Collection(store, done, grace, dry_run, tell)
         work.leftovers()
-        images = store.images()
-        sizes = StoreSizes(store, images)
-        before = sizes.total
+        sizes = StoreSizes(store, store.images())
         chosen = work.choose(sizes, frozenset(keep) | store.pins(), budget, unused_for)
-        left = work.remove_images(sizes, chosen)
-        work.remove_layers(sizes, left, grace)
-        work.blobs(grace if budget is None else 0.0)
-        work.orphans()
-        done.size = before - sizes.freed(done.layers)
-        done.freed += sizes.freed(done.layers)
+        work.remove(sizes, chosen, copies=grace if budget is None else 0.0)
     return done
 
 
@@ -143,14 +136,9 @@ def remove_images(
         store.image(name)
     with store_faults("remove images"), store.alone():
         sizes = StoreSizes(store, store.images())
-        work = _Collection(store, done, 0.0, dry_run, progress or _silent, frozenset(failures))
-        before, own = sizes.total, sizes.only_of(wanted) | work.remove_failures()
-        left = work.remove_images(sizes, wanted)
-        work.remove_layers(sizes, left, 0.0, among=own)
-        work.blobs()
-        work.orphans()
-        done.size = before - sizes.freed(done.layers)
-        done.freed += sizes.freed(done.layers)
+        work = _Collection(store, done, 0.0, dry_run, progress or (lambda _: None), frozenset(failures))
+        own = sizes.only_of(wanted) | work.remove_failures()
+        work.remove(sizes, wanted, among=own)
     return done
 
 
@@ -221,10 +209,6 @@ def is_in_use(store: Store, image: ImageRecord) -> bool:
     return bool(image.layers) and all(in_use(store.layer_directory(key)) for key in reversed(image.layers))
 
 
-def _silent(_: str) -> None:
-    """Tell nobody."""
-
-
 @dataclass(slots=True)
 class _Collection:
     """One collection on its way."""
@@ -243,7 +227,7 @@ class _Collection:
         """Which images go, the least recently used first."""
         now, chosen = time.time(), []
         failed = self._failed_layers()
-        stay = {key for key in sizes.layers if key in failed or self._fresh(sizes, key, self.grace)}
+        stay = {key for key in sizes.layers if key in failed or self._fresh(sizes, key)}
         removal = Removal(sizes, stay)
         size = sizes.total - sum(removal.take(key) for key in sizes.layers if not sizes.uses[key] and key not in stay)
         for used, name in idle_images(self.store, sizes.images.values(), keep=keep, grace=self.grace):
@@ -274,6 +258,30 @@ class _Collection:
             self.remove_logs(0.0)
         return layers
 
+    def remove(
+        self,
+        sizes: StoreSizes,
+        names: Iterable[str],
+        *,
+        among: Collection[str] | None = None,
+        copies: float = math.inf,
+    ) -> None:
+        """Remove images, and what nothing else needs.
+
+        Args:
+            sizes: the store as it is.
+            names: the images.
+            among: the only layers that may go; None: all.
+            copies: seconds after which blobs of layers with a tree go.
+        """
+        images = self.remove_images(sizes, names)
+        self.remove_layers(sizes, images, among)
+        self.blobs(copies)
+        self.orphans()
+        freed = sizes.freed(self.done.layers)
+        self.done.size = sizes.total - freed
+        self.done.freed += freed
+
     def remove_images(self, sizes: StoreSizes, names: Iterable[str]) -> list[ImageRecord]:
         """Remove records of images; return those that stay."""
         gone = set()
@@ -286,20 +294,13 @@ class _Collection:
                     self.store.remove_image(name)
         return [image for name, image in sizes.images.items() if name not in gone]
 
-    def remove_layers(
-        self,
-        sizes: StoreSizes,
-        images: list[ImageRecord],
-        grace: float,
-        *,
-        among: Collection[str] | None = None,
-    ) -> None:
+    def remove_layers(self, sizes: StoreSizes, images: list[ImageRecord], among: Collection[str] | None) -> None:
         """Remove the layers that no image has, and nobody uses."""
         needed = {key for image in images for key in stack_of(image)} | self._failed_layers()
         for key in sizes.layers:
             if key in needed or (among is not None and key not in among):
                 continue
-            if self._fresh(sizes, key, grace):
+            if self._fresh(sizes, key):
                 self.done.spared.append(key)
             elif self.dry_run:
                 (self.done.spared if in_use(self.store.layer_directory(key)) else self.done.layers).append(key)
@@ -313,7 +314,7 @@ class _Collection:
     def leftovers(self) -> None:
         """What dead processes left, what was put into quarantine, logs of nothing."""
         if not self.dry_run:
-            removed = Staging(self.store.root / "staging").reclaim()
+            removed = reclaim(self.store.root)
             self.done.leftovers += [f"{removed} unfinished directories of dead processes"] if removed else []
         for path in sorted((self.store.root / "locks").iterdir()):
             self._dead_lock(path)
@@ -330,19 +331,18 @@ class _Collection:
         if self.dry_run or remove_download(self.store, path):
             self._leftover(f"download {path.name[:16]} of an unfinished pull", size)
 
-    def blobs(self, grace: float = math.inf) -> None:
+    def blobs(self, grace: float) -> None:
         """Blobs of layers that have gone; and of layers with a tree, copies that are older than this."""
         frozen, copies = freezing.blob_names(self.store)
         for path in sorted((self.store.root / FOLDER).glob("[!.]*")):
             with suppress(FileNotFoundError):
                 info = path.stat()
-                if path.name in copies and not _older(info.st_mtime, grace):
-                    continue
-                if path.name not in frozen:
-                    if path.name in copies:  # others were counted with their layers
-                        self._leftover(f"copy {path.name[:16]} of a layer for push and export", info.st_blocks * 512)
-                    if not self.dry_run:
-                        path.unlink()
+                if path.name in copies:
+                    if _older(info.st_mtime, grace):
+                        what = f"copy {path.name[:16]} of a layer for push and export"
+                        self._remove(path, what, info.st_blocks * 512)
+                elif path.name not in frozen and not self.dry_run:  # it was counted with its layer
+                    path.unlink()
 
     def remove_logs(self, grace: float) -> None:
         """Logs of steps whose layer is not there, unless the failure is still known."""
@@ -351,37 +351,37 @@ class _Collection:
             with suppress(FileNotFoundError):
                 info = path.stat()
                 if path.stem not in known and not self.store.has_layer(path.stem) and _older(info.st_mtime, grace):
-                    self._leftover(f"log of step {path.stem[:16]}", info.st_blocks * 512)
-                    if not self.dry_run:
-                        path.unlink()
+                    self._remove(path, f"log of step {path.stem[:16]}", info.st_blocks * 512)
 
     def orphans(self) -> None:
         """Objects that no layer has."""
-        for shard in self.store.pool.shards():
-            # their bytes: those that only the removed layers had are counted with the layers
-            self.done.orphans += self.store.pool.remove_orphans(shard, dry_run=self.dry_run)[0]
+        # not their bytes: those that only the removed layers had are counted with the layers
+        self.done.orphans = self.store.pool.remove_orphans(dry_run=self.dry_run)[0]
         if self.done.orphans and not self.done.layers:
             self.tell(f"{self.done.orphans} objects that no layer has")
 
-    def _fresh(self, sizes: StoreSizes, key: str, grace: float) -> bool:
+    def _fresh(self, sizes: StoreSizes, key: str) -> bool:
         made = sizes.layers[key].record.created
-        return grace > 0 and not _older(use_of(self.store.layer_directory(key), made).last, grace)
+        return self.grace > 0 and not _older(use_of(self.store.layer_directory(key), made).last, self.grace)
 
     def _dead_lock(self, path: Path) -> None:
         with suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_locked(path, LOCK_FILE & ~os.O_CREAT)
+            if fd is None:
+                return
             try:
-                if try_flock(fd):
-                    self._leftover(f"lock {path.name} of a dead process", 0)
-                    if not self.dry_run:
-                        path.unlink()  # while it is held, as its owner would have done
+                self._remove(path, f"lock {path.name} of a dead process", 0)  # while it is held, as its owner would
             finally:
                 os.close(fd)
 
     def _quarantined(self, path: Path) -> None:
         if path.is_dir() and in_use(path):
             return
-        self._leftover(f"quarantined {path.name[:16]}", measure_tree(path).bytes if path.is_dir() else 0)
+        self._remove(path, f"quarantined {path.name[:16]}", measure_tree(path).bytes if path.is_dir() else 0)
+
+    def _remove(self, path: Path, what: str, size: int) -> None:
+        """Remove a file or directory that nothing needs."""
+        self._leftover(what, size)
         if self.dry_run:
             return
         if path.is_dir():

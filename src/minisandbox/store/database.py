@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,9 +59,7 @@ class Database:
         """Use it in a ``with`` block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self.close()
 

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from minisandbox.errors import StoreError
 from minisandbox.store.disk.reading import read_below
@@ -64,23 +63,19 @@ class Entry:
 
     @property
     def object(self) -> str:
-        """The address of a file's content together with all that its inode holds besides: what may share one inode."""
-        return object_key(self)
+        """The address of a file: the hash of its content, mode, owner, mtime and extended attributes.
+
+        What has one address may share one inode. The mtime is part of it because byte-code holds that of its source
+        (PEP 552), and programs compare mtimes.
+        """
+        head = f"1 {self.digest} {self.size} {self.mode:o} {self.uid} {self.gid} {self.mtime}"
+        tail = "".join(f"\n{name}={value}" for name, value in self.attributes)
+        return hashlib.sha256(f"{head}{tail}".encode("utf-8", "surrogateescape")).hexdigest()
 
     @property
     def object_name(self) -> str:
         """The name of its inode in the pool; "" where it is not there."""
         return "" if self.copy == PRIVATE else copy_name(self.object, self.copy)
-
-
-def object_key(entry: Entry) -> str:
-    """Return the address of a file: the hash of its content, mode, owner, mtime and extended attributes.
-
-    The mtime is part of it because byte-code holds that of its source (PEP 552), and programs compare mtimes.
-    """
-    head = f"1 {entry.digest} {entry.size} {entry.mode:o} {entry.uid} {entry.gid} {entry.mtime}"
-    tail = "".join(f"\n{name}={value}" for name, value in entry.attributes)
-    return hashlib.sha256(f"{head}{tail}".encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def list_digest(entries: Iterable[Entry]) -> str:
@@ -141,31 +136,18 @@ def decode(line: bytes) -> Entry:
     return Entry(path, kind, mode, uid, gid, mtime, size, disk, digest, copy, same, target, pairs)
 
 
-def read_entries(layer: Path, *, most: int = MOST) -> Iterator[Entry]:
+def read_entries(layer: Path) -> Iterator[Entry]:
     """Yield the entries of a layer's list, in its order.
 
     Args:
         layer: the layer's directory in its store.
-        most: bytes that the list may have, compressed or not.
 
     Raises:
         StoreError: it is damaged, too large, no file at all, or of a later format.
         FileNotFoundError: the list is missing.
     """
-    packed = read_below(layer.parent.parent, f"{layer.parent.name}/{layer.name}/{NAME}", most)
-    yield from parse(lines_of(gzip.GzipFile(fileobj=io.BytesIO(packed)), most), f"{layer}/{NAME}")
-
-
-def parse(lines: Iterator[bytes], where: str) -> Iterator[Entry]:
-    """Yield the entries of a list's lines.
-
-    Args:
-        lines: the first one says the format.
-        where: what errors call it.
-
-    Raises:
-        StoreError: it is damaged, or of a later format.
-    """
+    where = f"{layer}/{NAME}"
+    lines = _lines(read_below(layer.parent.parent, f"{layer.parent.name}/{layer.name}/{NAME}", MOST))
     try:
         head = json.loads(next(lines, b"null"))
         if head["format"] != FORMAT:
@@ -178,21 +160,18 @@ def parse(lines: Iterator[bytes], where: str) -> Iterator[Entry]:
         ) from error
 
 
-def lines_of(source: BinaryIO | gzip.GzipFile, most: int) -> Iterator[bytes]:
+def _lines(packed: bytes) -> Iterator[bytes]:
     """Yield the lines of a list.
 
-    Args:
-        source: what it is read from, and closed.
-        most: bytes that it may have.
-
     Raises:
-        ValueError: it has more, a line is too long, or it cannot be unpacked.
+        ValueError: there are more bytes than a list can have, a line is too long, or it cannot be unpacked.
     """
-    with source:
+    left = MOST
+    with gzip.GzipFile(fileobj=io.BytesIO(packed)) as source:
         try:
             while line := source.readline(_LONGEST + 1):
-                most -= len(line)
-                if len(line) > _LONGEST or most < 0:
+                left -= len(line)
+                if len(line) > _LONGEST or left < 0:
                     raise ValueError("it unpacks to more than a list can have")
                 yield line
         except Exception as error:  # zlib.error and what else a flipped byte leads to in its reader

@@ -20,13 +20,12 @@ from typing import Self
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.store.disk.locks import still_named, try_flock
+from minisandbox.store.disk.locks import DIRECTORY, open_locked, still_named
 from minisandbox.store.keys import is_key
 
 USED, BLOBS = "used", "blobs.json"
 _TIMEOUT = 300.0
 _POLL = 0.01
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Held:
@@ -47,10 +46,6 @@ class Holder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: weakref.WeakValueDictionary[Path, _Held] = weakref.WeakValueDictionary()
-
-    def lease(self, *, frozen: bool = False) -> Lease:
-        """Return a lease of no layer yet; see :class:`Lease`."""
-        return Lease(self, frozen=frozen)
 
     def take(self, layer: Path, lies: Path | None = None, *, frozen: bool = False) -> _Held:
         """Return what holds a layer for as long as it is referenced; see :meth:`Lease.add`."""
@@ -131,24 +126,16 @@ def layer_of(path: Path) -> Path | None:
 
 
 def _open_shared(layer: Path) -> int:
-    gone = NotFound(f"layer {layer.name} is not in the store {layer.parent.parent}", hint="build the image again")
-    try:
-        fd = os.open(layer, _DIRECTORY)
-    except FileNotFoundError:
-        raise gone from None
-    try:
-        _share(fd, layer)
-        if still_named(fd, layer):
-            return fd
-    except BaseException:  # the descriptor must not leak, whatever ended it
-        os.close(fd)
-        raise
-    os.close(fd)
-    raise gone
+    fd = None
+    with suppress(FileNotFoundError):
+        fd = open_locked(layer, DIRECTORY, lambda fd: _share(fd, layer))
+    if fd is None:
+        raise NotFound(f"layer {layer.name} is not in the store {layer.parent.parent}", hint="build the image again")
+    return fd
 
 
-def _share(fd: int, layer: Path) -> None:
-    """Take the shared lock of a layer, unless it is being removed.
+def _share(fd: int, layer: Path) -> bool:
+    """Take the shared lock of a layer; return whether it could: a layer that is being removed has none.
 
     It is held exclusively for a look, or while the layer is removed or frozen; but somebody else's for ever, perhaps.
     """
@@ -156,9 +143,9 @@ def _share(fd: int, layer: Path) -> None:
     while True:
         with suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return
-        if not still_named(fd, layer):  # it is being removed
-            return
+            return True
+        if not still_named(fd, layer):
+            return False
         if time.monotonic() >= deadline:
             raise StoreError(
                 f"layer {layer.name} is still locked after {_TIMEOUT:.0f} s",
@@ -174,17 +161,8 @@ def open_exclusive(layer: Path) -> int | None:
     Raises:
         OSError: the kernel refused.
     """
-    try:
-        fd = os.open(layer, _DIRECTORY)
-    except FileNotFoundError:
-        return None
-    try:
-        if try_flock(fd) and still_named(fd, layer):
-            return fd
-    except BaseException:  # the descriptor must not leak, whatever ended it
-        os.close(fd)
-        raise
-    os.close(fd)
+    with suppress(FileNotFoundError):
+        return open_locked(layer, DIRECTORY)
     return None
 
 

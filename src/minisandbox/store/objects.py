@@ -1,6 +1,6 @@
 """The pool of objects: one inode for equal files of all layers, by hard links.
 
-A name in the pool is the hash of all that its inode holds (:func:`.entries.object_key`). Layers hold further names of
+A name in the pool is the hash of all that its inode holds (:attr:`.Entry.object`). Layers hold further names of
 that inode; one that only the pool names is an orphan. A copy (``KEY.1``) is there where a layer must not have the same
 inode twice, or an inode can take no further name (link(2): EMLINK; 65,000 on ext4).
 """
@@ -8,16 +8,16 @@ inode twice, or an inode can take no further name (link(2): EMLINK; 65,000 on ex
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.store.disk.faults import fault_point
+from minisandbox.store.disk.locks import LOCK_FILE, hold_flock
 from minisandbox.store.entries import PRIVATE, Entry, copy_name
 
 SMALLEST = 1
@@ -45,26 +45,20 @@ class Pool:
     def _path(self, name: str) -> str:
         return f"{self.root}/{name[:2]}/{name}"
 
-    @contextmanager
-    def using(self, *, exclusive: bool = False) -> Iterator[None]:
+    def using(self, *, exclusive: bool = False) -> AbstractContextManager[None]:
         """Keep orphans from being removed while the body takes them up; or, exclusively, keep them from being taken.
 
         Raises:
             OSError: the lock cannot be opened.
         """
-        fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-            yield
-        finally:
-            os.close(fd)
+        return hold_flock(self.root / ".lock", LOCK_FILE, shared=not exclusive)
 
     def take(self, entry: Entry, key: str, names: Sequence[str], *, first: int, spare: Path) -> int | None:
         """Give a file's names the pool's inode, if it is there.
 
         Args:
             entry: the file.
-            key: its address (:func:`.entries.object_key`).
+            key: its address (:attr:`.Entry.object`).
             names: all its names in a tree that nobody sees yet.
             first: the first of the object's copies that may be used.
             spare: a directory for a moment's names.
@@ -88,7 +82,7 @@ class Pool:
 
         Args:
             entry: the file; its content is durable.
-            key: its address (:func:`.entries.object_key`).
+            key: its address (:attr:`.Entry.object`).
             names: all its names in a tree that nobody sees yet.
             first: the first of the object's copies that it may become.
             spare: a directory for a moment's names.
@@ -154,11 +148,26 @@ class Pool:
         """Return the pool's directories."""
         return sorted(path for path in self.root.iterdir() if len(path.name) == 2)
 
-    def remove_orphans(self, shard: Path, *, dry_run: bool = False) -> tuple[int, int]:
-        """Remove the objects of one directory that no layer has; nobody takes them up meanwhile.
+    def orphans(self, *, alone: bool = True) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield where each object lies that no layer has, and its status.
 
         Args:
-            shard: the directory.
+            alone: whether nobody takes up the objects of its directory until the next is asked for.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        for shard in self.shards():
+            with self.using(exclusive=True) if alone else nullcontext(), os.scandir(shard) as entries:
+                for entry in entries:
+                    info = entry.stat(follow_symlinks=False)
+                    if info.st_nlink == 1:
+                        yield entry.path, info
+
+    def remove_orphans(self, *, dry_run: bool = False) -> tuple[int, int]:
+        """Remove the objects that no layer has.
+
+        Args:
             dry_run: only count them.
 
         Returns:
@@ -168,13 +177,10 @@ class Pool:
             OSError: the kernel refused.
         """
         count = taken = 0
-        with self.using(exclusive=True), os.scandir(shard) as entries:
-            for entry in entries:
-                info = entry.stat(follow_symlinks=False)
-                if info.st_nlink == 1:
-                    count, taken = count + 1, taken + info.st_blocks * 512
-                    if not dry_run:
-                        os.unlink(entry.path)
+        for path, info in self.orphans():
+            count, taken = count + 1, taken + info.st_blocks * 512
+            if not dry_run:
+                os.unlink(path)
         return count, taken
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,11 +144,11 @@ def parts(store: Store) -> list[Part]:
     """Say what every part of a store takes, the largest first."""
     sizes = StoreSizes(store, [])
     layers = [path for path in (store.root / "layers").iterdir() if path.is_dir()]
-    orphans = _orphans(store)
+    orphans = [info.st_blocks * 512 for _, info in store.pool.orphans(alone=False)]  # of a store that is only read, too
     lists = sum(_taken(path / name) for path in layers for name in (listing.NAME, "layer.json", USED, BLOBS))
     found = [
         Part("layers", sizes.total - sizes.blobs + lists, len(layers), "what images are made of", "image rm, image gc"),
-        Part("objects", orphans[1], orphans[0], "files that no layer has any more", "image gc"),
+        Part("objects", sum(orphans), len(orphans), "files that no layer has any more", "image gc"),
     ]
     for path in sorted(store.root.iterdir()):
         if path.name not in _OF_IMAGES and path.is_dir():
@@ -164,17 +162,6 @@ def apparent_bytes(store: Store) -> int:
     """Return the bytes that all images would take if each had its own copy of everything."""
     sizes = StoreSizes(store, store.images())
     return sum(sizes.image(name).total for name in sizes.images)
-
-
-def _orphans(store: Store) -> tuple[int, int]:
-    found = [info for shard in store.pool.shards() for info in _infos(shard) if info.st_nlink == 1]
-    return len(found), sum(info.st_blocks * 512 for info in found)
-
-
-def _infos(directory: Path) -> Iterator[os.stat_result]:
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            yield entry.stat(follow_symlinks=False)
 
 
 def _taken(path: Path) -> int:

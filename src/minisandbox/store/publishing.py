@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,10 +13,31 @@ from minisandbox.errors import StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.disk.durable import sync_directory, sync_filesystem
 from minisandbox.store.disk.faults import fault_point
-from minisandbox.store.disk.scanning import Allowance, Lifted, scan
+from minisandbox.store.disk.scanning import Allowance, scan
 from minisandbox.store.entries import FILE, PRIVATE, Entry, list_digest
 from minisandbox.store.objects import SMALLEST, Pool
 from minisandbox.store.records import LayerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a maker hands to the store.
+
+    Attributes:
+        tree: the finished tree, inside the directory that the maker was given.
+        facts: what it learned on the way, kept in the layer's record.
+        seconds: how long it took where it was made, if that was not here.
+        patience: seconds that listing and hashing the tree may take; None: no limit.
+        digests: the SHA-256 of files' contents by inode, where the maker hashed them.
+        expected: the :func:`.entries.list_digest` that the tree must have; "" where nothing says.
+    """
+
+    tree: Path
+    facts: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = None
+    patience: float | None = None
+    digests: Mapping[int, str] = field(default_factory=dict)
+    expected: str = ""
 
 
 @dataclass(slots=True)
@@ -25,22 +47,16 @@ class Publication:
     Attributes:
         pool: where equal files are found.
         work: the private directory that holds its tree.
-        tree: the tree.
+        made: the tree, and what is known of it.
         below: what the layers that it is stacked with have of the pool: yields names of objects. It is only asked where
             an object is there already; no inode may be in a stack twice, because programs compare inodes.
-        patience: seconds that listing and hashing the tree may take; None: no limit.
-        digests: the SHA-256 of files' contents by inode, where they are known.
-        expected: what the :func:`.entries.list_digest` of the tree is known to be, or "".
         copies: which of the pool's copies of its object a file was before, by path.
     """
 
     pool: Pool
     work: Path
-    tree: Path
+    made: Made
     below: Iterable[str]
-    patience: float | None = None
-    digests: Mapping[int, str] = field(default_factory=dict)
-    expected: str = ""
     copies: Mapping[str, int] = field(default_factory=dict)
     _more: dict[str, list[str]] = field(default_factory=dict)
     _copies: dict[str, int] = field(default_factory=dict)
@@ -74,7 +90,7 @@ class Publication:
         fault_point("shared")
         whole = self.work / "publish"
         whole.mkdir(mode=0o700)
-        rename_directory(self.tree, whole / "tree")
+        rename_directory(self.made.tree, whole / "tree")
         listing.write_entries(whole / listing.NAME, self._listed(found))
         names = [entry for entry in found if entry.kind != listing.DIRECTORY]
         # a directory's entry for itself is not counted, as no layer's size ever was
@@ -87,10 +103,9 @@ class Publication:
 
     def _settle(self) -> list[Entry]:
         """Exchange files with the pool; return what is in the tree."""
-        lifted = Lifted()
-        try:
-            found = list(scan(self.tree, lifted, Allowance(self.patience), self.digests))
-            if self.expected and list_digest(found) != self.expected:
+        with ExitStack() as opened:
+            found = list(scan(self.made.tree, opened, Allowance(self.made.patience), self.made.digests))
+            if self.made.expected and list_digest(found) != self.made.expected:
                 raise StoreError("the files of a layer are not those of its list", reason="its content was changed")
             fault_point("scanned")
             with self.pool.using():
@@ -100,8 +115,6 @@ class Publication:
                 sync_filesystem(self.work)
                 self._give()
             self._restore_mtimes(found)
-        finally:
-            lifted.restore()
         return found
 
     def _note_names(self, found: list[Entry]) -> None:
@@ -128,7 +141,7 @@ class Publication:
             self._note(entry, key, self.pool.share(entry, key, self._names(entry), first=first, spare=self.spare))
 
     def _names(self, entry: Entry) -> list[str]:
-        return [f"{self.tree}/{path}" for path in (entry.path, *self._more.get(entry.path, ()))]
+        return [f"{self.made.tree}/{path}" for path in (entry.path, *self._more.get(entry.path, ()))]
 
     def _note(self, entry: Entry, key: str, copy: int) -> None:
         self._copies[entry.path] = copy
@@ -152,7 +165,7 @@ class Publication:
         """Give directories the mtimes back that exchanging files in them has changed."""
         for entry in found:
             if entry.kind == listing.DIRECTORY:
-                where = f"{self.tree}/{entry.path}"
+                where = f"{self.made.tree}/{entry.path}"
                 if os.lstat(where).st_mtime_ns != entry.mtime:
                     os.utime(where, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
 

@@ -18,7 +18,9 @@ MOST = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class Record:
+    """What is kept as a JSON file of its own."""
+
     def to_json(self) -> bytes:
         """Return the record as JSON text."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, sort_keys=True).encode() + b"\n"
@@ -112,7 +114,7 @@ def _frozen(value: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRecord(_Record):
+class LayerRecord(Record):
     """What is known of a published layer.
 
     Attributes:
@@ -139,7 +141,7 @@ class LayerRecord(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class BlobRecord(_Record):
+class BlobRecord(Record):
     """What is known of a layer's compressed forms, whether they are in the store now or not.
 
     Attributes:
@@ -156,7 +158,7 @@ class BlobRecord(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageRecord(_Record):
+class ImageRecord(Record):
     """What is known of an image.
 
     Attributes:
@@ -189,7 +191,7 @@ class ImageRecord(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class FailureRecord(_Record):
+class FailureRecord(Record):
     """What is known of an image whose build failed: enough to look into its last good state.
 
     Attributes:

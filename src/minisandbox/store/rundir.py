@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import types
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from minisandbox import __version__
 from minisandbox.errors import DiskFull, RunError
 from minisandbox.store.disk.durable import HALF_WRITTEN, write_atomic
 from minisandbox.store.disk.faults import FULL
-from minisandbox.store.disk.locks import try_flock
+from minisandbox.store.disk.locks import LOCK_FILE, open_locked
 
 VERSION = 1
 """Of the directory's layout."""
@@ -77,9 +76,7 @@ class RunDirectory:
         """Use the directory in a ``with`` block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let others use the directory."""
         self.close()
 
@@ -131,10 +128,8 @@ def disk_full(path: Path, error: Exception) -> DiskFull:
 
 
 def _locked(path: Path) -> int:
-    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    if try_flock(lock):
+    if (lock := open_locked(path / ".lock", LOCK_FILE)) is not None:
         return lock
-    os.close(lock)
     raise RunError(
         f"{path} is in use", reason="another process writes to this run", hint="wait for it, or give another directory"
     )

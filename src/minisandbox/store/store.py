@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -10,22 +9,22 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.catalogue import Catalogue, check_name
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import fault_point, store_faults
-from minisandbox.store.disk.locks import hold_lock
+from minisandbox.store.disk.locks import DIRECTORY, hold_flock, hold_lock
 from minisandbox.store.disk.paths import check_file_system, check_private, default_root, is_read_only, set_aside
 from minisandbox.store.disk.reading import read_below
-from minisandbox.store.disk.staging import Staging
+from minisandbox.store.disk.staging import reclaim, staging_directory
 from minisandbox.store.disk.trees import remove_tree
 from minisandbox.store.keys import JSONValue, check_key
 from minisandbox.store.leases import Holder, Lease, is_frozen, open_exclusive, stamp
 from minisandbox.store.objects import Pool
-from minisandbox.store.publishing import Publication, make_visible, objects_of
+from minisandbox.store.publishing import Made, Publication, make_visible, objects_of
 from minisandbox.store.records import LayerRecord
 
 __all__ = ["Made", "Store", "check_name"]
@@ -39,27 +38,6 @@ _PARTS = (
 )  # fmt: skip
 _TORN = re.compile(r"\..+\.[0-9a-f]{12}")
 _TORN_AGE = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What a maker hands to the store.
-
-    Attributes:
-        tree: the finished tree, inside the directory that the maker was given.
-        facts: what it learned on the way, kept in the layer's record.
-        seconds: how long it took where it was made, if that was not here.
-        patience: seconds that listing and hashing the tree may take; None: no limit.
-        digests: the SHA-256 of files' contents by inode, where the maker hashed them.
-        expected: the :func:`.entries.list_digest` that the tree must have; "" where nothing says.
-    """
-
-    tree: Path
-    facts: Mapping[str, str] = field(default_factory=dict)
-    seconds: float | None = None
-    patience: float | None = None
-    digests: Mapping[int, str] = field(default_factory=dict)
-    expected: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +70,7 @@ class Store(Catalogue):
             _check_version(path)
             for part in _PARTS:
                 (path / part).mkdir(mode=0o700, exist_ok=True)
-            Staging(path / "staging").reclaim()
+            reclaim(path)
             _remove_torn(path)
         return cls(path)
 
@@ -279,7 +257,7 @@ class Store(Catalogue):
             StoreError: the kernel refused, or one is frozen, and damaged or read-only.
             DiskFull: one is frozen, and there is no space for its tree.
         """
-        with Holder().lease(frozen=frozen) as lease:
+        with Lease(Holder(), frozen=frozen) as lease:
             lease.add(map(self.layer_directory, keys))
             yield lease
 
@@ -290,8 +268,7 @@ class Store(Catalogue):
         self.require_writable(f"lock {name}")
         return hold_lock(self.root / "locks" / f"{check_name(name)}.lock", timeout=LOCK_TIMEOUT, on_wait=on_wait)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Let no other process collect or freeze while the body runs.
 
         It needs no lock file, which could not be made on a full disk.
@@ -299,12 +276,7 @@ class Store(Catalogue):
         Raises:
             OSError: the lock cannot be opened.
         """
-        fd = os.open(self.root / "layers", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+        return hold_flock(self.root / "layers", DIRECTORY)
 
     @contextmanager
     def staging(self, label: str) -> Iterator[Path]:
@@ -318,7 +290,7 @@ class Store(Catalogue):
             StoreError: any other refusal of the system, in the body too.
         """
         self.require_writable(f"make {label}")
-        with store_faults(f"make {label}"), Staging(self.root / "staging").directory(label) as path:
+        with store_faults(f"make {label}"), staging_directory(self.root, label) as path:
             yield path
 
     def log_path(self, key: str) -> Path:
@@ -337,8 +309,7 @@ class Store(Catalogue):
     ) -> LayerRecord:
         with store_faults(f"publish layer {unsized.key}"):
             below = self._objects_below(unsized.parent, beside)
-            publication = Publication(self.pool, work, made.tree, below, made.patience, made.digests, made.expected)
-            whole, record = publication.prepare(unsized)
+            whole, record = Publication(self.pool, work, made, below).prepare(unsized)
             if hold is not None:  # before anybody can see it, and so remove it
                 hold.add([self.layer_directory(record.key)], whole)
             make_visible(whole, self.layer_directory(record.key))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.store import entries as listing
@@ -14,6 +14,7 @@ from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.scanning import describe, hash_file, kind_of, walk
 from minisandbox.store.entries import FILE, Entry
 from minisandbox.store.keys import is_key
+from minisandbox.store.sizes import stack_of
 from minisandbox.store.store import Store
 
 _MOST_TOLD = 20
@@ -137,7 +138,7 @@ def _broken(store: Store, bad: set[str]) -> Iterator[str]:
             if store.writable:
                 store.quarantine_image(name)
             continue
-        stack = {*image.layers, *filter(None, [image.tests_layer])}
+        stack = {*stack_of(image)}
         if stack & bad or any(not store.has_layer(key) for key in stack):
             yield name
 
@@ -147,7 +148,7 @@ def _put_away(store: Store, damage: Damage) -> Damage:
         return damage
     place = store.quarantine(damage.key)
     relative = str(place.relative_to(store.root))
-    return Damage(damage.key, damage.kind, damage.problems, damage.count, relative)
+    return replace(damage, quarantined=relative)
 
 
 @dataclass(slots=True)
@@ -183,17 +184,13 @@ class _Check:
 
     def orphans(self) -> None:
         """See to it that no layer takes up a damaged object that no layer has at present."""
-        pool = self.store.pool
-        for shard in pool.shards() if self.store.writable else ():
-            with pool.using(exclusive=True), os.scandir(shard) as found:
-                for each in found:
-                    info = each.stat(follow_symlinks=False)
-                    if info.st_nlink == 1 and self._is_damaged(each, info):
-                        os.unlink(each.path)
+        for path, info in self.store.pool.orphans() if self.store.writable else ():
+            if self._is_damaged(path, info):
+                os.unlink(path)
 
-    def _is_damaged(self, each: os.DirEntry[str], info: os.stat_result) -> bool:
+    def _is_damaged(self, path: str, info: os.stat_result) -> bool:
         try:
-            return describe("", each.path, info).object != each.name.partition(".")[0]
+            return describe("", path, info).object != os.path.basename(path).partition(".")[0]
         except PermissionError:  # a file that a build left closed to its own owner
             self.unreadable += 1
             return False

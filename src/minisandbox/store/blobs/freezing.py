@@ -6,7 +6,6 @@ way leaves the layer as it was, or frozen.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
@@ -20,14 +19,14 @@ from minisandbox.store.blobs.kept import COLD, blob_path, ensure_blob, open_cold
 from minisandbox.store.blobs.unpack import unpack
 from minisandbox.store.disk.durable import sync_directory
 from minisandbox.store.disk.faults import fault_point, store_faults
-from minisandbox.store.disk.locks import hold_lock
+from minisandbox.store.disk.locks import DIRECTORY, hold_flock, hold_lock
 from minisandbox.store.disk.paths import is_read_only, set_aside
-from minisandbox.store.disk.staging import Staging
+from minisandbox.store.disk.staging import staging_directory
 from minisandbox.store.disk.trees import remove_tree
 from minisandbox.store.entries import PRIVATE, list_digest
 from minisandbox.store.leases import in_use, is_frozen, open_exclusive
 from minisandbox.store.objects import Pool
-from minisandbox.store.publishing import Publication, rename_directory
+from minisandbox.store.publishing import Made, Publication, rename_directory
 from minisandbox.store.records import LayerRecord
 from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.store import Store
@@ -82,14 +81,9 @@ def freeze(
     for name in wanted:
         store.image(name)
     with store_faults("freeze images"), store.alone():
-        work = _Freezing(store, dry_run, progress or _silent)
+        work = _Freezing(store, dry_run, progress or (lambda _: None))
         work.run(wanted)
     return work.done
-
-
-def frozen_keys(store: Store) -> list[str]:
-    """Return the keys of all frozen layers, in order."""
-    return [key for key in store.layer_keys() if store.is_frozen(key)]
 
 
 def blob_names(store: Store) -> tuple[set[str], set[str]]:
@@ -138,7 +132,7 @@ class _Freezing:
         if self.dry_run:
             self.done.freed = round((1 - EXPECTED) * sizes.freed(self.done.layers))
             return
-        orphans = sum(self.store.pool.remove_orphans(shard)[1] for shard in self.store.pool.shards())
+        orphans = self.store.pool.remove_orphans()[1]
         private = sum(sizes.layers[key].private for key in self.done.layers)
         self.done.freed = private + orphans - self.done.blobs
 
@@ -170,19 +164,11 @@ class _Freezing:
 
     def _remove_tree(self, tree: Path) -> None:
         gone = self.store.root / "staging" / f"frozen.{secrets.token_hex(6)}"
-        fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # a half-made thing of ours, until we are dead
+        with hold_flock(tree, DIRECTORY):  # a half-made thing of ours, until we are dead
             rename_directory(tree, gone)
             sync_directory(tree.parent)
             fault_point("tree-taken")
             remove_tree(gone)
-        finally:
-            os.close(fd)
-
-
-def _silent(_: str) -> None:
-    """Tell nobody."""
 
 
 def thaw(layer: Path) -> None:
@@ -207,7 +193,7 @@ def thaw(layer: Path) -> None:
     with hold_lock(root / "locks" / f"thaw-{layer.name}.lock", timeout=_TIMEOUT):
         if is_frozen(layer):
             label = f"thaw-{layer.name[:12]}"
-            with store_faults(f"thaw layer {layer.name}"), Staging(root / "staging").directory(label) as work:
+            with store_faults(f"thaw layer {layer.name}"), staging_directory(root, label) as work:
                 _put_back(layer, _unpacked(root, layer, work))
 
 
@@ -219,11 +205,9 @@ def _unpacked(root: Path, layer: Path, work: Path) -> Path:
             done = unpack(stream, work / "tree", None, keep_owners=os.geteuid() == 0)
         fault_point("thaw-unpacked")
         copies = {entry.path: entry.copy for entry in listed if entry.copy != PRIVATE}
-        publication = Publication(
-            Pool(root / "objects"), work, work / "tree", (), digests=done.digests, expected=list_digest(listed),
-            copies=copies,
-        )  # fmt: skip
-        return publication.prepare(LayerRecord.read(root, f"layers/{layer.name}/layer.json"))[0]
+        made = Made(work / "tree", digests=done.digests, expected=list_digest(listed))
+        record = LayerRecord.read(root, f"layers/{layer.name}/layer.json")
+        return Publication(Pool(root / "objects"), work, made, (), copies).prepare(record)[0]
     except DiskFull:
         raise
     except StoreError as error:

@@ -25,7 +25,7 @@ from minisandbox.store.disk.faults import fault_point, store_faults
 from minisandbox.store.disk.locks import hold_lock
 from minisandbox.store.disk.paths import is_read_only
 from minisandbox.store.disk.reading import open_below
-from minisandbox.store.disk.scanning import Lifted
+from minisandbox.store.disk.scanning import opened_up
 from minisandbox.store.entries import Entry, read_entries
 from minisandbox.store.leases import BLOBS, is_frozen
 from minisandbox.store.records import BlobRecord
@@ -184,12 +184,8 @@ def _open_file(root: Path, key: str, entry: Entry) -> IO[bytes]:
     try:
         return open_below(root, name)
     except PermissionError:  # a build closed it to its own owner
-        lifted = Lifted()
-        lifted.lift(f"{root}/{name}")
-        try:
+        with opened_up(f"{root}/{name}"):
             return open_below(root, name)
-        finally:
-            lifted.restore()
 
 
 def _kept(root: Path, key: str, compression: str) -> LayerBlob:

@@ -12,6 +12,8 @@ from pathlib import Path
 from minisandbox.errors import StoreError
 from minisandbox.store.disk.faults import store_faults
 
+LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _POLL = 0.05
 
 
@@ -39,8 +41,18 @@ def hold_lock(path: Path, *, timeout: float, on_wait: Callable[[], None] | None 
         StoreError: another process still holds the lock after ``timeout``, or the kernel refused.
         DiskFull: there is no space for the lock file.
     """
+    deadline = time.monotonic() + timeout
     with store_faults(f"lock {path.name}"):
-        fd = _acquire(path, timeout, on_wait)
+        while (fd := open_locked(path, LOCK_FILE)) is None:
+            if time.monotonic() >= deadline:
+                raise StoreError(
+                    f"lock {path.name} is still held after {timeout:.0f} s",
+                    reason="another process builds the same layer",
+                    hint="wait for it to end; a lock ends with its process",
+                )
+            if on_wait is not None:
+                on_wait()
+            time.sleep(_POLL)
     try:
         yield
     finally:
@@ -48,27 +60,46 @@ def hold_lock(path: Path, *, timeout: float, on_wait: Callable[[], None] | None 
         os.close(fd)
 
 
-def _acquire(path: Path, timeout: float, on_wait: Callable[[], None] | None) -> int:
-    deadline = time.monotonic() + timeout
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        held = False
-        try:
-            held = try_flock(fd) and still_named(fd, path)
-        finally:
-            if not held:
-                os.close(fd)
-        if held:
+@contextmanager
+def hold_flock(path: Path, flags: int, *, shared: bool = False) -> Iterator[None]:
+    """Hold a lock on a file or directory that stays, while the body runs; wait for it as long as it takes.
+
+    Args:
+        path: it.
+        flags: :data:`LOCK_FILE` or :data:`DIRECTORY`.
+        shared: whether others may hold it in the same way.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    fd = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def open_locked(path: Path, flags: int, lock: Callable[[int], bool] = try_flock) -> int | None:
+    """Return a locked descriptor of a file or directory, for the caller to close; None if it is locked, or has gone.
+
+    Args:
+        path: it.
+        flags: :data:`LOCK_FILE` or :data:`DIRECTORY`.
+        lock: locks the descriptor; returns whether it could.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    fd = os.open(path, flags, 0o600)
+    try:
+        if lock(fd) and still_named(fd, path):
             return fd
-        if time.monotonic() >= deadline:
-            raise StoreError(
-                f"lock {path.name} is still held after {timeout:.0f} s",
-                reason="another process builds the same layer",
-                hint="wait for it to end; a lock ends with its process",
-            )
-        if on_wait is not None:
-            on_wait()
-        time.sleep(_POLL)
+    except BaseException:  # the descriptor must not leak, whatever ended it
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
 
 
 def still_named(fd: int, path: Path) -> bool:

@@ -8,6 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from minisandbox.errors import StoreError, UnfitTree
 from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, WHITEOUT, Attributes, Entry
 
 _CHUNK = 1 << 20
-_NONE: Mapping[int, str] = {}
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MACHINE = frozenset(f"user.overlay.{name}" for name in ("origin", "impure", "nlink", "uuid", "upper"))
 """What overlayfs notes for itself (fs/overlayfs/overlayfs.h): of use only while it can decode them."""
@@ -48,40 +48,29 @@ class Allowance:
             )
 
 
-@dataclass(slots=True)
-class Lifted:
-    """Rights that an owner gave itself to look into its own tree, and what they were.
+@contextmanager
+def opened_up(path: str) -> Iterator[None]:
+    """Give the owner all rights to a file or directory that is no link, while the body runs.
 
-    Attributes:
-        modes: (path, mode) of each, the outermost first.
+    Raises:
+        OSError: it is somebody else's.
     """
-
-    modes: list[tuple[str, int]] = field(default_factory=list)
-
-    def lift(self, path: str) -> None:
-        """Give the owner all rights to a file or directory that is no link.
-
-        Raises:
-            OSError: it is somebody else's.
-        """
-        mode = stat.S_IMODE(os.lstat(path).st_mode)
-        os.chmod(path, mode | stat.S_IRWXU)
-        self.modes.append((path, mode))
-
-    def restore(self) -> None:
-        """Take them back."""
-        while self.modes:
-            os.chmod(*self.modes.pop())
+    mode = stat.S_IMODE(os.lstat(path).st_mode)
+    os.chmod(path, mode | stat.S_IRWXU)
+    try:
+        yield
+    finally:
+        os.chmod(path, mode)
 
 
-def walk(tree: Path, lifted: Lifted | None = None) -> Iterator[tuple[str, os.stat_result]]:
+def walk(tree: Path, opened: ExitStack | None = None) -> Iterator[tuple[str, os.stat_result]]:
     """Yield (path relative to the tree, its status), the tree itself first, each directory before what is in it.
 
     Names of one directory come sorted, so that the same tree always gives the same list.
 
     Args:
         tree: the directory.
-        lifted: where to note the modes of directories that had to be opened up; None leaves them alone.
+        opened: closes again the directories that had to be opened up; None leaves them alone.
 
     Raises:
         OSError: a directory cannot be read.
@@ -92,7 +81,7 @@ def walk(tree: Path, lifted: Lifted | None = None) -> Iterator[tuple[str, os.sta
     waiting = [""] if stat.S_ISDIR(top.st_mode) else []  # a link in its place is not followed
     while waiting:
         folder = waiting.pop()
-        for entry in _listed(f"{base}/{folder}", lifted):
+        for entry in _listed(f"{base}/{folder}", opened):
             path = f"{folder}/{entry.name}" if folder else entry.name
             info = entry.stat(follow_symlinks=False)
             yield path, info
@@ -100,21 +89,21 @@ def walk(tree: Path, lifted: Lifted | None = None) -> Iterator[tuple[str, os.sta
                 waiting.append(path)
 
 
-def _listed(folder: str, lifted: Lifted | None) -> list[os.DirEntry[str]]:
-    if lifted is not None and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        lifted.lift(folder)
+def _listed(folder: str, opened: ExitStack | None) -> list[os.DirEntry[str]]:
+    if opened is not None and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        opened.enter_context(opened_up(folder))
     with os.scandir(folder) as entries:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def scan(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[int, str] = _NONE) -> Iterator[Entry]:
+def scan(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
     """Yield the entry of everything in a tree that is about to be published, and clear it of what no layer keeps.
 
     That is overlayfs's own notes, and sockets: their servers have ended, and no archive holds them.
 
     Args:
         tree: a tree that nobody writes to any more.
-        lifted: where to note the modes of directories that had to be opened up, as a build may have left them.
+        opened: closes again the directories that had to be opened up, as a build may have left them.
         allowance: what reading it may cost.
         digests: the SHA-256 of files' contents by inode, where they are known: those are not read.
 
@@ -124,7 +113,7 @@ def scan(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[int,
         OSError: something in it cannot be read.
     """
     try:
-        yield from _scanned(tree, lifted, allowance, digests)
+        yield from _scanned(tree, opened, allowance, digests)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
@@ -138,9 +127,9 @@ def scan(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[int,
         ) from error
 
 
-def _scanned(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
+def _scanned(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
     first: dict[int, Entry] = {}
-    for path, info in walk(tree, lifted):
+    for path, info in walk(tree, opened):
         allowance.check()
         where = f"{tree}/{path}" if path else str(tree)
         if stat.S_ISSOCK(info.st_mode):
@@ -160,13 +149,9 @@ def _scanned(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[
 
 def _described(path: str, where: str, info: os.stat_result, allowance: Allowance, *, digest: bool) -> Entry:
     """Describe one thing, whether its owner may read it or not."""
-    lifted = Lifted()
-    if stat.S_ISREG(info.st_mode) and not info.st_mode & stat.S_IRUSR:
-        lifted.lift(where)
-    try:
+    closed = stat.S_ISREG(info.st_mode) and not info.st_mode & stat.S_IRUSR
+    with opened_up(where) if closed else nullcontext():
         return describe(path, where, info, digest=digest, allowance=allowance)
-    finally:
-        lifted.restore()
 
 
 def _cleared(entry: Entry, where: str) -> Entry:
@@ -176,14 +161,9 @@ def _cleared(entry: Entry, where: str) -> Entry:
     noted = [name for name, _ in entry.attributes if name in _MACHINE]
     if not noted:
         return entry
-    lifted = Lifted()
-    if not os.access(where, os.W_OK):
-        lifted.lift(where)
-    try:
+    with nullcontext() if os.access(where, os.W_OK) else opened_up(where):
         for name in noted:
             os.removexattr(where, name, follow_symlinks=False)
-    finally:
-        lifted.restore()
     return replace(entry, attributes=tuple(pair for pair in entry.attributes if pair[0] not in _MACHINE))
 
 
