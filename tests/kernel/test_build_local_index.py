@@ -14,7 +14,6 @@ import pytest
 
 from minisandbox.errors import DiskFull, IndexUnavailable
 from minisandbox.images import PythonRecipe, build, build_all, installed_interpreters
-from minisandbox.images.builder import Failures
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 
@@ -99,7 +98,7 @@ def test_a_download_that_finds_the_disk_full_is_no_failure_of_the_step(
     store = Store.open(tmp_path / "store")
     with pytest.raises(DiskFull, match="tiny_demo"):
         build(PythonRecipe(python=python, requirements=("tiny-demo==1.0",)), store=store, name="tiny")
-    assert Failures(store).by_step() == {}
+    assert store.failures() == []
 
 
 def test_an_index_that_is_down_is_no_fault_of_the_recipe(
@@ -111,6 +110,6 @@ def test_an_index_that_is_down_is_no_fault_of_the_recipe(
     found = build_all({"tiny": lambda: recipe}, store=store, retry_failed=False)
     assert isinstance(found.failures["tiny"], IndexUnavailable)
     assert "cannot read http://127.0.0.1:9/simple/tiny-demo/" in (found.failures["tiny"].reason or "")
-    assert Failures(store).by_step() == {}
+    assert store.failures() == []
     monkeypatch.setenv("PIP_INDEX_URL", served)
     assert set(build_all({"tiny": lambda: recipe}, store=store, retry_failed=False).images) == {"tiny"}

@@ -19,7 +19,6 @@ from minisandbox.images import (
     Budget,
     BuildEvent,
     Estimate,
-    Failures,
     LocalSource,
     PythonRecipe,
     StepState,
@@ -152,7 +151,7 @@ def test_failures_are_kept_and_tried_again_when_asked(store: Store, project: Pat
     recipes = _recipes(project, 1, "exit 7")
     first = build_all(recipes, store=store, retry_failed=False)
     assert "exit status 7" in str(first.failures["task-0"])
-    assert Failures(store).of_image("task-0").step == "install"
+    assert store.failure("task-0").step == "install"
     events: list[BuildEvent] = []
     second = build_all(recipes, store=store, retry_failed=False, progress=events.append)
     assert "was not tried again" in str(second.failures["task-0"])
@@ -163,7 +162,7 @@ def test_failures_are_kept_and_tried_again_when_asked(store: Store, project: Pat
     flag.touch()  # another source, and so another step
     build_all(_recipes(project, 1, "test -e flag"), store=store, retry_failed=False)
     with pytest.raises(NotFound):
-        Failures(store).of_image("task-0")
+        store.failure("task-0")
 
 
 INTERRUPTED = """

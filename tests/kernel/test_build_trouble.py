@@ -16,7 +16,6 @@ from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import BuildError, DiskFull
 from minisandbox.images import LocalSource, PythonRecipe, build
-from minisandbox.images.builder import Failures
 from minisandbox.store import Store
 
 pytestmark = pytest.mark.kernel
@@ -90,7 +89,6 @@ FULL = """
     from pathlib import Path
     from minisandbox.errors import DiskFull, HostError
     from minisandbox.images import LocalSource, PythonRecipe, build
-    from minisandbox.images.builder import Failures
     from minisandbox.sandbox.controller import shut_down
     from minisandbox.store import Store
     store = Store.open(sys.argv[1] + "/store")
@@ -100,7 +98,7 @@ FULL = """
     except DiskFull as error:
         kinds = sorted(record.step["kind"] for record in store.layers())
         staged = [p.name for p in (store.root / "staging").iterdir() if p.name != ".gate"]
-        print(error.exit_code, kinds, staged, list(Failures(store).by_step()))
+        print(error.exit_code, kinds, staged, [failure.key for failure in store.failures()])
     except HostError as error:
         print("no sandbox here:", error)
     finally:
@@ -148,5 +146,5 @@ def test_what_a_step_left_holds_up_nobody(tmp_path: Path, source: Path) -> None:
     assert time.monotonic() - begun < PATIENCE
     assert len(str(caught.value)) < 1000
     assert caught.value.step == "install"
-    assert Failures(store).of_image("left").step == "install"
+    assert store.failure("left").step == "install"
     assert _staged(store) == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 _NAMES = {
-    "builder": "Failures build",
+    "builder": "build",
     "dockerfile.evaluation": "BuildOptions",
     "dockerfile.reading": "read_dockerfile",
     "estimate": "Estimate",
@@ -32,7 +32,6 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
 
 if TYPE_CHECKING:
-    from minisandbox.images.builder import Failures as Failures
     from minisandbox.images.builder import build as build
     from minisandbox.images.dockerfile.evaluation import BuildOptions as BuildOptions
     from minisandbox.images.dockerfile.reading import read_dockerfile as read_dockerfile

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.errors import BuildError, MiniSandboxError, NotFound, PatchError, UnfitTree
-from minisandbox.images.base import base_key
+from minisandbox.errors import BuildError, MiniSandboxError, PatchError, UnfitTree
+from minisandbox.images.base import Entry, base_key
 from minisandbox.images.image import Image, image_of, make_base, put_if_new
 from minisandbox.images.plan import Plan, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
@@ -47,13 +47,13 @@ def build(
     planner = Planner(store, mirrors)
     plan = planner.plan(name, recipe)
     with PackageIndex(store) as index:
-        maker = Maker(Session(store, index), planner, progress)
+        maker = Maker(Session(store, index), planner.base(), progress)
         maker.make_base(plan)
         for planned in plan.all_steps():
             try:
                 maker.make(plan, planned)
             except MiniSandboxError as error:
-                Failures(store).add(plan, planned, error)
+                note_failure(store, plan, planned, error)
                 raise
     return record_image(plan, store)
 
@@ -64,17 +64,17 @@ class Maker:
 
     Attributes:
         session: the building that they belong to.
-        planner: what planned them.
+        base: what the base layer holds.
         progress: told of each step as it starts and ends.
     """
 
     session: Session
-    planner: Planner
+    base: tuple[Entry, ...]
     progress: Progress | None = None
 
     def make_base(self, plan: Plan) -> LayerRecord:
         """Return the layer of what the host gives, made if it is not there: our own tools run in it."""
-        record, made = make_base(self.session.store, self.planner.base())
+        record, made = make_base(self.session.store, self.base)
         self._tell(plan, "base", StepState.FINISHED if made else StepState.CACHED, record.key, record)
         return record
 
@@ -101,7 +101,7 @@ class Maker:
                 work = step.prepare(staging)
                 if isinstance(work, Made):
                     return work
-                trees, helper = tuple(map(store.layer_tree, planned.below)), base_key(self.planner.base())
+                trees, helper = tuple(map(store.layer_tree, planned.below)), base_key(self.base)
                 place = Place(
                     plan.name, planned, trees, staging, store.log_path(key), self.session, store.layer_tree(helper)
                 )
@@ -194,49 +194,16 @@ def _check_lock(image: Image, wanted: Lock) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """The failed builds of a store: one for each image's name.
-
-    Attributes:
-        store: the store.
-    """
-
-    store: Store
-
-    def add(self, plan: Plan, planned: PlannedStep, error: MiniSandboxError) -> None:
-        """Keep that a step of an image failed, unless a full disk or an index that is down is to blame."""
-        if not isinstance(error, BuildError | PatchError):
-            return
-        reason = "\n".join(filter(None, (error.what, error.reason)))
-        record = FailureRecord(
-            plan.name, planned.step.name, planned.key, planned.below or plan.ground.layers, planned.environment,
-            str(planned.workdir), time.time(), reason, own_root=planned.own_root,
-        )  # fmt: skip
-        self.store.put_failure(record)
-
-    def of_image(self, image: str) -> FailureRecord:
-        """Return why the last build of an image failed.
-
-        Raises:
-            NotFound: it did not.
-        """
-        try:
-            return self.store.failure(image)
-        except NotFound as error:
-            error.hint = (
-                "`minisandbox image build` keeps one where a step fails; the image itself opens with "
-                "`minisandbox sandbox shell --image`"
-            )
-            raise
-
-    def remove(self, image: str) -> None:
-        """Forget the failure of an image; nothing happens if it did not fail."""
-        self.store.remove_failure(image)
-
-    def by_step(self) -> dict[str, FailureRecord]:
-        """Return the failures by the key of the layer that was not made."""
-        return {record.key: record for record in self.store.failures()}
+def note_failure(store: Store, plan: Plan, planned: PlannedStep, error: MiniSandboxError) -> None:
+    """Keep that a step of an image failed, unless a full disk or an index that is down is to blame."""
+    if not isinstance(error, BuildError | PatchError):
+        return
+    reason = "\n".join(filter(None, (error.what, error.reason)))
+    record = FailureRecord(
+        plan.name, planned.step.name, planned.key, planned.below or plan.ground.layers, planned.environment,
+        str(planned.workdir), time.time(), reason, own_root=planned.own_root,
+    )  # fmt: skip
+    store.put_failure(record)
 
 
 def known_failure(record: FailureRecord, store: Store) -> BuildError:

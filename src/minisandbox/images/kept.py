@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,58 +11,42 @@ from minisandbox.images.runner import BuildStep, Work
 from minisandbox.store import Store
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.store.disk.reading import read_below
-from minisandbox.store.records import MOST
+from minisandbox.store.records import Record
 from minisandbox.store.store import check_name
-
-_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The layers made by hand for one image.
-
-    Attributes:
-        image: its name.
-        layers: by the key of the layer below, the key of the layer made over it.
-    """
-
-    image: str
-    layers: dict[str, str]
+class _Kept(Record):
+    layers: Mapping[str, str]
 
 
-def read_kept(store: Store, image: str) -> Kept:
-    """Return what was made by hand for an image.
+def read_kept(store: Store, image: str) -> Mapping[str, str]:
+    """Return the layers made by hand for an image: by the key of the layer below, the key of the layer made over it.
 
     Raises:
         StoreError: the record is damaged.
     """
     path = _path(store, image)
-    try:
-        values = json.loads(read_below(store.root, f"{path.parent.name}/{path.name}", MOST))
-        if values["format"] != _FORMAT:
-            raise ValueError(f"format {values['format']!r}")
-        return Kept(image, {str(below): str(layer) for below, layer in values["layers"].items()})
-    except FileNotFoundError:
-        return Kept(image, {})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StoreError(
-            f"record {path} is damaged",
-            reason=str(error),
-            hint=f"`minisandbox image rm {image}` removes it",
-        ) from error
+    with store_faults(f"read what was made by hand for {image}"):
+        try:
+            return _Kept.read(store.root, str(path.relative_to(store.root))).layers
+        except FileNotFoundError:
+            return {}
+        except StoreError as error:
+            error.hint = f"`minisandbox image rm {image}` removes it"
+            raise
 
 
-def write_kept(store: Store, kept: Kept) -> None:
-    """Record what was made by hand for an image, in place of what was recorded before.
+def write_kept(store: Store, image: str, layers: Mapping[str, str]) -> None:
+    """Record what was made by hand for an image, in place of what was recorded before; see :func:`read_kept`.
 
     Raises:
         StoreError: the store refuses.
     """
-    path = _path(store, kept.image)
-    with store_faults(f"record what was made by hand for {kept.image}"):
+    path = _path(store, image)
+    with store_faults(f"record what was made by hand for {image}"):
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomic(path, json.dumps({"format": _FORMAT, "layers": kept.layers}).encode())
+        write_atomic(path, _Kept(layers).to_json())
 
 
 def forget_kept(store: Store, image: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -106,7 +105,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans images; what many have in common is looked at once.
+    """Plans images, in one thread; what many have in common is looked at once.
 
     Attributes:
         store: where the layers are or will be.
@@ -118,14 +117,12 @@ class Planner:
     _images: dict[r.OciBase, Image] = field(default_factory=dict)
     _failures: dict[r.OciBase, MiniSandboxError] = field(default_factory=dict)
     _looked: dict[Hashable, object] = field(default_factory=dict)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def _once(self, key: Hashable, look: Callable[[], _T]) -> _T:
         """Return what a look at something gave, the first time."""
-        with self._lock:
-            if key not in self._looked:
-                self._looked[key] = look()
-            return cast("_T", self._looked[key])
+        if key not in self._looked:
+            self._looked[key] = look()
+        return cast("_T", self._looked[key])
 
     def base(self) -> tuple[Entry, ...]:
         """Return what the base layer holds."""
@@ -158,8 +155,8 @@ class Planner:
         self,
         recipes: Iterable[r.Buildable],
         room: SizeBudget | None,
-        progress: Progress,
-        on_estimate: Callable[[PullEstimate], None],
+        progress: Progress | None,
+        on_estimate: Callable[[PullEstimate], None] | None,
         note: Callable[[str], None],
     ) -> None:
         """Pull the container images of recipes that are missing, side by side; see :func:`.prefetch.pull_all`.
@@ -183,17 +180,16 @@ class Planner:
         """
         from minisandbox.images.oci.pull import pull, stored  # noqa: PLC0415 - loads an HTTP client
 
-        with self._lock:
-            if base not in self._images:
-                try:
-                    if base in self._failures:
-                        raise self._failures[base]
-                    self._images[base] = stored(self.store, base.reference, base.platform) or pull(
-                        base.reference, store=self.store, platform=base.platform or None
-                    )
-                except RegistryError as error:  # it may be the name of an image that is yet to be built here
-                    raise error.about(base.reference)  # noqa: B904 - it is the same error
-            return self._images[base]
+        if base not in self._images:
+            try:
+                if base in self._failures:
+                    raise self._failures[base]
+                self._images[base] = stored(self.store, base.reference, base.platform) or pull(
+                    base.reference, store=self.store, platform=base.platform or None
+                )
+            except RegistryError as error:  # it may be the name of an image that is yet to be built here
+                raise error.about(base.reference)  # noqa: B904 - it is the same error
+        return self._images[base]
 
     def plan(self, name: str, recipe: r.Buildable) -> Plan:
         """Plan an image.
@@ -237,7 +233,7 @@ class Planner:
 
         return self._once(context, lambda: open_context(context.root, context.dockerfile))
 
-    def chain(self, name: str, recipe: r.Recipe) -> _Chain:
+    def chain(self, name: str, recipe: r.Recipe) -> Chain:
         """Fold a recipe's steps over its base."""
         base = recipe.base
         if isinstance(base, r.DockerfileBase):
@@ -246,13 +242,13 @@ class Planner:
             chain = self.chain(name, base.recipe)
             chain.go_on(recipe)
         else:
-            kept = read_kept(self.store, name).layers if name else {}
-            chain = _Chain(self, name, self.ground(base), recipe, kept)
+            kept = read_kept(self.store, name) if name else {}
+            chain = Chain(self, name, self.ground(base), recipe, kept)
         for step in recipe.steps:
             chain.add(step)
         return chain
 
-    def stage(self, recipe: r.Recipe) -> _Chain:
+    def stage(self, recipe: r.Recipe) -> Chain:
         """Return the chain of a stage that others copy from; it is planned once, as its files are hashed for that."""
         return self._once(id(recipe), lambda: (recipe, self.chain("", recipe)))[1]
 
@@ -291,7 +287,7 @@ class Planner:
 
 
 @dataclass(slots=True)
-class _Chain:
+class Chain:
     """Steps folded over a base."""
 
     planner: Planner
@@ -315,14 +311,17 @@ class _Chain:
 
     @property
     def layers(self) -> tuple[str, ...]:
+        """The keys of the layers so far, bottom first."""
         return (*self.ground.layers, *(planned.key for planned in self.steps))
 
     @property
     def variables(self) -> Variables:
+        """What the next step sees."""
         return tuple(sorted(self.environment.items()))
 
     @property
     def workdir(self) -> PurePosixPath:
+        """Where its commands start."""
         return self.recipe.workdir or self.ground.workdir
 
     def go_on(self, recipe: r.Recipe) -> None:
@@ -337,6 +336,7 @@ class _Chain:
         self.recipe = recipe
 
     def plan(self) -> Plan:
+        """Return the plan of the image that it makes."""
         self.go_on(self.recipe)
         ground = replace(self.ground, environment=self.variables)
         steps, aside = tuple(self.steps), tuple(self.aside)
@@ -374,13 +374,9 @@ class _Chain:
         """Add a step of a Dockerfile, and the steps of other stages that it needs."""
         from minisandbox.images.dockerfile.planning import plan_step  # noqa: PLC0415 - loads a parser
 
-        built, needs = plan_step(step, self.layers, self.planner.store, self)
+        built, needs = plan_step(step, self)
         self._append(replace(self._planned(built), needs=needs))
         self._add_kept()
-
-    def files(self, context: Context) -> ContextTree:
-        """Return the files of a Dockerfile's context."""
-        return self.planner.files(context)
 
     def origin(self, base: r.OciBase | r.StageBase) -> tuple[str, tuple[str, ...]]:
         """Return what identifies what a Dockerfile copies from, and its layers; plans the steps that make them."""

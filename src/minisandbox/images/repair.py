@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from minisandbox.images.builder import Failures
-from minisandbox.images.kept import Kept, read_kept, write_kept
+from minisandbox.images.kept import read_kept, write_kept
 from minisandbox.images.places import BUILD
 from minisandbox.images.python.index import find_uv, index_access
 from minisandbox.images.python.lock import PACKAGES, packages_fact
@@ -63,8 +62,8 @@ class Repair:
         record, _ = self.store.ensure_layer(
             key, parent=parent, step=step, make=lambda _: Made(self._upper / "tree", facts)
         )
-        write_kept(self.store, Kept(image, {**read_kept(self.store, image).layers, parent: key}))
-        Failures(self.store).remove(image)
+        write_kept(self.store, image, {**read_kept(self.store, image), parent: key})
+        self.store.remove_failure(image)
         return record
 
 
@@ -76,7 +75,7 @@ def open_failed(store: Store, image: str) -> Iterator[Repair]:
         NotFound: no failed build of it is kept, or a layer of it is gone.
         SandboxCreationError: there could be no sandbox.
     """
-    failure = Failures(store).of_image(image)
+    failure = store.failure(image)
     trees, workdir = tuple(map(store.layer_tree, failure.layers)), PurePosixPath(failure.workdir)
     spec = ImageSpec(f"{image}: by hand", trees, failure.environment, workdir, host_usr=not failure.own_root)
     served = Served()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.images.builder import Failures, Maker, known_failure, record_image
+from minisandbox.images.builder import Maker, known_failure, note_failure, record_image
 from minisandbox.images.estimate import Estimate
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Plan, Planner
@@ -124,17 +124,17 @@ def build_all(
     Raises:
         CancelledError: it was called off.
     """
-    planner, note = Planner(store, mirrors), note or _silent
-    known = _Known(store, on_image or _silent)
+    planner, note = Planner(store, mirrors), note or (lambda _: None)
+    known = _Known(store, on_image or (lambda _: None))
     made, budget = known.evaluate(recipes), budget or Budget()
     room = None if budget.disk is None else SizeBudget(store, budget.disk, {*recipes}, note)
-    planner.fetch(made.values(), room, progress or _silent, on_pulls or _silent, note)
+    planner.fetch(made.values(), room, progress, on_pulls, note)
     plans = known.plan(made, planner)
     if room is not None:
         room.needed.update(key for plan in plans.values() for key in plan.layers)
     with PackageIndex(store) as index:
         session = Session(store, index, budget.step_memory, cancellation or Cancellation())
-        work = _Work(Maker(session, planner, progress), plans, on_estimate, budget.workers, retry_failed, room)
+        work = _Work(Maker(session, planner.base(), progress), plans, on_estimate, budget.workers, retry_failed, room)
         work.run(known.record)
     known.failures |= {name: error.about(name) for name, error in work.failures.items()}
     for name, plan in plans.items():
@@ -229,8 +229,7 @@ class _Work:
         self._store = maker.session.store
         self._unmade: Counter[str] = Counter()  # by image, the layers that it waits for
         self._on_estimate = on_estimate
-        self._failed = Failures(self._store)
-        self._known = {} if retry_failed else self._failed.by_step()
+        self._known = {} if retry_failed else {failure.key: failure for failure in self._store.failures()}
         self._ended: queue.SimpleQueue[tuple[str, LayerRecord | BaseException]] = queue.SimpleQueue()
         self._nodes: dict[str, _Node] = {}
         self._needs: dict[str, list[str]] = {}  # by image, the keys of its nodes
@@ -336,7 +335,7 @@ class _Work:
         node = self._nodes[key]
         for name in node.names:
             if key not in self._known:
-                self._failed.add(self._plans[name], node.planned, error)
+                note_failure(self._store, self._plans[name], node.planned, error)
             if name not in self.failures:
                 self.failures[name] = error
                 self._give_up(name)
@@ -352,10 +351,6 @@ class _Work:
     def _tell(self) -> None:
         if self._on_estimate is not None:
             self._on_estimate(self._estimate.copy())
-
-
-def _silent(_: object) -> None:
-    pass
 
 
 class Building:

@@ -20,8 +20,8 @@ from typing import NoReturn
 
 from minisandbox.compression import Source as Compressed
 from minisandbox.errors import ImageRefused
-from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source, refuse
-from minisandbox.images.dockerfile.stages import CopyFiles
+from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source
+from minisandbox.images.dockerfile.stages import CopyFiles, refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.tree import LinkError, Parts, Tree, resolve
 from minisandbox.store.blobs.below import Below
@@ -143,12 +143,10 @@ class _Members:
 
     def _members(self, source: Source, root: Parts, *, alone: bool) -> Iterator[Member]:
         for item in source.items:
-            if self._copy.extract and not source.is_folder and item.kind == FILE and self._archive(item):
+            if self._copy.extract and not source.is_folder and item.member.kind == FILE and self._archive(item):
                 yield from self._extracted(item, root)
                 continue
-            link = item.link.encode("utf-8", "surrogateescape")
-            attributes = dict(item.attributes)
-            member = Member(b"", item.kind, item.mode, *item.owner, item.mtime, item.size, link, attributes)
+            member = item.member
             if item.same_as is not None:
                 member = replace(member, kind=HARD_LINK, target=_name((*root, *item.same_as)), size=0)
             self._content = self._read(item)
@@ -178,7 +176,7 @@ class _Members:
 
     def _read(self, item: Item) -> Iterator[bytes]:
         """Yield a file's content; it must be as long as it was when it was listed."""
-        left = item.size
+        left = item.member.size
         with self._tree.open(item.source) as file:
             while left and (part := file.read(min(left, _CHUNK))):
                 left -= len(part)

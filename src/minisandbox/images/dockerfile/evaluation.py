@@ -19,7 +19,7 @@ from minisandbox.errors import DockerfileError
 from minisandbox.images.dockerfile.parsing import Dockerfile, Instruction, parse_trigger
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, Document, Mount, RunCommand, Variables, parse_mount
 from minisandbox.images.image import DEFAULT_PATH
-from minisandbox.images.oci.manifest import Platform, own_platform, parse_platform
+from minisandbox.images.oci.manifest import Platform, own_platform, parse_platform, text_of, texts_of
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.recipe import OciBase, Recipe, ScratchBase, StageBase
 from minisandbox.store.keys import JSONValue
@@ -210,7 +210,7 @@ class _Evaluation:
             base = OciBase(reference, platform)
             config = self.bases(base)
         state = _State(self, block, config)
-        for text in _texts(config, "OnBuild"):
+        for text in texts_of(config, "OnBuild"):
             state.apply(parse_trigger(text, start, "\\"))
         for one in block.body:
             state.apply(one)
@@ -232,7 +232,7 @@ class _State:
         self._number = block.number
         self._inherited = config
         self._config = {name: value for name, value in config.items() if name != "OnBuild"}
-        self._variables = dict(row.split("=", 1) for row in _texts(config, "Env") if "=" in row)
+        self._variables = dict(row.split("=", 1) for row in texts_of(config, "Env") if "=" in row)
         self._variables.setdefault("PATH", DEFAULT_PATH)
         self._arguments: dict[str, str] = {}
         self._has_command = False
@@ -258,11 +258,11 @@ class _State:
 
     @property
     def _workdir(self) -> str:
-        return _text(self._config, "WorkingDir") or "/"
+        return text_of(self._config, "WorkingDir") or "/"
 
     @property
     def _user(self) -> str:
-        return _text(self._config, "User")
+        return text_of(self._config, "User")
 
     def _word(self, text: str, one: Instruction) -> str:
         return self._run.word(text, self._seen, one)
@@ -310,7 +310,7 @@ class _State:
         self._config["StopSignal"] = self._word(one.args[0], one)
 
     def _on_build(self, one: Instruction) -> None:
-        self._config["OnBuild"] = [*_texts(self._config, "OnBuild"), one.args[0]]
+        self._config["OnBuild"] = [*texts_of(self._config, "OnBuild"), one.args[0]]
 
     def _health(self, one: Instruction) -> None:
         if one.args[0].upper() == "NONE":
@@ -352,7 +352,7 @@ class _State:
 
     @property
     def _shell(self) -> tuple[str, ...]:
-        return _texts(self._config, "Shell") or _SHELL
+        return texts_of(self._config, "Shell") or _SHELL
 
     # --- steps ---
 
@@ -505,16 +505,6 @@ def named_user(user: str) -> str | None:
 
 def _frozen(values: Mapping[str, str]) -> Variables:
     return tuple(values.items())
-
-
-def _text(config: Config, name: str) -> str:
-    value = config.get(name)
-    return value if isinstance(value, str) else ""
-
-
-def _texts(config: Config, name: str) -> tuple[str, ...]:
-    value = config.get(name)
-    return tuple(str(one) for one in value) if isinstance(value, (list, tuple)) else ()
 
 
 def _mapping(config: Config, name: str) -> Mapping[str, JSONValue]:

@@ -19,6 +19,7 @@ from e2b_dockerfile_utils import (
 )
 
 from minisandbox.errors import DockerfileError
+from minisandbox.images.dockerfile.stages import refuse
 
 FLAGS: Mapping[str, frozenset[str]] = {
     "FROM": frozenset({"platform"}),
@@ -113,7 +114,7 @@ class Instruction:
         Raises:
             DockerfileError: always.
         """
-        raise DockerfileError(self.text.splitlines()[0][:200], line=self.line, reason=reason, hint=hint)
+        refuse(self, reason, hint)
 
 
 @dataclass(frozen=True, slots=True)

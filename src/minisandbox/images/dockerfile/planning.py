@@ -6,30 +6,21 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from minisandbox.images.dockerfile.copying import copy_layer
-from minisandbox.images.dockerfile.running import Bind, run_layer
+from minisandbox.images.dockerfile.running import run_layer
 from minisandbox.images.dockerfile.sources import Source, content_digest, definition, list_sources
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, Mount, RunCommand
-from minisandbox.images.dockerfile.trees import ContextTree
 from minisandbox.images.oci.pull import keeps_owners
-from minisandbox.images.recipe import OciBase, StageBase
 from minisandbox.images.runner import BuildStep, Place
 from minisandbox.images.tree import Tree
 from minisandbox.store import Made, Store
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.keys import JSONValue
 
-
-class Lookup(Protocol):
-    """What knows the other stages and images of a build."""
-
-    def files(self, context: Context) -> ContextTree:
-        """Return the files of a context."""
-
-    def origin(self, base: OciBase | StageBase) -> tuple[str, tuple[str, ...]]:
-        """Return what identifies an image or a stage, and the keys of its layers, bottom first."""
+if TYPE_CHECKING:
+    from minisandbox.images.plan import Chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +38,12 @@ class _Origin:
     read: Callable[[], tuple[tuple[Source, ...], Tree]]
 
 
-def plan_step(
-    step: RunCommand | CopyFiles, below: tuple[str, ...], store: Store, lookup: Lookup
-) -> tuple[BuildStep, tuple[str, ...]]:
+def plan_step(step: RunCommand | CopyFiles, chain: Chain) -> tuple[BuildStep, tuple[str, ...]]:
     """Plan a step of a Dockerfile.
 
     Args:
         step: it.
-        below: keys of the layers below it, bottom first.
-        store: where the layers are or will be.
-        lookup: knows the other stages.
+        chain: the steps below it; knows the other stages.
 
     Returns:
         The step, and the keys of further layers that have to be there before it is made.
@@ -64,29 +51,24 @@ def plan_step(
     Raises:
         DockerfileError: a file that is copied is not there.
     """
-    if isinstance(step, CopyFiles):
-        return _plan_copy(step, below, store, lookup)
-    return _plan_run(step, store, lookup)
+    return _plan_copy(step, chain) if isinstance(step, CopyFiles) else _plan_run(step, chain)
 
 
-def _plan_copy(
-    copy: CopyFiles, below: tuple[str, ...], store: Store, lookup: Lookup
-) -> tuple[BuildStep, tuple[str, ...]]:
-    origin = _origin(copy, store, lookup)
+def _plan_copy(copy: CopyFiles, chain: Chain) -> tuple[BuildStep, tuple[str, ...]]:
+    origin, store, below = _origin(copy, chain), chain.planner.store, chain.layers
     owners = "kept" if keeps_owners() else "one"
 
     def prepare(staging: Path) -> Made:
-        sources, tree = origin.read()
-        done = copy_layer(copy, sources, tree, staging / "tree", _below(store, below), keep_owners=owners == "kept")
+        done = copy_layer(copy, *origin.read(), staging / "tree", _below(store, below), keep_owners=owners == "kept")
         return Made(staging / "tree", digests=done.digests)
 
     values = {**definition(copy, origin.known), "owners": owners}
     return BuildStep(f"line {copy.line}", values, prepare, _shown(copy)), origin.layers
 
 
-def _plan_run(run: RunCommand, store: Store, lookup: Lookup) -> tuple[BuildStep, tuple[str, ...]]:
+def _plan_run(run: RunCommand, chain: Chain) -> tuple[BuildStep, tuple[str, ...]]:
     binds = {mount: _bind(run, mount) for mount in run.mounts if mount.wanted.kind == "bind"}
-    origins = {mount: _origin(copy, store, lookup) for mount, copy in binds.items()}
+    origins = {mount: _origin(copy, chain) for mount, copy in binds.items()}
     owners = "kept" if keeps_owners() else "one"
     mounts: list[JSONValue] = [
         [repr(mount.wanted), origins[mount].known if mount in origins else ""] for mount in run.mounts
@@ -102,9 +84,11 @@ def _plan_run(run: RunCommand, store: Store, lookup: Lookup) -> tuple[BuildStep,
         "owners": owners,
     }
 
+    def show(mount: Mount, place: Path) -> None:
+        copy_layer(binds[mount], *origins[mount].read(), place, Below(), keep_owners=keeps_owners())
+
     def make(place: Place) -> Made:
-        read = {mount: Bind(binds[mount], *origins[mount].read()) for mount in binds}
-        return run_layer(run, place, read)
+        return run_layer(run, place, show)
 
     needs = tuple(dict.fromkeys(key for origin in origins.values() for key in origin.layers))
     return BuildStep(f"line {run.line}", values, lambda _: make, _shown(run)), needs
@@ -115,12 +99,12 @@ def _bind(run: RunCommand, mount: Mount) -> CopyFiles:
     return CopyFiles(run.line, run.text, mount.origin, (mount.wanted.source or ".",), (), "/m")
 
 
-def _origin(copy: CopyFiles, store: Store, lookup: Lookup) -> _Origin:
+def _origin(copy: CopyFiles, chain: Chain) -> _Origin:
     if isinstance(copy.origin, Context):
-        files = lookup.files(copy.origin)
+        files = chain.planner.files(copy.origin)
         found = list_sources(copy, files)
         return _Origin(content_digest(found, files), (), lambda: (found, files))
-    known, layers = lookup.origin(copy.origin)
+    store, (known, layers) = chain.planner.store, chain.origin(copy.origin)
 
     def read() -> tuple[tuple[Source, ...], Tree]:
         tree = _below(store, layers)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
 
-from minisandbox.errors import DockerfileError, InvalidValue
-from minisandbox.images.dockerfile.copying import copy_layer, find_home
+from minisandbox.errors import InvalidValue
+from minisandbox.images.dockerfile.copying import find_home
 from minisandbox.images.dockerfile.evaluation import PIPES, named_user
-from minisandbox.images.dockerfile.sources import Source
-from minisandbox.images.dockerfile.stages import CopyFiles, Mount, RunCommand
+from minisandbox.images.dockerfile.stages import Mount, RunCommand, refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.python.index import Access, host_access, host_settings
 from minisandbox.images.runner import LEAST_READING, Place, build_limits, build_sandbox, failure, logged, write_log
-from minisandbox.images.tree import LinkError, Parts, Tree, resolve
+from minisandbox.images.tree import LinkError, Parts, resolve
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.store import Made
 from minisandbox.store.blobs.below import Below
@@ -34,28 +32,13 @@ _APT = b'APT::Sandbox::User "root";\n'
 _APT_PLACE = PurePosixPath("/run/minisandbox-apt.conf")
 
 
-@dataclass(frozen=True, slots=True)
-class Bind:
-    """The files that a bind shows.
-
-    Attributes:
-        copy: what they are as a COPY to ``/m``.
-        sources: them.
-        tree: what they lie in.
-    """
-
-    copy: CopyFiles
-    sources: tuple[Source, ...]
-    tree: Tree
-
-
-def run_layer(run: RunCommand, place: Place, binds: Mapping[Mount, Bind]) -> Made:
+def run_layer(run: RunCommand, place: Place, show: Callable[[Mount, Path], None]) -> Made:
     """Run a RUN.
 
     Args:
         run: it.
         place: where.
-        binds: for each mount that is a bind, its files.
+        show: writes the files of a bind into a new directory, at ``m``.
 
     Returns:
         Everything it wrote.
@@ -71,7 +54,7 @@ def run_layer(run: RunCommand, place: Place, binds: Mapping[Mount, Bind]) -> Mad
         path.mkdir(mode=0o755)
         path.chmod(0o755)
     placement = Placement(upper / "tree", _below(place))
-    with _placed(run, place, binds, placement):
+    with _placed(run, place, show, placement):
         result = _execute(run, place, upper)
     write_log(place.log, logged(f"line {run.line}: {run.text}", result))
     if not result.ok:
@@ -83,28 +66,26 @@ def _below(place: Place) -> Below:
     return Below(tuple(reversed(place.layers)))
 
 
-def _refuse(run: RunCommand, reason: str, hint: str | None = None) -> NoReturn:
-    raise DockerfileError(run.text.splitlines()[0][:200], line=run.line, reason=reason, hint=hint)
-
-
 # --- mounts -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _placed(run: RunCommand, place: Place, binds: Mapping[Mount, Bind], placement: Placement) -> Iterator[None]:
+def _placed(run: RunCommand, place: Place, show: Callable[[Mount, Path], None], placement: Placement) -> Iterator[None]:
     """Have what a RUN mounts there while the body runs."""
     with ExitStack() as stack:
         stack.callback(placement.clean)
         for number, mount in enumerate(run.mounts):
             try:
-                stack.enter_context(_place(place, binds, placement, mount, place.staging / f"mount{number}"))
+                stack.enter_context(_place(place, show, placement, mount, place.staging / f"mount{number}"))
             except LinkError as error:
-                _refuse(run, f"--mount at {mount.wanted.target}: {error}")
+                refuse(run, f"--mount at {mount.wanted.target}: {error}")
         yield
 
 
 @contextmanager
-def _place(place: Place, binds: Mapping[Mount, Bind], placement: Placement, mount: Mount, work: Path) -> Iterator[None]:
+def _place(
+    place: Place, show: Callable[[Mount, Path], None], placement: Placement, mount: Mount, work: Path
+) -> Iterator[None]:
     wanted = mount.wanted
     if wanted.kind == "secret":
         if wanted.target:
@@ -128,8 +109,7 @@ def _place(place: Place, binds: Mapping[Mount, Bind], placement: Placement, moun
         work.chmod(0o1777)
         placement.put(path, work)
     else:
-        bind = binds[mount]
-        copy_layer(bind.copy, bind.sources, bind.tree, work, Below(), keep_owners=keeps_owners())
+        show(mount, work)
         placement.put(path, work / "m")
     yield
 
@@ -142,7 +122,7 @@ def _secrets(run: RunCommand, place: Place) -> Iterator[HostMount]:
             continue
         content = dict(run.secrets).get(wanted.identity)
         if content is None and wanted.required:
-            _refuse(run, f"there is no secret {wanted.identity!r}", f"give it: --secret id={wanted.identity},src=FILE")
+            refuse(run, f"there is no secret {wanted.identity!r}", f"give it: --secret id={wanted.identity},src=FILE")
         if content is not None and wanted.target:
             path = place.staging / f"secret{number}"
             path.write_bytes(content)
@@ -196,7 +176,7 @@ def _execute(run: RunCommand, place: Place, upper: Path) -> ExecResult:
                 list(run.argv), cwd=run.workdir, timeout=place.timeout, env=_secret_variables(run), user=user
             )
         except InvalidValue as error:
-            _refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
+            refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
 
 
 def _home(run: RunCommand, place: Place) -> str:

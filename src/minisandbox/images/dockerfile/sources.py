@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from dataclasses import dataclass
 
 from e2b_dockerfile_utils import PatternMatcher
 
-from minisandbox.errors import DockerfileError
-from minisandbox.images.dockerfile.stages import Context, CopyFiles
+from minisandbox.images.dockerfile.stages import Context, CopyFiles, refuse
 from minisandbox.images.dockerfile.trees import find, is_pattern, split
 from minisandbox.images.tree import LinkError, Parts, Tree
-from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, LINK
+from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, LINK, Member
 from minisandbox.store.keys import JSONValue
 
 WHITEOUT = ".wh."
@@ -28,25 +26,13 @@ class Item:
     Attributes:
         source: its path in the tree that it is copied from.
         target: its path below the destination.
-        kind: its kind.
-        mode: its permission bits.
-        owner: its user and group where it lies.
-        mtime: nanoseconds since the epoch.
-        size: bytes of a file.
-        link: where a link leads.
-        attributes: extended attributes.
+        member: what it becomes, but for its name.
         same_as: the target of an earlier item that is the same file.
     """
 
     source: Parts
     target: Parts
-    kind: str
-    mode: int
-    owner: tuple[int, int]
-    mtime: int
-    size: int = 0
-    link: str = ""
-    attributes: tuple[tuple[str, bytes], ...] = ()
+    member: Member
     same_as: Parts | None = None
 
 
@@ -61,15 +47,6 @@ class Source:
 
     items: tuple[Item, ...]
     is_folder: bool
-
-
-def refuse(copy: CopyFiles, reason: str, hint: str | None = None) -> NoReturn:
-    """Refuse a COPY.
-
-    Raises:
-        DockerfileError: always.
-    """
-    raise DockerfileError(copy.text.splitlines()[0][:200], line=copy.line, reason=reason, hint=hint)
 
 
 def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
@@ -158,12 +135,13 @@ class _Lister:
             return
         if any(part.startswith(WHITEOUT) for part in target):
             refuse(self._copy, f"{'/'.join(source)!r}: no layer can have names that begin with {WHITEOUT}")
-        item = Item(
-            source, target, kind, stat.S_IMODE(status.st_mode), self._owner(status), status.st_mtime_ns,
-            status.st_size if kind == FILE else 0, self._tree.link(source) if kind == LINK else "",
-            tuple(sorted(self._tree.attributes(source).items())) if kind in (FILE, DIRECTORY) else (),
+        member = Member(
+            b"", kind, stat.S_IMODE(status.st_mode), *self._owner(status), status.st_mtime_ns,
+            status.st_size if kind == FILE else 0, os.fsencode(self._tree.link(source)) if kind == LINK else b"",
+            self._tree.attributes(source) if kind in (FILE, DIRECTORY) else {},
         )  # fmt: skip
-        self.items.append(replace(item, same_as=self._earlier(item, status)))
+        same_as = self._earlier(target, status) if kind == FILE else None
+        self.items.append(Item(source, target, member, same_as))
 
     def _owner(self, status: os.stat_result) -> tuple[int, int]:
         """What a user has on this machine is root's in the image; what lies in an image keeps its owner."""
@@ -171,13 +149,13 @@ class _Lister:
             return 0, 0
         return status.st_uid, status.st_gid
 
-    def _earlier(self, item: Item, status: os.stat_result) -> Parts | None:
+    def _earlier(self, target: Parts, status: os.stat_result) -> Parts | None:
         """An earlier name of the same file; in an image equal files may share an inode without being one file."""
-        if item.kind != FILE or not self._tree.closed or status.st_nlink == 1:
+        if not self._tree.closed or status.st_nlink == 1:
             return None
         inode = status.st_dev, status.st_ino
-        known = self._inodes.setdefault(inode, item.target)
-        return None if known == item.target else known
+        known = self._inodes.setdefault(inode, target)
+        return None if known == target else known
 
 
 def content_digest(sources: tuple[Source, ...], tree: Tree) -> str:
@@ -186,16 +164,14 @@ def content_digest(sources: tuple[Source, ...], tree: Tree) -> str:
     for source in sources:
         hashed.update(b"D" if source.is_folder else b"F")
         for item in source.items:
-            content = file_digest(tree, item.source) if item.kind == FILE and item.same_as is None else ""
-            row = ("/".join(item.target), item.kind, item.mode, content, item.link, item.attributes, item.same_as)
+            one, content = item.member, ""
+            if one.kind == FILE and item.same_as is None:
+                with tree.open(item.source) as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+            attributes = tuple(sorted(one.attributes.items()))
+            row = "/".join(item.target), one.kind, one.mode, content, os.fsdecode(one.target), attributes, item.same_as
             hashed.update(repr(row).encode("utf-8", "surrogateescape") + b"\n")
     return hashed.hexdigest()
-
-
-def file_digest(tree: Tree, path: Parts) -> str:
-    """Return the SHA-256 of a file."""
-    with tree.open(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def definition(copy: CopyFiles, origin: str) -> dict[str, JSONValue]:

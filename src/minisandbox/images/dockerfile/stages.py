@@ -5,8 +5,9 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from minisandbox.errors import DockerfileError
 from minisandbox.types import Network
 
 if TYPE_CHECKING:
@@ -212,3 +213,12 @@ class Mount:
 
     wanted: RunMount
     origin: Context | OciBase | StageBase
+
+
+def refuse(one: Instruction | RunCommand | CopyFiles, reason: str, hint: str | None = None) -> NoReturn:
+    """Refuse an instruction.
+
+    Raises:
+        DockerfileError: always.
+    """
+    raise DockerfileError(one.text.splitlines()[0][:200], line=one.line, reason=reason, hint=hint)

@@ -109,7 +109,7 @@ def take_copy(
     open_layer: Callable[[LayerCopy], AbstractContextManager[Blob]],
     *,
     replace: bool = False,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> list[LayerRecord]:
     """Take an image over; layers that are there are not fetched.
 
@@ -133,14 +133,10 @@ def take_copy(
     made, below = list[LayerRecord](), list[str]()
     with store.hold(frozen=True) as hold:
         for layer in copy.layers:
-            known, step = (
-                layer.record,
-                f"unpacking layer {len(below) + 1} of {len(copy.layers)}: {layer.record.key[:12]}",
-            )
+            known = layer.record
 
-            def make(staging: Path, layer: LayerCopy = layer, step: str = step) -> Made:
-                if tell is not None:
-                    tell(step)
+            def make(staging: Path, layer: LayerCopy = layer) -> Made:
+                tell(f"unpacking layer {len(below) + 1} of {len(copy.layers)}: {layer.record.key[:12]}")
                 return _unpacked(layer, open_layer, staging)
 
             record, new = store.ensure_layer(

@@ -25,7 +25,7 @@ from typing import IO, Protocol
 from minisandbox.errors import InvalidValue
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE, read_copy
-from minisandbox.images.oci.pull import STANDARD, Tell, root_key, silent
+from minisandbox.images.oci.pull import STANDARD, Tell, root_key
 from minisandbox.store import ImageRecord, Store
 from minisandbox.store.blobs.kept import LayerBlob, ensure_blob
 from minisandbox.store.disk.durable import sync_filesystem, written_atomically
@@ -93,7 +93,7 @@ def export_images(
     images = [store.image(name) for name in dict.fromkeys(names)]
     for image in images:
         check_portable(image, private=private)
-    tell, rows, archived = progress or silent, list[Document](), list[Document]()
+    tell, rows, archived = progress or (lambda _: None), list[Document](), list[Document]()
     with _work(store, path) as work, store_faults(f"write {path}"), _opened(path) as put:
         layout = _Layout(store, compression, work, put)
         put("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')

@@ -38,6 +38,7 @@ _CODE = re.compile(r"[A-Z_]{1,60}")
 _SERVERS = {DOCKER_HUB: "registry-1.docker.io"}
 _CERTIFICATES = ("/etc/containers/certs.d", "/etc/docker/certs.d")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_AGENT = {"User-Agent": f"minisandbox/{__version__}"}
 
 
 Body = bytes | Callable[[], Iterable[bytes]]
@@ -156,14 +157,10 @@ class Connection:
         own = url.startswith(f"{base}/")
         if not own and url.partition(":")[0] not in self._schemes:
             raise urllib.error.URLError(f"it sends its clients to {url[:100]!r}")
-        request = urllib.request.Request(url, body, {**self._own_headers, **headers}, method=method)  # noqa: S310 - checked
+        request = urllib.request.Request(url, body, {**_AGENT, **headers}, method=method)  # noqa: S310 - checked
         if self._authorization and own:  # not for where a redirect leads
             request.add_unredirected_header("Authorization", self._authorization)
         return cast("http.client.HTTPResponse", self._opener().open(request, timeout=TIMEOUT))
-
-    @property
-    def _own_headers(self) -> dict[str, str]:
-        return {"User-Agent": f"minisandbox/{__version__}"}
 
     @property
     def _schemes(self) -> tuple[str, ...]:

@@ -6,14 +6,13 @@ import hashlib
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, ClassVar, Protocol, cast
+from typing import IO, ClassVar, cast
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.reference import Remote
 from minisandbox.store.blobs.streams import Blob, LayerStream, is_packed, require_room
 from minisandbox.store.blobs.tarstream import FILE, HARD_LINK, LINK, TarReader
 from minisandbox.store.disk.reading import open_below
@@ -21,55 +20,6 @@ from minisandbox.store.disk.reading import open_below
 _MOST_ARCHIVE = 1 << 40
 _MOST_MEMBERS = 20_000
 _CHUNK = 1 << 20
-
-
-class Source(Protocol):
-    """Where a container image comes from."""
-
-    @property
-    def name(self) -> str:
-        """What errors and people call it."""
-
-    @property
-    def place(self) -> Remote | None:
-        """Where its blobs are in a registry; None if they are in none."""
-
-    def manifest(self, platform: m.Platform) -> m.Manifest:
-        """Return the manifest for a platform.
-
-        Raises:
-            NotFound: it does not exist.
-            ImageRefused: what is there is malformed.
-            RegistryError: it cannot be had.
-        """
-
-    def layer(self, layer: m.Layer) -> AbstractContextManager[Blob]:
-        """Open the blob of a layer.
-
-        Raises:
-            MiniSandboxError: as :meth:`manifest`.
-        """
-
-    def prefetch(self, layers: Sequence[m.Layer]) -> None:
-        """Begin to fetch the blobs of layers."""
-
-    def published(self, layer: m.Layer) -> None:
-        """Forget what was fetched of a layer that is in the store now."""
-
-
-class Files(Protocol):
-    """Files by their names: those of a directory, or of an archive."""
-
-    @property
-    def name(self) -> str:
-        """What errors call the whole."""
-
-    def open(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """Open one.
-
-        Raises:
-            ImageRefused: it is not there.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +113,9 @@ class Archive:
             yield cast("IO[bytes]", _Part(file, place[1]))
 
 
+Files = Directory | Archive
+
+
 def _missing(where: str, name: str) -> ImageRefused:
     return ImageRefused(
         f"{where} has no file {name!r}",
@@ -251,14 +204,12 @@ class Layout(_OnDisk):
 
     def manifest(self, platform: m.Platform) -> m.Manifest:
         """Return the manifest for a platform."""
-        found = self._chosen(self._index(), platform)
-        for _ in range(3):  # an index may lead to an index
-            values = m.parse_object(self._blob(found, m.MOST_MANIFEST), f"{self.name}: {found.digest}")
-            if not m.is_index(values):
-                break
-            found = m.choose(values, platform, self.name)
+        first = self._chosen(self._index(), platform).digest
+        found, values = m.find_manifest(
+            first, lambda digest: (digest, self._blob(digest, m.MOST_MANIFEST)), platform, self.name
+        )
         config, layers = m.layers_of(values, self.name)
-        return m.Manifest(found.digest, self._blob(config, m.MOST_CONFIG), tuple(layers), config.media_type)
+        return m.Manifest(found, self._blob(config.digest, m.MOST_CONFIG), tuple(layers), config.media_type)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
@@ -279,10 +230,9 @@ class Layout(_OnDisk):
                 return group[0]
         raise self._unclear(named, sorted({one.name for one in found if one.name}))
 
-    def _blob(self, wanted: m.Descriptor, most: int) -> bytes:
-        with self.files.open(m.blob_path(wanted.digest)) as file:
-            blob = Blob(file, wanted.digest, f"{self.name}: {wanted.digest}")
-            return _bounded(blob, most)
+    def _blob(self, digest: str, most: int) -> bytes:
+        with self.files.open(m.blob_path(digest)) as file:
+            return _bounded(Blob(file, digest, f"{self.name}: {digest}"), most)
 
 
 @dataclass(frozen=True, slots=True)

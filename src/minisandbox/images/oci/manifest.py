@@ -6,7 +6,7 @@ import json
 import os
 import platform as machine
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -21,6 +21,7 @@ MOST_LAYER = 128 << 30
 """Bytes of a layer's blob, and of its tar: content, headers and padding."""
 _MOST_LAYERS = 500
 _MOST_LEVELS = 100
+_MOST_INDEXES = 3
 INDEX, MANIFEST = "application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"
 _INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
@@ -252,6 +253,30 @@ def parse_object(text: bytes, what: str) -> JSONObject:
 def is_index(values: JSONObject) -> bool:
     """Whether a document is an index of manifests."""
     return "manifests" in values or values.get("mediaType") in _INDEXES
+
+
+def find_manifest(
+    version: str, read: Callable[[str], tuple[str, bytes]], platform: Platform, what: str
+) -> tuple[str, JSONObject]:
+    """Return the digest and the content of the manifest for a platform; an index may lead to an index.
+
+    Args:
+        version: the tag or digest of a manifest or an index.
+        read: returns the digest and the text of one.
+        platform: the one wanted.
+        what: what errors call the image.
+
+    Raises:
+        NotFound: an index has no manifest for the platform.
+        ImageRefused: what was read is malformed.
+    """
+    for _ in range(_MOST_INDEXES + 1):
+        digest, text = read(version)
+        values = parse_object(text, f"the manifest {digest} of {what}")
+        if not is_index(values):
+            return digest, values
+        version = choose(values, platform, what).digest
+    raise malformed(what, f"it is behind more than {_MOST_INDEXES} indexes")
 
 
 def choose(values: JSONObject, wanted: Platform, what: str) -> Descriptor:

@@ -105,7 +105,9 @@ def pull_all(
     Returns:
         The images and the failures.
     """
-    work = _Pulling(store, budget, progress or _silent, on_estimate or _silent, note or _silent)
+    work = _Pulling(
+        store, budget, progress or (lambda _: None), on_estimate or (lambda _: None), note or (lambda _: None)
+    )
     work.run(wanted, jobs, frozenset(again))
     return Pulled(
         {base: work.images[base] for base in wanted if base in work.images},
@@ -133,12 +135,6 @@ class _Looked:
     def host(self) -> str:
         return self.registry.reference.host
 
-    def look_up(self) -> None:
-        found = self.registry.manifest(self.platform)
-        if found.kind != MEDIA_TYPE:  # a private copy is refused when its turn comes
-            self.steps = steps_of(m.container(found, self.registry.name, self.platform))
-        self.registry.rest()
-
 
 class _Pulling:
     """Pulling many images."""
@@ -162,7 +158,8 @@ class _Pulling:
         self._news = threading.Condition()
         self._over = threading.Event()
         self._patience = _Patience(self._over, note)
-        self._clock = _Clock(_usual_rate(store))
+        self._rate = _usual_rate(store)
+        self._began, self._came = 0.0, 0  # when the pulls did, and the compressed bytes since then
 
     def run(self, wanted: Sequence[OciBase], jobs: int, again: Collection[OciBase]) -> None:
         """Look up and pull."""
@@ -170,7 +167,7 @@ class _Pulling:
         self._wanted = len(bases)
         self._each(bases, _LOOKS, lambda base: self._find(base, again=base in again))
         self._tell()
-        self._clock.start()
+        self._began = time.monotonic()
         done = {*self.images, *self.failures}
         self._each([base for base in bases if base not in done], jobs, self._pull)
 
@@ -211,7 +208,7 @@ class _Pulling:
             self.images[base] = here
         elif isinstance(reference, Remote):
             refuse_other(self._store, _name_of(base), reference)
-            source = self._sources[base] = _Looked(_platform_of(base), Registry(reference, self._store, _silent))
+            source = self._sources[base] = _Looked(_platform_of(base), Registry(reference, self._store))
             source.registry.on_layer = partial(self._published, source)
             if self._patience.is_waiting(reference.host):  # it is looked up when its turn comes
                 return
@@ -222,7 +219,10 @@ class _Pulling:
 
     def _look_up(self, source: _Looked) -> None:
         """Look an image up, and count its layers."""
-        source.look_up()
+        found = source.registry.manifest(source.platform)
+        if found.kind != MEDIA_TYPE:  # a private copy is refused when its turn comes
+            source.steps = steps_of(m.container(found, source.registry.name, source.platform))
+        source.registry.rest()
         if self._budget is not None:
             self._budget.needed.update(step.key for step in source.steps)
         source.missing = [step for step in source.steps if not self._store.has_layer(step.key)]
@@ -257,8 +257,9 @@ class _Pulling:
         def taken() -> Image:
             registry, platform = source.registry, source.platform
             return take(
-                self._store, registry, registry.name, name, platform, private=False, replace=False, tell=_silent
-            )
+                self._store, registry, registry.reference, name, platform, private=False, replace=False,
+                tell=lambda _: None,
+            )  # fmt: skip
 
         try:
             self._patience.try_until_allowed(source.host, lambda: self._look_up(source))
@@ -293,7 +294,7 @@ class _Pulling:
         with self._news:
             for step in source.missing:
                 if step.layer == layer:
-                    self._clock.came(self._left.pop(step.key, 0))
+                    self._came += self._left.pop(step.key, 0)
                     self._claimed.discard(step.key)
             self._news.notify_all()
         self._tell()
@@ -310,9 +311,14 @@ class _Pulling:
         others = size / len(looked) * (len(sources) - len(looked)) if looked else 0.0
         return PullEstimate(
             self._wanted, len(self.images), len(self._layers), int(size + others), int(left + others),
-            int((left + others) * _UNPACKED), self._clock.seconds(left + others), len(sources) - len(looked),
+            int((left + others) * _UNPACKED), self._seconds(left + others), len(sources) - len(looked),
             {source.host: source.registry.limit for source in looked if source.registry.limit is not None},
         )  # fmt: skip
+
+    def _seconds(self, left: float) -> float:
+        """About how long compressed bytes take."""
+        known = self._came > _ENOUGH
+        return left / (self._came / (time.monotonic() - self._began) if known else self._rate)
 
 
 class _Patience:
@@ -361,32 +367,6 @@ class _Patience:
                 self.note_limit(host, error)
 
 
-@dataclass(slots=True)
-class _Clock:
-    """How fast layers come.
-
-    Attributes:
-        rate: bytes a second until that is known.
-    """
-
-    rate: float
-    _began: float = 0.0
-    _bytes: int = 0
-
-    def start(self) -> None:
-        """Begin to measure."""
-        self._began = time.monotonic()
-
-    def came(self, size: int) -> None:
-        """Count bytes."""
-        self._bytes += size
-
-    def seconds(self, left: float) -> float:
-        """Return about how long bytes take."""
-        known = self._bytes > _ENOUGH
-        return left / (self._bytes / (time.monotonic() - self._began) if known else self.rate)
-
-
 def _usual_rate(store: Store) -> float:
     """How many compressed bytes a second became layers before."""
     layers = [record for record in store.layers() if record.step.get("kind") == KIND]
@@ -401,7 +381,3 @@ def _platform_of(base: OciBase) -> m.Platform:
 def _name_of(base: OciBase) -> str:
     """The name of an image in the store."""
     return name_of(base.reference, _platform_of(base))
-
-
-def _silent(_: object) -> None:
-    pass

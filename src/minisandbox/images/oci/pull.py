@@ -8,16 +8,17 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.images.base import Entry, write_base
 from minisandbox.images.image import DEFAULT_PATH, Image, image_of, put_if_new
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE, parse_copy, renamed, take_copy
-from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, Source, open_archive
+from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, open_archive
 from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, origin, parse_reference
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
 from minisandbox.store.blobs.below import Below
@@ -25,6 +26,11 @@ from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
+
+if TYPE_CHECKING:
+    from minisandbox.images.oci.registry import Registry
+
+    Source = Registry | Layout | DockerArchive
 
 KIND = "container layer"
 """The ``kind`` of the step that makes a layer of a container image."""
@@ -90,20 +96,19 @@ def pull(
     """
     parsed = parse_reference(reference)
     wanted = m.own_platform() if platform is None else m.parse_platform(platform)
-    tell = progress or silent
+    tell = progress or (lambda _: None)
+    called = name
     if name is None and not private:
-        refuse_other(store, name_of(reference, wanted), parsed)
-    try:
-        with _source(parsed, store, tell) as source:
-            return take(store, source, str(parsed), name, wanted, private=private, replace=name is not None, tell=tell)
-    except ImageRefused as error:
-        raise error.about(str(parsed))  # noqa: B904 - it is the same error
+        called = name_of(reference, wanted)
+        refuse_other(store, called, parsed)
+    with _source(parsed, store, tell) as source:
+        return take(store, source, parsed, called, wanted, private=private, replace=name is not None, tell=tell)
 
 
 def take(
     store: Store,
     source: Source,
-    reference: str,
+    reference: Remote | Local,
     name: str | None,
     platform: m.Platform,
     *,
@@ -123,13 +128,22 @@ def take(
         replace: whether a copy may take the place of another image.
         tell: told of each layer.
     """
-    manifest = source.manifest(platform)
-    if manifest.kind != MEDIA_TYPE:
+    try:
+        manifest = source.manifest(platform)
+        if manifest.kind == MEDIA_TYPE:
+            return _take_copy(store, source, manifest, name, private=private, replace=replace, tell=tell)
         image = m.container(manifest, source.name, platform)
-        return _Taking(store, source, image, tell).run(name or name_of(reference, platform), reference)
+        return _Taking(store, source, image, tell).run(name or name_of(str(reference), platform), str(reference))
+    except ImageRefused as error:
+        raise error.about(source.name)  # noqa: B904 - it is the same error
+
+
+def _take_copy(
+    store: Store, source: Source, manifest: m.Manifest, name: str | None, *, private: bool, replace: bool, tell: Tell
+) -> Image:
     if not private:
         raise InvalidValue(
-            f"{reference} is a private copy of an image",
+            f"{source.name} is a private copy of an image",
             reason="later builds would use its layers by the keys that it claims",
             hint="take it with --private if you trust its author",
         )
@@ -206,20 +220,12 @@ def refuse_other(store: Store, name: str, reference: Remote | Local, hint: str =
             )
 
 
-@contextmanager
-def _source(reference: Remote | Local, store: Store, tell: Tell) -> Iterator[Source]:
+def _source(reference: Remote | Local, store: Store, tell: Tell) -> AbstractContextManager[Source]:
     if isinstance(reference, Remote):
         from minisandbox.images.oci.registry import open_registry  # noqa: PLC0415 - loads an HTTP client
 
-        with open_registry(reference, store, tell) as registry:
-            yield registry
-        return
-    if reference.kind == "oci":
-        yield Layout(Directory(reference.path), reference.tag)
-        return
-    with store.staging("archive") as work:
-        archive = open_archive(reference.path, work)
-        yield (Layout if reference.kind == "oci-archive" else DockerArchive)(archive, reference.tag)
+        return open_registry(reference, store, tell)
+    return _opened(reference.path, store, reference.kind, reference.tag)
 
 
 def steps_of(image: m.Container) -> list[LayerStep]:
@@ -351,10 +357,6 @@ def _make_root(work: Path) -> Made:
     return Made(work / "tree")
 
 
-def silent(_: str) -> None:
-    """Tell nobody."""
-
-
 def import_images(
     path: Path,
     *,
@@ -384,7 +386,8 @@ def import_images(
         ImageRefused: an image is malformed or hostile.
         DiskFull: there is no space; finished layers are kept.
     """
-    wanted, tell = m.own_platform() if platform is None else m.parse_platform(platform), progress or silent
+    wanted = m.own_platform() if platform is None else m.parse_platform(platform)
+    tell, images = progress or (lambda _: None), list[Image]()
     store.require_writable("import images")
     if (path / "version").is_file() and (path / "layers").is_dir():
         raise InvalidValue(
@@ -394,27 +397,16 @@ def import_images(
         tags = source.tags()
         if name is not None and len(tags) != 1:
             raise InvalidValue(f"{path} has {len(tags)} images", hint="leave out --name")
-        return [_take(store, source.tagged(tag), path, name, wanted, private, replace, tell) for tag in tags]
-
-
-def _take(
-    store: Store,
-    source: Layout | DockerArchive,
-    path: Path,
-    name: str | None,
-    platform: m.Platform,
-    private: bool,
-    replace: bool,
-    tell: Tell,
-) -> Image:
-    place = Local(source.kind, path.absolute(), source.tag)
-    name = name if private or name is not None else tag_name(source.tag, path)
-    if name is not None and not replace:
-        refuse_other(store, name, place, "replace it with --replace, or give this one another name with --name")
-    try:
-        return take(store, source, str(place), name, platform, private=private, replace=replace, tell=tell)
-    except ImageRefused as error:
-        raise error.about(str(path))  # noqa: B904 - it is the same error
+        for tag in tags:
+            place = Local(source.kind, path.absolute(), tag)
+            called = tag_name(tag, path) if name is None and not private else name
+            if called is not None and not replace:
+                refuse_other(
+                    store, called, place, "replace it with --replace, or give this one another name with --name"
+                )
+            one = source.tagged(tag)
+            images.append(take(store, one, place, called, wanted, private=private, replace=replace, tell=tell))
+    return images
 
 
 def tag_name(tag: str, path: Path) -> str:
@@ -426,9 +418,10 @@ def tag_name(tag: str, path: Path) -> str:
 
 
 @contextmanager
-def _opened(path: Path, store: Store) -> Iterator[Layout | DockerArchive]:
-    if path.is_dir():
-        yield Layout(Directory(path), "")
+def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator[Layout | DockerArchive]:
+    """Open a layout or an archive: of the kind that a reference names, or of the one that is there."""
+    if kind == "oci" or (not kind and path.is_dir()):
+        yield Layout(Directory(path), tag)
         return
     with store.staging("import") as work:
         file = path
@@ -438,4 +431,5 @@ def _opened(path: Path, store: Store) -> Iterator[Layout | DockerArchive]:
                 shutil.copyfileobj(sys.stdin.buffer, out)
         archive = open_archive(file, work)
         # of docker's archives with both, only manifest.json has whole names
-        yield DockerArchive(archive, "") if archive.has("manifest.json") else Layout(archive, "")
+        docker = kind == "docker-archive" if kind else archive.has("manifest.json")
+        yield (DockerArchive if docker else Layout)(archive, tag)

@@ -18,7 +18,7 @@ from minisandbox.images.image import find_record
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.export import check_portable, described, write_image
 from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff
-from minisandbox.images.oci.pull import PULLED, Tell, silent
+from minisandbox.images.oci.pull import PULLED, Tell
 from minisandbox.images.oci.reference import Remote, parse_reference, places_of
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import remove_copies
@@ -87,7 +87,7 @@ def push(
     store.require_writable("push an image")
     image = find_record(store, name)
     check_portable(image, private=private)
-    registry = _Registry(store, places_of(place)[-1], compression, private, progress or silent)
+    registry = _Registry(store, places_of(place)[-1], compression, private, progress or (lambda _: None))
     try:
         text, _, layers = write_image(store, image, registry, compression, private=private, tell=registry.tell)
         digest = registry.publish(text)

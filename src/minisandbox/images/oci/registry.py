@@ -36,7 +36,7 @@ class _Broken(Exception):
 
 @dataclass(slots=True)
 class Registry:
-    """A source of images (:class:`.layout.Source`). Made by :func:`open_registry`.
+    """A source of images, as layouts and archives are (:mod:`.layout`). Made by :func:`open_registry`.
 
     Attributes:
         reference: the image.
@@ -49,7 +49,7 @@ class Registry:
 
     reference: Remote
     store: Store
-    tell: Callable[[str], None]
+    tell: Callable[[str], None] = lambda _: None
     on_layer: Callable[[m.Layer], None] = lambda _: None
     limit: RateLimit | None = None
     found: m.Manifest | None = None
@@ -85,13 +85,9 @@ class Registry:
         return self._found(Connection(places[-1], self._pause), platform)
 
     def _found(self, connection: Connection, platform: m.Platform) -> m.Manifest:
-        found, text = self._text(connection, self.reference.version)
-        values = m.parse_object(text, f"the manifest of {self.name}")
-        for _ in range(3):
-            if not m.is_index(values):
-                break
-            found, text = self._text(connection, m.choose(values, platform, self.name).digest)
-            values = m.parse_object(text, f"the manifest {found} of {self.name}")
+        found, values = m.find_manifest(
+            self.reference.version, lambda version: self._text(connection, version), platform, self.name
+        )
         config, layers = m.layers_of(values, self.name)
         self._connection = connection
         return m.Manifest(found, self._config(connection, config), tuple(layers), config.media_type)
