@@ -75,8 +75,15 @@ class Image:
         Raises:
             NotFound: the layer is no longer in the store.
             StoreError: the layer is damaged.
+            DiskFull: the layer is frozen, and there is no space for its tree.
         """
-        return None if self.tests_layer is None else inside_layer(self.store, self.tests_layer, "hidden")
+        if self.tests_layer is None:
+            return None
+        with self.store.hold(self.tests_layer):  # a frozen layer gets its tree back
+            path = self.store.layer_tree(self.tests_layer) / "hidden"
+        if path.is_symlink() or not path.is_dir():  # a link there could show any directory of the host
+            raise StoreError(f"{path} is not a directory", reason="the layer is damaged", hint="build the image again")
+        return path
 
     def records(self) -> tuple[LayerRecord, ...]:
         """Return what is known of its layers, bottom first, the tests layer last.
@@ -110,21 +117,6 @@ def image_sizes(images: Sequence[Image]) -> dict[str, ImageSize]:
 def total_size(images: Sequence[Image]) -> int:
     """Return the bytes that a set of images takes on disk together, every layer once."""
     return sum({record.key: record.bytes for image in images for record in image.records()}.values())
-
-
-def inside_layer(store: Store, key: str, name: str) -> Path:
-    """Return a top-level directory of a layer, to be mounted in a sandbox; a frozen layer gets its tree back.
-
-    Raises:
-        NotFound: there is no such layer.
-        StoreError: it is no directory; a link there could show any directory of the host.
-        DiskFull: it is frozen, and there is no space for its tree.
-    """
-    with store.hold(key):
-        path = store.layer_tree(key) / name
-    if path.is_symlink() or not path.is_dir():
-        raise StoreError(f"{path} is not a directory", reason="the layer is damaged", hint="build the image again")
-    return path
 
 
 def load_image(store: Store, name: str) -> Image:
@@ -175,7 +167,9 @@ def host_image(store: Store, name: str = HOST_IMAGE) -> Image:
         DiskFull: there is no space for its layer.
         StoreError: the store refuses.
     """
-    record, _ = ensure_base(store)
+    with store_faults("read the host's /etc"):
+        entries = base_entries()
+    record, _ = make_base(store, entries)
     image = ImageRecord(
         name=name,
         key=step_key(platform_key(), {"kind": "image"}),
@@ -187,13 +181,6 @@ def host_image(store: Store, name: str = HOST_IMAGE) -> Image:
         created=time.time(),
     )
     return image_of(put_if_new(store, image), store)
-
-
-def ensure_base(store: Store) -> tuple[LayerRecord, bool]:
-    """Return the base layer of this host, and whether this call made it."""
-    with store_faults("read the host's /etc"):
-        entries = base_entries()
-    return make_base(store, entries)
 
 
 def make_base(store: Store, entries: tuple[Entry, ...]) -> tuple[LayerRecord, bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import re
 import resource
 import time
@@ -14,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
 from minisandbox.images.places import BUILD, IMAGE, MOUNTS
 from minisandbox.images.python.index import Access, host_access, host_settings, index_access
-from minisandbox.images.python.lock import EVERYTHING, PACKAGES, IndexView, packages_fact
+from minisandbox.images.python.lock import PACKAGES, IndexView, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import Cancellation
@@ -58,16 +57,6 @@ _REASONS = (
 )  # fmt: skip
 
 
-class StepNetwork(enum.StrEnum):
-    """What the commands of a step reach."""
-
-    OFF = "off"
-    INDEX = "index"
-    HOST = "host"
-    OUTSIDE = "outside"
-    """The host's network alone, without the package index."""
-
-
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command of a step.
@@ -90,8 +79,8 @@ class Work:
         files: (name in ``/tmp/build``, content) of what they read.
         mounts: host directories and files they see.
         environment: variables for this step only.
-        network: what they reach: nothing, the package index, or whatever the host reaches.
-        index: which files of the package index they see.
+        index: which files of the package index they reach; None: no package index.
+        host: whether they reach whatever the host reaches.
         facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
         patch: what a patch that does not apply is called.
         patch_note: what may be the reason if it does not.
@@ -103,8 +92,8 @@ class Work:
     files: tuple[tuple[str, bytes], ...] = ()
     mounts: tuple[Mount, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    network: StepNetwork = StepNetwork.OFF
-    index: IndexView = EVERYTHING
+    index: IndexView | None = None
+    host: bool = False
     facts: tuple[str, ...] = ()
     patch: str = "patch"
     patch_note: str = ""
@@ -235,17 +224,13 @@ def run_step(place: Place, work: Work) -> Made:
 @contextmanager
 def _reaching(place: Place, work: Work) -> Iterator[tuple[Access, Served | None]]:
     """What the step reaches, for its time; its error also says what the package index complained of."""
-    if work.network is StepNetwork.OFF:
-        yield Access(Network.off(), {}), None
-        return
-    if work.network is StepNetwork.OUTSIDE:
-        yield host_access(None, host_settings(), place.step), None
+    if work.index is None:
+        yield host_access(None, host_settings(), place.step) if work.host else Access(Network.off(), {}), None
         return
     served = Served(work.index)
     with place.session.index.serve(served) as url:
-        host = work.network is StepNetwork.HOST
         try:
-            yield host_access(url, host_settings(), place.step) if host else index_access(url), served
+            yield host_access(url, host_settings(), place.step) if work.host else index_access(url), served
         except BuildError as error:
             if served.full is not None:  # what could not be kept is gone by now, and there is room again
                 raise served.full from error

@@ -14,11 +14,11 @@ from minisandbox.images import recipe as r
 from minisandbox.images.places import IMAGE, RANKS
 from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.interpreters import PROBE_TIMEOUT, Interpreter
-from minisandbox.images.python.lock import INSTALLED, IndexView
+from minisandbox.images.python.lock import EVERYTHING, INSTALLED, IndexView
 from minisandbox.images.python.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.python.torch_builds import BACKEND, names_torch, without_cuda
 from minisandbox.images.recipe import InstallSystem
-from minisandbox.images.runner import BuildStep, Command, StepNetwork, Work, mount_points
+from minisandbox.images.runner import BuildStep, Command, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.sources.localsource import Snapshot
 from minisandbox.images.sources.mirrors import Mirrors, origin
@@ -64,7 +64,7 @@ def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
         }
         work = Work((_bash("python", text),), environment=variables)
         if not own:
-            return _networked(work, step.index)
+            return _with_uv(work, step.index)
         with store_faults(f"copy Python {interpreter.version} from {interpreter.prefix}"):
             copy_prefix(interpreter, staging / "prefix", ENVIRONMENT)
         return replace(work, mounts=mount_points([(staging / "prefix", "prefix")]))
@@ -91,7 +91,7 @@ def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> 
         files = (("requirements.txt", listed.encode()), ("overrides.txt", "\n".join(step.overrides).encode()))
         variables = {"COMPLETE": "--no-deps" if step.complete else ""}
         work = Work((_bash("requirements", text),), files=files, environment=variables, facts=(INSTALLED,))
-        return _networked(work, step.index)
+        return _with_uv(work, step.index)
 
     count = len(step.requirements + step.overrides)
     return BuildStep("requirements", definition, prepare, f"{count} packages, {tool}")
@@ -112,8 +112,8 @@ def run_step_of(step: r.Run, workdir: PurePosixPath) -> BuildStep:
     def prepare(_: Path) -> Work:
         command = Command(title, step.argv)
         variables = {**dict(step.environment), **dict(step.unkeyed)}
-        network = StepNetwork.OUTSIDE if step.network == "host" else StepNetwork(step.network)
-        return Work((command,), environment=variables, network=network)
+        index = EVERYTHING if step.network == "index" else None
+        return Work((command,), environment=variables, index=index, host=step.network == "host")
 
     return BuildStep("run", definition, prepare, title)
 
@@ -227,8 +227,7 @@ def install_step(step: r.Install, interpreter: Interpreter | None, described: st
         commands = (_bash("history", history), *map(_given, step.commands), _bash("install", settle))
         facts = () if interpreter is None else (INSTALLED,)
         variables = {"LAST_TAG": last, **dict(step.environment)}
-        work = _networked(Work(commands, environment=variables, facts=facts), step.index)
-        return replace(work, network=StepNetwork(step.network))
+        return _reaching(_with_uv(Work(commands, environment=variables, facts=facts)), step)
 
     return BuildStep("install", definition, prepare, "; ".join(step.commands))
 
@@ -243,7 +242,7 @@ def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[Bui
 
     def prepare(_: Path) -> Work:
         commands = tuple(Command(text.strip(), ("/bin/sh", "-ec", text)) for text in step.commands)
-        return Work(commands, environment=dict(step.environment), network=StepNetwork(step.network), index=step.index)
+        return _reaching(Work(commands, environment=dict(step.environment)), step)
 
     yield BuildStep("install", definition, prepare, "; ".join(step.commands))
     text = tool_script("install", workdir, "tidy")
@@ -359,10 +358,14 @@ def _given(text: str) -> Command:
     return _bash(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
 
 
-def _networked(work: Work, index: IndexView) -> Work:
-    """The same work with the package index, as the step may see it, and uv."""
-    mounts = (*work.mounts, *mount_points([(find_uv(), "uv")]))
-    return replace(work, mounts=mounts, network=StepNetwork.INDEX, index=index)
+def _with_uv(work: Work, index: IndexView | None = None) -> Work:
+    """The same work with uv, and what it may reach of the package index."""
+    return replace(work, mounts=(*work.mounts, *mount_points([(find_uv(), "uv")])), index=index)
+
+
+def _reaching(work: Work, step: r.Install) -> Work:
+    """The same work with the network that a recipe's commands have."""
+    return replace(work, index=None if step.network == "off" else step.index, host=step.network == "host")
 
 
 def _pinned(index: IndexView) -> dict[str, JSONValue]:
@@ -433,9 +436,7 @@ def system_step(wanted: InstallSystem) -> BuildStep:
             ("passwd", _system_entries("passwd")),
             ("group", _system_entries("group")),
         )
-        return Work(
-            (_bash("system", text),), files=files, mounts=mounts, network=StepNetwork.OUTSIDE, facts=("versions",)
-        )
+        return Work((_bash("system", text),), files=files, mounts=mounts, host=True, facts=("versions",))
 
     return BuildStep("system", definition, prepare, " ".join(wanted.packages))
 

@@ -91,13 +91,12 @@ class ImageTree:
         return None
 
 
-def resolve(tree: Tree, path: Parts, *, follow: bool = True, strict: bool = False) -> Parts:
+def resolve(tree: Tree, path: Parts, *, strict: bool = False) -> Parts:
     """Return the path without links.
 
     Args:
         tree: where.
         path: it.
-        follow: whether the last part may be a link that is followed.
         strict: whether everything on the way must exist; what does not stays otherwise.
 
     Raises:
@@ -113,8 +112,6 @@ def resolve(tree: Tree, path: Parts, *, follow: bool = True, strict: bool = Fals
             done[-1:] = []
             continue
         done.append(part)
-        if not (waiting or follow):
-            break
         info = tree.status(tuple(done))
         if strict and info is None:
             raise LinkError("nothing is there")

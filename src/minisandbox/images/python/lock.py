@@ -132,12 +132,13 @@ def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
         if kind.startswith("python_"):
             python = {name: str(record.step.get(name, "")) for name in ("version", "build", "abi")} | {"kind": kind[7:]}
         if kind == "system":
-            system = dict(_pairs(record.facts.get("versions", ""), "="))
+            lines = record.facts.get("versions", "").splitlines()
+            system = dict(line.split("=", 1) for line in lines if "=" in line)
         if INSTALLED in record.facts:
             installed = read_freeze(record.facts[INSTALLED])
         backend = str(record.step.get(BACKEND, backend))
         if packages := record.facts.get(PACKAGES):
-            steps[step_name(kind)] = _packages(packages, record.key)
+            steps["python" if kind.startswith("python_") else kind] = _packages(packages, record.key)
     return Lock(image, base, python, system, installed, steps, backend)
 
 
@@ -150,11 +151,6 @@ def _packages(text: str, key: str) -> tuple[Package, ...]:
             reason=f"its record has a list of packages that cannot be read: {error}",
             hint="build the image again",
         ) from error
-
-
-def step_name(kind: str) -> str:
-    """The name of the step that makes a layer of a kind."""
-    return "python" if kind.startswith("python_") else kind
 
 
 def packages_fact(packages: Iterable[Package]) -> str:
@@ -218,13 +214,6 @@ def _text(table: object, name: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is not a string")
     return value
-
-
-def _pairs(text: str, separator: str) -> Iterable[tuple[str, str]]:
-    for line in text.splitlines():
-        name, found, value = line.partition(separator)
-        if found:
-            yield name, value
 
 
 def _quoted(text: str) -> str:

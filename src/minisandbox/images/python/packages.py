@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote, unquote, urlsplit
 
@@ -84,9 +83,7 @@ class PackageIndex:
         """Begin; the server itself starts when a step first needs it."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the server."""
         if self._server is not None:
             self._server.shutdown()

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from minisandbox.errors import InvalidValue, StoreError
+from minisandbox.images.recipe import check_requirement
 from minisandbox.store.disk.reading import read_regular
 
 _MOST = 16 << 20
@@ -134,13 +133,9 @@ def _checked(line: str, path: Path) -> str:
             hint="`pip list --format=freeze` lists versions alone",
         )
     try:
-        Requirement(line)
-    except InvalidRequirement as error:
-        raise InvalidValue(
-            f"{path}: {line!r} is not a requirement",
-            reason=str(error).splitlines()[0],
-            hint="write it like 'attrs==23.1.0'",
-        ) from error
+        check_requirement(line)
+    except InvalidValue as error:
+        raise error.about(str(path))  # noqa: B904 - it is the same error
     return line
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -90,7 +90,7 @@ class Mirrors:
         return "" if found is None else _described(found, source)
 
     def _given(self, source: GitSource) -> list[Path]:
-        return [] if self.given is None else sorted(_repositories(self.given), key=_likeness(source))
+        return [] if self.given is None else _repositories(self.given, source)
 
     def _mirror(self, source: GitSource) -> Path:
         return self.store.root / "repositories" / mirror_name(_place(source))
@@ -106,13 +106,15 @@ class Mirrors:
         return mirror
 
 
-def _repositories(folder: Path) -> Iterator[Path]:
-    """Every git repository in a directory, or one further down."""
+def _repositories(folder: Path, source: GitSource) -> list[Path]:
+    """Every git repository in a directory, or one further down; those that are called like the source come first."""
+    found: list[Path] = []
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if _is_repository(entry):
-            yield entry
+            found.append(entry)
         elif entry.is_dir():
-            yield from filter(_is_repository, sorted(entry.iterdir()))
+            found += filter(_is_repository, sorted(entry.iterdir()))
+    return sorted(found, key=_likeness(source))
 
 
 def _is_repository(path: Path) -> bool:
@@ -149,7 +151,7 @@ def read_committed(folder: Path, url: str, commit: str, path: str) -> str | None
         path: the file, from the repository's root.
     """
     source = GitSource(url, commit)
-    for repository in sorted(_repositories(folder), key=_likeness(source)):
+    for repository in _repositories(folder, source):
         if _has(repository, source):
             done = _run(["-C", str(repository), "show", f"{commit}:{path}"], source, timeout=FETCH_TIMEOUT, check=False)
             return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
@@ -165,17 +167,9 @@ def find_commit(folder: Path, url: str, revision: str) -> str | None:
         revision: a branch, or ``COMMIT^`` for the commit before one.
     """
     source = GitSource(url, "0" * 40)
-    for repository in sorted(_repositories(folder), key=_likeness(source)):
-        command = [
-            "-C",
-            str(repository),
-            "rev-parse",
-            "--verify",
-            "--quiet",
-            "--end-of-options",
-            revision + "^{commit}",
-        ]
-        done = _run(command, source, timeout=FETCH_TIMEOUT, check=False)
+    for repository in _repositories(folder, source):
+        command = ["rev-parse", "--verify", "--quiet", "--end-of-options", revision + "^{commit}"]
+        done = _run(["-C", str(repository), *command], source, timeout=FETCH_TIMEOUT, check=False)
         if done.returncode == 0:
             return done.stdout.decode().strip()
     return None
