@@ -20,6 +20,7 @@ from tests.unit.oci_tools import END, MadeImage, digest, entry, folder
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, NotFound
 from minisandbox.images import load_image, pull
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
+from minisandbox.images.oci.manifest import find_manifest, parse_platform
 from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference, places_of
 from minisandbox.store import Store
 from minisandbox.store.blobs import streams as blobs
@@ -455,3 +456,17 @@ def test_a_pull_killed_at_a_random_moment_resumes(tmp_path: Path, seed: int) -> 
     process.kill()
     process.wait()
     _resumes(tmp_path, f"oci:{layout}")
+
+
+def test_indexes_that_lead_to_each_other_end() -> None:
+    row = {"digest": f"sha256:{'0' * 64}", "size": 1, "platform": {"os": "linux", "architecture": "amd64"}}
+    text = json.dumps({"manifests": [row]}).encode()
+    asked: list[str] = []
+
+    def read(version: str) -> tuple[str, bytes]:
+        asked.append(version)
+        return f"sha256:{'0' * 64}", text
+
+    with pytest.raises(ImageRefused, match="behind more than 3 indexes"):
+        find_manifest("latest", read, parse_platform("linux/amd64"), "image")
+    assert len(asked) == 4
