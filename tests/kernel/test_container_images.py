@@ -22,6 +22,8 @@ from minisandbox import Sandbox
 from minisandbox.errors import MiniSandboxError
 from minisandbox.images import Image, export_images, pull, push
 from minisandbox.store import Store
+from minisandbox.store.entries import Entry, read_entries
+from minisandbox.store.verify import verify
 
 pytestmark = pytest.mark.kernel
 
@@ -119,6 +121,23 @@ def test_commands_run_as_the_images_user(tmp_path: Path, store: Store, base: byt
         assert box.exec("id -u; id -g", user="1000:1000").check().stdout.split() == ["1000", "1000"]
         with Sandbox.attach(box.id) as other:
             assert other.exec("id -u").check().stdout == "1000\n"
+
+
+def test_what_an_image_closes_to_its_owner_is_exported(tmp_path: Path, store: Store) -> None:
+    tree = folder("closed", mode=0) + folder("closed/in", mode=0o100) + entry("closed/in/file", b"content", mode=0)
+    image = made(tmp_path, store, tree)
+    export_images(store, [image.name], tmp_path / "exported.tar")
+    other = pull(f"oci-archive:{tmp_path}/exported.tar", store=Store.open(tmp_path / "other"))
+    names = ("closed", "closed/in", "closed/in/file")
+    found = [{entry.path: (entry.mode, entry.digest) for entry in entries_of(one)} for one in (image, other)]
+    assert [found[0][name] for name in names] == [found[1][name] for name in names]
+    assert [found[0][name][0] for name in names] == [0, 0o100, 0]
+    assert not verify(store).damaged  # the rights that reading took are given back
+
+
+def entries_of(image: Image) -> list[Entry]:
+    """What the lowest layer of an image has."""
+    return list(read_entries(image.store.layer_directory(image.layers[0])))
 
 
 def test_an_image_without_a_shell(tmp_path: Path, store: Store, base: bytes) -> None:

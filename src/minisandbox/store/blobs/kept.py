@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -183,8 +183,12 @@ def _open_file(root: Path, key: str, entry: Entry) -> IO[bytes]:
     name = f"layers/{key}/tree/{entry.path}"
     try:
         return open_below(root, name)
-    except PermissionError:  # a build closed it to its own owner
-        with opened_up(f"{root}/{name}"):
+    except PermissionError:  # an image or a build closed it, or a directory above it, to its own owner
+        parts, tree = entry.path.split("/"), root / "layers" / key / "tree"
+        with ExitStack() as opened:
+            for path in (tree.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)):
+                if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
+                    opened.enter_context(opened_up(path))
             return open_below(root, name)
 
 

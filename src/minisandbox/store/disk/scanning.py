@@ -49,7 +49,7 @@ class Allowance:
 
 
 @contextmanager
-def opened_up(path: str) -> Iterator[None]:
+def opened_up(path: str | Path) -> Iterator[None]:
     """Give the owner all rights to a file or directory that is no link, while the body runs.
 
     Raises:
