@@ -22,7 +22,7 @@ SEVERAL = "for _ in 1 2 3 4 5 6; do tail /dev/zero & done; wait -n; kill $(jobs 
 """tail(1) keeps all of a line. When memory runs out, each of the six holds less than a supervisor of ours."""
 LIMITS = Limits(memory="64M")
 OUT_OF_MEMORY = "memory exhausted"
-"""tail's own error: without control groups RLIMIT_DATA bounds each process, and may be met before the watchdog looks."""
+"""tail's own error: without control groups RLIMIT_DATA bounds each process, maybe before the watchdog looks."""
 
 
 def test_memory_bombs_end_and_their_sandbox_lives(spec: ImageSpec) -> None:
