@@ -63,7 +63,7 @@ def report(text: str) -> dict[str, tuple[str, str | None]]:
     """What a validation says of each task."""
     code, _, body = text.partition(" ")
     assert code == "30", text
-    return {one["instance_id"]: (one["status"], one["cause"]) for one in json.loads(body)}
+    return {one["instance_id"]: (one["verdict"], one["cause"]) for one in json.loads(body)["results"]}
 
 
 def test_a_validation_says_what_it_says_on_one_node(place: Path, cluster: Hosts) -> None:

@@ -150,8 +150,8 @@ def test_a_task_that_cannot_be_built_costs_the_others_nothing(place: Place) -> N
     assert "the-reason" in err
     assert ".log" in err
     found = place.json("validate", "mixed.jsonl", status=30)
-    assert isinstance(found, list)
-    assert [one["status"] for one in found] == ["error", "valid"]
+    assert isinstance(found, dict)
+    assert [one["verdict"] for one in found["results"]] == ["error", "valid"]
 
 
 @pytest.mark.once
@@ -161,9 +161,8 @@ def test_an_invalid_task_is_a_finding(place: Place) -> None:
     row["FAIL_TO_PASS"] = [*row["FAIL_TO_PASS"], row["PASS_TO_PASS"].pop()]
     (place.root / "wrong.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     found = place.json("validate", "wrong.jsonl", status=1)
-    assert isinstance(found, list)
-    assert found[0]["status"] == "invalid"
-    assert found[0]["cause"] == "f2p_not_failing"
+    assert isinstance(found, dict)
+    assert [(one["verdict"], one["cause"]) for one in found["results"]] == [("invalid", "f2p_not_failing")]
 
 
 @pytest.mark.once

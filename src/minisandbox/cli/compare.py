@@ -22,10 +22,8 @@ from minisandbox.cli.common.output import (
     require_positive,
 )
 from minisandbox.cli.common.task_sets import add_tasks_arguments, load
-from minisandbox.cli.validate import cpus
 from minisandbox.errors import GradingError
 from minisandbox.grade import GradingOptions, Status, Validated, run_validations
-from minisandbox.images import Budget
 from minisandbox.sandbox.engines.client import Client
 from minisandbox.sandbox.engines.images import ensure_image, image_size
 from minisandbox.store import Store
@@ -79,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     grading, tasks, client = grading_options(args), load(args), Client.find(args.backend)
     with Progress() as progress:
         builder = Builder(Store.open(), progress, args.repo_mirrors)
-        builder.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=args.jobs or cpus()))
+        builder.build_all(tasks, args.jobs)
         found: list[Compared] = []
         for task in tasks:
             progress.status(f"{len(found)} of {len(tasks)} tasks; {task.instance_id}")

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.backends import backend_config, backend_of
-from minisandbox.cli.common.builds import Builder
-from minisandbox.cli.common.cluster_options import print_nodes
+from minisandbox.cli.common.backends import add_backend_argument, backend_config, backend_of
+from minisandbox.cli.common.cluster_options import add_cluster_argument, cluster_checks, print_nodes
 from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.output import (
     Column,
@@ -21,8 +20,8 @@ from minisandbox.cli.common.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.common.task_sets import add_tasks_arguments
-from minisandbox.cli.validate import add_work_arguments, cluster_checks, cpus, estimate, load_both
+from minisandbox.cli.common.set_runs import SetRun, show_progress
+from minisandbox.cli.common.task_sets import add_run_arguments, add_tasks_arguments, load_both
 from minisandbox.errors import GradingError, NotFound
 from minisandbox.grade import (
     EMPTY,
@@ -39,10 +38,7 @@ from minisandbox.grade import (
     run_evaluation,
     write_evaluation_reports,
 )
-from minisandbox.grade import Progress as News
-from minisandbox.images import Budget
-from minisandbox.store import Store
-from minisandbox.tasks import Task, TaskSet
+from minisandbox.tasks import TaskSet
 
 _SHOWN = 5  # unknown or malformed predictions listed on the terminal; the report has all
 
@@ -57,14 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help=f"preds.json, a JSONL file or a directory of .pred files; {GOLD}: reference patches; {EMPTY}: no patch",
     )
-    parser.add_argument(
-        "-o", "--out", type=Path, metavar="DIR", help="directory for results and reports; an existing one is resumed"
-    )
     add_grading_arguments(parser)
-    add_work_arguments(parser)
+    add_run_arguments(parser, "predictions")
+    add_backend_argument(parser)
+    add_cluster_argument(parser)
     add_json_option(parser)
-    kept = "finished layers are kept, and with -o finished predictions; the same command resumes"
-    parser.set_defaults(run=run, kept=kept)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,18 +73,18 @@ def run(args: argparse.Namespace) -> int:
     predictions = _predictions(args.predictions, everything, tasks)
     with Progress() as progress:
         checks = cluster_checks(args, progress)
-        builder = Builder(Store.open(), progress, args.repo_mirrors, backend_of(args)) if checks is None else None
+        work = SetRun(args, progress, here=checks is None, backend=backend_of(args), retry=True)
         found = run_evaluation(
             tasks,
             predictions,
-            None if builder is None else builder.image_of,
+            work.image_of,
             out=args.out,
-            workers=args.workers or cpus(),
+            workers=work.workers,
             timeout=grading.timeout,
             confirm=grading.confirm,
             config={"tasks": args.tasks, "predictions": args.predictions, **backend_config(args)},
-            build=None if builder is None else lambda some: _build(builder, some, args),
-            progress=lambda news: _show_progress(progress, news),
+            build=work.build,
+            progress=lambda news: show_progress(progress, news, _line),
             elsewhere=checks,
         )
     if args.out is not None:
@@ -123,17 +117,8 @@ def _predictions(where: str, everything: TaskSet, chosen: TaskSet) -> Sequence[P
     return [one for one in found if one.instance_id in chosen or one.instance_id not in everything]
 
 
-def _build(builder: Builder, tasks: Sequence[Task], args: argparse.Namespace) -> None:
-    builder.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=args.jobs or cpus()))
-
-
-def _show_progress(progress: Progress, news: News[Evaluated]) -> None:
-    """Report a finished prediction, and the estimated time for the rest."""
-    one = news.latest
-    if not news.resumed:
-        why = "" if one.finished else f": {one.detail}"
-        progress.note(f"{news.done}/{news.total} {one.instance_id}: {one.verdict}{why}")
-    progress.status(f"{news.done} of {news.total} predictions{estimate(news.seconds_left)}")
+def _line(one: Evaluated) -> str:
+    return f"{one.instance_id}: {one.verdict}" + ("" if one.finished else f": {one.detail}")
 
 
 def _print(found: Evaluation, out: Path | None) -> None:

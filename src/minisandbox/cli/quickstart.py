@@ -27,11 +27,12 @@ from minisandbox.cli.common.output import (
     require_positive,
     say,
 )
+from minisandbox.cli.common.set_runs import show_progress
 from minisandbox.cli.rollout import note_rollout
 from minisandbox.cli.tasks.verbs import DEFAULT
-from minisandbox.cli.validate import detail, validate_all
+from minisandbox.cli.validate import detail, line
 from minisandbox.errors import HostError
-from minisandbox.grade import Validated, Verdict
+from minisandbox.grade import Validated, Verdict, run_validations
 from minisandbox.host import doctor
 from minisandbox.images import Image, ImageSize, image_sizes, total_size
 from minisandbox.rollouts import Budgets, Setup, Summary, load_replay, run_batch
@@ -135,7 +136,10 @@ def _forget_rollouts(out: Path) -> None:
 
 def _check_all(tasks: TaskSet, builder: Builder, out: Path, workers: int) -> list[Row]:
     """Validate the tasks and run the rollouts; a failure in one task does not affect the others."""
-    found = {one.instance_id: one for one in validate_all(list(tasks), builder, workers=workers)}
+    validated = run_validations(
+        tasks, builder.image_of, workers=workers, progress=lambda news: show_progress(builder.progress, news, line)
+    )
+    found = {one.instance_id: one for one in validated}
     rollouts = {"oracle": _rollouts(tasks, OracleAgent(), out / "oracle", builder, workers)}
     rollouts["empty"] = _rollouts(tasks, EmptyAgent(), out / "empty", builder, workers)
     # the oracle's rollouts are recordings like any other: a replay must reach the same verdicts

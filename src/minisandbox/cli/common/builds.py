@@ -85,17 +85,21 @@ class Builder:
                     raise
             return self._images[name]
 
-    def build_all(self, tasks: Iterable[Task], workers: int) -> dict[str, Image]:
+    def build_all(
+        self, tasks: Iterable[Task], jobs: int | None = None, *, retry_failed: bool = True
+    ) -> dict[str, Image]:
         """Build the images of all tasks; errors go to ``failures``.
 
         Args:
             tasks: the tasks.
-            workers: build steps at once.
+            jobs: build steps at once; one per CPU if None.
+            retry_failed: whether to retry steps that failed in earlier builds.
 
         Returns:
             The images by task id.
         """
-        return self.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=workers))
+        recipes = {task.instance_id: task.recipe for task in tasks}
+        return self.build_recipes(recipes, Budget() if jobs is None else Budget(jobs), retry_failed=retry_failed)
 
     def begin(self, tasks: Iterable[Task], workers: int) -> Building:
         """Start building the images of all tasks in the background.

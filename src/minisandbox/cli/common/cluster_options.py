@@ -6,8 +6,8 @@ import argparse
 import json
 from collections.abc import Iterable
 
-from minisandbox.cli.common.output import plain, put
-from minisandbox.rollouts.cluster import NodeReport
+from minisandbox.cli.common.output import Progress, plain, put
+from minisandbox.rollouts.cluster import Cluster, ClusterChecks, NodeReport
 from minisandbox.types import human_size
 
 
@@ -19,6 +19,13 @@ def add_cluster_argument(group: argparse._ActionsContainer) -> None:
         help="run on the nodes of a Ray cluster: HOST:PORT of its head, or auto for this machine's cluster. Each "
         "node's own settings bound its rollouts and image builds; other numbers apply per node",
     )
+
+
+def cluster_checks(args: argparse.Namespace, progress: Progress) -> ClusterChecks | None:
+    """Return the checks that ``--cluster`` runs on its nodes; None for this machine."""
+    if args.cluster is None:
+        return None
+    return ClusterChecks(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note), args.workers)
 
 
 def print_nodes(nodes: Iterable[NodeReport], *, as_json: bool = False) -> None:

@@ -1,8 +1,9 @@
-"""Options of all commands over tasks: the set, the layout of its rows, the selection."""
+"""Options of all commands over tasks: the set, the layout of its rows, the selection, the run directory."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +92,32 @@ def add_local_sources_option(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="tasks that ask for the public network get it: HTTP and HTTPS to all public hosts",
     )
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, results: str = "tasks") -> None:
+    """Declare the run directory and the concurrency of a command that builds images and tests tasks.
+
+    Args:
+        parser: the command's.
+        results: what the run directory keeps.
+    """
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="DIR", help="directory for results and reports; an existing one is resumed"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: one per CPU)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
+    parser.set_defaults(kept=f"finished layers are kept, and with -o finished {results}; the same command resumes")
+
+
+def cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def load_both(args: argparse.Namespace) -> tuple[TaskSet, TaskSet]:
+    """Return the whole set, and the part selected by ``--only``."""
+    everything = load(argparse.Namespace(**{**vars(args), "only": []}))
+    return everything, everything.select(args.only) if args.only else everything
 
 
 def load(args: argparse.Namespace, on_refused: Callable[[Refused], None] | None = None) -> TaskSet:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.cli.common import exits
@@ -18,17 +16,13 @@ from minisandbox.cli.common.output import (
     put,
     require_positive,
 )
-from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.common.task_sets import add_run_arguments, add_tasks_arguments, load
 from minisandbox.errors import GradingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from minisandbox.cli.common.builds import Builder
-    from minisandbox.grade import Progress as News
     from minisandbox.grade.check import Checked, Finding
-    from minisandbox.images import Budget
-    from minisandbox.tasks import Task
     from minisandbox.tasks.loading import Refused
 
 _MOST = 10
@@ -50,43 +44,32 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="runs of the reference, and of the untouched code (default: 2)",
     )  # fmt: skip
     check.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit of one run of a task's tests")
-    check.add_argument(
-        "-o", "--out", type=Path, metavar="DIR", help="directory for results and reports; an existing one is resumed"
-    )
-    check.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: one per CPU)")
-    check.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
+    add_run_arguments(check)
     add_json_option(check)
-    kept = "finished layers are kept, and with -o finished tasks; the same command resumes"
-    check.set_defaults(run=run, kept=kept)
+    check.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check tasks; return 0 without errors, 1 if a task has one, 30 if one could not be checked."""
-    from minisandbox.cli.common.builds import Builder  # noqa: PLC0415 - listing tasks must not load it
-    from minisandbox.cli.validate import cpus, estimate  # noqa: PLC0415 - the same
-    from minisandbox.grade import DATABASE  # noqa: PLC0415 - the same
+    from minisandbox.cli.common.set_runs import SetRun, show_progress  # noqa: PLC0415 - listing tasks must not load it
     from minisandbox.grade.check import CHECKS, Severity, check_set  # noqa: PLC0415 - the same
     from minisandbox.grade.check import report as reports  # noqa: PLC0415 - the same
-    from minisandbox.images import Budget  # noqa: PLC0415 - the same
-    from minisandbox.store import Store  # noqa: PLC0415 - the same
 
     require_positive(args, "repeat", "timeout", "workers", "jobs")
     refused: list[Refused] = []
     tasks = tuple(load(args, refused.append))
-    # on resume, builds that failed in this run are not retried
-    retry = args.out is None or not (args.out / DATABASE).exists()
     with Progress() as progress:
-        builder = None if args.static else Builder(Store.open(), progress, args.repo_mirrors)
+        work = SetRun(args, progress, here=not args.static)
         checked = check_set(
             tasks,
-            None if builder is None else builder.image_of,
+            work.image_of,
             refused=() if args.only else refused,
             out=args.out,
             repeat=args.repeat,
-            workers=args.workers or cpus(),
+            workers=work.workers,
             timeout=args.timeout,
-            build=None if builder is None else partial(_build, builder, Budget(jobs=args.jobs or cpus()), retry),
-            progress=partial(_show_progress, progress, estimate),
+            build=work.build,
+            progress=lambda news: show_progress(progress, news, _line),
         )
     found = reports.all_findings(checked)
     if args.out is not None:
@@ -101,16 +84,9 @@ def run(args: argparse.Namespace) -> int:
     return exits.NEGATIVE if any(one.severity is Severity.ERROR for one in found) else exits.OK
 
 
-def _build(builder: Builder, budget: Budget, retry: bool, tasks: Sequence[Task]) -> None:
-    builder.build_recipes({task.instance_id: task.recipe for task in tasks}, budget, retry_failed=retry)
-
-
-def _show_progress(progress: Progress, estimate: Callable[[float | None], str], news: News[Checked]) -> None:
-    one = news.latest
-    if not news.resumed:
-        found = ", ".join(dict.fromkeys(finding.check for finding in one.findings))
-        progress.note(f"{news.done}/{news.total} {one.instance_id}: {found or 'ok'} ({one.seconds:.1f} s)")
-    progress.status(f"{news.done} of {news.total} tasks{estimate(news.seconds_left)}")
+def _line(one: Checked) -> str:
+    found = ", ".join(dict.fromkeys(finding.check for finding in one.findings))
+    return f"{one.instance_id}: {found or 'ok'} ({one.seconds:.1f} s)"
 
 
 def _print(found: Sequence[Finding], advice: Mapping[str, str], about: Callable[[Finding], str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Progress, add_json_option, print_json, require_positive, say
-from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.common.task_sets import add_tasks_arguments, cpus, load
 from minisandbox.cli.tasks.selection import part_name, share
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import Task, TaskSet
@@ -44,7 +44,6 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run(args: argparse.Namespace) -> int:
     """Make tasks."""
     from minisandbox.cli.common.builds import Builder  # noqa: PLC0415 - listing tasks must not load it
-    from minisandbox.cli.validate import cpus  # noqa: PLC0415 - listing tasks must not load it
     from minisandbox.grade.mutants import Mutating, clean_task, mutated_tasks  # noqa: PLC0415 - listing tasks must not load it
     from minisandbox.store import Store  # noqa: PLC0415 - listing tasks must not load it
 
