@@ -18,7 +18,7 @@ from minisandbox.sandbox.engines.client import Client
 from minisandbox.sandbox.engines.images import reference_of
 from minisandbox.types import ImageSpec
 
-VALID = Validated("a", "owner/a", Status.VALID, reference=(RunUse("resolved", "", 1.0),), seconds=2.0)
+VALID = Validated("a", Status.VALID, repo="owner/a", reference=(RunUse("resolved", "", 1.0),), seconds=2.0)
 
 
 def test_times_and_texts_do_not_make_verdicts_different() -> None:

@@ -18,7 +18,7 @@ from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError
 from minisandbox.grade import Grade, Reason, Status, validate
 from minisandbox.grade.check import CHECKS, Severity, check_set
 from minisandbox.grade.check.evidence import Evidence
-from minisandbox.grade.check.table import Needs, findings
+from minisandbox.grade.check.table import RUNS, findings
 from minisandbox.grade.validation import Validation
 from minisandbox.images import Image
 from minisandbox.tasks import Task
@@ -89,7 +89,7 @@ def seen(
 ) -> list[tuple[str, str]]:
     status = Status.VALID if valid else Status.INVALID
     known = Validation("a", status, flaky=flaky, reference=tuple(reference), empty=tuple(empty))
-    found = findings(Evidence(task, timeout=100.0, validation=known), Needs.RUNS)
+    found = findings(Evidence(task, timeout=100.0, validation=known), RUNS)
     return [(one.check, one.severity) for one in found]
 
 
@@ -138,7 +138,7 @@ def test_a_task_has_an_error_if_and_only_if_it_is_not_valid(task: Task, monkeypa
             monkeypatch.setattr(f"minisandbox.grade.validation.{name}", lambda *_, _runs=runs, **__: next(_runs))
         monkeypatch.setattr("minisandbox.grade.validation.find_leaks", lambda *_: ())
         known = validate(task, cast("Image", None), runs=2)
-        found = findings(Evidence(task, timeout=100.0, validation=known), Needs.RUNS)
+        found = findings(Evidence(task, timeout=100.0, validation=known), RUNS)
         assert any(one.severity is Severity.ERROR for one in found) is not known.valid, (known, found)
 
 

@@ -118,7 +118,7 @@ def test_a_runner_that_nothing_listens_to_is_named(check: Check) -> None:
 
 
 def test_notes_are_kept_printed_and_in_the_reports(tmp_path: Path) -> None:
-    one = Validated("a", "o/n", Status.VALID, notes=("1 tests change from run to run: t.py::new",))
+    one = Validated("a", Status.VALID, repo="o/n", notes=("1 tests change from run to run: t.py::new",))
     assert detail(one) == "note: 1 tests change from run to run: t.py::new"
     report = json.loads(json.dumps(validation_report([one], 1)))
     assert (report["noted"], report["results"][0]["notes"]) == (1, list(one.notes))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.grading import grade_reference, grade_untouched
+from minisandbox.grade.judging import NOT_FOUND
 from minisandbox.grade.leaks import Leak, find_leaks
 from minisandbox.grade.options import FLAGGED
 from minisandbox.grade.report import MISSING, UNCOLLECTED
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 _SEEN_FAILING = frozenset({"failed", "error", UNCOLLECTED})
-_BELIEVED = frozenset({Reason.RESOLVED, Reason.TESTS_NOT_PASSED})
 # Ways in which a benchmark's own command ends where a file of tests cannot be imported or compiled.
 _ENDED_EARLY = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS, Reason.NO_RESULTS})
+
+
+_Fault = tuple["Cause", str, tuple[str, ...]]
+"""Why a task is not valid: the cause, a sentence, and the tests that it is about."""
 
 
 class Status(enum.StrEnum):
@@ -52,8 +56,8 @@ class Cause(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
-    """What was found out about a task.
+class Validity:
+    """Whether a task can be used.
 
     Attributes:
         instance_id: the task's id.
@@ -62,10 +66,7 @@ class Validation:
         detail: the same in a sentence.
         tests: the tests that the sentence is about.
         flaky: the named tests that did not do the same in all runs.
-        reference: the grades of the reference, one per run.
-        empty: the grades of the code without any patch, one per run.
         notes: what is odd about a task that is valid by its benchmark's rules.
-        leaks: what in its image gives the answer away; not searched for where we could not find out.
     """
 
     instance_id: str
@@ -74,10 +75,7 @@ class Validation:
     detail: str = ""
     tests: tuple[str, ...] = ()
     flaky: tuple[str, ...] = ()
-    reference: tuple[Grade, ...] = ()
-    empty: tuple[Grade, ...] = ()
     notes: tuple[str, ...] = ()
-    leaks: tuple[Leak, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -86,10 +84,18 @@ class Validation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
-    cause: Cause
-    detail: str
-    tests: tuple[str, ...] = ()
+class Validation(Validity):
+    """What was found out about a task.
+
+    Attributes:
+        reference: the grades of the reference, one per run.
+        empty: the grades of the code without any patch, one per run.
+        leaks: what in its image gives the answer away; not searched for where we could not find out.
+    """
+
+    reference: tuple[Grade, ...] = ()
+    empty: tuple[Grade, ...] = ()
+    leaks: tuple[Leak, ...] = ()
 
 
 def validate(
@@ -129,50 +135,20 @@ def validate(
     flaky = tuple(sorted(_wavering(reference) | _wavering(empty)))
     broken = next((one for one in reference + empty if one.resolved is None), None)
     leaks = find_leaks(task, image) if broken is None else ()
-    if not task.patch.strip() and task.solution is None:
-        status, finding = Status.INVALID, _Finding(Cause.REFERENCE_FAILS, "it has no reference: no patch, no solution")
-    elif broken is not None:
-        status, finding = Status.ERROR, _Finding(Cause.INFRASTRUCTURE, broken.detail)
-    else:
-        found = _finding(task, reference, empty, flaky) or _about_leaks(leaks)
-        if found is None:
-            notes = _notes(task, empty, flaky) if isinstance(task.grader, LogGrader) else ()
-            if isinstance(task.grader, ScriptGrader) and task.grader.mode == "live" and task.grader.carry:
-                clean = replace(task, grader=replace(task.grader, mode="fresh"))
-                notes = _about_regrade(grade_reference(clean, image, timeout=timeout, limits=limits))
-            return Validation(
-                task.instance_id, Status.VALID, flaky=flaky, reference=reference, empty=empty, notes=notes
-            )
-        status, finding = Status.INVALID, found
-    return Validation(
-        task.instance_id, status, finding.cause, finding.detail, finding.tests, flaky, reference, empty, leaks=leaks
-    )
+    found = Validation(task.instance_id, Status.VALID, flaky=flaky, reference=reference, empty=empty, leaks=leaks)
+    if broken is not None and _has_reference(task):
+        return replace(found, status=Status.ERROR, cause=Cause.INFRASTRUCTURE, detail=broken.detail)
+    if (fault := next(_faults(task, found), None)) is not None:
+        cause, detail, tests = fault
+        return replace(found, status=Status.INVALID, cause=cause, detail=detail, tests=tests)
+    if isinstance(task.grader, ScriptGrader) and task.grader.mode == "live" and task.grader.carry:
+        clean = replace(task, grader=replace(task.grader, mode="fresh"))
+        return replace(found, notes=_about_regrade(grade_reference(clean, image, timeout=timeout, limits=limits)))
+    return replace(found, notes=_notes(task, empty, flaky)) if isinstance(task.grader, LogGrader) else found
 
 
-def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Grade], flaky: tuple[str, ...]) -> _Finding | None:
-    """Return the first thing that is wrong with a task, or None."""
-    if (found := _about_runner(task, reference[0])) is not None:
-        return found
-    if any(len({(one.resolved, one.score) for one in runs}) > 1 for runs in (reference, empty)):
-        return _Finding(Cause.FLAKY, "the same code resolves it in one run and not in another", flaky)
-    if flaky and not isinstance(task.grader, LogGrader):
-        return _Finding(Cause.FLAKY, f"{len(flaky)} tests change from run to run", flaky)
-    return _about_reference(reference[0]) or _about_empty(task, empty)
-
-
-def _about_runner(task: Task, reference: Grade) -> _Finding | None:
-    """Report a runner that nothing here can listen to; a missing command is the image's fault."""
-    unknown = task.grader.reporter != "pytest" and reference.reason is Reason.NOT_STARTED
-    if not unknown or reference.exit_code in (126, 127):
-        return None
-    return _Finding(Cause.RUNNER_NOT_SUPPORTED, f"the test command, {task.grader.command!r}: {reference.detail}")
-
-
-def _about_leaks(leaks: Sequence[Leak]) -> _Finding | None:
-    if not leaks:
-        return None
-    more = f", and {len(leaks) - 1} more" if len(leaks) > 1 else ""
-    return _Finding(Cause.LEAK, f"the image gives the answer away: {leaks[0].place}: {leaks[0].detail}{more}")
+def _has_reference(task: Task) -> bool:
+    return bool(task.patch.strip()) or task.solution is not None
 
 
 def _wavering(runs: Sequence[Grade]) -> set[str]:
@@ -182,40 +158,43 @@ def _wavering(runs: Sequence[Grade]) -> set[str]:
     return {test for test, _ in differing}
 
 
-def _about_reference(graded: Grade) -> _Finding | None:
-    if graded.resolved:
-        return None
-    failed = graded.failed_fail_to_pass + graded.failed_pass_to_pass
-    return _Finding(Cause.REFERENCE_FAILS, f"the reference: {graded.reason}: {graded.detail}", failed)
+def _faults(task: Task, found: Validation) -> Iterator[_Fault]:
+    """Yield why a task is not valid; the first is reported."""
+    known = found.reference[0]
+    if not _has_reference(task):
+        yield Cause.REFERENCE_FAILS, "it has no reference: no patch, no solution", ()
+    unheard = task.grader.reporter != "pytest" and known.reason is Reason.NOT_STARTED
+    if unheard and known.exit_code not in NOT_FOUND:  # a command that is missing is the image's fault
+        yield Cause.RUNNER_NOT_SUPPORTED, f"the test command, {task.grader.command!r}: {known.detail}", ()
+    if any(len({(one.resolved, one.score) for one in runs}) > 1 for runs in (found.reference, found.empty)):
+        yield Cause.FLAKY, "the same code resolves it in one run and not in another", found.flaky
+    if found.flaky and not isinstance(task.grader, LogGrader):
+        yield Cause.FLAKY, f"{len(found.flaky)} tests change from run to run", found.flaky
+    if not known.resolved:
+        failed = known.failed_fail_to_pass + known.failed_pass_to_pass
+        yield Cause.REFERENCE_FAILS, f"the reference: {known.reason}: {known.detail}", failed
+    if found.empty[0].resolved:
+        yield Cause.EMPTY_RESOLVES, "every named test passes without any patch", task.FAIL_TO_PASS
+    for run in found.empty if task.FAIL_TO_PASS else ():
+        yield from _faults_of_empty(task, run)
+    for leak in found.leaks:
+        more = f", and {len(found.leaks) - 1} more" if len(found.leaks) > 1 else ""
+        yield Cause.LEAK, f"the image gives the answer away: {leak.place}: {leak.detail}{more}", ()
 
 
-def _about_empty(task: Task, empty: Sequence[Grade]) -> _Finding | None:
-    """Report what is wrong with the untouched code's runs.
+def _faults_of_empty(task: Task, run: Grade) -> Iterator[_Fault]:
+    """Yield what is wrong with a run of the untouched code.
 
     A benchmark's rows have the lists that its own validation left: of theirs one FAIL_TO_PASS test that is seen failing
     is enough, and what else is odd is a note.
     """
-    if empty[0].resolved:
-        return _Finding(Cause.EMPTY_RESOLVES, "every named test passes without any patch", task.FAIL_TO_PASS)
-    for run in empty if task.FAIL_TO_PASS else ():
-        unseen = not_seen_failing(task, run)
-        if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not isinstance(task.grader, LogGrader)):
-            return _not_failing(run, unseen)
-        if run.failed_pass_to_pass and not isinstance(task.grader, LogGrader):
-            return _Finding(Cause.P2P_NOT_PASSING, _broken(run), run.failed_pass_to_pass)
-    return None
-
-
-def _not_failing(run: Grade, unseen: tuple[str, ...]) -> _Finding:
-    if run.reason in _BELIEVED:
-        detail = f"without a patch {len(unseen)} FAIL_TO_PASS tests were not seen failing"
-    else:
-        detail = f"without a patch no test was seen: {run.reason}: {run.detail}"
-    return _Finding(Cause.F2P_NOT_FAILING, detail, unseen)
-
-
-def _broken(run: Grade) -> str:
-    return f"without a patch {len(run.failed_pass_to_pass)} PASS_TO_PASS tests do not pass"
+    unseen, broken, lenient = not_seen_failing(task, run), run.failed_pass_to_pass, isinstance(task.grader, LogGrader)
+    if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not lenient):
+        what = f"{len(unseen)} FAIL_TO_PASS tests were not seen failing"
+        what = what if run.judged else f"no test was seen: {run.reason}: {run.detail}"
+        yield Cause.F2P_NOT_FAILING, f"without a patch {what}", unseen
+    if broken and not lenient:
+        yield Cause.P2P_NOT_PASSING, f"without a patch {len(broken)} PASS_TO_PASS tests do not pass", broken
 
 
 def _about_regrade(clean: Grade) -> tuple[str, ...]:
@@ -249,7 +228,7 @@ def not_seen_failing(task: Task, run: Grade) -> tuple[str, ...]:
     missing counts as failing, if the command's own exit status says that something failed.
     """
     seen = dict(run.outcomes)
-    believed = run.reason in (_BELIEVED | _ENDED_EARLY if isinstance(task.grader, LogGrader) else _BELIEVED)
-    missing_fails = isinstance(task.grader, LogGrader) and run.exit_code not in (0, None)
-    failing = _SEEN_FAILING | {MISSING} if missing_fails else _SEEN_FAILING
+    by_log = isinstance(task.grader, LogGrader)
+    believed = run.judged or (by_log and run.reason in _ENDED_EARLY)
+    failing = _SEEN_FAILING | {MISSING} if by_log and run.exit_code not in (0, None) else _SEEN_FAILING
     return tuple(test for test in task.FAIL_TO_PASS if not believed or seen.get(test, MISSING) not in failing)

@@ -142,6 +142,11 @@ class Grade:
         return None if self.verdict in _WITHOUT_REWARD else self.verdict is Verdict.RESOLVED
 
     @property
+    def judged(self) -> bool:
+        """Whether the run was believed, and so says what became of each test."""
+        return self.reason in (Reason.RESOLVED, Reason.TESTS_NOT_PASSED)
+
+    @property
     def reward(self) -> float | None:
         """1.0 or 0.0, or a script's score; None where the verdict is unconfirmed or infra_error."""
         if self.resolved is None:

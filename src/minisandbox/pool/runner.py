@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from minisandbox.errors import InvalidValue, MiniSandboxError
+from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError, NodeLost
 from minisandbox.pool.threads import as_finished
 from minisandbox.store.results import Result, Results
 from minisandbox.store.rundir import Config, RunDirectory
@@ -52,7 +52,8 @@ class Job(Generic[Item]):
         fingerprint: returns a hash of everything that the result depends on, given the key of the image, if any. An
             earlier result with another hash is not reused.
         do: does it; called with the image, if the job has a task.
-        failed: turns an error into the result; called with the error, and whether the image had been made.
+        failed: turns an error into the result; called with the error, and whether the infrastructure failed
+            and not the image.
         task: the item whose image it needs; None if it needs none.
     """
 
@@ -209,7 +210,7 @@ def run_job(job: Job[Item], image_of: ImageOf[Item] | None, known: str | None) -
         return None
     began = time.monotonic()
     try:
-        record = job.do(image) if error is None else job.failed(error, False)
+        record = job.do(image) if error is None else job.failed(error, isinstance(error, IndexUnavailable | NodeLost))
     except MiniSandboxError as problem:
         record = job.failed(problem, True)
     body = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}  # type: ignore[arg-type] # records are dataclasses

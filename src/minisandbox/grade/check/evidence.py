@@ -46,8 +46,7 @@ class Evidence:
         twin: an earlier task that asks for the same, and why it is the same; "" for none.
         timeout: seconds that a run of its tests may take.
         build_seconds: what all layers of its image took to build.
-        unbuilt: why there is no image, or None.
-        failure: what kept us from a validation although there is an image, or None.
+        failure: why there is no image, or no validation of it; None after a validation.
         validation: its runs and its leaks; None after a failure.
         reordered: a run with the reference and the test files in reverse order; None where there is no other order.
         forged: files that an agent can write, and whose replacement made the verifier pass the untouched code.
@@ -57,8 +56,13 @@ class Evidence:
     twin: str = ""
     timeout: float = 0.0
     build_seconds: float = 0.0
-    unbuilt: MiniSandboxError | None = None
     failure: MiniSandboxError | None = None
     validation: Validation | None = None
     reordered: Grade | None = None
     forged: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> Validation:
+        """The runs and the leaks, for checks that need them."""
+        assert self.validation is not None
+        return self.validation

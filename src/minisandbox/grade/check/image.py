@@ -12,8 +12,8 @@ SLOW_BUILD = 1800.0
 
 def not_built(seen: Evidence) -> Iterator[Problem]:
     """The image cannot be built or pulled."""
-    if seen.unbuilt is not None:
-        yield Problem(f"{type(seen.unbuilt).__name__}: {seen.unbuilt}")
+    if seen.failure is not None:
+        yield Problem(f"{type(seen.failure).__name__}: {seen.failure}")
 
 
 def slow_build(seen: Evidence) -> Iterator[Problem]:
@@ -43,6 +43,6 @@ def archive_in_image(seen: Evidence) -> Iterator[Problem]:
 
 
 def _leaks(seen: Evidence, kind: str) -> Iterator[Problem]:
-    for leak in () if seen.validation is None else seen.validation.leaks:
+    for leak in seen.found.leaks:
         if leak.kind == kind:
             yield Problem(leak.detail, leak.place)

@@ -13,16 +13,14 @@ from minisandbox.tasks import LogGrader, ScriptGrader, Task
 NEAR = 0.5
 """Share of the time limit from which a loaded machine may reach it."""
 
-_JUDGED = frozenset({Reason.RESOLVED, Reason.TESTS_NOT_PASSED})
-
 
 def reference_fails(seen: Evidence) -> Iterator[Problem]:
     """The known solution does not pass."""
-    found = seen.validation
-    if found is None or _are_uncertain(found.reference):
+    found = seen.found
+    if _are_uncertain(found.reference):
         return
     run = found.reference[0]
-    if run.reason not in _JUDGED:
+    if not run.judged:
         if run.reason is not Reason.TIMEOUT:
             yield Problem(f"{run.reason}: {run.detail}", _REFERENCE)
     elif isinstance(seen.task.grader, ScriptGrader):
@@ -34,8 +32,8 @@ def reference_fails(seen: Evidence) -> Iterator[Problem]:
 
 def reference_breaks_tests(seen: Evidence) -> Iterator[Problem]:
     """PASS_TO_PASS tests pass without a patch and fail with the known solution."""
-    found = seen.validation
-    if found is not None and _are_judged(found.reference):
+    found = seen.found
+    if _are_judged(found.reference):
         before = found.empty[0].failed_pass_to_pass if _are_judged(found.empty) else ()
         if tests := _steady(found, found.reference[0].failed_pass_to_pass, but=(*_missing(found), *before)):
             yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _REFERENCE, tests)
@@ -43,26 +41,26 @@ def reference_breaks_tests(seen: Evidence) -> Iterator[Problem]:
 
 def missing_test(seen: Evidence) -> Iterator[Problem]:
     """The lists name tests that do not exist."""
-    if seen.validation is not None and (tests := _missing(seen.validation)):
+    if tests := _missing(seen.found):
         yield Problem(f"{len(tests)} named tests do not exist", _REFERENCE, tests)
 
 
 def empty_resolves(seen: Evidence) -> Iterator[Problem]:
     """The untouched code passes."""
-    if seen.validation is not None and all(run.resolved for run in seen.validation.empty):
+    if all(run.resolved for run in seen.found.empty):
         yield Problem("everything passes without any patch", _EMPTY)
 
 
 def f2p_not_failing(seen: Evidence) -> Iterator[Problem]:
     """FAIL_TO_PASS tests do not fail without a patch."""
-    found = seen.validation
-    if found is None or not seen.task.FAIL_TO_PASS or _are_uncertain(found.empty) or found.empty[0].resolved:
+    found = seen.found
+    if not seen.task.FAIL_TO_PASS or _are_uncertain(found.empty) or found.empty[0].resolved:
         return
     run = found.empty[0]
-    if run.reason is Reason.TIMEOUT or found.reference[0].reason not in _JUDGED:
+    if run.reason is Reason.TIMEOUT or not found.reference[0].judged:
         return
     tests = _steady(found, not_seen_failing(seen.task, run), but=_missing(found))
-    if tests and run.reason not in _JUDGED:
+    if tests and not run.judged:
         yield Problem(f"no test was seen: {run.reason}: {run.detail}", _EMPTY, tests)
     elif tests:
         yield Problem(f"{len(tests)} FAIL_TO_PASS tests do not fail", _EMPTY, tests, _softer(seen.task, found))
@@ -70,8 +68,8 @@ def f2p_not_failing(seen: Evidence) -> Iterator[Problem]:
 
 def p2p_not_passing(seen: Evidence) -> Iterator[Problem]:
     """PASS_TO_PASS tests fail without a patch."""
-    found = seen.validation
-    if found is None or not _are_judged(found.empty):
+    found = seen.found
+    if not _are_judged(found.empty):
         return
     if tests := _steady(found, found.empty[0].failed_pass_to_pass, but=_missing(found)):
         yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _EMPTY, tests, _softer(seen.task, found))
@@ -79,8 +77,8 @@ def p2p_not_passing(seen: Evidence) -> Iterator[Problem]:
 
 def flaky(seen: Evidence) -> Iterator[Problem]:
     """The same code gives different results."""
-    found = seen.validation
-    if found is None or _ended(seen, Reason.TIMEOUT):
+    found = seen.found
+    if _ended(seen, Reason.TIMEOUT):
         return
     if any(len({(run.resolved, run.score) for run in runs}) > 1 for runs in (found.reference, found.empty)):
         yield Problem("the same code resolves it in one run and not in another", tests=found.flaky)
@@ -91,8 +89,8 @@ def flaky(seen: Evidence) -> Iterator[Problem]:
 
 def order_dependent(seen: Evidence) -> Iterator[Problem]:
     """The known solution does not pass if the test files run in another order."""
-    run, found = seen.reordered, seen.validation
-    if run is not None and found is not None and run.resolved is False and found.reference[0].resolved:
+    run = seen.reordered
+    if run is not None and run.resolved is False and seen.found.reference[0].resolved:
         tests = run.failed_fail_to_pass + run.failed_pass_to_pass
         yield Problem(f"with the test files in reverse order: {run.detail}", _REFERENCE, tests)
 
@@ -105,8 +103,8 @@ def timeout(seen: Evidence) -> Iterator[Problem]:
 
 def near_timeout(seen: Evidence) -> Iterator[Problem]:
     """The tests take more than half of their time limit."""
-    found = seen.validation
-    if found is None or _ended(seen, Reason.TIMEOUT):
+    found = seen.found
+    if _ended(seen, Reason.TIMEOUT):
         return
     # the time of a task's own solution is not the verifier's
     runs = found.empty if isinstance(seen.task.grader, ScriptGrader) else found.reference + found.empty
@@ -123,8 +121,8 @@ def no_reward(seen: Evidence) -> Iterator[Problem]:
 
 def not_confirmable(seen: Evidence) -> Iterator[Problem]:
     """Passes in the agent's sandbox cannot be confirmed in a clean one."""
-    if seen.validation is not None and isinstance(seen.task.grader, ScriptGrader):
-        yield from (Problem(note) for note in seen.validation.notes)
+    if isinstance(seen.task.grader, ScriptGrader):
+        yield from map(Problem, seen.found.notes)
 
 
 def writable_verifier(seen: Evidence) -> Iterator[Problem]:
@@ -137,10 +135,10 @@ def infrastructure(seen: Evidence) -> Iterator[Problem]:
     """The check itself failed."""
     if seen.failure is not None:
         yield Problem(f"{type(seen.failure).__name__}: {seen.failure}")
-    elif seen.validation is not None:
-        unsure = {run.detail: None for run in seen.validation.reference + seen.validation.empty if run.resolved is None
-                  and run.reason is not Reason.NO_REWARD}  # fmt: skip
-        yield from map(Problem, list(unsure)[:1])
+        return
+    runs = seen.found.reference + seen.found.empty
+    unsure = (run.detail for run in runs if run.resolved is None and run.reason is not Reason.NO_REWARD)
+    yield from map(Problem, list(unsure)[:1])
 
 
 _REFERENCE = "with the reference"
@@ -155,7 +153,7 @@ def _softer(task: Task, found: Validation) -> Severity | None:
 
 def _are_judged(runs: Iterable[Grade]) -> bool:
     """Whether runs say what became of each test."""
-    return all(run.reason in _JUDGED for run in runs)
+    return all(run.judged for run in runs)
 
 
 def _are_uncertain(runs: Sequence[Grade]) -> bool:
@@ -180,5 +178,5 @@ def _missing(found: Validation) -> tuple[str, ...]:
 
 def _ended(seen: Evidence, reason: Reason) -> dict[str, Grade]:
     """Return where runs ended for a reason, with the first such run."""
-    sides = {} if seen.validation is None else {_REFERENCE: seen.validation.reference, _EMPTY: seen.validation.empty}
+    sides = {_REFERENCE: seen.found.reference, _EMPTY: seen.found.empty}
     return {where: run for where, runs in sides.items() for run in runs[::-1] if run.reason is reason}

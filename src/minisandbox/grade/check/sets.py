@@ -8,17 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError, NodeLost
+from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.grade.check.evidence import Evidence
+from minisandbox.grade.check.image import not_built
 from minisandbox.grade.check.rows import twins
-from minisandbox.grade.check.table import CHECKS, Finding, Needs, findings, unusable_row
+from minisandbox.grade.check.runs import infrastructure
+from minisandbox.grade.check.table import CHECKS, ROWS, RUNS, Finding, findings, unusable_row
 from minisandbox.grade.check.verifier import forgeable
-from minisandbox.grade.grading import workspace_for
 from minisandbox.grade.judging import judge
 from minisandbox.grade.sets.fingerprint import fingerprint
 from minisandbox.grade.submission import reference_change
 from minisandbox.grade.validation import validate
 from minisandbox.grade.verdict import Grade
+from minisandbox.grade.workspace import Workspace
 from minisandbox.pool import ImageOf, Job, Progress, open_results, run_jobs
 from minisandbox.store.rundir import RunDirectory
 from minisandbox.tasks import PytestGrader, Task
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 _VERSION = "1"
 """Of the checks: a result of other ones is not taken over."""
-_NOT_FINAL = frozenset({"not_built", "infrastructure"})
+_NOT_FINAL = frozenset({not_built.__name__, infrastructure.__name__})
 
 
 class CheckDirectory(RunDirectory):
@@ -118,7 +120,7 @@ def check_set(
     for task in tasks:
         name = task.instance_id
         one = found.get(name, Checked(name, ()))
-        about_row = findings(Evidence(task, twin.get(name, "")), Needs.ROW)
+        about_row = findings(Evidence(task, twin.get(name, "")), ROWS)
         checked.append(replace(one, findings=about_row + one.findings))
     return (*checked, *map(_refused, refused))
 
@@ -142,11 +144,10 @@ def _job(task: Task, repeat: int, timeout: float | None) -> Job[Task]:
 def _check(task: Task, repeat: int, timeout: float | None, image: Image | None) -> Checked:
     assert image is not None
     seen = gather(task, image, repeat, timeout)
-    assert seen.validation is not None
-    reference, empty = seen.validation.reference, seen.validation.empty
+    reference, empty = seen.found.reference, seen.found.empty
     return Checked(
         task.instance_id,
-        findings(seen, Needs.IMAGE, Needs.RUNS),
+        findings(seen, RUNS),
         True,
         repeat,
         sum(bool(run.resolved) for run in reference),
@@ -156,10 +157,9 @@ def _check(task: Task, repeat: int, timeout: float | None, image: Image | None) 
     )
 
 
-def _failed(task: Task, error: MiniSandboxError, built: bool) -> Checked:
-    ours = built or isinstance(error, IndexUnavailable | NodeLost)
-    seen = Evidence(task, failure=error) if ours else Evidence(task, unbuilt=error)
-    return Checked(task.instance_id, findings(seen, Needs.IMAGE, Needs.RUNS), True)
+def _failed(task: Task, error: MiniSandboxError, ours: bool) -> Checked:
+    check = CHECKS[(infrastructure if ours else not_built).__name__]
+    return Checked(task.instance_id, findings(Evidence(task, failure=error), (check,)), True)
 
 
 def gather(task: Task, image: Image, repeat: int, timeout: float | None) -> Evidence:
@@ -189,7 +189,7 @@ def gather(task: Task, image: Image, repeat: int, timeout: float | None) -> Evid
 
 def _reordered(task: Task, image: Image, timeout: float | None) -> Grade | None:
     """Run the reference with the test files in reverse order; None for a single file."""
-    place = workspace_for(task, image, timeout)
+    place = Workspace.of(task, image, timeout=timeout)
     if not isinstance(task.grader, PytestGrader) or len(place.files) < 2:
         return None
     return judge(task, replace(place, files=place.files[::-1]).run(reference_change(task)))

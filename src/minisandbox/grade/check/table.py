@@ -1,8 +1,7 @@
-"""The table of checks: name, severity, what a check needs, and what to do about its findings."""
+"""The table of checks: name, severity, and what to do about its findings."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,14 +11,6 @@ from minisandbox.grade.check.evidence import Evidence, Problem, Severity
 _ERROR, _WARNING = Severity
 
 
-class Needs(enum.StrEnum):
-    """What a check needs of a task."""
-
-    ROW = "row"
-    IMAGE = "image"
-    RUNS = "runs"
-
-
 @dataclass(frozen=True, slots=True)
 class Check:
     """A question that a careful maintainer asks of each task.
@@ -27,13 +18,11 @@ class Check:
     Attributes:
         find: yields what is wrong; its name is the check's, and its docstring says what the check finds.
         severity: of its findings, where they have no other.
-        needs: on what it looks.
         advice: what to do about a finding.
     """
 
     find: Callable[[Evidence], Iterable[Problem]]
     severity: Severity
-    needs: Needs
     advice: str
 
     @property
@@ -68,46 +57,49 @@ def unusable_row(_: Evidence) -> Iterator[Problem]:
     yield from ()  # there is no task to look at: `check_set` makes these findings of the reader's errors
 
 
-CHECKS: Mapping[str, Check] = {
-    check.name: check
-    for check in (
-        Check(unusable_row, _ERROR, Needs.ROW, "fix the field that the message names, or leave the row out"),
-        Check(rows.empty_instruction, _ERROR, Needs.ROW, "say what the agent has to do"),
-        Check(rows.solution_in_instruction, _ERROR, Needs.ROW, "take the reference's lines out of the instruction"),
-        Check(rows.no_reference, _ERROR, Needs.ROW, "add a patch or a solution, or leave the task out"),
-        Check(rows.duplicate, _WARNING, Needs.ROW, "leave one of them out: it counts twice"),
-        Check(rows.tests_in_patch, _WARNING, Needs.ROW, "move the tests to a file that only test_patch touches"),
-        Check(rows.unpinned, _WARNING, Needs.ROW, "pin it: NAME@sha256:..., a whole commit id, PACKAGE==VERSION"),
-        Check(image.not_built, _ERROR, Needs.IMAGE, "fix the recipe; `image build --shell` opens the failed step"),
-        Check(image.slow_build, _WARNING, Needs.IMAGE, "pin requirements in build.requirements, which tasks share"),
-        Check(image.solution_in_image, _ERROR, Needs.IMAGE, "remove the file: build.remove, or the recipe"),
-        Check(image.tests_in_image, _ERROR, Needs.IMAGE, "remove the file: build.remove, or the recipe"),
-        Check(image.history_in_image, _ERROR, Needs.IMAGE, "cut the history (build.cut), or remove the other clone"),
-        Check(image.archive_in_image, _ERROR, Needs.IMAGE, "remove the archive from the image"),
-        Check(runs.reference_fails, _ERROR, Needs.RUNS, "correct the patch or the image; `validate -o` keeps the log"),
-        Check(runs.reference_breaks_tests, _ERROR, Needs.RUNS, "correct the patch or PASS_TO_PASS"),
-        Check(runs.missing_test, _ERROR, Needs.RUNS, "correct the tests' names, or take them out of the lists"),
-        Check(runs.empty_resolves, _ERROR, Needs.RUNS, "name a test that fails without the patch"),
-        Check(runs.f2p_not_failing, _ERROR, Needs.RUNS, "move the tests to PASS_TO_PASS, or correct them"),
-        Check(runs.p2p_not_passing, _ERROR, Needs.RUNS, "take the tests out of PASS_TO_PASS"),
-        Check(runs.flaky, _ERROR, Needs.RUNS, "take the tests out of the lists, or fix their clock, seed or port"),
-        Check(runs.order_dependent, _WARNING, Needs.RUNS, "make the tests independent, or take them out of the lists"),
-        Check(runs.timeout, _ERROR, Needs.RUNS, "raise test.timeout, or take the slow tests out of the lists"),
-        Check(runs.near_timeout, _WARNING, Needs.RUNS, "raise test.timeout to four times what the tests take"),
-        Check(runs.no_reward, _ERROR, Needs.RUNS, "let the verifier write a reward whatever happens, 0 first"),
-        Check(runs.not_confirmable, _WARNING, Needs.RUNS, "let the work stay in the working directory or in artifacts"),
-        Check(runs.writable_verifier, _ERROR, Needs.RUNS, "move the file to tests/, which the grader brings"),
-        Check(runs.infrastructure, _ERROR, Needs.RUNS, "repeat the command; `minisandbox doctor` checks this machine"),
-    )
-}  # fmt: skip
+ROWS = (
+    Check(unusable_row, _ERROR, "fix the field that the message names, or leave the row out"),
+    Check(rows.empty_instruction, _ERROR, "say what the agent has to do"),
+    Check(rows.solution_in_instruction, _ERROR, "take the reference's lines out of the instruction"),
+    Check(rows.no_reference, _ERROR, "add a patch or a solution, or leave the task out"),
+    Check(rows.duplicate, _WARNING, "leave one of them out: it counts twice"),
+    Check(rows.tests_in_patch, _WARNING, "move the tests to a file that only test_patch touches"),
+    Check(rows.unpinned, _WARNING, "pin it: NAME@sha256:..., a whole commit id, PACKAGE==VERSION"),
+)  # fmt: skip
+"""Checks that a row alone is enough for."""
+
+RUNS = (
+    Check(image.not_built, _ERROR, "fix the recipe; `image build --shell` opens the failed step"),
+    Check(image.slow_build, _WARNING, "pin requirements in build.requirements, which tasks share"),
+    Check(image.solution_in_image, _ERROR, "remove the file: build.remove, or the recipe"),
+    Check(image.tests_in_image, _ERROR, "remove the file: build.remove, or the recipe"),
+    Check(image.history_in_image, _ERROR, "cut the history (build.cut), or remove the other clone"),
+    Check(image.archive_in_image, _ERROR, "remove the archive from the image"),
+    Check(runs.reference_fails, _ERROR, "correct the patch or the image; `validate -o` keeps the log"),
+    Check(runs.reference_breaks_tests, _ERROR, "correct the patch or PASS_TO_PASS"),
+    Check(runs.missing_test, _ERROR, "correct the tests' names, or take them out of the lists"),
+    Check(runs.empty_resolves, _ERROR, "name a test that fails without the patch"),
+    Check(runs.f2p_not_failing, _ERROR, "move the tests to PASS_TO_PASS, or correct them"),
+    Check(runs.p2p_not_passing, _ERROR, "take the tests out of PASS_TO_PASS"),
+    Check(runs.flaky, _ERROR, "take the tests out of the lists, or fix their clock, seed or port"),
+    Check(runs.order_dependent, _WARNING, "make the tests independent, or take them out of the lists"),
+    Check(runs.timeout, _ERROR, "raise test.timeout, or take the slow tests out of the lists"),
+    Check(runs.near_timeout, _WARNING, "raise test.timeout to four times what the tests take"),
+    Check(runs.no_reward, _ERROR, "let the verifier write a reward whatever happens, 0 first"),
+    Check(runs.not_confirmable, _WARNING, "let the work stay in the working directory or in artifacts"),
+    Check(runs.writable_verifier, _ERROR, "move the file to tests/, which the grader brings"),
+    Check(runs.infrastructure, _ERROR, "repeat the command; `minisandbox doctor` checks this machine"),
+)  # fmt: skip
+"""Checks that take an image, and runs of the tests."""
+
+CHECKS: Mapping[str, Check] = {check.name: check for check in (*ROWS, *RUNS)}
 """All checks, by name, in the order of reports."""
 
 
-def findings(seen: Evidence, *needs: Needs) -> tuple[Finding, ...]:
-    """Return what the checks with one of the given needs find in a task."""
+def findings(seen: Evidence, checks: Iterable[Check]) -> tuple[Finding, ...]:
+    """Return what some checks find in a task."""
     return tuple(
         Finding(seen.task.instance_id, check.name, one.severity or check.severity, one.where, one.what, one.tests)
-        for check in CHECKS.values()
-        if check.needs in needs
+        for check in checks
         for one in check.find(seen)
     )

@@ -39,8 +39,6 @@ MALFORMED = "malformed"
 _ERRORS = frozenset({Verdict.PATCH_INVALID, Verdict.TIMEOUT, Verdict.UNCONFIRMED, Verdict.INFRA_ERROR, MALFORMED})
 _BEFORE_THE_TESTS = frozenset({Reason.PATCH_INVALID, Reason.PATCH_STEP_FAILED, Reason.RESTORE_FAILED})
 
-_Grader = Callable[[Task, Prediction, "Image | None"], Grade]
-
 
 class EvaluationDirectory(RunDirectory):
     """The directory of an evaluation."""
@@ -148,8 +146,8 @@ def run_evaluation(
     """
     everything, given = tuple(tasks), {one.instance_id: one for one in predictions}
     mine = tuple(given[task.instance_id] for task in everything if task.instance_id in given)
-    grader = partial(_graded, timeout=timeout, limits=limits, confirm=confirm)
-    jobs = [_job(task, given[task.instance_id], grader) for task in everything if task.instance_id in given]
+    work = partial(_evaluated, timeout=timeout, limits=limits, confirm=confirm)
+    jobs = [_job(task, given[task.instance_id], work) for task in everything if task.instance_id in given]
     resolved = {**(config or {}), "timeout": timeout, "workers": workers, **recorded_policy(confirm)}
     with open_results(EvaluationDirectory, out, resolved) as results:
         found = run_jobs(
@@ -167,32 +165,30 @@ def run_evaluation(
     return Evaluation(everything, mine, tuple(found[one.instance_id] for one in mine), unknown)
 
 
-def _job(task: Task, one: Prediction, grader: _Grader) -> Job[Task]:
+def _job(task: Task, one: Prediction, work: Callable[..., Evaluated]) -> Job[Task]:
     said = (one.model, one.problem, one.stands_for, hashlib.sha256(one.patch).hexdigest())
     about, failed = partial(fingerprint, task, said), partial(_failed, task, one)
     if one.problem or one.is_empty:
         verdict = MALFORMED if one.problem else EMPTY_PATCH
         done = Evaluated(task.instance_id, task.repo, one.model, verdict, verdict, one.problem)
         return Job(task.instance_id, about, lambda _: done, failed)
-    return Job(task.instance_id, about, partial(_evaluated, task, one, grader), failed, task)
+    return Job(task.instance_id, about, partial(work, task, one), failed, task)
 
 
-def _evaluated(task: Task, one: Prediction, grader: _Grader, image: Image | None) -> Evaluated:
-    return _kept(task, one, grader(task, one, image))
-
-
-def _graded(
+def _evaluated(
     task: Task, one: Prediction, image: Image | None, *, timeout: float | None, limits: Limits | None, confirm: str
-) -> Grade:
+) -> Evaluated:
     assert image is not None
     if one.stands_for == GOLD:
-        return grade_reference(task, image, timeout=timeout, limits=limits, confirm=confirm)
-    if one.stands_for == EMPTY:
-        return grade_untouched(task, image, timeout=timeout, limits=limits)
-    return grade(task, image, one.patch, timeout=timeout, limits=limits, confirm=confirm)
+        graded = grade_reference(task, image, timeout=timeout, limits=limits, confirm=confirm)
+    elif one.stands_for == EMPTY:
+        graded = grade_untouched(task, image, timeout=timeout, limits=limits)
+    else:
+        graded = grade(task, image, one.patch, timeout=timeout, limits=limits, confirm=confirm)
+    return _kept(task, one, graded)
 
 
-def _failed(task: Task, one: Prediction, error: MiniSandboxError, built: bool) -> Evaluated:  # noqa: ARG001 - neither is its fault
+def _failed(task: Task, one: Prediction, error: MiniSandboxError, ours: bool) -> Evaluated:  # noqa: ARG001 - neither is its fault
     return _kept(task, one, infrastructure_grade(task, error))
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError, NodeLost
+from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.grade.options import FLAGGED
 from minisandbox.grade.sets.fingerprint import fingerprint
-from minisandbox.grade.validation import Cause, Status, Validation, validate
+from minisandbox.grade.validation import Cause, Status, Validation, Validity, validate
 from minisandbox.grade.verdict import Grade
 from minisandbox.pool import Elsewhere, ImageOf, Job, Progress, open_results, run_jobs
 from minisandbox.pool.runner import read_record
@@ -71,17 +71,11 @@ class RunUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Validated:
+class Validated(Validity):
     """What a validation keeps of a task.
 
     Attributes:
-        instance_id: the task's id.
         repo: the task's repository.
-        status: valid, invalid, or error where we could not find out.
-        cause: why it is not valid, or None.
-        detail: the same in a sentence.
-        tests: the tests that the sentence is about.
-        flaky: the named tests that did not do the same in all runs.
         python: the interpreter of its image; empty where that is the host's or there is no image.
         image_key: the hash of everything that decides what its image is; empty without an image.
         layers: of its image, bottom first, the layer with its hidden tests last.
@@ -89,16 +83,9 @@ class Validated:
         empty: the runs without a patch.
         seconds: what validating it took, without building.
         log: what the runs printed, where the task is not valid.
-        notes: what is odd about a task that is valid by its benchmark's rules.
     """
 
-    instance_id: str
-    repo: str
-    status: Status
-    cause: Cause | None = None
-    detail: str = ""
-    tests: tuple[str, ...] = ()
-    flaky: tuple[str, ...] = ()
+    repo: str = ""
     python: str = ""
     image_key: str = ""
     layers: tuple[LayerUse, ...] = ()
@@ -106,12 +93,6 @@ class Validated:
     empty: tuple[RunUse, ...] = ()
     seconds: float = 0.0
     log: str = ""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def valid(self) -> bool:
-        """Whether the task can be used."""
-        return self.status is Status.VALID
 
     @property
     def finished(self) -> bool:
@@ -202,32 +183,25 @@ def _job(task: Task, check: Callable[[Task, Image], Validation]) -> Job[Task]:
 
 def _validated(task: Task, check: Callable[[Task, Image], Validation], image: Image | None) -> Validated:
     assert image is not None
-    return _kept(task, image, check(task, image))
-
-
-def _failed(task: Task, error: MiniSandboxError, built: bool) -> Validated:
-    ours = built or isinstance(error, NodeLost | IndexUnavailable)
-    cause = Cause.INFRASTRUCTURE if ours else Cause.NOT_BUILT
-    return Validated(task.instance_id, task.repo, Status.ERROR, cause, f"{type(error).__name__}: {error}")
-
-
-def _kept(task: Task, image: Image, found: Validation) -> Validated:
-    return Validated(
-        found.instance_id,
-        task.repo,
-        found.status,
-        found.cause,
-        found.detail,
-        found.tests,
-        found.flaky,
-        image.notes.get("python", ""),
-        image.key,
-        tuple(LayerUse(one.key, one.bytes, one.seconds) for one in image.records()),
-        tuple(RunUse(one.verdict, one.reason, one.duration) for one in found.reference),
-        tuple(RunUse(one.verdict, one.reason, one.duration) for one in found.empty),
-        log="" if found.valid else _logs(found),
-        notes=found.notes,
+    found = check(task, image)
+    reference, empty = (
+        tuple(RunUse(one.verdict, one.reason, one.duration) for one in runs) for runs in (found.reference, found.empty)
     )
+    return Validated(
+        **{one.name: getattr(found, one.name) for one in fields(Validity)},
+        repo=task.repo,
+        python=image.notes.get("python", ""),
+        image_key=image.key,
+        layers=tuple(LayerUse(one.key, one.bytes, one.seconds) for one in image.records()),
+        reference=reference,
+        empty=empty,
+        log="" if found.valid else _logs(found),
+    )
+
+
+def _failed(task: Task, error: MiniSandboxError, ours: bool) -> Validated:
+    cause = Cause.INFRASTRUCTURE if ours else Cause.NOT_BUILT
+    return Validated(task.instance_id, Status.ERROR, cause, f"{type(error).__name__}: {error}", repo=task.repo)
 
 
 def _logs(found: Validation) -> str:
