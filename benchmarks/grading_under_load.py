@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 from minisandbox.agents.oracle import apply_command
 from minisandbox.grade import Grade, Verdict, grade
-from minisandbox.grade.grading import workspace_for
 from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.submission import reference_change
+from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image, build
 from minisandbox.pool import as_finished
 from minisandbox.sandbox import Sandbox
@@ -110,7 +110,7 @@ def _passes(task: Task, image: Image, memory: int) -> bool:
 
 
 def _reference_run(task: Task, image: Image, limits: Limits) -> SuiteRun:
-    return workspace_for(task, image, limits=limits).run(reference_change(task))
+    return Workspace.of(task, image, limits=limits).run(reference_change(task))
 
 
 @contextmanager

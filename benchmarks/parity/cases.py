@@ -13,7 +13,7 @@ from benchmarks.parity.variants import reference_patch, touched_module, unimport
 
 from minisandbox.errors import FileAccessError
 from minisandbox.grade import Grade, Verdict
-from minisandbox.grade.grading import grade_in, workspace_for
+from minisandbox.grade.grading import grade_in
 from minisandbox.grade.judging import SuiteRun, judge
 from minisandbox.grade.submission import Change, reference_change
 from minisandbox.grade.workspace import Workspace
@@ -107,7 +107,7 @@ def grade_cases(
             continue
         if not go_on():
             return
-        base = workspace_for(task, image, timeout)
+        base = Workspace.of(task, image, timeout=timeout)
         place = Recorded(base.image, base.task, base.files, base.timeout, base.limits, references=recorded)
         case = _graded(place, variant, patch, key, out)
         if case.verdict not in (Verdict.UNCONFIRMED, Verdict.INFRA_ERROR):

@@ -22,7 +22,7 @@ from minisandbox.agents import ReplayAgent
 from minisandbox.grade import Reason, Verdict, grade, validate
 from minisandbox.grade.report import Record, Report
 from minisandbox.grade.submission import Change
-from minisandbox.grade.workspace import workspace
+from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image
 from minisandbox.rollouts import rollout
 from minisandbox.sandbox import Sandbox
@@ -326,7 +326,7 @@ def test_no_spelling_of_a_rename_takes_a_protected_file_away(task: Task, image: 
 
 def test_who_reads_other_files_in_a_patch_than_git_applies_none(task: Task, image: Image) -> None:
     patch = renaming(".coveragerc", "helper.py").encode()
-    place = workspace(image, task, task.test_files, timeout=60.0)
+    place = Workspace.of(task, image, files=task.test_files, timeout=60.0)
     run = place.run(Change(patch, only=frozenset({"helper.py"}), sources=("calc.py",)))
     assert run.doubt is not None
     assert run.doubt.reason == Reason.PATCH_INVALID

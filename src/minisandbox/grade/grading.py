@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.confirm.checks import ACCIDENTS, Confirmation
-from minisandbox.grade.graders.pytest import files_of
 from minisandbox.grade.imports import protect_imports
 from minisandbox.grade.judging import Doubt, SuiteRun, infrastructure_grade, judge
-from minisandbox.grade.names import located
 from minisandbox.grade.options import FLAGGED, confirmed_share, is_confirmed
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.scan import scan
 from minisandbox.grade.submission import Change, reference_change, screen
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
-from minisandbox.grade.workspace import Workspace, workspace
+from minisandbox.grade.workspace import Workspace
 from minisandbox.sandbox.cancellation import Cancellation
-from minisandbox.tasks import LogGrader, ScriptGrader, Task, file_of
+from minisandbox.tasks import ScriptGrader, Task
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
@@ -66,7 +63,8 @@ def grade(
     """
     confirmed_share(confirm)  # an unknown policy is an error before anything runs
     started = time.monotonic()
-    verdict = grade_in(workspace_for(task, image, timeout, limits, cancellation), submission, confirm)
+    place = Workspace.of(task, image, timeout=timeout, limits=limits, cancellation=cancellation)
+    verdict = grade_in(place, submission, confirm)
     return replace(verdict, duration=time.monotonic() - started)
 
 
@@ -85,7 +83,7 @@ def grade_reference(
     Raises:
         InvalidValue: the task's tests are not pytest's, or the policy is unknown.
     """
-    return _grade_own(reference_change(task), workspace_for(task, image, timeout, limits), confirm)
+    return _grade_own(reference_change(task), Workspace.of(task, image, timeout=timeout, limits=limits), confirm)
 
 
 def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, limits: Limits | None = None) -> Grade:
@@ -97,7 +95,7 @@ def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, l
     Raises:
         InvalidValue: the task's tests are not pytest's.
     """
-    return _grade_own(Change(), workspace_for(task, image, timeout, limits), FLAGGED)
+    return _grade_own(Change(), Workspace.of(task, image, timeout=timeout, limits=limits), FLAGGED)
 
 
 def _grade_own(change: Change, place: Workspace, confirm: str) -> Grade:
@@ -110,27 +108,6 @@ def _grade_own(change: Change, place: Workspace, confirm: str) -> Grade:
     except (MiniSandboxError, OSError) as error:
         verdict = infrastructure_grade(place.task, error)
     return replace(verdict, duration=time.monotonic() - started)
-
-
-def workspace_for(
-    task: Task,
-    image: Image,
-    timeout: float | None = None,
-    limits: Limits | None = None,
-    cancellation: Cancellation | None = None,
-) -> Workspace:
-    """Return where a task is graded; arguments and errors as for :func:`grade`."""
-    named = task.FAIL_TO_PASS + task.PASS_TO_PASS
-    if isinstance(task.grader, ScriptGrader):
-        files: tuple[str, ...] = ()
-    elif task.grader.reporter == "none":
-        files = tuple(file for file in task.test_files if not file.endswith(".snap"))  # jest rewrites its snapshots
-    elif isinstance(task.grader, LogGrader):
-        files = tuple(sorted({*map(file_of, located(task, named))}))
-    else:
-        files = files_of(named)
-    seconds = task.grader.timeout if timeout is None else timeout
-    return workspace(image, task, files, timeout=seconds, limits=limits, cancellation=cancellation)
 
 
 def grade_in(place: Workspace, submission: bytes, confirm: str = FLAGGED) -> Grade:
@@ -183,11 +160,11 @@ def _confirmed(place: Workspace, change: Change, run: SuiteRun, graded: Grade, c
     return Confirmation(place, change).confirm(run, graded, further=further)
 
 
-def _run_surely(place: Workspace, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
+def _run_surely(place: Workspace, change: Change) -> SuiteRun:
     """Run once more where the sandbox ended: that may have been the host's fault, once, or the tests', twice."""
     for _ in range(2):
         try:
-            return place.run(change, edited)
+            return place.run(change)
         except SandboxGone as error:
             gone = error
     return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, f"twice: {gone}"))

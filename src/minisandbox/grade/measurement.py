@@ -11,7 +11,7 @@ from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.report import PASSED
 from minisandbox.grade.submission import Change, reference_change
 from minisandbox.grade.verdict import Reason
-from minisandbox.grade.workspace import workspace
+from minisandbox.grade.workspace import Workspace
 from minisandbox.tasks import LogGrader, Task, harness
 from minisandbox.types import Limits
 
@@ -79,8 +79,7 @@ def measure(
     Raises:
         MiniSandboxError: the sandbox could not be made, or ended.
     """
-    seconds = task.grader.timeout if timeout is None else timeout
-    place = workspace(image, task, files, timeout=seconds, limits=limits)
+    place = Workspace.of(task, image, files=files, timeout=timeout, limits=limits)
     run = place.run(reference_change(task) if reference else Change())
     doubt = run.doubt
     return Measurement(

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import FileAccessError
 from minisandbox.grade.graders.carry import carried_files
 from minisandbox.grade.graders.log import LOG_LIMIT, LogRunner
-from minisandbox.grade.graders.pytest import PytestRunner
+from minisandbox.grade.graders.pytest import PytestRunner, files_of
 from minisandbox.grade.graders.script import ScriptRunner, solve
 from minisandbox.grade.judging import Doubt, SuiteRun, log_of
+from minisandbox.grade.names import located
 from minisandbox.grade.submission import Change
 from minisandbox.grade.testfiles import HIDDEN, lay_out
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import removed_files
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import Cancellation
-from minisandbox.tasks import LogGrader, PytestGrader, ScriptGrader, Task
+from minisandbox.tasks import LogGrader, PytestGrader, ScriptGrader, Task, file_of
 from minisandbox.types import ExecResult, Limits, MiB, Network, Outcome
 
 if TYPE_CHECKING:
@@ -64,6 +65,34 @@ class Workspace:
     timeout: float
     limits: Limits
     cancellation: Cancellation = field(default_factory=Cancellation)
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        image: Image,
+        *,
+        files: Sequence[str] | None = None,
+        timeout: float | None = None,
+        limits: Limits | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> Workspace:
+        """Return where a task is graded.
+
+        Args:
+            task: the task.
+            image: its image.
+            files: test files to run; None for those of the named tests.
+            timeout: seconds the tests may take; the task's own if None.
+            limits: what each sandbox may use; the task's own if None.
+            cancellation: calls the runs off.
+
+        Raises:
+            InvalidValue: the tests are pytest's to run, and their names are not.
+        """
+        chosen = _test_files(task) if files is None else tuple(files)
+        seconds = task.grader.timeout if timeout is None else timeout
+        return cls(image, task, chosen, seconds, task.needs.limits(limits), cancellation or Cancellation())
 
     def run(self, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
         """Run the tests on clean code with a change, in a fresh sandbox.
@@ -131,6 +160,18 @@ class Workspace:
         if isinstance(grader, LogGrader):
             return LogRunner(self.task, self.timeout)
         return PytestRunner(grader.command, self.files, self.timeout)
+
+
+def _test_files(task: Task) -> tuple[str, ...]:
+    """Return the files to run, and to hold unchanged, when a task is graded."""
+    named = task.FAIL_TO_PASS + task.PASS_TO_PASS
+    if isinstance(task.grader, ScriptGrader):
+        return ()
+    if task.grader.reporter == "none":
+        return tuple(file for file in task.test_files if not file.endswith(".snap"))  # jest rewrites its snapshots
+    if isinstance(task.grader, LogGrader):
+        return tuple(sorted({*map(file_of, located(task, named))}))
+    return files_of(named)
 
 
 def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
@@ -236,16 +277,3 @@ def _read(box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
         with contextlib.suppress(FileAccessError):
             found[name] = box.files.read_bytes(box.image.workdir / name, limit=_LARGEST_FILE)
     return found
-
-
-def workspace(
-    image: Image,
-    task: Task,
-    files: Sequence[str],
-    *,
-    timeout: float,
-    limits: Limits | None = None,
-    cancellation: Cancellation | None = None,
-) -> Workspace:
-    """Make a workspace with the default limits where none are given."""
-    return Workspace(image, task, tuple(files), timeout, task.needs.limits(limits), cancellation or Cancellation())

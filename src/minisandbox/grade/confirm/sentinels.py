@@ -14,8 +14,7 @@ import random
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from minisandbox.grade.confirm.edits import Edit, Function, Source, apply_edits
 
@@ -44,23 +43,28 @@ _COPIES = 60
 """For one file: what takes long should take not much longer for being confirmed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sentinels:
     """Test files with tests that have to fail.
 
     Attributes:
         files: their paths in the repository, with their content.
-        tests: ids of the tests that have to fail, copies of tests among them.
+        changed: ids of the tests that have to fail under their own names.
         copies: for each id of a copy, that of the test that it is one of.
         same: likewise, of copies in which nothing was changed: they have to pass as the tests do.
         renamed: the files with nothing but that: these tests have the names of their copies.
     """
 
-    files: Mapping[str, bytes]
-    tests: tuple[str, ...]
-    copies: Mapping[str, str]
-    same: Mapping[str, str]
-    renamed: Mapping[str, bytes]
+    files: dict[str, bytes] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    copies: dict[str, str] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
+    renamed: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """Ids of the tests that have to fail, copies of tests among them."""
+        return (*self.changed, *self.copies)
 
 
 def make_sentinels(files: Mapping[str, bytes], tests: Sequence[str], whole: Iterable[str] = ()) -> Sentinels:
@@ -76,38 +80,22 @@ def make_sentinels(files: Mapping[str, bytes], tests: Sequence[str], whole: Iter
         The changed files. Where no test of a file could be changed, the file has one more test.
     """
     dice = _Dice(secrets.randbits(64))
-    changed: dict[str, bytes] = {}
-    named: list[str] = []
-    copies: dict[str, str] = {}
-    same: dict[str, str] = {}
-    renamed: dict[str, bytes] = {}
+    found = Sentinels()
     whole = {_function_of(test) for test in whole}
     for path, content in files.items():
         mine = [test for test in tests if test.partition("::")[0] == path]
         if mine and path.endswith(".py"):
-            changes = _change(path, content, mine, whole, dice)
-            changed[path], renamed[path] = changes.content, changes.renamed
-            named += changes.failing
-            copies |= changes.copies
-            same |= changes.same
-    return Sentinels(changed, (*named, *copies), copies, same, renamed)
-
-
-class _Changes(NamedTuple):
-    """What became of one file."""
-
-    content: bytes
-    failing: Sequence[str]
-    copies: Mapping[str, str]
-    same: Mapping[str, str]
-    renamed: bytes
+            _change(found, path, content, mine, whole, dice)
+    return found
 
 
 def _function_of(test: str) -> str:
     return test.partition("[")[0]
 
 
-def _change(path: str, content: bytes, tests: Sequence[str], whole: Collection[str], dice: _Dice) -> _Changes:
+def _change(
+    found: Sentinels, path: str, content: bytes, tests: Sequence[str], whole: Collection[str], dice: _Dice
+) -> None:
     source = Source.read(content)
     functions = dict(source.functions()) if source else {}
     names = {function.name for function in functions.values()}
@@ -118,9 +106,9 @@ def _change(path: str, content: bytes, tests: Sequence[str], whole: Collection[s
     same: dict[str, str] = {}
     for base in dict.fromkeys(map(_function_of, tests)):
         function = functions.get(base.partition("::")[2])
-        if not source or not function or not (found := _sentinels(source, function, dice)):
+        if not source or not function or not (each := _sentinels(source, function, dice)):
             continue
-        edits[base], *others = found
+        edits[base], *others = each
         mine = [test for test in tests if _function_of(test) == base]
         for edit in (None, *others) if base in whole else ():
             name = _new_name(function.name, names, dice)
@@ -130,13 +118,16 @@ def _change(path: str, content: bytes, tests: Sequence[str], whole: Collection[s
                 renamings += [] if edit else [source.renamed(function, name)]
                 kept |= {base.removesuffix(function.name) + name + test.removeprefix(base): test for test in mine}
     failing = [test for test in tests if _function_of(test) in edits]
-    if edits and Source.read(text := apply_edits(content, (*edits.values(), *added))):
-        return _Changes(text, failing, copies, same, apply_edits(content, renamings))
-    if edits and Source.read(text := apply_edits(content, edits.values())):
-        return _Changes(text, failing, {}, {}, content)
-    name = f"test_{''.join(dice.choices(_LETTERS, k=7))}"
-    text = content + f"\n\ndef {name}():\n    assert {_false(dice)}\n".encode()
-    return _Changes(text, [f"{path}::{name}"], {}, {}, content)
+    text = apply_edits(content, (*edits.values(), *added))
+    if not Source.read(text):
+        text, copies, same, renamings = apply_edits(content, edits.values()), {}, {}, []
+    if not edits or not Source.read(text):
+        name = f"test_{''.join(dice.choices(_LETTERS, k=7))}"
+        text, failing = content + f"\n\ndef {name}():\n    assert {_false(dice)}\n".encode(), [f"{path}::{name}"]
+    found.files[path], found.renamed[path] = text, apply_edits(content, renamings)
+    found.changed += failing
+    found.copies |= copies
+    found.same |= same
 
 
 def _new_name(name: str, taken: set[str], dice: _Dice) -> str:

@@ -49,9 +49,6 @@ class ScriptRunner:
         path = PurePosixPath(grader.reward_file)
         self._places = tuple(dict.fromkeys((path.with_suffix(".json"), path)))  # Harbor's order
 
-    def install(self, box: Sandbox) -> None:
-        """Do nothing: the script's files come when the submission is applied, over whatever it put in their place."""
-
     def run(self, box: Sandbox) -> SuiteRun:
         """Run the script, and read the reward.
 
