@@ -209,6 +209,7 @@ def test_without_its_variable_it_does_nothing(tmp_path: Path) -> None:
     seen = run(tmp_path, test_a="import os\ndef test_a(): pass", conftest="")
     assert seen.reason is None
     shutil.copy(PLUGIN, tmp_path / "project" / "report_abc.py")
+    shutil.copy(PLUGIN.with_name("report_lines.py"), tmp_path / "project" / "report_abc_lines.py")
     command = [sys.executable, "-m", "pytest", "-p", "report_abc", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path / "project", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -43,6 +43,20 @@ def _take_descriptors(setting):
     return key, channel
 
 
+def hide_from_children():
+    """Take this directory out of PYTHONPATH, so that what the tests start does not see it.
+
+    sys.path keeps it: pytest-xdist hands that to its workers, which load the plugin too.
+    """
+    here = os.path.dirname(os.path.abspath(__file__))
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [entry for entry in entries if entry and os.path.abspath(entry) != here]
+    if kept:
+        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
 def make_writer(setting):
     """Return a function that writes one line, and how many it has written, in a list of one.
 

@@ -174,23 +174,10 @@ def _when(report):
     return report.when if report.when in ("setup", "call", "teardown") else "call"  # xdist: "???" after a crash
 
 
-def _hide_from_children():
-    """Take the plugin's directory out of PYTHONPATH, so that what the tests start does not see it.
-
-    sys.path keeps it: pytest-xdist hands that to its workers, which load the plugin too.
-    """
-    here = os.path.dirname(os.path.abspath(__file__))
-    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = [entry for entry in entries if entry and os.path.abspath(entry) != here]
-    if kept:
-        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
-    else:
-        os.environ.pop("PYTHONPATH", None)
-
-
-_hide_from_children()
+_lines = __import__(__name__ + "_lines")
+_lines.hide_from_children()
 _setting = os.environ.pop(VARIABLE, None)
-_writer = None if _setting is None else __import__(__name__ + "_lines").make_writer(_setting)
+_writer = None if _setting is None else _lines.make_writer(_setting)
 _watch = None if _setting is None else Watch(__name__)
 
 

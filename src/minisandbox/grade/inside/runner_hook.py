@@ -172,12 +172,8 @@ def _begin():
     if not any(os.path.basename(word) == program for word in words[1:]):
         return
     del os.environ[VARIABLE]
-    here = os.path.dirname(os.path.abspath(__file__))
-    kept = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != here]
-    os.environ["PYTHONPATH"] = os.pathsep.join(kept)
-    if not kept:
-        del os.environ["PYTHONPATH"]
     lines = __import__(__name__ + "_lines")
+    lines.hide_from_children()
     sys.meta_path.insert(0, _Finder(_Channel(*lines.make_writer(place))))
 
 
