@@ -61,16 +61,12 @@ class FileChange:
         path: the file after the patch (the one it had, for a deleted file), relative to the repository.
         status: what happens to it.
         old_path: its path before; differs from ``path`` for renamed and copied files only.
-        mode: its mode after the patch ("100644") where the patch says so, else None.
-        binary: whether the change is a git binary patch.
         lines: the lines of its hunks, each with its sign: ``+``, ``-`` or a space (or nothing, if it is blank).
     """
 
     path: str
     status: FileStatus
     old_path: str
-    mode: str | None = None
-    binary: bool = False
     lines: tuple[bytes, ...] = field(default=(), repr=False)
 
     def signed(self, sign: bytes) -> Iterator[bytes]:
@@ -167,9 +163,7 @@ class _Draft:
     old: str | None = None
     new: str | None = None
     status: FileStatus = FileStatus.MODIFIED
-    mode: str | None = None
     old_lines: int = 0
-    binary: bool = False
     content: bool = False  # a hunk, a mode or a rename was seen
     lines: list[bytes] = field(default_factory=list)
 
@@ -254,20 +248,13 @@ class _Parser:
         if not draft.content:
             raise PatchError(f"the file {new!r} has a header and no change", reason="the patch was cut off here")
         self.at = end
-        return FileChange(
-            path=new,
-            status=draft.status,
-            old_path=draft.old or new,
-            mode=draft.mode,
-            binary=draft.binary,
-            lines=tuple(draft.lines),
-        )
+        return FileChange(new, draft.status, draft.old or new, tuple(draft.lines))
 
     def _extended_header(self, draft: _Draft, line: bytes) -> bool:
         """Take one line between ``diff --git`` and the hunks; False where it is not one of those."""
         key, value = _split_header(line)
         if key in _STATUS_OF_MODE:
-            self._mode(draft, text(value), deleted=key == "deleted file mode")
+            self._check_mode(draft, text(value), deleted=key == "deleted file mode")
             draft.status = _STATUS_OF_MODE[key] or draft.status
             draft.content = True
         elif key in {"rename from", "rename old", "copy from"}:
@@ -279,19 +266,18 @@ class _Parser:
         elif key == "index":
             mode = value.partition(b" ")[2]
             if mode:
-                self._mode(draft, text(mode), deleted=draft.status is FileStatus.DELETED)
+                self._check_mode(draft, text(mode), deleted=draft.status is FileStatus.DELETED)
         elif not key:
             return False
         return True
 
-    def _mode(self, draft: _Draft, mode: str, *, deleted: bool) -> None:
+    def _check_mode(self, draft: _Draft, mode: str, *, deleted: bool) -> None:
         if mode in _LINKS and not deleted:
             raise PatchError(
                 f"{draft.name or 'a file'!r} is {_LINKS[mode]}", hint="a patch may make and change regular files only"
             )
         if not _MODE.fullmatch(mode):
             raise PatchError(f"{mode!r} is not a file's mode", reason="the patch is damaged")
-        draft.mode = mode
 
     def _names(self, draft: _Draft) -> None:
         """Read the ``---`` and ``+++`` lines, which must agree with what the file's git header says, if it has one."""
@@ -393,7 +379,7 @@ class _Parser:
             if self.at == len(self.lines):
                 raise PatchError("a binary patch without its end", reason="the patch was cut off here")
             self.at += 1
-        draft.binary = draft.content = True
+        draft.content = True
 
 
 def _split_header(line: bytes) -> tuple[str, bytes]:
