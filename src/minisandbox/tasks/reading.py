@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from minisandbox.errors import TaskFileError
 from minisandbox.tasks.formats.columns import read_folder, read_hub, read_parquet
@@ -131,61 +130,38 @@ def _files_of(path: Path, split: str | None) -> list[Path]:
 
 
 def _file(path: Path) -> Source:
+    """Return the rows of a file, which is what its first bytes and its name say."""
     try:
-        file: IO[bytes] = path.open("rb")
+        with path.open("rb") as file:
+            packed = file.read(4).startswith(_GZIP)
+            file.seek(0)
+            data = gzip.decompress(file.read()) if packed else None
+            head = file.read(4) if data is None else data[:4]
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise TaskFileError(
+            f"{path} cannot be unpacked",
+            path=path,
+            reason=f"it is damaged or was cut off: {error}",
+            hint="copy it again; `gzip --test` looks at it",
+        ) from error
     except OSError as error:
         raise _cannot_read(path, error) from error
-    try:
-        return _opened(file, path)
-    except BaseException:  # whatever it was, the file is not left open
-        file.close()
-        raise
-
-
-def _opened(file: IO[bytes], path: Path) -> Source:
-    """What the first bytes and the name of a file say that it is."""
-    wanted = layout_of_name(path)
-    name = path.name.removesuffix(".gz")
+    wanted, name = layout_of_name(path), path.name.removesuffix(".gz")
     stem = name if wanted is None else name.removesuffix(Path(name).suffix)
-    try:
-        head = _head(file)
-        if head.startswith(_GZIP):
-            file = _unpacked(file, path)
-            head = _head(file)
-    except OSError as error:  # a directory that appeared meanwhile, a disk that fails
-        raise _cannot_read(path, error) from error
+    schema, layout = None, Layout.JSONL
     if head.startswith(_PARQUET) or wanted is Layout.PARQUET:
-        rows, schema = read_parquet(file, path)
-        return Source(_closing(file, rows), Layout.PARQUET, stem, path.parent, schema, (path.parent,))
-    if wanted is Layout.JSON:
-        with file:
-            layout, rows = json_file(file.read(), path)
-        return Source(rows, layout, stem, path.parent, places=(path.parent,))
-    return Source(_closing(file, json_lines(file, path)), Layout.JSONL, stem, path.parent, places=(path.parent,))
+        layout = Layout.PARQUET
+        rows, schema = read_parquet(path, data)
+    elif wanted is Layout.JSON:
+        layout, rows = json_file(path.read_bytes() if data is None else data, path)
+    else:
+        rows = _lines(path, data)
+    return Source(rows, layout, stem, path.parent, schema, (path.parent,))
 
 
-def _head(file: IO[bytes]) -> bytes:
-    head = file.read(4)
-    file.seek(0)
-    return head
-
-
-def _unpacked(file: IO[bytes], path: Path) -> IO[bytes]:
-    with file:
-        try:
-            return io.BytesIO(gzip.decompress(file.read()))
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise TaskFileError(
-                f"{path} cannot be unpacked",
-                path=path,
-                reason=f"it is damaged or was cut off: {error}",
-                hint="copy it again; `gzip --test` looks at it",
-            ) from error
-
-
-def _closing(file: IO[bytes], rows: Iterator[Row]) -> Iterator[Row]:
-    with file:
-        yield from rows
+def _lines(path: Path, data: bytes | None) -> Iterator[Row]:
+    with path.open("rb") if data is None else io.BytesIO(data) as file:
+        yield from json_lines(file, path)
 
 
 def _cannot_read(path: Path, error: OSError) -> TaskFileError:

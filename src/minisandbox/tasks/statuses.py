@@ -86,10 +86,8 @@ def _load(file: Path) -> object:
 
     try:
         text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TaskFileError(f"{file} cannot be read", path=file, reason=error.strerror or str(error)) from error
-    except UnicodeDecodeError as error:
-        raise TaskFileError(f"{file}: byte {error.start + 1} is not UTF-8", path=file, reason=error.reason) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskFileError(f"{file} cannot be read", path=file, reason=str(error)) from error
     try:
         # Every scalar as text, no object of any tag: an id may look like a number, a status like null.
         return yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506 - makes text, lists and tables only

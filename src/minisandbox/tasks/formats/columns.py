@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 from minisandbox.errors import MissingExtra, TaskFileError
 from minisandbox.tasks.formats.jsonl import Row
@@ -22,12 +23,12 @@ Table = tuple[Iterator[Row], object]
 """Rows, and the ``pyarrow.Schema`` by which they can be written as they were read."""
 
 
-def read_parquet(file: IO[bytes], path: Path) -> Table:
+def read_parquet(path: Path, data: bytes | None = None) -> Table:
     """Read a Parquet file.
 
     Args:
-        file: it, opened.
-        path: what errors call it.
+        path: the file.
+        data: its content, where the file holds it in another form.
 
     Raises:
         TaskFileError: it is not Parquet, or damaged.
@@ -35,7 +36,7 @@ def read_parquet(file: IO[bytes], path: Path) -> Table:
     """
     parquet = package("pyarrow.parquet", f"read {path}")
     with _arrow_faults(path):
-        table = parquet.ParquetFile(file)
+        table = parquet.ParquetFile(path if data is None else io.BytesIO(data))
         return _rows(table.iter_batches(batch_size=_BATCH), path), table.schema_arrow
 
 

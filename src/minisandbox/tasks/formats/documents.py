@@ -75,28 +75,27 @@ def _are_rows(value: dict[str, object]) -> bool:
 
 def _listed(value: list[object], path: Path) -> Iterator[Row]:
     for number, row in enumerate(value, start=1):
-        if not isinstance(row, dict):
-            raise _no_row(path, f"row {number}", number)
-        yield Row(row, path, number)
+        yield _row(row, path, number, f"row {number}")
 
 
 def _by_id(value: dict[str, object], path: Path) -> Iterator[Row]:
-    for number, (name, row) in enumerate(value.items(), start=1):
-        if not isinstance(row, dict):
-            raise _no_row(path, f"the value of {name[:200]!r}", number)
-        if row.setdefault("instance_id", name) != name:
+    for number, (name, one) in enumerate(value.items(), start=1):
+        row = _row(one, path, number, f"the value of {name[:200]!r}")
+        if row.values.setdefault("instance_id", name) != name:
             raise TaskFileError(
-                f"{path}: the row of {name[:200]!r} has the instance_id {row['instance_id']!r}",
+                f"{path}: the row of {name[:200]!r} has the instance_id {row.values['instance_id']!r}",
                 path=path,
                 line=number,
                 field="instance_id",
                 hint="give both the same id",
             )
-        yield Row(row, path, number)
+        yield row
 
 
-def _no_row(path: Path, what: str, number: int) -> TaskFileError:
-    return TaskFileError(
+def _row(value: object, path: Path, number: int, what: str) -> Row:
+    if isinstance(value, dict):
+        return Row(value, path, number)
+    raise TaskFileError(
         f"{path}: {what} is not an object",
         path=path,
         line=number,
