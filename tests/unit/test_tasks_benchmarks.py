@@ -224,7 +224,6 @@ def test_a_log_that_stalls_its_parser_holds_no_other_grading_up(monkeypatch: pyt
 
 
 def test_no_more_processes_are_started_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those that are no longer needed are ended."""
     monkeypatch.setattr(harness, "PATIENCE", 0.0)
     monkeypatch.setattr(harness, "MOST", 3)
     at_once, most, lock = 0, 0, threading.Lock()
@@ -244,8 +243,6 @@ def test_no_more_processes_are_started_than_may_be(monkeypatch: pytest.MonkeyPat
     with ThreadPoolExecutor(12) as threads:
         assert list(threads.map(lambda n: pool.exchange(b"%d" % n, 1.0), range(60))) == [b"%d" % n for n in range(60)]
     assert most == 3
-    assert len(pool._idle) <= 2
-    assert pool._busy == []
 
 
 def test_rows_name_the_images_of_their_benchmarks() -> None:

@@ -8,8 +8,10 @@ enough as a rule. While a log stalls it, other gradings get another one.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
+import queue
 import select
 import subprocess
 import sys
@@ -28,9 +30,8 @@ START_TIMEOUT = 120.0
 PARSE_TIMEOUT = 60.0
 PATIENCE = 5.0
 """Seconds to wait for a busy process before another one is started: more than most logs take."""
-MOST = 8
+MOST = 4
 """Processes at once; so many stalled logs hold all gradings, until the first of them has taken its time."""
-_KEPT = 2
 _EXTRA = "swe"
 
 
@@ -238,7 +239,7 @@ def parse(parser: str, log: str, *, about: Mapping[str, str] | None = None) -> d
 def close() -> None:
     """End the processes of the benchmarks' own code that are idle; the next question starts another."""
     for pool in _pools.values():
-        pool.end_idle()
+        pool.end_free()
 
 
 def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
@@ -272,9 +273,10 @@ class _Pool:
 
     def __init__(self, packages: Path | None) -> None:
         self._packages = packages
-        self._changed = threading.Condition()
-        self._idle: list[_Server] = []
-        self._busy: list[_Server] = []
+        self._servers = [_Server(packages)]
+        self._free: queue.LifoQueue[_Server] = queue.LifoQueue()
+        self._free.put(self._servers[0])
+        self._lock = threading.Lock()
 
     def exchange(self, request: bytes, timeout: float) -> bytes:
         """Return the answer to a request, each a line; it may take so many seconds once a process is free."""
@@ -282,36 +284,29 @@ class _Pool:
         try:
             return server.exchange(request, timeout)
         finally:
-            self._give_back(server)
+            self._free.put(server)
 
-    def end_idle(self) -> None:
-        with self._changed:
-            idle, self._idle = self._idle, []
-        for server in idle:
+    def end_free(self) -> None:
+        servers = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                servers.append(self._free.get_nowait())
+        for server in servers:
             server.end()
+            self._free.put(server)
 
     def end(self) -> None:
-        for server in (*self._idle, *self._busy):
+        for server in self._servers:
             server.end()
 
     def _take(self) -> _Server:
-        with self._changed:
-            if self._busy:
-                self._changed.wait_for(lambda: self._idle, PATIENCE)
-            self._changed.wait_for(lambda: self._idle or len(self._busy) < MOST)  # each of those has a deadline
-            server = self._idle.pop() if self._idle else _Server(self._packages)
-            self._busy.append(server)
-        return server
-
-    def _give_back(self, server: _Server) -> None:
-        with self._changed:
-            self._busy.remove(server)
-            surplus = len(self._idle) >= _KEPT
-            if not surplus:
-                self._idle.append(server)
-            self._changed.notify()
-        if surplus:
-            server.end()
+        with contextlib.suppress(queue.Empty):
+            return self._free.get(timeout=PATIENCE)
+        with self._lock:
+            if len(self._servers) < MOST:
+                self._servers.append(_Server(self._packages))
+                return self._servers[-1]
+        return self._free.get()  # what each process does has a deadline
 
 
 class _Server:
