@@ -170,9 +170,9 @@ def test_show_prints_how_a_task_is_built_and_tested(tmp_path: Path) -> None:
     path.write_text(TaskSet([replace(task, build=build)]).to_jsonl())
     shown = run("show", path, "o__n-1").stdout
     for line in (
-        "python: 3.11   requirements: pytest==8.3.4", "overrides: attrs", "system packages: gcc", "install: make",
-        "source: sdist n 1.0 " + "0" * 64, "network of the install commands: off", "environment: A=b",
-        "tests: python -m pytest   (timeout 300 s)", "grader: pytest",
+        "build.python: 3.11", 'build.requirements: ["pytest==8.3.4"]', 'build.overrides: ["attrs"]',
+        'build.system: ["gcc"]', 'build.install: ["make"]', "build.network: off", 'build.environment: {"A": "b"}',
+        "test.command: python -m pytest", "test.timeout: 300.0",
     ):  # fmt: skip
         assert line in shown.splitlines()
 

@@ -44,16 +44,6 @@ def test_files_are_found_from_the_task_file_and_stay_there(tmp_path: Path) -> No
     assert grader.files == tmp_path / "checks"
 
 
-def test_rows_of_version_0_1_name_the_reporter_by_the_runner() -> None:
-    row = OURS.to_row()
-    of_pytest = {"command": "pytest", "timeout": 300.0, "parser": "swebench:pallets/flask"}
-    assert task_from_row({**row, "test": of_pytest}).grader == LogGrader(
-        "pytest", "swebench:pallets/flask", reporter="pytest", timeout=300.0
-    )
-    other = task_from_row({**row, "test": {**of_pytest, "runner": "other"}}).grader
-    assert other.reporter == "unittest"
-
-
 @pytest.mark.parametrize(
     ("test", "field"),
     [
@@ -64,7 +54,8 @@ def test_rows_of_version_0_1_name_the_reporter_by_the_runner() -> None:
         ({"command": "pytest", "grader": "junit"}, "test.grader"),
         ({"command": "pytest", "grader": 3}, "test.grader"),
         ({"command": "pytest", "parse": "x"}, "test.parse"),
-        ({"command": "make", "runner": "other"}, "test.parser"),
+        ({"command": "make", "parser": "swebench:x"}, "test.parser"),
+        ({"command": "make", "grader": "log"}, "test.parser"),
         ({"command": "make", "grader": "log", "parser": "gotest"}, "test.parser"),
         ({"command": "make", "grader": "log", "parser": "swebench:x", "rule": "most"}, "test.rule"),
         ({"command": "make", "grader": "log", "parser": "swebench:x", "reporter": "jest"}, "test.reporter"),

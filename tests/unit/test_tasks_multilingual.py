@@ -47,7 +47,7 @@ def test_a_row_of_the_hub() -> None:
         assert task.build.reference == "swebench/sweb.eval.x86_64.gin-gonic_1776_gin-4003"
         assert task.build.environment == ()
         command = 'set -uxo pipefail\ngo test . -v -run "TestMethodNotAllowedNoRoute"'
-        assert task.grader == LogGrader(command, "swebench:gin-gonic/gin")
+        assert task.grader == LogGrader(command, "swebench:gin-gonic/gin", timeout=1800.0)
         assert task.test_files == ("path_test.go",)
 
 
@@ -55,7 +55,7 @@ def test_a_row_of_swebench_5() -> None:
     row = {**GO, "image": "o/i:1", "eval_script": SCRIPT, "log_parser": "parse_log_gotest", "eval_type": "fail_only"}
     task = task_from_row(row)
     command = 'set -uxo pipefail\nexport GOFLAGS=-mod=mod\ngo build ./...\ngo test -v . -run "TestPathParam"'
-    assert task.grader == LogGrader(command, "swebench5:parse_log_gotest", "fail_only")
+    assert task.grader == LogGrader(command, "swebench5:parse_log_gotest", "fail_only", timeout=1800.0)
     assert isinstance(task.build, ImageBuild)
     assert task.build.reference == "o/i:1"
     assert task_from_row(task.to_row()) == task

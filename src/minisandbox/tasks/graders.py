@@ -62,7 +62,7 @@ class LogGrader:
     parser: str
     rule: str = "pass_and_fail"
     reporter: str = "none"
-    timeout: float = 1800.0
+    timeout: float = 300.0
 
     def __post_init__(self) -> None:
         _check(self.command, self.timeout)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from minisandbox.errors import TaskFileError
+from minisandbox.tasks.fields import bad_field
 
 NOT_PYTHON = "this layout and pytest are for Python alone"
 _COLUMNS = ("language", "repo_language", "programming_language", "lang")
@@ -35,12 +36,8 @@ def not_python(field: str, problem: str) -> TaskFileError:
         field: the field that shows it.
         problem: how it does, to be read after "field 'x'".
     """
-    return TaskFileError(
-        f"field {field!r} {problem}",
-        field=field,
-        reason=NOT_PYTHON,
-        hint="give the row a grader of kind log (docs/reference/graders.md), or leave it out: --skip-unusable",
-    )
+    hint = "give the row a grader of kind log (docs/reference/graders.md), or leave it out: --skip-unusable"
+    return bad_field(field, problem, reason=NOT_PYTHON, hint=hint)
 
 
 def check_language(row: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonB
 from minisandbox.tasks.confining import address_problem, problem_of
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.fields import HINTS, Fields, bad_field, keys_of
-from minisandbox.tasks.graders import KINDS, Grader, LogGrader, PytestGrader, ScriptGrader
+from minisandbox.tasks.graders import KINDS, Grader, PytestGrader
 from minisandbox.tasks.needs import Needs, Solution, network_of
 from minisandbox.tasks.task import ROW_KEYS, Form, Task
 
@@ -147,25 +147,11 @@ def _needs(fields: Fields) -> Needs:
 
 
 def _grader(fields: Fields) -> Grader:
-    row = fields.row
-    name = row.get("grader", "log" if "parser" in row or "runner" in row else "pytest")
+    name = fields.row.get("grader", PytestGrader.kind)
     if not isinstance(name, str) or name not in KINDS:
         raise fields.error("grader", f"is {name!r}", hint=f"known are {', '.join(KINDS)}")
-    # "runner" is how rows of version 0.1 name the reporter
-    extra = ("grader", "runner") if name == "log" else ("grader",)
-    fields = Fields(row, "test.", known=(*keys_of(KINDS[name]), *extra), context=fields.context)
-    command = fields.text("command")
-    if name == "pytest":
-        return fields.read(PytestGrader, command=command)
-    if name == "script":
-        return fields.read(ScriptGrader, command=command)
-    watched = "unittest" if fields.text("runner", default="pytest") == "other" else "pytest"
-    return fields.read(
-        LogGrader,
-        parser=fields.text("parser", default=""),
-        reporter=fields.text("reporter", default="none" if "grader" in row else watched),
-        timeout=fields.number("timeout", default=300.0),
-    )
+    fields = Fields(fields.row, "test.", known=(*keys_of(KINDS[name]), "grader"), context=fields.context)
+    return fields.read(KINDS[name], command=fields.text("command"))
 
 
 def _build(fields: Fields) -> Build:

@@ -43,7 +43,10 @@ def official(bench: Task) -> Task:
         bench,
         instance_id="calc__official-1",
         grader=LogGrader(
-            "python -m pytest -rA tests/test_double.py tests/test_new.py", "swebench:pallets/flask", reporter="pytest"
+            "python -m pytest -rA tests/test_double.py tests/test_new.py",
+            "swebench:pallets/flask",
+            reporter="pytest",
+            timeout=1800.0,
         ),
     )
 
@@ -117,7 +120,8 @@ def test_a_log_that_the_benchmarks_parser_cannot_read_is_no_failure_of_ours(
     official: Task, image: Image, monkeypatch: pytest.MonkeyPatch, parser: str, printed: str
 ) -> None:
     monkeypatch.setattr(harness, "PARSE_TIMEOUT", 10.0)
-    task = replace(official, grader=LogGrader(official.grader.command, f"swebench:{parser}", reporter="pytest"))
+    grader = LogGrader(official.grader.command, f"swebench:{parser}", reporter="pytest", timeout=1800.0)
+    task = replace(official, grader=grader)
     graded = grade(task, image, FAKE.replace('"PASSED tests/test_double.py::test_triple\\n"', printed).encode())
     assert (graded.verdict, graded.reason) == (Verdict.FAILED, "log_unreadable"), graded
 

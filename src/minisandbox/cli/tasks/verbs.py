@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterator
+from typing import cast
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.cli.common.task_sets import add_source_options, add_tasks_arguments, load
 from minisandbox.cli.tasks import check, export, merge, mutate, selection
 from minisandbox.errors import clean
-from minisandbox.tasks import Build, Grader, PythonBuild, Task
+from minisandbox.tasks import PythonBuild, Task
 
 DEFAULT = "quickstart"
 
@@ -58,11 +61,6 @@ def _summary(task: Task) -> dict[str, object]:
     }
 
 
-def _grader_words(grader: Grader) -> list[str]:
-    shown = ("grader", "command", "timeout")
-    return [f"{name}: {value}" for name, value in grader.to_row().items() if name not in shown]
-
-
 def run_show(args: argparse.Namespace) -> int:
     """Print one task: for people the problem statement, build, tests and patch; as JSON the whole row."""
     task = load(args)[args.id]
@@ -74,9 +72,7 @@ def run_show(args: argparse.Namespace) -> int:
         "",
         task.problem_statement.strip(),
         "",
-        *_build_lines(task.build),
-        f"tests: {task.grader.command}   (timeout {task.grader.timeout:g} s)",
-        "   ".join((f"grader: {task.grader.kind}", *_grader_words(task.grader))),
+        *_lines(task),
         f"hidden from the agent: {', '.join(task.hidden_files) or ('test_patch' if task.test_patch else 'nothing')}",
         f"FAIL_TO_PASS ({len(task.FAIL_TO_PASS)}):",
         *(f"  {test}" for test in task.FAIL_TO_PASS),
@@ -89,22 +85,12 @@ def run_show(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _build_lines(build: Build) -> list[str]:
-    """Return the lines that describe a build; a complete environment only by its size."""
-    if not isinstance(build, PythonBuild):
-        return [f"{name}: {value}" for name, value in build.to_row().items()]
-    requirements = ", ".join(build.requirements) or "none"
-    if build.complete:
-        requirements = f"{len(build.requirements)} pinned, the complete environment"
-    source = "none" if build.source is None else " ".join(value for _, value in build.source.fields)
-    return [
-        f"python: {build.python or 'the host'}   requirements: {requirements}",
-        *([f"overrides: {', '.join(build.overrides)}"] if build.overrides else []),
-        *([f"system packages: {', '.join(build.system)}"] if build.system else []),
-        f"source: {'' if build.source is None else build.source.kind + ' '}{source}",
-        *(f"install: {command}" for command in build.install),
-        *([f"network of the install commands: {build.network}"] if build.network != "index" else []),
-        *([f"only packages uploaded before: {build.exclude_newer}"] if build.exclude_newer else []),
-        *([f"PyTorch: builds for {build.torch_backend}"] if build.torch_backend else []),
-        *(f"environment: {name}={value}" for name, value in build.environment),
-    ]
+def _lines(task: Task) -> Iterator[str]:
+    """Yield how a task is built and tested, as its row has it; a complete environment only by its size."""
+    row = task.to_row()
+    for part in ("build", "test"):
+        for name, value in cast("dict[str, object]", row[part]).items():
+            shown = value if isinstance(value, str) else json.dumps(value)
+            if name == "requirements" and isinstance(task.build, PythonBuild) and task.build.complete:
+                shown = f"{len(task.build.requirements)} pinned, the complete environment"
+            yield f"{part}.{name}: {shown}"

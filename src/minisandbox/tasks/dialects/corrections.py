@@ -17,12 +17,12 @@ FIRST = ("pip<24.1", "setuptools<70", "wheel")
 """Where nobody pinned them: projects of the benchmarks' time use distutils and pkg_resources, which later ones lack."""
 
 AFTERWARDS: dict[str, tuple[str, ...]] = {
-    # setuptools brings a release of inflect along, with the code that the tasks' bugs were put into
     # its tests ask httpbin.org, which no sandbox reaches: the same program answers on the loopback
     "psf/requests": (
         "python -m venv /opt/httpbin",
         "/opt/httpbin/bin/python -m pip install -q 'httpbin==0.10.2' 'gunicorn==23.0.0' 'setuptools<81'",
     ),
+    # setuptools brings a release of inflect along, with the code that the tasks' bugs were put into
     "jaraco/inflect": ('rm -rf "$CONDA_PREFIX"/lib/python3.*/site-packages/setuptools/_vendor/inflect*',),
 }
 """Commands that follow the installation of a repository."""

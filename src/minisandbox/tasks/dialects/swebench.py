@@ -140,13 +140,14 @@ def convert_multilingual(row: RowFields, context: LoadContext) -> Task:
         raise bad_field("repo", what, reason="pins are for rows in Python", hint=hint)
     if "eval_script" in row.row and "log_parser" in row.row:
         rule, parser = row.text("eval_type", default="pass_and_fail"), f"swebench5:{row.text('log_parser')}"
-        return row.task(build, LogGrader(tests_of(row.text("eval_script")), parser, rule))
+        return row.task(build, LogGrader(tests_of(row.text("eval_script")), parser, rule, timeout=TEST_TIMEOUT))
     try:
         script, rule = harness.evaluation({name: row.text(name) for name in _ASKED})
     except NotFound as error:
         hint = "give the row eval_script and log_parser (swebench 5), or `build` and `test` (docs/task-files.md)"
         raise bad_field("repo", f"is {repo!r}: {error.what}", hint=hint) from error
-    return row.task(build, LogGrader(f"{_SHELL}\n{tests_of(script)}", f"swebench:{repo}", rule))
+    command = f"{_SHELL}\n{tests_of(script)}"
+    return row.task(build, LogGrader(command, f"swebench:{repo}", rule, timeout=TEST_TIMEOUT))
 
 
 def tests_of(script: str) -> str:
