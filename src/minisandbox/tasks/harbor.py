@@ -41,12 +41,18 @@ _UNSUPPORTED = {
     "verifier.collect": "commands between the agent and the verifier",
     "agent.user": "agents run as the image's user",
 }
+_UNSUPPORTED_FILES = {
+    **dict.fromkeys(
+        (f"environment/{one}" for one in _COMPOSE),
+        ("services are", "a sandbox is one machine without others next to it"),
+    ),
+    "trajectory.json": ("prior context is", "agents here begin with the instruction alone"),
+}
 _SIZE = re.compile(r"([0-9.]+)\s*([GMK])B?", re.IGNORECASE)
 _MEGABYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 _HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
-_SERVICE = re.compile(r"([ \t]+)([\w.-]+):\s*(?:#.*)?")
 
 
 def task_directories(path: Path) -> list[Path]:
@@ -229,35 +235,10 @@ def _check_supported(config: _Config) -> None:
         raise config.error("environment.os", f"is {config.text('environment.os')!r}", reason="sandboxes run Linux")
     if config.number("environment.gpus", 0):
         raise config.error("environment.gpus", "is not supported", reason="sandboxes see no GPU")
-    for name in (*(f"environment/{one}" for one in _COMPOSE), "trajectory.json"):
-        if (config.path / name).exists():
-            raise _unsupported_file(config.path / name)
-
-
-def _unsupported_file(path: Path) -> TaskFileError:
-    if path.name == "trajectory.json":
-        what, line, reason = "prior context is not supported", None, "agents here begin with the instruction alone"
-    else:
-        line, services = _services(path)
-        what = f"services are not supported: {', '.join(services) or 'none are named'}"
-        reason = "a sandbox is one machine without others next to it"
-    where = f"{path}{'' if line is None else f', line {line}'}"
-    return TaskFileError(
-        f"{where}: {what}", path=path, line=line, reason=reason, hint="run the task with Harbor itself"
-    )
-
-
-def _services(path: Path) -> tuple[int | None, list[str]]:
-    """Return where a compose file lists its services, and their names, without a parser of YAML."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    start = next((number for number, line in enumerate(lines, start=1) if line.startswith("services:")), None)
-    names: dict[str, list[str]] = {}
-    for line in lines[start or 0 :]:
-        if line[:1].strip() and not line.startswith("#"):
-            break
-        if match := _SERVICE.fullmatch(line):
-            names.setdefault(match[1], []).append(match[2])
-    return start, next(iter(names.values()), [])  # those that are indented like the first one
+    for name, what in _UNSUPPORTED_FILES.items():
+        if (path := config.path / name).exists():
+            hint = "run the task with Harbor itself"
+            raise TaskFileError(f"{path}: {what[0]} not supported", path=path, reason=what[1], hint=hint)
 
 
 def _instruction(config: _Config) -> str:
