@@ -20,7 +20,7 @@ from minisandbox.errors import TaskFileError
 from minisandbox.tasks.builds import PythonBuild
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import sort_commands
-from minisandbox.tasks.dialects.environments import OFFICIAL, Pinned, chosen_build, full_commit, specified
+from minisandbox.tasks.dialects.environments import OFFICIAL, chosen_build, full_commit, of_repository, specified
 from minisandbox.tasks.fields import bad_field
 from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import check_ids, not_python
@@ -56,7 +56,7 @@ def swegym(row: RowFields, context: LoadContext) -> Task:
         context,
         (name, number),
         lambda: specified(python, ("pytest", "pytest-xdist"), ()),
-        lambda pins: pins.build(repo, commit, row.commands("install") or install),
+        lambda pins: of_repository(pins, repo, commit, row.commands("install") or install),
     )
     return row.task(build, PytestGrader(timeout=_TIMEOUT))
 
@@ -69,12 +69,12 @@ def swerebench(row: RowFields, context: LoadContext) -> Task:
         raise not_python("install_config", "has no 'python'")
     repo, commit = row.text("repo"), row.text("base_commit")
 
-    def specification() -> Pinned:
+    def specification() -> PythonBuild:
         return specified(python, listed or ("pytest",), () if listed else config.requirements("pip_packages"))
 
-    def pinned(pins: Pinned) -> PythonBuild:
+    def pinned(pins: PythonBuild) -> PythonBuild:
         found = sort_commands([*config.commands("pre_install"), *config.commands("install")])
-        return pins.build(repo, commit, found.kept, system=found.system)
+        return of_repository(pins, repo, commit, found.kept, system=found.system)
 
     grader = PytestGrader(" && ".join(config.commands("test_cmd")) or "python -m pytest", _TIMEOUT)
     build = chosen_build("swe-rebench", row.row, context, (), specification, pinned, exact=bool(listed))
@@ -122,9 +122,9 @@ def custom(row: RowFields, context: LoadContext) -> Task:
     python = row.text("python_version", default=_CUSTOM_PYTHON)
     listed = row.requirements("requirements")
 
-    def pinned(pins: Pinned) -> PythonBuild:
-        build = pins.build(repo, commit, row.commands(*CUSTOM_INSTALL) or (_EDITABLE,))
-        return replace(build, python=python) if "python_version" in row.row else build
+    def pinned(pins: PythonBuild) -> PythonBuild:
+        pins = replace(pins, python=python) if "python_version" in row.row else pins
+        return of_repository(pins, repo, commit, row.commands(*CUSTOM_INSTALL) or (_EDITABLE,))
 
     build = chosen_build(
         "custom",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.version import Version
@@ -89,47 +89,31 @@ OFFICIAL: Mapping[str, OfficialImage] = {
 """The images by the names of the layouts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """What is installed before a repository.
+def of_repository(
+    pins: PythonBuild,
+    repo: str,
+    commit: str,
+    install: tuple[str, ...],
+    *,
+    system: tuple[str, ...] = (),
+    utf8: bool = False,
+) -> PythonBuild:
+    """Return the build of a commit of a repository on GitHub.
 
-    Attributes:
-        python: the interpreter's minor version.
-        requirements: what is installed.
-        complete: whether that is everything.
-        overrides: what is installed after it.
+    Args:
+        pins: what is installed before it.
+        repo: ``owner/name``.
+        commit: the commit.
+        install: commands that install it.
+        system: packages of the distribution.
+        utf8: whether the locale is UTF-8.
     """
-
-    python: str
-    requirements: tuple[str, ...]
-    complete: bool = False
-    overrides: tuple[str, ...] = ()
-
-    def build(
-        self, repo: str, commit: str, install: tuple[str, ...], *, system: tuple[str, ...] = (), utf8: bool = False
-    ) -> PythonBuild:
-        """Return the build of a commit of a repository on GitHub.
-
-        Args:
-            repo: ``owner/name``.
-            commit: the commit.
-            install: commands that install it.
-            system: packages of the distribution.
-            utf8: whether the locale is UTF-8.
-        """
-        return PythonBuild(
-            python=self.python,
-            requirements=self.requirements,
-            complete=self.complete,
-            overrides=self.overrides,
-            source=SourceSpec.on_github(repo, commit),
-            install=install,
-            environment=(("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")) if utf8 else (),
-            system=system,
-        )
+    environment = (("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")) if utf8 else ()
+    source = SourceSpec.on_github(repo, commit)
+    return replace(pins, source=source, install=install, environment=environment, system=system)
 
 
-def exported(folder: Path | None, *names: str) -> Pinned | None:
+def exported(folder: Path | None, *names: str) -> PythonBuild | None:
     """Return the exported environment of an official image, or None where the folder has none.
 
     Args:
@@ -148,7 +132,7 @@ def exported(folder: Path | None, *names: str) -> Pinned | None:
         python = Version(pins.python)
         late = {name for name, first in BEFORE.items() if python >= Version(first)}
         found = [line for line in pins.requirements if name_of(line) not in late]
-        return Pinned(f"{python.major}.{python.minor}", tuple(found), complete=True)
+        return PythonBuild(f"{python.major}.{python.minor}", tuple(found), complete=True)
     return None
 
 
@@ -159,7 +143,7 @@ def _exports(folder: Path | None, names: Sequence[str]) -> Iterator[Path]:
         yield from sorted(top.joinpath(*names).glob("*.yml"))
 
 
-def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) -> Pinned:
+def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) -> PythonBuild:
     """Return what a specification asks for.
 
     Args:
@@ -170,7 +154,7 @@ def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) ->
     named = {name_of(line) for line in (*packages, *overrides)}
     first = [line for line in FIRST if name_of(line) not in named]
     taken = {name_of(line) for line in overrides}
-    return Pinned(
+    return PythonBuild(
         python, (*first, *(line for line in packages if name_of(line) not in taken)), overrides=tuple(overrides)
     )
 
@@ -220,8 +204,8 @@ def chosen_build(
     row: Mapping[str, object],
     context: LoadContext,
     pins: tuple[str, ...],
-    specification: Callable[[], Pinned],
-    build: Callable[[Pinned], PythonBuild],
+    specification: Callable[[], PythonBuild],
+    build: Callable[[PythonBuild], PythonBuild],
     *,
     exact: bool = False,
 ) -> Build:
@@ -233,7 +217,7 @@ def chosen_build(
         context: how to choose.
         pins: the directories of its exported environment, as for :func:`exported`; empty if rows have none.
         specification: returns what is installed without an export.
-        build: returns the build with what is installed.
+        build: adds the repository to what is installed before it.
         exact: whether the row is as exact as an export.
 
     Raises:

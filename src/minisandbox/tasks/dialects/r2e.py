@@ -13,7 +13,7 @@ from difflib import unified_diff
 
 from minisandbox.tasks.builds import PythonBuild
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.dialects.environments import chosen_build, full_commit, specified
+from minisandbox.tasks.dialects.environments import chosen_build, full_commit, of_repository, specified
 from minisandbox.tasks.fields import bad_field
 from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.rows import RowFields, Tests
@@ -64,7 +64,7 @@ def convert(row: RowFields, context: LoadContext) -> Task:
         context,
         (name, fix),
         lambda: specified(_PYTHON, ("pytest",), ()),
-        lambda pins: pins.build(repo, commit(), row.commands("install") or ("python -m pip install -e .",)),
+        lambda pins: of_repository(pins, repo, commit(), row.commands("install") or ("python -m pip install -e .",)),
     )
     return row.task(
         build,
@@ -87,9 +87,10 @@ def _fix(parsed: Mapping[str, object]) -> Iterator[str]:
     """The commit's patch, without its tests: those that count come with the row."""
     changes = parsed.get("file_diffs")
     for change in changes if isinstance(changes, list) else ():
-        header = change.get("header") if isinstance(change, dict) else None
-        file = header.get("file") if isinstance(header, dict) else None
-        path = file.get("path") if isinstance(file, dict) else None
+        try:
+            path = change["header"]["file"]["path"]
+        except (TypeError, KeyError):
+            path = None
         if not isinstance(path, str):
             raise bad_field("parsed_commit_content", "has a change without a path")
         if not _is_test(path) and not change.get("is_binary_file"):

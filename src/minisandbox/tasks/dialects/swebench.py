@@ -15,10 +15,17 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
-from minisandbox.tasks.builds import github
+from minisandbox.tasks.builds import PythonBuild, github
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import AFTERWARDS, BEFORE_TESTS, sort_commands
-from minisandbox.tasks.dialects.environments import OFFICIAL, Pinned, chosen_build, listed, requirements_text, specified
+from minisandbox.tasks.dialects.environments import (
+    OFFICIAL,
+    chosen_build,
+    listed,
+    of_repository,
+    requirements_text,
+    specified,
+)
 from minisandbox.tasks.fields import bad_field
 from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.rows import RowFields
@@ -60,7 +67,7 @@ def convert(row: RowFields, context: LoadContext) -> Task:
         context,
         (repository, number),
         lambda: _specified(row.row, said, context.repo_mirrors),
-        lambda pins: pins.build(repo, row.text("base_commit"), install, system=installed.system, utf8=True),
+        lambda pins: of_repository(pins, repo, row.text("base_commit"), install, system=installed.system, utf8=True),
     )
     grader = LogGrader(
         "; ".join((*before, said.test_command)),
@@ -71,7 +78,7 @@ def convert(row: RowFields, context: LoadContext) -> Task:
     return row.task(build, grader)
 
 
-def _specified(row: Mapping[str, object], said: harness.Specification, mirrors: Path | None) -> Pinned:
+def _specified(row: Mapping[str, object], said: harness.Specification, mirrors: Path | None) -> PythonBuild:
     identity = row["instance_id"]
     if said.packages == "environment.yml":
         raise TaskFileError(

@@ -14,7 +14,7 @@ from minisandbox.tasks import harness
 from minisandbox.tasks.builds import PythonBuild
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import AFTERWARDS, sort_commands
-from minisandbox.tasks.dialects.environments import Pinned, chosen_build, specified
+from minisandbox.tasks.dialects.environments import chosen_build, of_repository, specified
 from minisandbox.tasks.fields import bad_field
 from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.rows import RowFields
@@ -52,9 +52,9 @@ def convert(row: RowFields, context: LoadContext) -> Task:
     install = (*installed.kept, *AFTERWARDS.get(profile.repo, ()))
     image = f"swebench/swesmith.x86_64.{profile.name.lower().replace('__', '_1776_')}"
 
-    def pinned(pins: Pinned) -> PythonBuild:
-        build = pins.build(repository, commit, install, system=installed.system, utf8=True)
-        return replace(build, python=profile.python)
+    def pinned(pins: PythonBuild) -> PythonBuild:
+        pins = replace(pins, python=profile.python)
+        return of_repository(pins, repository, commit, install, system=installed.system, utf8=True)
 
     build = chosen_build(
         "swesmith",

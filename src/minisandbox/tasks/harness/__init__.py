@@ -117,23 +117,13 @@ def specification(repo: str, version: str, test_patch: str) -> Specification:
         MissingExtra: the package is not installed.
         HarnessError: it could not say.
     """
-    answer = _ask("specification", START_TIMEOUT, repo=repo, version=version, test_patch=test_patch)
-    found = answer["specification"]
-    if found is None:
-        known = ", ".join(answer["versions"]) or "none at all"
+    found = _ask("specification", START_TIMEOUT, repo=repo, version=version, test_patch=test_patch)
+    if "versions" in found:
+        known = ", ".join(found["versions"]) or "none at all"
         raise NotFound(f"swebench has no specification for {repo} {version}", reason=f"it has {known}")
-    if "python" not in found:
+    if not found["python"]:
         raise not_python("repo", f"is {repo!r}, which swebench does not test with Python")
-    command = found["test_cmd"] if isinstance(found["test_cmd"], str) else found["test_cmd"][-1]
-    return Specification(
-        found["python"],
-        found.get("packages", ""),
-        tuple(found.get("pip_packages", ())),
-        (*found.get("pre_install", ()), *filter(None, (found.get("install"),))),
-        tuple(found.get("eval_commands", ())),
-        " ".join((command, *answer["directives"])),
-        tuple(answer["requirements_files"]),
-    )
+    return Specification(**found)
 
 
 def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Profile:
@@ -156,7 +146,7 @@ def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequenc
         raise NotFound(f"swesmith has no profile for {instance_id!r}")
     if not found["python"]:
         raise not_python("instance_id", f"is {instance_id!r}, whose repository swesmith does not test with Python")
-    return Profile(**{**found, "commands": tuple(found["commands"])})
+    return Profile(**found)
 
 
 def evaluation(row: Mapping[str, object]) -> tuple[str, str]:
@@ -216,7 +206,7 @@ def judge(
         MissingExtra: the package is not installed.
         HarnessError: the parser could not read the log, or needed longer than :data:`PARSE_TIMEOUT`.
     """
-    answer = _ask(
+    found = _ask(
         "judge",
         PARSE_TIMEOUT,
         parser=parser,
@@ -227,8 +217,7 @@ def judge(
         about=dict(about or {}),
         exit_code=exit_code,
     )
-    failed = {name: tuple(tests) for name, tests in answer.items() if isinstance(tests, list)}
-    return Judgement(**{**answer, **failed})
+    return Judgement(**found)
 
 
 def parse(parser: str, log: str, *, about: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -243,12 +232,12 @@ def close() -> None:
 
 
 def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
-    """Have the other side do something; returns its answer, an object."""
+    """Have the other side do something; returns its answer, an object whose lists are tuples."""
     family = str(arguments.get("parser", "")).partition(":")[0]
     request = json.dumps({"operation": operation, **arguments}).encode() + b"\n"
     answer = json.loads(_the_pool(packages.installed(family)).exchange(request, timeout))
     if "error" not in answer:
-        return dict(answer["answer"])
+        return {name: tuple(one) if isinstance(one, list) else one for name, one in answer["answer"].items()}
     if answer["kind"] == "unknown":
         raise NotFound(
             f"{family} has no such log parser",

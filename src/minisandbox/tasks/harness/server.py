@@ -46,11 +46,20 @@ def _specification(repo: str, version: str, test_patch: str) -> dict[str, Any]:
     constants = importlib.import_module("swebench.harness.constants")
     python = importlib.import_module("swebench.harness.test_spec.python")
     versions = constants.MAP_REPO_VERSION_TO_SPECS.get(repo, {})
+    found = versions.get(version)
+    if found is None:
+        return {"versions": sorted(versions)}
+    if "python" not in found:
+        return {"python": ""}
+    command = found["test_cmd"] if isinstance(found["test_cmd"], str) else found["test_cmd"][-1]
     return {
-        "specification": versions.get(version),
-        "versions": sorted(versions),
-        "requirements_files": constants.MAP_REPO_TO_REQS_PATHS.get(repo, []),
-        "directives": python.get_test_directives({"repo": repo, "test_patch": test_patch}),
+        "python": found["python"],
+        "packages": found.get("packages", ""),
+        "pip_packages": list(found.get("pip_packages", ())),
+        "commands": [*found.get("pre_install", ()), *filter(None, (found.get("install"),))],
+        "before_tests": list(found.get("eval_commands", ())),
+        "test_command": " ".join((command, *python.get_test_directives({"repo": repo, "test_patch": test_patch}))),
+        "requirements_files": list(constants.MAP_REPO_TO_REQS_PATHS.get(repo, ())),
     }
 
 
