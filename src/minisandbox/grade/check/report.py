@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from pathlib import Path
 from minisandbox.grade.check.evidence import Severity
 from minisandbox.grade.check.sets import Checked
 from minisandbox.grade.check.table import CHECKS, Finding
-from minisandbox.store.rundir import write_whole
+from minisandbox.grade.sets.reports import markdown_table, write_reports
 
 _SEVERITIES, _NAMES = list(Severity), list(CHECKS)
 _MEASURED = ("build_seconds", "test_seconds", "seconds")
@@ -28,8 +27,7 @@ def write_check_reports(out: Path, checked: Sequence[Checked]) -> None:
         DiskFull: the disk is full.
         OSError: a file cannot be written.
     """
-    write_whole(out / "report.json", json.dumps(check_report(checked), indent=1).encode() + b"\n")
-    write_whole(out / "report.md", check_table(checked).encode("utf-8", "backslashreplace"))
+    write_reports(out, check_report(checked), check_table(checked))
 
 
 def all_findings(checked: Sequence[Checked]) -> list[Finding]:
@@ -84,17 +82,15 @@ def check_table(checked: Sequence[Checked]) -> str:
     found = all_findings(checked)
     lines = [summary(checked) + ".", ""]
     if found:
-        lines += ["| task | severity | check | finding |", "|---|---|---|---|"]
-        lines += [_row(one.task, one.severity, one.check, about(one)) for one in found]
-        lines += ["", "| check | what to do |", "|---|---|"]
-        lines += [*(_row(name, CHECKS[name].advice) for name in dict.fromkeys(one.check for one in found)), ""]
-    lines += ["| task | reference | empty | tests | build | findings |", "|---|--:|--:|--:|--:|--:|"]
-    for one in checked:
-        passed = (f"{count} of {one.runs}" for count in (one.reference, one.empty))
-        took = (f"{seconds:.1f} s" for seconds in (one.test_seconds, one.build_seconds))
-        lines.append(_row(one.instance_id, *passed, *took, str(len(one.findings))))
-    return "\n".join((*lines, ""))
+        columns = ("task", "severity", "check", "finding")
+        lines += [*markdown_table(columns, [(one.task, one.severity, one.check, about(one)) for one in found]), ""]
+        advice = {one.check: CHECKS[one.check].advice for one in found}
+        lines += [*markdown_table(("check", "what to do"), list(advice.items())), ""]
+    numbers = ("reference", "empty", "tests", "build", "findings")
+    return "\n".join((*lines, *markdown_table(("task", *numbers), map(_cells, checked), numbers), ""))
 
 
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split())[:500] for cell in cells) + " |"
+def _cells(one: Checked) -> tuple[str, ...]:
+    passed = (f"{count} of {one.runs}" for count in (one.reference, one.empty))
+    took = (f"{seconds:.1f} s" for seconds in (one.test_seconds, one.build_seconds))
+    return (one.instance_id, *passed, *took, str(len(one.findings)))

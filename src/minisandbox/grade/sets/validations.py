@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.grade.options import FLAGGED
 from minisandbox.grade.sets.fingerprint import fingerprint
+from minisandbox.grade.sets.reports import markdown_table, write_reports
 from minisandbox.grade.validation import Cause, Status, Validation, Validity, validate
 from minisandbox.grade.verdict import Grade
 from minisandbox.pool import Elsewhere, ImageOf, Job, Progress, open_results, run_jobs
@@ -24,9 +24,6 @@ from minisandbox.types import Limits
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
-
-REPORT = "report.json"
-TABLE = "report.md"
 
 _LOG = 8000  # characters kept of each output of a task that is not valid
 _STATUSES = {Status.VALID: "passed", Status.INVALID: "failed", Status.ERROR: "error"}
@@ -223,8 +220,7 @@ def write_validation_reports(out: Path, found: Sequence[Validated], total: int) 
         DiskFull: the disk is full.
         OSError: a file cannot be written.
     """
-    write_whole(out / REPORT, json.dumps(validation_report(found, total), indent=1).encode() + b"\n")
-    write_whole(out / TABLE, validation_table(found, total).encode("utf-8", "backslashreplace"))
+    write_reports(out, validation_report(found, total), validation_table(found, total))
     write_statuses(out / STATUSES_NAME, {one.instance_id: _STATUSES[one.status] for one in found})
     for one in found:
         log = out / "logs" / f"{one.instance_id}.log"
@@ -317,12 +313,9 @@ def validation_table(found: Sequence[Validated], total: int) -> str:
         "*build*: seconds that all layers of the image took, shared ones counted for each task. *unique*, *shared*: "
         "megabytes of layers that no other task's image has, and of the others. *validate*: seconds of all runs."
     )
-    lines = [
-        "| task | interpreter | build | unique | shared | validate | verdict | cause |",
-        "|---|---|--:|--:|--:|--:|---|---|",
-    ]
-    uses = _uses(found)
-    lines += ["| " + " | ".join(map(_cell, _cells(one, uses))) + " |" for one in found]
+    uses, numbers = _uses(found), ("build", "unique", "shared", "validate")
+    columns = ("task", "interpreter", *numbers, "verdict", "cause")
+    lines = markdown_table(columns, [_cells(one, uses) for one in found], numbers)
     return "\n".join((head, "", note, "", *lines, ""))
 
 
@@ -338,8 +331,3 @@ def _cells(one: Validated, uses: Mapping[str, int]) -> tuple[str, ...]:
         one.status.value,
         cause,
     )
-
-
-def _cell(text: str) -> str:
-    """A text that stays in its cell."""
-    return " ".join(text.replace("|", "\\|").split())[:300]

@@ -226,9 +226,9 @@ def parse(parser: str, log: str, *, about: Mapping[str, str] | None = None) -> d
 
 
 def close() -> None:
-    """End the processes of the benchmarks' own code that are idle; the next question starts another."""
+    """End the processes of the benchmarks' own code; the next question starts another."""
     for pool in _pools.values():
-        pool.end_free()
+        pool.end()
 
 
 def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
@@ -273,15 +273,6 @@ class _Pool:
         try:
             return server.exchange(request, timeout)
         finally:
-            self._free.put(server)
-
-    def end_free(self) -> None:
-        servers = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                servers.append(self._free.get_nowait())
-        for server in servers:
-            server.end()
             self._free.put(server)
 
     def end(self) -> None:
