@@ -76,15 +76,15 @@ class Report:
         Returns:
             The report up to its first damaged line; ``damage`` says what is wrong with that one.
         """
-        draft = _Draft(key)
+        draft, damage = _Draft(key), None
         for number, line in enumerate(io.BytesIO(data), start=1):  # one line at a time: there may be millions
             if not line.endswith(b"\n"):  # the plugin was cut off while it wrote; nothing follows, an end neither
                 break
-            draft.take(line, number)
-            if draft.damage:
+            if problem := draft.take(line):
+                damage = f"line {number} of the report {problem}"
                 break
-        draft.check_count()
-        return cls(tuple(draft.records), draft.started, draft.end, draft.damage, draft.versions, tuple(draft.changed))
+        damage = damage or draft.miscount()
+        return cls(tuple(draft.records), draft.started, draft.end, damage, draft.versions, tuple(draft.changed))
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -143,27 +143,25 @@ class _Draft:
         self.records: list[Record] = []
         self.started = False
         self.end: End | None = None
-        self.damage: str | None = None
         self.versions = ""
         self.lines = 0
 
-    def take(self, line: bytes, number: int) -> None:
+    def take(self, line: bytes) -> str:
+        """Add a line; return what is wrong with it, or nothing."""
         mark, _, text = line.removesuffix(b"\n").partition(b" ")
         if mark != hashlib.sha256(b"line" + self.state + text).hexdigest().encode():
-            self.damage = f"line {number} of the report is not the plugin's"
-            return
+            return "is not the plugin's"
         self.state = hashlib.sha256(b"next" + self.state + text).digest()
         try:
             test, when, value = json.loads(text)
         except (ValueError, TypeError, RecursionError):
-            self.damage = f"line {number} of the report is not a record"
-            return
+            return "is not a record"
         if self.end is not None:
-            self.damage = f"line {number} of the report comes after its end"
-        elif not self._place(test, when, value):
-            self.damage = f"line {number} of the report makes no sense"
-        else:
-            self.lines += 1
+            return "comes after its end"
+        if not self._place(test, when, value):
+            return "makes no sense"
+        self.lines += 1
+        return ""
 
     def _place(self, test: object, when: object, value: object) -> bool:
         if test is None:
@@ -191,12 +189,11 @@ class _Draft:
         self.end = End(status, records)
         return True
 
-    def check_count(self) -> None:
-        """The plugin counts its lines; the end line is not one of them."""
-        if self.end is not None and not self.damage and self.end.records != self.lines - 1:
-            self.damage = (
-                f"the report has {self.lines - 1} lines before its end, and the plugin wrote {self.end.records}"
-            )
+    def miscount(self) -> str | None:
+        """Return how the plugin's count of its lines differs from ours, or None; the end is not counted."""
+        if self.end is None or self.end.records == self.lines - 1:
+            return None
+        return f"the report has {self.lines - 1} lines before its end, and the plugin wrote {self.end.records}"
 
 
 def not_passed(outcomes: dict[str, str], tests: Iterable[str]) -> tuple[str, ...]:
