@@ -25,7 +25,7 @@ class SetRun:
         progress: the output for progress messages.
         here: whether this machine makes the images.
         backend: what makes their sandboxes; "" for namespaces.
-        retry: whether to retry builds that failed in this run; without a run there are none.
+        retry: whether to retry builds that failed in the run that is resumed.
         rebuild: whether to rebuild images that there are.
 
     Attributes:
