@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from minisandbox.errors import InvalidValue
 
@@ -22,13 +23,16 @@ def written_whole(path: Path) -> Iterator[Path]:
         InvalidValue: a folder with something in it is there already.
         OSError: the kernel refused; what was there before is still there.
     """
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        part = Path(folder, path.name)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
         yield part
         if part.is_dir() and path.is_dir() and any(path.iterdir()):
             raise InvalidValue(f"{path} is there already", hint="name a new folder, or remove that one")
         _sync(part)
         part.replace(path)
+    except BaseException:  # Ctrl-C included: nothing half-written stays
+        _remove(part)
+        raise
     _sync(path.parent)
 
 
@@ -38,3 +42,10 @@ def _sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
