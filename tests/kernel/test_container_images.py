@@ -178,7 +178,9 @@ def test_a_hostile_tree_makes_a_sandbox_like_any_other(tmp_path: Path, store: St
 
 
 def test_an_image_is_used_by_the_command_line(tmp_path: Path, base: bytes) -> None:
-    layout = MadeImage([base + END], {"Env": ["A=b"]}).write_layout(tmp_path / "layout", tags=["v1"])
+    layout = MadeImage([base + END], {"Env": ["A=b"], "Cmd": ["sh", "-c", "a b"]}).write_layout(
+        tmp_path / "layout", tags=["v1"]
+    )
     environment = {**os.environ, "MINISANDBOX_STORE": str(tmp_path / "store")}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -193,6 +195,7 @@ def test_an_image_is_used_by_the_command_line(tmp_path: Path, base: bytes) -> No
     facts = json.loads(run("image", "show", "mine", "--json").stdout)
     assert facts["own_root"] is True
     assert facts["notes"]["reference"] == f"oci:{layout}:v1"
+    assert "cmd: sh -c 'a b'\n" in run("image", "show", "mine").stdout
     missing = run("image", "pull", f"oci:{tmp_path}/none")
     assert missing.returncode == 28
     assert "none has no file 'index.json'" in missing.stderr

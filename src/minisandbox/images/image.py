@@ -135,7 +135,7 @@ def load_image(store: Store, name: str) -> Image:
 
 def find_record(store: Store, name: str) -> ImageRecord:
     """Return the record of an image by its name, or by the reference that it was pulled by; see :func:`load_image`."""
-    if ":" not in name and "/" not in name:
+    if not is_reference(name):
         return store.image(name)
     from minisandbox.images.oci.reference import image_name, is_of, origin, parse_reference  # noqa: PLC0415 - most names are no references
 
@@ -153,6 +153,11 @@ def find_record(store: Store, name: str) -> ImageRecord:
             hint=f"minisandbox image pull {name} --name NAME",
         )
     return record
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text that names an image can only be a reference: names in the store have no such characters."""
+    return ":" in text or "/" in text
 
 
 def list_images(store: Store) -> list[Image]:

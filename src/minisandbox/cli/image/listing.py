@@ -21,7 +21,7 @@ from minisandbox.cli.common.output import (
 )
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.images import Image, load_image
-from minisandbox.images.image import find_record
+from minisandbox.images.image import find_record, is_reference
 from minisandbox.store import LayerRecord, Store
 from minisandbox.store.overview import ImageRow, Status, apparent_bytes, image_rows, parts
 from minisandbox.store.sizes import StoreSizes, stack_of
@@ -75,7 +75,7 @@ def chosen(store: Store, patterns: Iterable[str], among: Sequence[str] | None = 
     known, found = store.image_names() if among is None else among, []
     for pattern in patterns:
         names = [name for name in known if fnmatchcase(name, pattern)]
-        if not names and (":" in pattern or "/" in pattern):
+        if not names and is_reference(pattern):
             names = [find_record(store, pattern).name]
         if not names:
             raise NotFound(

@@ -8,6 +8,7 @@ from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Progress, add_json_option, print_json, put, say
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.images import Image, load_image, lock_of, pull, python_environments
+from minisandbox.images.image import is_reference
 from minisandbox.images.python.installed import choose
 from minisandbox.store import Store
 
@@ -65,7 +66,7 @@ def _image(name: str) -> Image:
     try:
         return load_image(store, name)
     except NotFound:
-        if ":" not in name and "/" not in name:
+        if not is_reference(name):
             raise
     with Progress() as progress:
         return pull(name, store=store, progress=progress.status)

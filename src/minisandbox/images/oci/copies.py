@@ -29,6 +29,8 @@ from minisandbox.store.keys import check_key
 from minisandbox.store.sizes import stack_of
 
 MEDIA_TYPE = "application/vnd.minisandbox.image.v1+json"
+REPLACE = "replace it with --replace, or give this one another name with --name"
+"""What to do about another image of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def _refuse_other(store: Store, image: ImageRecord, replace: bool) -> None:
         if not replace and store.image(image.name).key != image.key:
             raise InvalidValue(
                 f"there is another image {image.name!r} in the store {store.root}",
-                hint="replace it with --replace, or give this one another name with --name",
+                hint=REPLACE,
             )
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.images.base import Entry, write_base
-from minisandbox.images.image import DEFAULT_PATH, Image, image_of, put_if_new
+from minisandbox.images.image import DEFAULT_PATH, Image, image_of, is_reference, put_if_new
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.copies import MEDIA_TYPE, parse_copy, renamed, take_copy
+from minisandbox.images.oci.copies import MEDIA_TYPE, REPLACE, parse_copy, renamed, take_copy
 from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, open_archive
 from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, origin, parse_reference
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
@@ -188,7 +188,7 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
         StoreError: a record is damaged.
     """
     wanted, built = m.parse_platform(platform) if platform else m.own_platform(), reference.removesuffix(":latest")
-    if ":" not in built and "/" not in built:
+    if not is_reference(built):
         with suppress(NotFound):
             record = store.image(built)
             if wanted.fits(m.parse_platform(record.notes.get("platform", str(wanted)))):
@@ -401,9 +401,7 @@ def import_images(
             place = Local(source.kind, path.absolute(), tag)
             called = tag_name(tag, path) if name is None and not private else name
             if called is not None and not replace:
-                refuse_other(
-                    store, called, place, "replace it with --replace, or give this one another name with --name"
-                )
+                refuse_other(store, called, place, REPLACE)
             one = source.tagged(tag)
             images.append(take(store, one, place, called, wanted, private=private, replace=replace, tell=tell))
     return images

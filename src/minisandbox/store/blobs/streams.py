@@ -24,8 +24,6 @@ SPARE = 256 << 20
 _GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
 _SKIPPABLE = b"\x2a\x4d\x18"  # RFC 8878, section 3.1.2: after one byte from 0x50 to 0x5f
 _ALGORITHMS = {"sha256": 64, "sha512": 128}  # image-spec, descriptor.md: registered algorithms
-
-
 DIGEST = "a digest is sha256: and 64 or sha512: and 128 lower-case hexadecimal digits"
 
 
@@ -39,7 +37,7 @@ def check_digest(digest: str) -> str:
     """Return a digest if it is well-formed, so that it can be part of a path or URL.
 
     Raises:
-        ImageRefused: it is none.
+        ImageRefused: it is malformed, or of an unknown algorithm.
     """
     if not is_digest(digest):
         raise ImageRefused(
