@@ -15,6 +15,7 @@ from tests.unit.test_tasks_jsonl import Row, row
 
 from minisandbox.errors import InvalidValue, MissingExtra, TaskFileError
 from minisandbox.tasks import Layout, TaskSet
+from minisandbox.tasks.formats.columns import is_json
 from minisandbox.tasks.reading import open_source
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -141,6 +142,53 @@ def test_keys_that_a_row_lacks_are_no_nulls_in_columns_of_objects(tmp_path: Path
     rows = [row(), row(instance_id="b", build={**dict(row()["build"]), "environment": {"C": "d"}})]  # type: ignore[call-overload] # an object
     tasks = TaskSet.load(parquet(tmp_path / "t.parquet", rows))
     assert [dict(task.build.environment) for task in tasks] == [{"A": "b"}, {"C": "d"}]
+
+
+MIXED: list[dict[str, Any]] = [
+    {
+        "instance_id": "a",
+        "messages": [{"role": "user", "content": 'say "hi"\n'}, {"role": "tool", "content": [{"type": "text"}]}],
+        "answer": "no",
+        "nested": {"inner": {"value": "yes", "null": None}},
+        "anything": None,
+    },
+    {
+        "instance_id": "b",
+        "messages": [{"role": "user", "content": "é"}],
+        "answer": 2**40,
+        "nested": {"inner": {"value": [1, None, {"x": 0.1}], "null": None}},
+        "anything": {"key": None},
+    },
+]
+
+
+def test_columns_of_mixed_types_are_read_as_datasets_reads_them(tmp_path: Path) -> None:
+    package = datasets()
+    kinds = {"messages": [{"role": package.Value("string"), "content": package.Json()}], "anything": package.Json()}
+    features = package.Dataset.from_list(MIXED, on_mixed_types="use_json").features | kinds
+    mixed = package.Dataset.from_list(MIXED, features=package.Features(features))
+    mixed.to_parquet(str(tmp_path / "t.parquet"))
+    mixed.save_to_disk(str(tmp_path / "folder"))
+    assert list(mixed) == MIXED
+    expected: list[dict[str, Any]] = [
+        {**one, "nested": {"inner": {"value": one["nested"]["inner"]["value"]}}} for one in MIXED
+    ]
+    for source in (tmp_path / "t.parquet", tmp_path / "folder"):
+        assert [one.values for one in open_source(source).rows] == expected
+
+
+def test_whole_rows_of_mixed_types(tmp_path: Path) -> None:
+    mixed = datasets().Dataset.from_list(MIXED, on_mixed_types="use_json")
+    mixed.to_parquet(str(tmp_path / "t.parquet"))
+    assert [one.values["messages"] for one in open_source(tmp_path / "t.parquet").rows] == [
+        one["messages"] for one in mixed
+    ]
+
+
+def test_text_in_a_json_column_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    column = pyarrow.array(["{"], pyarrow.string()).cast(pyarrow.json_())
+    pyarrow_parquet.write_table(pyarrow.table({"a": column}), tmp_path / "t.parquet")
+    assert "Expecting property name" in (refused(tmp_path / "t.parquet").reason or "")
 
 
 def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
@@ -280,6 +328,25 @@ def test_columns_are_written_with_their_types(tmp_path: Path) -> None:
         assert (again.layout, [one.values["instance_id"] for one in again.rows]) == (tasks.layout, ["b"])
         assert isinstance(again.schema, pyarrow.Schema)
         assert again.schema.equals(schema)
+
+
+def test_columns_of_mixed_types_are_written_as_they_were(tmp_path: Path) -> None:
+    rows = [{**one, "FAIL_TO_PASS": value} for one, value in zip(ROWS, (["a"], '["b"]', ["c", "d"]), strict=True)]
+    mixed = datasets().Dataset.from_list(rows, on_mixed_types="use_json")
+    kinds = {
+        name for name, field in zip(mixed.column_names, mixed.features.arrow_schema, strict=True) if is_json(field.type)
+    }
+    assert kinds == {"build", "test", "FAIL_TO_PASS"}
+    mixed.to_parquet(str(tmp_path / "t.parquet"))
+    mixed.save_to_disk(str(tmp_path / "disk"))
+    for name in ("t.parquet", "disk"):
+        tasks = TaskSet.load(tmp_path / name)
+        assert tasks == TaskSet.load(write(tmp_path / "t.jsonl", lines(rows)))
+        tasks.select(["b", "c"]).save(tmp_path / f"again-{name}")
+        again = open_source(tmp_path / f"again-{name}")
+        assert [one.values for one in again.rows] == list(mixed)[1:]
+        assert isinstance(again.schema, pyarrow.Schema)
+        assert again.schema.equals(mixed.features.arrow_schema)
 
 
 def test_the_ending_of_a_name_decides_the_format(tmp_path: Path) -> None:

@@ -321,12 +321,31 @@ def test_arguments_in_columns_and_rows_without_names(tmp_path: Path) -> None:
     assert first == second, "a name by what is said"
 
 
+def test_messages_in_columns_of_mixed_types(tmp_path: Path) -> None:
+    """``datasets`` stores text that is JSON unquoted, so it reads the output of ``echo 42`` as a number."""
+    datasets = pytest.importorskip("datasets")
+    texts = ['say "hi"\nC:\\x', '{"a": 1.5}', "42", "true", "é"]
+    messages = [{"role": "user", "content": text} for text in texts] + [
+        {"role": "user", "content": [{"type": "text", "text": "part"}]}
+    ]
+    leaf = datasets.Features(
+        {"messages": datasets.List({"role": datasets.Value("string"), "content": datasets.Json()})}
+    )
+    for name, features in (("leaf", leaf), ("whole", datasets.Features({"messages": datasets.List(datasets.Json())}))):
+        table = datasets.Dataset.from_list([{"messages": messages}], features=features)
+        table.to_parquet(str(tmp_path / f"{name}.parquet"))
+        table.save_to_disk(str(tmp_path / name))
+        for source in (tmp_path / f"{name}.parquet", tmp_path / name):
+            [one] = read_examples(source)
+            assert [message.content for message in one.messages] == [*texts, "part"]
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
         ({"messages": "["}, "not JSON"),
         ({"messages": []}, "no messages"),
-        ({"messages": [{"role": "assistant", "content": 1}]}, "message 0"),
+        ({"messages": [{"role": "assistant", "content": [1]}]}, "message 0"),
         ({"messages": [{"role": "user", "content": "x"}], "instance_id": 3}, "instance_id"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": "x"}, "tools"),
     ],

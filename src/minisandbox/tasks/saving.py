@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.errors import InvalidValue
-from minisandbox.tasks.formats.columns import package
+from minisandbox.tasks.formats.columns import is_json, package
 from minisandbox.tasks.formats.documents import Layout
 from minisandbox.tasks.formats.writing import written_whole
 
@@ -70,7 +70,9 @@ def _table(rows: Sequence[Mapping[str, object]], schema: Any, path: Path) -> Any
     names = list(dict.fromkeys(name for row in rows for name in row))
     try:
         if schema is not None and set(names) <= set(schema.names):
-            return arrow.Table.from_pylist([dict(row) for row in rows], schema=schema)
+            stored = arrow.schema([field.with_type(_stored(arrow, field.type)) for field in schema])
+            values = [{name: _encoded(value, schema.field(name).type) for name, value in row.items()} for row in rows]
+            return arrow.Table.from_pylist(values, schema=stored).cast(schema)
         return arrow.table({name: _column([row.get(name) for row in rows]) for name in names})
     except arrow.ArrowException as error:
         raise InvalidValue(
@@ -78,6 +80,33 @@ def _table(rows: Sequence[Mapping[str, object]], schema: Any, path: Path) -> Any
             reason=str(error).splitlines()[0],
             hint="write JSON Lines: give the file a name that ends in .jsonl",
         ) from error
+
+
+def _stored(arrow: Any, kind: Any) -> Any:
+    """Return an Arrow type with text in place of JSON: Arrow makes no column of JSON from Python's values."""
+    if is_json(kind):
+        return kind.storage_type
+    if arrow.types.is_struct(kind):
+        return arrow.struct([field.with_type(_stored(arrow, field.type)) for field in kind])
+    if arrow.types.is_list(kind):
+        return arrow.list_(kind.value_field.with_type(_stored(arrow, kind.value_type)))
+    if arrow.types.is_large_list(kind):
+        return arrow.large_list(kind.value_field.with_type(_stored(arrow, kind.value_type)))
+    return kind
+
+
+def _encoded(value: object, kind: Any) -> object:
+    """Return a value with text in place of JSON, for a column of the type that it was read from."""
+    if value is None:
+        return None
+    if is_json(kind):
+        return json_text(value)
+    if isinstance(value, Mapping) and hasattr(kind, "get_field_index"):
+        fields = {name: kind.field(name).type for name in value if kind.get_field_index(name) >= 0}
+        return {name: _encoded(value[name], field) for name, field in fields.items()}
+    if isinstance(value, list) and hasattr(kind, "value_type"):
+        return [_encoded(item, kind.value_type) for item in value]
+    return value
 
 
 def _column(values: list[object]) -> list[object]:

@@ -77,10 +77,13 @@ def messages_of(value: object, place: str) -> tuple[Message, ...]:
 
 
 def _plain(message: object) -> object:
-    """Replace SWE-agent's field for a call's id, and Hugging Face's structs for JSON text."""
+    """Replace SWE-agent's field for a call's id, and Hugging Face's structs and values for JSON text."""
     if not isinstance(message, Mapping):
         return message
     body = dict(message)
+    content = body.get("content")
+    if isinstance(content, Mapping | int | float):  # text that was JSON, in a column of the type JSON of datasets 5
+        body["content"] = json.dumps(content, ensure_ascii=False)
     ids = body.get("tool_call_ids")
     if body.get("role") == "tool" and not body.get("tool_call_id") and isinstance(ids, list) and ids:
         body["tool_call_id"] = ids[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -129,16 +130,32 @@ def _rows(batches: Iterable[Any], path: Path) -> Iterator[Row]:
     number = 0
     with _arrow_faults(path):
         for batch in batches:
+            columns = {field.name: field.type for field in batch.schema}
             for values in batch.to_pylist():
                 number += 1
-                yield Row({name: _without_gaps(value) for name, value in values.items()}, path, number)
+                yield Row({name: _decoded(value, columns[name]) for name, value in values.items()}, path, number)
 
 
-def _without_gaps(value: object) -> object:
-    """A column of objects has every row's keys; null stands where this row's object has none."""
+def _decoded(value: object, kind: Any) -> object:
+    """Return a value of an Arrow type as ``datasets`` does: JSON is parsed, also within lists and structs.
+
+    Structs lose their nulls: a column of structs has every row's keys, and null where a row lacks one.
+    """
+    if value is None:
+        return None
+    if is_json(kind):
+        return json.loads(str(value))
     if isinstance(value, dict):
-        return {name: _without_gaps(item) for name, item in value.items() if item is not None}
+        items = ((name, _decoded(item, kind.field(name).type)) for name, item in value.items())
+        return {name: item for name, item in items if item is not None}
+    if isinstance(value, list) and hasattr(kind, "value_type"):
+        return [_decoded(item, kind.value_type) for item in value]
     return value
+
+
+def is_json(kind: object) -> bool:
+    """Return whether an Arrow type is JSON text, which ``datasets`` 5 uses for values that mix types."""
+    return getattr(kind, "extension_name", "") == "arrow.json"
 
 
 @contextlib.contextmanager
@@ -146,7 +163,7 @@ def _arrow_faults(path: Path) -> Iterator[None]:
     arrow = package("pyarrow", f"read {path}")
     try:
         yield
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, ValueError, RecursionError) as error:
         raise _unreadable(f"{path} cannot be read as Parquet", path, error) from error
 
 
