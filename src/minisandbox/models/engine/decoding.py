@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from array import array
 from collections.abc import Callable, Sequence
@@ -110,6 +111,9 @@ class Decoder:
         check_layers(model)
         self.rows: list[Row] = []
         self._model = model
+        forward = getattr(model, "get_base_model", lambda: model)().forward  # below peft's adapters
+        # transformers 5.24 renamed the argument
+        self._cache_name = "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
         self._ends = ends
         self._store = PrefixStore(kept)
         self._layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
@@ -126,10 +130,7 @@ class Decoder:
         rest = torch.tensor([row.prompt[row.cached :]], dtype=torch.long, device=self._model.device)
         positions = torch.arange(row.cached, len(row.prompt), device=self._model.device)[None]
         with torch.inference_mode():
-            output = self._model(
-                input_ids=rest, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
-            )
-            self._join(row, cache, output.logits[:, -1])
+            self._join(row, cache, self._run(cache, input_ids=rest, position_ids=positions, logits_to_keep=1))
 
     def step(self) -> list[Row]:
         """Sample one token per row; remove and return the finished rows."""
@@ -193,11 +194,14 @@ class Decoder:
         width = int(lengths.max()) + 1
         # the first columns of a row are padding; the last is the new token
         mask = (torch.arange(width, device=device)[None] >= width - 1 - lengths).long()
-        output = self._model(
-            input_ids=ids, attention_mask=mask, position_ids=lengths, past_key_values=self._cache, use_cache=True
-        )
-        self._logits = output.logits[:, -1]
+        self._logits = self._run(self._cache, input_ids=ids, attention_mask=mask, position_ids=lengths)
         self._lengths = [length + 1 for length in self._lengths]
+
+    def _run(self, cache: Cache, **inputs: object) -> torch.Tensor:
+        """Run the model on new tokens, which extends the cache; return the last token's logits of every row."""
+        output = self._model(**inputs, use_cache=True, **{self._cache_name: cache})
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
 
     def _of(self, number: int) -> list[KeysValues]:
         """Return the keys and values of one row's tokens, without padding."""
