@@ -61,7 +61,7 @@ help:
 	@echo "make validation-page  write the tables of docs/validation.md; VALIDATION_PAGE='DIR --rows FILE... --parity DIR'"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the sources"
-	@echo "make lock         update requirements.lock, -dev.lock, -docs.lock and -full.lock from pyproject.toml"
+	@echo "make lock         update requirements.lock, -dev.lock, -docs.lock and -full.lock from pyproject.toml; UPGRADE=1: to the newest versions"
 	@echo "make docs         build the documentation site in build/site, and check every link; two minutes"
 	@echo "make bench        the benchmarks of docs/benchmarks.md, without the next"
 	@echo "make bench-engines  compare with bubblewrap, podman, docker and the original's way; as root; 20 minutes; ENGINES='...' QUICK=1 PAGE=1"
@@ -238,7 +238,7 @@ format: $(VENV)/.dev
 	"$(BIN)/ruff" format .
 
 # hatchling and editables build the package itself, without an isolated build environment.
-LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
+LOCK_OPTIONS := $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
 lock: $(VENV)/.dev
 	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --output-file requirements.lock
 	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --extra dev \
