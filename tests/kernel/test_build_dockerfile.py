@@ -11,7 +11,7 @@ from tests.unit.oci_tools import END, MadeImage
 
 from minisandbox import Sandbox
 from minisandbox.cli.main import main
-from minisandbox.errors import BuildError, DockerfileError
+from minisandbox.errors import BuildError, DockerfileError, RegistryError
 from minisandbox.images import BuildOptions, Image, load_image, pull, read_dockerfile
 from minisandbox.images.progress import BuildEvent, StepState
 from minisandbox.images.runner import build_limits, build_sandbox
@@ -183,6 +183,46 @@ RUN id -u > who && echo $HOME >> who
     shown = "cat who; stat -c %u:%g /mine /d/kept /old/a.txt /old/w"
     assert output(image, shown).split() == ["1000", HOME, "1000:0", "5:6", "1000:8", "1000:1000"]
     assert image.user == "app"
+
+
+def test_ids_above_those_of_a_range(context: Path, store: Store) -> None:
+    """Root's sandboxes have the ids that engines accept; with one id all files belong to root, as always."""
+    text = """FROM base
+RUN echo big:x:1000620000:70000::/:/bin/sh >> /etc/passwd && touch /run-made && chown 65536:197609 /run-made
+COPY --chown=big a.txt /copied
+USER big
+WORKDIR /work
+RUN echo $(id -u):$(id -g) > who
+USER 2147483647:2147483646
+WORKDIR last
+RUN echo $(id -u):$(id -g) > who
+"""
+    image = build(text, context, store)
+    found = output(image, "cat /work/who /work/last/who; stat -c %u:%g /run-made /copied /work /work/last/who")
+    big, last = "1000620000:70000", "2147483647:2147483646"
+    expected = [big, last, "65536:197609", big, big, last] if ROOT else ["0:0"] * 6
+    assert found.split() == expected
+    with pytest.raises(DockerfileError, match=r"line 2.*2147483648 is no user or group"):
+        build("FROM base\nCOPY --chown=2147483648 a.txt /\n", context, store)
+
+
+@pytest.mark.parametrize("user", ["nosuch", "nosuch:app", "app:nosuch", "1000:nosuch"])
+def test_an_unknown_user_is_an_error_for_everybody(user: str, context: Path, store: Store) -> None:
+    with pytest.raises(DockerfileError, match=f"line 3.*USER {user}.*has no 'nosuch'"):
+        build(f"FROM base\nUSER {user}\nRUN true\n", context, store)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "FROM no.such.invalid/x",
+        "COPY --from=no.such.invalid/x / /",
+        "RUN --mount=from=no.such.invalid/x,target=/x true",
+    ],
+)
+def test_a_missing_image_is_reported_with_its_line(line: str, context: Path, store: Store) -> None:
+    with pytest.raises(RegistryError, match=r"line 3: .*no\.such\.invalid/x"):
+        build(f"FROM base\nRUN touch /ran\n{line}\n", context, store)
 
 
 def test_devices_are_not_made(context: Path, store: Store) -> None:

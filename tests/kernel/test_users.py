@@ -18,7 +18,8 @@ from minisandbox.types import ExecResult, Outcome, Terminal
 pytestmark = pytest.mark.kernel
 
 PASSWD = (
-    "ann:x:1100:1001:Ann:/opt/ann:/bin/sh\nrobot:x:1200:1200::/:/bin/sh\nbad:x:70000:70000::/:/bin/sh\nbroken:x:y\n"
+    "ann:x:1100:1001:Ann:/opt/ann:/bin/sh\nrobot:x:1200:1200::/:/bin/sh\n"
+    "bad:x:2147483648:2147483648::/:/bin/sh\nbroken:x:y\n"
 )
 GROUP = "ann:x:1001:\nteam:x:1500:robot,ann\nothers:x:1600:robot\nodd\n"
 
@@ -181,7 +182,7 @@ def test_users_that_there_are_not(peopled: Sandbox) -> None:
         run(peopled, "true", "nobody-here")
     with pytest.raises(InvalidValue, match="'broken' does not exist"):
         run(peopled, "true", "broken")
-    for user in ("bad", 70000):
+    for user in ("bad", 1 << 31):
         with pytest.raises(InvalidValue, match="cannot be had"):
             run(peopled, "true", user)
     assert run(peopled, "echo on", None).stdout == "on\n"

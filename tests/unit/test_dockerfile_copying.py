@@ -123,7 +123,21 @@ def test_symbolic_modes(text: str, mode: int, is_folder: bool, expected: int) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 @pytest.mark.parametrize(
     ("owner", "ids"),
-    [("me", (1000, 1001)), ("me:us", (1000, 1002)), ("5", (5, 5)), ("5:us", (5, 1002)), ("root", (0, 0))],
+    [
+        ("me", (1000, 1001)),
+        ("me:us", (1000, 1002)),
+        ("5", (5, 5)),
+        ("5:us", (5, 1002)),
+        ("root", (0, 0)),
+        ("me:", (1000, 1001)),
+        ("5:", (5, 5)),
+        (":5", (0, 5)),
+        (":us", (0, 1002)),
+        (":root", (0, 0)),
+        (":", (0, 0)),
+        ("me:65536", (1000, 65536)),
+        ("2147483647", (2147483647, 2147483647)),
+    ],
 )
 def test_owners(owner: str, ids: tuple[int, int], root: Path, image: Path, tmp_path: Path) -> None:
     made = make(f"COPY --chown={owner} d /x/y", root, tmp_path / "layer", image)
@@ -245,13 +259,19 @@ BAD = {
     "outside": ("COPY ../outside /x", "outside of the context"),
     "outside in the middle": ("COPY d/../../outside /x", "outside of the context"),
     "a link out": ("COPY out /x", "leads out of the context"),
-    "an absolute link out": ("COPY absolute /x", "there is no 'absolute'"),
+    "an absolute link out": (
+        "COPY absolute /x",
+        "'absolute' is a link to '{outside}/secret', which is not in the context",
+    ),
+    "behind an absolute link out": ("COPY absolutedir/secret /x", "'absolutedir' is a link to '{outside}', which"),
+    "a link to nothing": ("COPY d/broken /x", "'d/broken' is a link to 'nowhere', which is not in the context"),
     "behind a link out": ("COPY outdir/secret /x", "leads out of the context"),
     "several to a name": ("COPY a.txt b.txt /x", "end the destination with a slash"),
     "a file over a directory": ("COPY d /replaced", "a directory cannot replace something else"),
     "below a file": ("COPY a.txt /usr/lib/old/x", "is not a directory"),
     "an unknown user": ("COPY --chown=nobody-here a.txt /x", "no 'nobody-here'"),
     "an unknown group": ("COPY --chown=me:none a.txt /x", "no 'none'"),
+    "a number too large": ("COPY --chown=5:2147483648 a.txt /x", "2147483648 is no user or group"),
     "a mode": ("COPY --chmod=u=q a.txt /x", "not a mode"),
     "a pattern": ("COPY [ /x", "syntax error"),
     "a whiteout": ("COPY w /x", "begin with .wh."),
@@ -268,6 +288,7 @@ def test_refused_with_the_line(case: str, root: Path, image: Path, tmp_path: Pat
     os.symlink("../outside/secret", root / "out")
     os.symlink("../outside", root / "outdir")
     os.symlink(str(tmp_path / "outside/secret"), root / "absolute")
+    os.symlink(str(tmp_path / "outside"), root / "absolutedir")
     os.symlink("circle", root / "circle")
     (root / "w").mkdir()
     (root / "w/.wh.a").write_text("")
@@ -277,7 +298,7 @@ def test_refused_with_the_line(case: str, root: Path, image: Path, tmp_path: Pat
     (image / "replaced/f").write_text("a file where the context has a directory")
     with pytest.raises(DockerfileError, match="line 2") as caught:
         make(text, root, tmp_path / "layer", image)
-    assert reason in str(caught.value)
+    assert reason.format(outside=tmp_path / "outside") in str(caught.value)
 
 
 def test_layers_below_are_merged(root: Path, image: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.unit.oci_tools import (
 )
 
 from minisandbox.errors import ImageRefused, MiniSandboxError
+from minisandbox.launch.kernel.identity import last_id
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.tarstream import TarReader
 from minisandbox.store.blobs.unpack import Bounds
@@ -128,16 +129,20 @@ def test_owners_and_devices(place: Path) -> None:
     data = (
         entry("a", uid=1000, gid=7)
         + entry("b", uid=70000)
+        + pax(record("uid", b"2147483648"))
+        + entry("c")
         + entry("dev/null", kind=b"3")
         + entry("d/null", kind=b"4")
         + END
     )
     done = unpack_bytes(data, place / "tree", keep_owners=os.geteuid() == 0)
-    assert listed(place / "tree") == ["a", "b", "d", "dev"]
+    assert listed(place / "tree") == ["a", "b", "c", "d", "dev"]
     assert done.notes["device files are left out"] == 1
     if os.geteuid() == 0:
         assert ((place / "tree/a").stat().st_uid, (place / "tree/a").stat().st_gid) == (1000, 7)
-        assert (place / "tree/b").stat().st_uid == 65534
+        assert (place / "tree/b").stat().st_uid == (70000 if last_id() > 70000 else 65534)
+        assert (place / "tree/c").stat().st_uid == 65534
+        assert done.notes[f"files of ids above {last_id()} belong to nobody"] >= 1
     else:
         assert done.notes["files of other owners belong to root"] == 2
 

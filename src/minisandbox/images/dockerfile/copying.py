@@ -24,6 +24,7 @@ from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source
 from minisandbox.images.dockerfile.stages import CopyFiles, refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.tree import LinkError, Parts, Tree, resolve
+from minisandbox.launch.kernel.identity import LAST_ID, last_id
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader
@@ -36,7 +37,6 @@ _MOST_TAR = 64 << 30
 
 
 # --- the layer --------------------------------------------------------------------------------------------------------
-_MOST_IDS = (1 << 32) - 2
 _MOST_FILE = 16 << 20
 _CLAUSE = re.compile(r"([ugoa]*)((?:[-+=][rwxXst]*)+)")
 _WHO = {"u": (stat.S_IRWXU, 6), "g": (stat.S_IRWXG, 3), "o": (stat.S_IRWXO, 0)}
@@ -60,7 +60,13 @@ def copy_layer(
         ImageRefused: an archive that is added is malformed or hostile.
         OSError: the kernel refused; ENOSPC where the disk is full.
     """
-    reader = _Members(copy, sources, tree, below)
+    try:
+        owner = find_owner(copy.owner, below) if copy.owner else None
+    except ValueError as error:
+        refuse(copy, str(error), "make the user in a RUN before, or give numbers")
+    if keep_owners and max(owner or (0,)) > (last := last_id()):
+        refuse(copy, f"this process's sandboxes have no ids above {last}", f"give an id up to {last}")
+    reader = _Members(copy, sources, tree, below, owner)
     return unpack_members(reader, place, below, keep_owners=keep_owners)
 
 
@@ -80,14 +86,12 @@ class _Made:
 class _Members:
     """The members of the layer, as a reader of archives yields them."""
 
-    def __init__(self, copy: CopyFiles, sources: tuple[Source, ...], tree: Tree, image: Tree) -> None:
-        self._copy, self._sources, self._tree, self._image = copy, sources, tree, image
+    def __init__(
+        self, copy: CopyFiles, sources: tuple[Source, ...], tree: Tree, image: Tree, owner: tuple[int, int] | None
+    ) -> None:
+        self._copy, self._sources, self._tree, self._image, self._owner = copy, sources, tree, image, owner
         self._content: Iterator[bytes] = iter(())
         self._known: set[Parts] = set()
-        try:
-            self._owner = find_owner(copy.owner, image) if copy.owner else None
-        except ValueError as error:
-            refuse(copy, str(error), "make the user in a RUN before, or give numbers")
 
     def refuse(self, reason: str, name: bytes | None = None) -> NoReturn:
         """Refuse a member."""
@@ -268,26 +272,18 @@ def _name(path: Parts) -> bytes:
 
 
 def find_owner(text: str, image: Tree) -> tuple[int, int]:
-    """Return the ids that ``USER[:GROUP]`` means in an image.
+    """Return the ids that ``[USER][:[GROUP]]`` means in an image, as BuildKit reads it.
 
-    A user's group is the one of its line in ``/etc/passwd``; an id's group is the same number.
+    A user's group is the one of its line in ``/etc/passwd``; an id's group is the same number. Without a user it is
+    root.
 
     Raises:
-        ValueError: the image has no user or group of that name.
+        ValueError: the image has no user or group of that name, or the number is too large.
     """
-    user, colon, group = text.partition(":")
-    if not user or (colon and not group):
-        raise ValueError(f"{text!r} is not USER[:GROUP]")
-    if user.isdigit():
-        uid = gid = int(user)
-    else:
-        uid, gid = _find(image, "passwd", user, (2, 3))
-    if group.isdigit():
-        gid = int(group)
-    elif group:
-        gid = _find(image, "group", group, (2,))[0]
-    if max(uid, gid) > _MOST_IDS:
-        raise ValueError(f"{text!r} has a number that no user has")
+    user, _, group = text.partition(":")
+    uid, gid = _find(image, "passwd", user or "0", (2, 3))
+    if group:
+        (gid,) = _find(image, "group", group, (2,))
     return uid, gid
 
 
@@ -303,6 +299,10 @@ def find_home(user: str, image: Tree) -> str:
 def _find(image: Tree, file: str, name: str, columns: tuple[int, ...]) -> tuple[int, ...]:
     if name == "root":
         return (0,) * len(columns)
+    if name.isascii() and name.isdecimal():
+        if int(name) > LAST_ID:
+            raise ValueError(f"{name} is no user or group: the largest number is {LAST_ID}")
+        return (int(name),) * len(columns)
     for row in _rows(image, file):
         if row[0] == name and len(row) > max(columns) and all(row[one].isdigit() for one in columns):
             return tuple(int(row[one]) for one in columns)

@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 
 from e2b_dockerfile_utils import ShellLex, parse_heredoc
 
-from minisandbox.errors import DockerfileError
+from minisandbox.errors import DockerfileError, MiniSandboxError
 from minisandbox.images.dockerfile.parsing import Dockerfile, Instruction, parse_trigger
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, Document, Mount, RunCommand, Variables, parse_mount
 from minisandbox.images.image import DEFAULT_PATH
@@ -208,7 +208,10 @@ class _Evaluation:
             base, config = known, known.recipe.config
         else:
             base = OciBase(reference, platform)
-            config = self.bases(base)
+            try:
+                config = self.bases(base)
+            except MiniSandboxError as error:
+                raise error.about(f"line {start.line}")  # noqa: B904 - it is the same error
         state = _State(self, block, config)
         for text in texts_of(config, "OnBuild"):
             state.apply(parse_trigger(text, start, "\\"))
@@ -245,10 +248,10 @@ class _State:
         """Return the stage as a recipe."""
         rows = [f"{name}={value}" for name, value in self._variables.items()]
         dropped: dict[str, JSONValue] = dict.fromkeys(self._inherited.keys() - self._config.keys())
-        user = (named_user(self._user) or "") if keeps_owners() else ""  # it could not write to its own files
+        is_root = not keeps_owners() or set(self._user.split(":")) <= {"", "0", "root"}
         return Recipe(
             base, tuple(self.steps), tuple(self._variables.items()), PurePosixPath(self._workdir),
-            user, {**dropped, **self._config, "Env": rows}, self._run.wanted.timeout,
+            "" if is_root else self._user, {**dropped, **self._config, "Env": rows}, self._run.wanted.timeout,
         )  # fmt: skip
 
     @property
@@ -496,11 +499,6 @@ def _nanoseconds(text: str, flag: str, one: Instruction) -> int:
     if "".join(number + unit for number, unit in parts) != text or not parts:
         one.refuse(f"--{flag}={text}: write it like 30s or 1m30s")
     return round(timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts)).total_seconds() * 1e9)
-
-
-def named_user(user: str) -> str | None:
-    """Return a user who is not root; None for root."""
-    return None if set(user.split(":")) <= {"", "0", "root"} else user
 
 
 def _frozen(values: Mapping[str, str]) -> Variables:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minisandbox.errors import MiniSandboxError
 from minisandbox.images.dockerfile.copying import copy_layer
 from minisandbox.images.dockerfile.running import run_layer
 from minisandbox.images.dockerfile.sources import Source, content_digest, definition, list_sources
@@ -51,7 +52,10 @@ def plan_step(step: RunCommand | CopyFiles, chain: Chain) -> tuple[BuildStep, tu
     Raises:
         DockerfileError: a file that is copied is not there.
     """
-    return _plan_copy(step, chain) if isinstance(step, CopyFiles) else _plan_run(step, chain)
+    try:
+        return _plan_copy(step, chain) if isinstance(step, CopyFiles) else _plan_run(step, chain)
+    except MiniSandboxError as error:  # such as that of a missing image that it copies from
+        raise error.about(f"line {step.line}")  # noqa: B904 - it is the same error
 
 
 def _plan_copy(copy: CopyFiles, chain: Chain) -> tuple[BuildStep, tuple[str, ...]]:

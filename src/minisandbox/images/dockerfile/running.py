@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import InvalidValue
-from minisandbox.images.dockerfile.copying import find_home
-from minisandbox.images.dockerfile.evaluation import PIPES, named_user
+from minisandbox.images.dockerfile.copying import find_home, find_owner
+from minisandbox.images.dockerfile.evaluation import PIPES
 from minisandbox.images.dockerfile.stages import Mount, RunCommand, refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.oci.pull import keeps_owners
@@ -151,6 +151,7 @@ def _execute(run: RunCommand, place: Place, upper: Path) -> ExecResult:
         **network_environment(network), **outside.environment, **dict(run.unkeyed),
         "HOME": _home(run, place), **dict(run.variables),
     }  # fmt: skip
+    user = _user(run, place)
     mounts = [*_script(run, place), *_secrets(run, place), *outside.mounts]
     if not keeps_owners():
         apt = place.staging / "apt.conf"
@@ -169,7 +170,6 @@ def _execute(run: RunCommand, place: Place, upper: Path) -> ExecResult:
         pretend_owners=not keeps_owners(),
         keep_tmp=True,
     )
-    user = named_user(run.user) if keeps_owners() else None
     with box, place.session.cancellation.running(box):
         try:
             return box.exec(
@@ -177,6 +177,15 @@ def _execute(run: RunCommand, place: Place, upper: Path) -> ExecResult:
             )
         except InvalidValue as error:
             refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
+
+
+def _user(run: RunCommand, place: Place) -> str | None:
+    """Return as whom the command runs, None for root; with one id that is everybody that the image has."""
+    try:
+        ids = find_owner(run.user, _below(place))
+    except ValueError as error:
+        refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
+    return run.user if keeps_owners() and ids != (0, 0) else None
 
 
 def _home(run: RunCommand, place: Place) -> str:

@@ -6,11 +6,12 @@ import hashlib
 import os
 import stat
 from dataclasses import dataclass
+from typing import NoReturn
 
 from e2b_dockerfile_utils import PatternMatcher
 
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, refuse
-from minisandbox.images.dockerfile.trees import find, is_pattern, split
+from minisandbox.images.dockerfile.trees import find, find_link, is_pattern, split
 from minisandbox.images.tree import LinkError, Parts, Tree
 from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, LINK, Member
 from minisandbox.store.keys import JSONValue
@@ -72,11 +73,18 @@ def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
         except OSError as error:
             refuse(copy, f"{text!r} cannot be read: {error}")
         if not matches and not is_pattern(text):
-            where = "the context" if isinstance(copy.origin, Context) else "that image"
-            hint = "is it left out by .dockerignore?" if isinstance(copy.origin, Context) else None
-            refuse(copy, f"there is no {text!r} in {where}", hint)
+            _refuse_missing(copy, tree, text)
         found += [_listed(copy, tree, text, called, real, excluded) for called, real in matches]
     return tuple(found)
+
+
+def _refuse_missing(copy: CopyFiles, tree: Tree, text: str) -> NoReturn:
+    is_context = isinstance(copy.origin, Context)
+    where = "the context" if is_context else "that image"
+    if (link := find_link(tree, text)) is not None:
+        path, target = link
+        refuse(copy, f"{path!r} is a link to {target!r}, which is not in {where}", f"put what is copied into {where}")
+    refuse(copy, f"there is no {text!r} in {where}", "is it left out by .dockerignore?" if is_context else None)
 
 
 def _listed(

@@ -144,6 +144,22 @@ def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
     return [(called, real) for called, real in found if tree.status(real) is not None]
 
 
+def find_link(tree: Tree, path: str) -> tuple[str, str] | None:
+    """Return the first link on the way of a path that leads nowhere, with its target; None if there is no link."""
+    real: Parts = ()
+    parts = split(path)
+    for depth, part in enumerate(parts, 1):
+        info = tree.status((*real, part))
+        if info is not None and stat.S_ISLNK(info.st_mode):
+            target = resolve(tree, (*real, part))
+            if tree.status(target) is None:
+                return "/".join(parts[:depth]), tree.link((*real, part))
+            real = target
+        else:
+            real = (*real, part)
+    return None
+
+
 def is_pattern(text: str) -> bool:
     """Whether a text has wildcards."""
     return any(sign in text for sign in "*?[\\")

@@ -1,10 +1,10 @@
 """Who a sandbox is: user namespaces, ranges of host ids, capabilities.
 
 Two ways in, chosen by trying. *mapped*: the launcher has CAP_SYS_ADMIN and CAP_SETUID where it stands, and
-gives each sandbox 65,536 host ids of its own. Otherwise it enters an outer user namespace first: with newuidmap(1) and
-an entry in /etc/subuid one that holds the caller's own uid and 65,535 subordinate ones, and every sandbox has all of
-them; else one that holds the caller's alone. Host uid 0 is never mapped into a sandbox by the first way; by the others
-it cannot be, because the caller is not it.
+gives each sandbox 65,536 host ids of its own; its larger ids are host ids that all sandboxes share. Otherwise it enters
+an outer user namespace first: with newuidmap(1) and an entry in /etc/subuid one that holds the caller's own uid and
+65,535 subordinate ones, and every sandbox has all of them; else one that holds the caller's alone. Host uid 0 is never
+mapped into a sandbox by the first way; by the others it cannot be, because the caller is not it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ users of directories (ldap_idmap_range_max in sssd-ldap(5): below 2000200000).""
 BLOCK_RANGES = 2200
 GATEWAY_ID = BLOCK_START + BLOCK_RANGES * RANGE_SIZE
 """Host id that has no file: what serves the sandboxes of root's from outside has it."""
+LAST_ID = (1 << 31) - 1
+"""The largest id that engines accept (moby/sys/user)."""
+_LARGE_IDS = 1 << 31
+"""First of the host ids for those from :data:`RANGE_SIZE` on: nobody has ids that large (systemd's UIDS-GIDS.md)."""
 LOCKS = "ranges"
 """Name of the file whose bytes are locked, one for each range in use."""
 OUTER_ID = 1
@@ -85,11 +89,18 @@ def has_privileges() -> bool:
     return sc.capget()[0] & _NEEDED == _NEEDED and _ids_are_mapped()
 
 
-def _ids_are_mapped() -> bool:
-    """Whether the block lies in this process's own user namespace (in a nested container it may not)."""
+def _ids_are_mapped(first: int = BLOCK_START, last: int = GATEWAY_ID) -> bool:
+    """Whether ids, by default the block, lie in this process's own user namespace (in a nested container: maybe)."""
     with open("/proc/self/uid_map", encoding="ascii") as table:
         rows = [tuple(map(int, line.split())) for line in table]
-    return any(start <= BLOCK_START and start + count > GATEWAY_ID for start, _, count in rows)
+    return any(start <= first and start + count > last for start, _, count in rows)
+
+
+def last_id() -> int:
+    """Return the largest id that a sandbox can have where this process has privileges."""
+    end = _LARGE_IDS + LAST_ID - RANGE_SIZE
+    is_free = all(last <= _LARGE_IDS or first > end for first, last in _foreign_ranges())
+    return LAST_ID if is_free and _ids_are_mapped(_LARGE_IDS, end) else RANGE_SIZE - 1
 
 
 def leave_root() -> None:
@@ -202,6 +213,8 @@ class Identities:
         self.count = count
         self._next = int.from_bytes(os.urandom(4)) % BLOCK_RANGES
         self._forbidden = tuple(_foreign_ranges()) if mapped else ()
+        more = last_id() + 1 - RANGE_SIZE if mapped else 0
+        self._large = f"\n{RANGE_SIZE} {_LARGE_IDS} {more}" if more else ""
         self._taken: set[int] = set()
         self._creators = _Creators(count)
         self._dying: frozenset[int] = frozenset()
@@ -238,7 +251,7 @@ class Identities:
     def _id_map(self, first: int, *, one_id: bool) -> str:
         """What is written to uid_map and gid_map; no row may span two rows of the outer map (user_namespaces(7))."""
         if self.mapped:
-            return f"0 {first} {self.count}"
+            return f"0 {first} {self.count}{self._large}"
         rest = "" if one_id or self.count == 1 else f"\n1 {first + 1} {self.count - 1}"
         return f"0 {first} 1{rest}"
 

@@ -129,7 +129,7 @@ def _no_such_user(user: str, number: object) -> InvalidValue:
     if number == errno.ERANGE:
         return InvalidValue(
             f"user {user!r} cannot be had", reason="its uid or a gid of its is not one of the sandbox's",
-            hint="give a uid below 65536",
+            hint="/proc/self/uid_map in the sandbox lists its uids, /proc/self/gid_map its gids",
         )  # fmt: skip
     if number == errno.E2BIG:
         return InvalidValue(

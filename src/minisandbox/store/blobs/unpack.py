@@ -19,14 +19,13 @@ from typing import NoReturn
 
 from minisandbox.errors import ImageRefused
 from minisandbox.launch.kernel import syscalls
+from minisandbox.launch.kernel.identity import last_id
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import SPARE, LayerStream, require_room
 from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, Reader, TarReader
 
 OPAQUE = "user.overlay.opaque"
 """With the mount option ``userxattr``, which all overlays here have (overlayfs.rst)."""
-RANGE = 65536
-"""Ids of a sandbox; files of others appear as nobody's."""
 NOBODY = 65534
 WHITEOUT, OPAQUE_MARK = ".wh.", ".wh..wh..opq"  # image-spec, layer.md
 _AUFS = ".wh..wh."
@@ -148,6 +147,7 @@ class _Unpacker:
         self._trash = trash
         self._below = below
         self._keep_owners = keep_owners
+        self._last_id = last_id() if keep_owners else 0
         self._bounds = bounds
         self._top = _Node(DIRECTORY)
         self._open: tuple[tuple[str, ...], int] = ((), -1)
@@ -367,9 +367,10 @@ class _Unpacker:
             if member.uid or member.gid:
                 self.done.notes["files of other owners belong to root"] += 1
             return -1, -1
-        if max(member.uid, member.gid) >= RANGE:
-            self.done.notes[f"files of ids from {RANGE} on belong to nobody"] += 1
-        return (member.uid if member.uid < RANGE else NOBODY), (member.gid if member.gid < RANGE else NOBODY)
+        if max(member.uid, member.gid) > self._last_id:
+            self.done.notes[f"files of ids above {self._last_id} belong to nobody"] += 1
+        uid, gid = (number if number <= self._last_id else NOBODY for number in (member.uid, member.gid))
+        return uid, gid
 
     def _own(self, member: Member, name: str, parent: int) -> None:
         uid, gid = self._owner(member)
