@@ -30,7 +30,7 @@ from benchmarks.scale.pins import Environment, read_environments
 from benchmarks.scale.sample import sample
 from benchmarks.scale.survey import Part, Survey
 
-from minisandbox.images.python.index import host_settings
+from minisandbox.index_settings import host_settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from minisandbox.errors import SourceError
-from minisandbox.images.python.index import IndexSettings, without_credentials
+from minisandbox.images.python.index import without_credentials
 from minisandbox.images.python.simple_api import Link, listed_files, same_version, version_in
 from minisandbox.images.python.web import Web
+from minisandbox.index_settings import IndexSettings
 from minisandbox.store.disk.durable import write_atomic
 
 _TAIL = 1 << 16

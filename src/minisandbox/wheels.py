@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from minisandbox.index_settings import host_settings, uv_variables
 
 
 def cache_directory(name: str) -> Path:
@@ -71,26 +73,26 @@ def fetch_wheels(uv: str, target: Path, wanted: Sequence[str], *, timeout: float
     """
     requirements = target / "requirements.txt"
     requirements.write_text("\n".join(wanted), encoding="utf-8")
+    settings = host_settings()
     command = [
         uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",
         "--python", sys.executable, "--target", str(target), "--requirement", str(requirements),
+        *(("--no-index",) if settings.no_index else ()),
     ]  # fmt: skip
-    run_quietly(command, timeout=timeout)
+    run_quietly(command, timeout=timeout, environment={**uv_variables(settings), **os.environ})
 
 
-def run_quietly(command: Sequence[str], *, timeout: float) -> None:
+def run_quietly(command: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None) -> None:
     """Run a command that prints nothing unless it fails.
 
     Args:
         command: its arguments.
         timeout: seconds that it may take.
+        environment: the process's own by default.
 
     Raises:
         subprocess.SubprocessError: it failed or took too long; :func:`reason_of` reads it.
     """
-    environment = dict(os.environ)
-    if "PIP_INDEX_URL" in environment:  # uv does not read pip's settings, but should use the same index
-        environment.setdefault("UV_DEFAULT_INDEX", environment["PIP_INDEX_URL"])
     subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=timeout, env=environment, cwd="/",
         stdin=subprocess.DEVNULL,

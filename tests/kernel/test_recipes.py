@@ -11,8 +11,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 from tests.kernel.test_container_images import APPLETS, static_busybox
 from tests.unit.oci_tools import END, MadeImage, entry, folder, hard_link
+from tests.unit.private_server import make_authority, serve_files
 
-from minisandbox import Sandbox
+from minisandbox import Sandbox, certificates
 from minisandbox.errors import BuildError, InvalidValue
 from minisandbox.images import Image, LocalSource, StepState, build, build_all
 from minisandbox.images.progress import BuildEvent
@@ -21,6 +22,7 @@ from minisandbox.images.recipe import (
     CheckOut,
     CutHistory,
     HiddenTests,
+    HostBase,
     Install,
     OciBase,
     Recipe,
@@ -248,3 +250,18 @@ def test_owners_of_an_image_stay_and_steps_run_as_its_users(store: Store, tmp_pa
         made, shadow = box.files.stat("/home/made"), box.files.stat("/etc/shadow")
     assert (made.uid, made.gid) == (1000, 1000)
     assert shadow.gid == 42
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_steps_on_the_hosts_network_trust_what_the_host_trusts(
+    store: Store, source: LocalSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = make_authority(tmp_path)
+    for name in certificates.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CERT", "/nonexistent")  # before that of /etc/pip.conf
+    monkeypatch.setattr(certificates, "SYSTEM", (str(authority),))
+    with serve_files(source.path, authority) as address:
+        read = f"/usr/bin/env python3 -c \"import urllib.request; urllib.request.urlopen('{address}/code.py')\""
+        steps = (CheckOut(source), Install((read,), network="host"))
+        build(Recipe(HostBase(), steps, workdir=WORKDIR), store=store, name="private")

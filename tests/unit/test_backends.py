@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,8 +39,14 @@ def test_other_verdicts_are_different(other: Validated) -> None:
     assert not compare.Compared(VALID, other, 0.0, 1, 1).equal
 
 
-def test_an_engine_and_a_cluster_cannot_be_combined(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", "quickstart", "--backend", "podman", "--cluster", "auto"]) == InvalidValue.exit_code
+@pytest.mark.parametrize(
+    "words", ["validate quickstart", "evaluate quickstart -p gold", "rollout quickstart --agent empty"]
+)
+def test_an_engine_and_a_cluster_cannot_be_combined(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    assert main([*words.split(), "--backend", "podman", "--cluster", "auto"]) == InvalidValue.exit_code
     assert "--backend and --cluster cannot be combined" in capsys.readouterr().err
 
 

@@ -34,6 +34,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "patches": (),
     "compression": (),
     "syntax": (),
+    "certificates": (),
+    "index_settings": ("store",),
     "wheels": (),
     "launch": (),
     "egress": ("launch",),
@@ -52,7 +54,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),
 }
 FREE = ("integrations", "cli", "__main__")
-SHARED = ("errors", "types", "patches", "compression", "syntax", "wheels")
+SHARED = ("errors", "types", "patches", "compression", "syntax", "certificates", "index_settings", "wheels")
 WITHOUT_THIRD_PARTY = ("launch", "egress", "host", "store", "sandbox")
 # What Python has itself from 3.14 on; loaded where something is compressed, and only then (docs/dependencies.md).
 BACKPORTS = {"compression": "zstandard"}

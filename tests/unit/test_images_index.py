@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox import certificates
 from minisandbox.errors import BuildError
 from minisandbox.images.python.index import (
-    IndexSettings,
     default_index_url,
     host_access,
-    host_settings,
     index_access,
     without_credentials,
 )
+from minisandbox.index_settings import IndexSettings, host_settings
 
 MAIN, EXTRA = "https://main.invalid/simple", "https://extra.invalid/simple"
 
@@ -75,13 +75,16 @@ def test_uv_where_pip_has_none(tmp_path: Path, clean: dict[str, str]) -> None:
     assert settings.extra_index_urls == ("https://two.invalid", EXTRA)
 
 
-def test_certificates_and_proxies(tmp_path: Path, clean: dict[str, str]) -> None:
+def test_certificates_and_proxies(tmp_path: Path, clean: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ca.pem").touch()
     clean["PIP_CONFIG_FILE"] = "/dev/null"  # a machine's own /etc/pip.conf may name certificates
     settings = host_settings({**clean, "SSL_CERT_FILE": str(tmp_path / "ca.pem"), "HTTPS_PROXY": "http://p:1"})
     assert settings.cert == tmp_path / "ca.pem"
     assert settings.proxies == (("https_proxy", "http://p:1"),)
+    monkeypatch.setattr(certificates, "SYSTEM", (str(tmp_path / "system.pem"),))
     assert host_settings({**clean, "PIP_CERT": "/not/there"}).cert is None
+    (tmp_path / "system.pem").touch()
+    assert host_settings({**clean, "PIP_CERT": "/not/there"}).cert == tmp_path / "system.pem"
     assert dict(host_settings({**clean, "PIP_PROXY": "http://q:2"}).proxies)["https_proxy"] == "http://q:2"
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from minisandbox.errors import SourceError
 from minisandbox.images import SdistSource
-from minisandbox.images.python.index import IndexSettings
 from minisandbox.images.python.simple_api import version_in
 from minisandbox.images.python.web import Web
 from minisandbox.images.sources.sdist import fetch_sdist
+from minisandbox.index_settings import IndexSettings
 from minisandbox.store import Store
 
 CONTENT = b"an archive"

@@ -14,12 +14,13 @@ from urllib.parse import quote
 import pytest
 
 from minisandbox.errors import InvalidValue, SourceError
-from minisandbox.images.python.index import IndexSettings, host_settings, shown
+from minisandbox.images.python.index import shown
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.images.python.simple_api import listed_files
 from minisandbox.images.python.web import Web, fetch_file
 from minisandbox.images.recipe import GitSource
 from minisandbox.images.sources.mirrors import _failure
+from minisandbox.index_settings import IndexSettings, host_settings
 from minisandbox.store import Store
 
 TOKEN = "TOKENTOKEN123"

@@ -33,8 +33,8 @@ from benchmarks.scale.survey import without_cuda
 from benchmarks.scale.tasks import Row, add_rows, bug_bytes, changed_objects, commit_of, find_mirror, repository_of
 from benchmarks.scale.trees import BEST, LOOSE, PACK, Object, Repository
 
-from minisandbox.images.python.index import IndexSettings
 from minisandbox.images.python.simple_api import Link
+from minisandbox.index_settings import IndexSettings
 
 EXPORT = """\
 name: testbed

@@ -68,12 +68,12 @@ def run(args: argparse.Namespace) -> int:
         0 if each has a verdict; 1 if a prediction is unusable; 30 if one is unconfirmed or had an infrastructure error.
     """
     require_positive(args, "workers", "jobs")
-    grading = grading_options(args)
+    grading, backend = grading_options(args), backend_of(args)
     everything, tasks = load_both(args)
     predictions = _predictions(args.predictions, everything, tasks)
     with Progress() as progress:
         checks = cluster_checks(args, progress)
-        work = SetRun(args, progress, here=checks is None, backend=backend_of(args), retry=True)
+        work = SetRun(args, progress, here=checks is None, backend=backend, retry=True)
         found = run_evaluation(
             tasks,
             predictions,

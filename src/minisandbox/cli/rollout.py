@@ -97,6 +97,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run rollouts; return 0 if each has a reward, 30 if one is unconfirmed or had an infrastructure error."""
     require_positive(args, "attempts", "workers", "builds", "starts", "gradings", "deadline", "tries")
+    backend = backend_of(args)
     agent, asked, everything = _agent(args), model_options(args), load(args)
     tasks = _chosen(everything, args)
     out = args.out or Path("runs", f"{everything.name or 'tasks'}-{agent.name}")
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     setup = _setup(args, agent, asked, budget)
     with Output(quiet=args.quiet) as output:
         cluster = _cluster(args, asked, budget, output)
-        builder = Builder(Store.open(), output, args.repo_mirrors, backend_of(args)) if cluster is None else None
+        builder = Builder(Store.open(), output, args.repo_mirrors, backend) if cluster is None else None
         building = (lambda: builder.remaining) if builder is not None else str
         display = Display(output, agent.name, quiet=args.quiet or args.json, building=building)
         reporter = BackgroundReporter(_print_json_line if args.json else display.record)

@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Validate tasks; return 0 if all are valid, 1 if one is not, 30 after an infrastructure error."""
     require_positive(args, "runs", "workers", "jobs")
-    grading = grading_options(args)
+    grading, backend = grading_options(args), backend_of(args)
     if args.rebuild and args.cluster is not None:
         raise InvalidValue(
             "--rebuild and --cluster cannot be combined", hint="run minisandbox image rm on each node instead"
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             args,
             progress,
             here=checks is None,
-            backend=backend_of(args),
+            backend=backend,
             retry=args.only_failed,
             rebuild=args.rebuild,
         )

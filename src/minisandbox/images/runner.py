@@ -12,9 +12,10 @@ from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
 from minisandbox.images.places import BUILD, IMAGE, MOUNTS
-from minisandbox.images.python.index import Access, host_access, host_settings, index_access
+from minisandbox.images.python.index import Access, host_access, index_access
 from minisandbox.images.python.lock import PACKAGES, IndexView, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
+from minisandbox.index_settings import host_settings
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.sandbox.core import Core

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 
+from minisandbox import certificates
 from minisandbox.errors import BadAnswer, InvalidValue, ModelRefused, ModelUnavailable
 from minisandbox.models.endpoint import SESSION_HEADER, Timeouts, check_base, proxy_for
 from minisandbox.models.refusals import Failed, clean
@@ -96,9 +97,10 @@ class Transport:
             raise InvalidValue("this model is closed", hint="open another one")
         if self._client is None:
             times = self._timeouts
+            context = certificates.context() if self._url.startswith("https:") else True
             self._client = aiohttp.ClientSession(
                 # the gate limits requests
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_ALIVE),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_ALIVE, ssl=context),
                 timeout=aiohttp.ClientTimeout(total=times.total, connect=times.connect, sock_read=times.read),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
@@ -144,5 +146,5 @@ class Transport:
         return Failed(ModelUnavailable(f"{where}: {cause}", hint="check that the server runs, and --api-base"), "often")
 
 
-_TLS_HINT = "name the certificates to trust in SSL_CERT_FILE=FILE"
+_TLS_HINT = "add its authority to the system's store, or name a file that has it: SSL_CERT_FILE=FILE"
 _PROXY_HINT = "set HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT, or name the server in NO_PROXY"

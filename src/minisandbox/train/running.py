@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from minisandbox import certificates
 from minisandbox.errors import DiskFull, InvalidValue, MissingExtra, RunError, TrainingError
 from minisandbox.tasks.formats.writing import written_whole
 from minisandbox.train.options import differences, load, store
@@ -190,6 +191,7 @@ def require_training(*, curve: bool = False, vllm: bool = False) -> None:
     Raises:
         MissingExtra: a package is not installed; the message names it and the extra.
     """
+    certificates.export()
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # our tests watch for changes of rollout_func
     try:
         import datasets  # noqa: PLC0415 - an extra

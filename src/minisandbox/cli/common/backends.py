@@ -22,17 +22,19 @@ def add_backend_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def backend_of(args: argparse.Namespace) -> str:
-    """Return the chosen backend as :attr:`.ImageSpec.backend` has it."""
-    return "" if args.backend == _DEFAULT else str(args.backend)
-
-
-def backend_config(args: argparse.Namespace) -> dict[str, str]:
-    """Return the part of a run's identity that the backend is; empty for the default.
+    """Return the chosen backend as :attr:`.ImageSpec.backend` has it.
 
     Raises:
         InvalidValue: it is an engine, and the command runs on a cluster.
     """
-    engine = backend_of(args)
-    if engine and args.cluster is not None:
+    if args.backend == _DEFAULT:
+        return ""
+    if args.cluster is not None:
         raise InvalidValue("--backend and --cluster cannot be combined", hint="run it on one machine")
+    return str(args.backend)
+
+
+def backend_config(args: argparse.Namespace) -> dict[str, str]:
+    """Return the part of a run's identity that the backend is; empty for the default."""
+    engine = backend_of(args)
     return {"backend": engine} if engine else {}

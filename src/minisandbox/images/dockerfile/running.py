@@ -16,9 +16,10 @@ from minisandbox.images.dockerfile.evaluation import PIPES
 from minisandbox.images.dockerfile.stages import Mount, RunCommand, refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.oci.pull import keeps_owners
-from minisandbox.images.python.index import Access, host_access, host_settings
+from minisandbox.images.python.index import Access, host_access
 from minisandbox.images.runner import LEAST_READING, Place, build_limits, build_sandbox, failure, logged, write_log
 from minisandbox.images.tree import LinkError, Parts, resolve
+from minisandbox.index_settings import host_settings
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.store import Made
 from minisandbox.store.blobs.below import Below

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NoReturn, Self, cast
 
-from minisandbox import __version__
+from minisandbox import __version__, certificates
 from minisandbox.errors import NotFound, RegistryError
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.reference import DOCKER_HUB, Remote
@@ -192,7 +192,7 @@ class Connection:
         return self._opened_by
 
     def _new_opener(self) -> urllib.request.OpenerDirector:
-        context = ssl.create_default_context()
+        context = certificates.context()
         for folder in _CERTIFICATES:
             for file in sorted(Path(folder, self.place.host).glob("*.crt")):
                 context.load_verify_locations(file)
@@ -309,7 +309,7 @@ class Connection:
         hint = "check the name of the registry, the network and the proxy (https_proxy)"
         if isinstance(cause, ssl.SSLCertVerificationError):
             place = f"{_CERTIFICATES[0]}/{self.place.host}/ca.crt"
-            hint = f"put its certificate into {place}, or mark it as insecure in registries.conf"
+            hint = f"put its certificate into {place} or the system's store, or mark it as insecure in registries.conf"
         elif isinstance(error, TimeoutError) or isinstance(cause, TimeoutError):
             reason = f"it did not answer within {TIMEOUT:.0f} seconds"
         reason = reason or f"its answer is no HTTP ({type(error).__name__})"

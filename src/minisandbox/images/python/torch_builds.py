@@ -9,8 +9,8 @@ from dataclasses import replace
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from minisandbox.images.python.index import IndexSettings
 from minisandbox.images.python.simple_api import version_in
+from minisandbox.index_settings import IndexSettings
 
 CPU = "cpu"
 BACKENDS = ("", CPU)

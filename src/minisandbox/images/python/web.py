@@ -18,8 +18,10 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.response import addinfourl
 
+from minisandbox import certificates
 from minisandbox.errors import SourceError
-from minisandbox.images.python.index import IndexSettings, shown, without_credentials
+from minisandbox.images.python.index import shown, without_credentials
+from minisandbox.index_settings import IndexSettings
 from minisandbox.store import Store
 from minisandbox.store.disk.durable import sync_directory
 from minisandbox.store.disk.faults import FULL, fault_point, store_faults
@@ -129,7 +131,7 @@ class Web:
         proxies = {name.removesuffix("_proxy"): value for name, value in self.settings.proxies}
         if "all" in proxies:
             proxies = {"http": proxies["all"], "https": proxies["all"], **proxies}
-        context = ssl.create_default_context()
+        context = certificates.context()
         if self.settings.cert is not None:
             context.load_verify_locations(self.settings.cert)
         if trusted:

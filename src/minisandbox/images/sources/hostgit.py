@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from minisandbox import certificates
 from minisandbox.errors import ProgramNotFound
 from minisandbox.host.descriptors import hold_streams
 
@@ -80,4 +81,7 @@ def _environment(host: Mapping[str, str], *, fetches: bool) -> dict[str, str]:
     clean = {name: value for name, value in host.items() if name not in _NO_REPOSITORY}
     quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true", "LC_ALL": "C"}
     alone = {"GIT_NO_LAZY_FETCH": "1"} if fetches else {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
-    return {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes", "GIT_ALLOW_PROTOCOL": _PROTOCOLS, **clean, **quiet, **alone}
+    defaults = {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes", "GIT_ALLOW_PROTOCOL": _PROTOCOLS}
+    if any(map(host.get, certificates.VARIABLES)):  # git knows the system's authorities, and not these variables
+        defaults["GIT_SSL_CAINFO"] = str(certificates.bundle(host))
+    return {**defaults, **clean, **quiet, **alone}

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from minisandbox import certificates
 from minisandbox.errors import MissingExtra, TaskFileError
 from minisandbox.tasks.formats.jsonl import Row
 
@@ -74,6 +75,7 @@ def read_hub(name: str, split: str | None) -> Table:
     datasets = package("datasets", f"read {name} of the hub")
     place = Path(f"hub:{name}")
     try:
+        certificates.export()
         found = datasets.load_dataset(name)
     except Exception as error:  # hub, network and cache each fail by exceptions of their own
         raise TaskFileError(

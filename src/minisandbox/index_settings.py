@@ -1,0 +1,179 @@
+"""The package index settings of this host, as pip and uv are configured: read and never changed."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from minisandbox import certificates
+from minisandbox.store.disk.paths import home_directory
+
+_SECTIONS = ("global", "download", "install")
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d*)?")
+_NAME = re.compile(r"^[\w.-]+=")
+"""What UV_INDEX and UV_DEFAULT_INDEX may have before an address."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSettings:
+    """Where packages come from.
+
+    Attributes:
+        index_url: the main index, or None for the tools' own default.
+        extra_index_urls: further indexes; ``file://`` is one too.
+        find_links: directories, pages and archives with links to packages.
+        no_index: whether indexes are off, so that only ``find_links`` counts.
+        cert: the bundle of certificates that pip is configured with, else :func:`.certificates.bundle`.
+        trusted_hosts: hosts whose certificates are not checked.
+        proxies: (variable, value) pairs such as ``("https_proxy", "...")``.
+        timeout: seconds to wait for a server.
+    """
+
+    index_url: str | None = None
+    extra_index_urls: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    no_index: bool = False
+    cert: Path | None = None
+    trusted_hosts: tuple[str, ...] = ()
+    proxies: tuple[tuple[str, str], ...] = ()
+    timeout: float = 60.0
+
+    @property
+    def indexes(self) -> tuple[str, ...]:
+        """The configured indexes, in the order in which they are asked; without the tools' default."""
+        return () if self.no_index else tuple(filter(None, (self.index_url, *self.extra_index_urls)))
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Every configured index and page."""
+        return (*self.indexes, *self.find_links)
+
+
+def host_settings(environment: Mapping[str, str] | None = None) -> IndexSettings:
+    """Read the settings of pip (files, then environment) and of uv where pip has none.
+
+    Args:
+        environment: the process's own by default.
+    """
+    env = os.environ if environment is None else environment
+    settings = _from_pip(_pip_values(env), env)
+    return settings if settings.index_url or settings.extra_index_urls else _with_uv(settings, env)
+
+
+def uv_variables(settings: IndexSettings) -> dict[str, str]:
+    """Return the variables by which uv has settings, of which it reads neither pip's nor the system's certificates.
+
+    Args:
+        settings: the host's.
+    """
+    values = {
+        "UV_DEFAULT_INDEX": settings.index_url,
+        "UV_INDEX": " ".join(settings.extra_index_urls),
+        "UV_INDEX_STRATEGY": "unsafe-best-match",  # as pip: all indexes count
+        "UV_FIND_LINKS": ",".join(settings.find_links),
+        "UV_INSECURE_HOST": " ".join(settings.trusted_hosts),
+        "UV_HTTP_TIMEOUT": f"{settings.timeout:.0f}",
+        "SSL_CERT_FILE": str(settings.cert or ""),
+        **dict(settings.proxies),
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def _pip_values(env: Mapping[str, str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for path in _pip_files(env):
+        parser = configparser.RawConfigParser()
+        with suppress(OSError, configparser.Error, UnicodeDecodeError):  # pip itself complains; another file may do
+            parser.read(path, encoding="utf-8")
+        for section in filter(parser.has_section, _SECTIONS):
+            values.update({name.replace("_", "-"): value for name, value in parser.items(section)})
+    given = {name[4:].lower().replace("_", "-"): value for name, value in env.items() if name.startswith("PIP_")}
+    return values | given
+
+
+def _pip_files(env: Mapping[str, str]) -> Iterator[Path]:
+    """Pip's configuration files, the weakest first (pip's documentation, "Configuration")."""
+    chosen = env.get("PIP_CONFIG_FILE")
+    if chosen == os.devnull:
+        return
+    for directory in reversed(env.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")):
+        yield Path(directory) / "pip/pip.conf"
+    yield Path("/etc/pip.conf")
+    if (home := home_directory(env)) is not None:
+        yield home / ".pip/pip.conf"
+    if (own := _own_settings(env)) is not None:
+        yield own / "pip/pip.conf"
+    yield Path(env.get("VIRTUAL_ENV") or sys.prefix) / "pip.conf"
+    if chosen:
+        yield Path(chosen)
+
+
+def _from_pip(values: Mapping[str, str], env: Mapping[str, str]) -> IndexSettings:
+    cert = Path(values.get("cert") or "/nonexistent")
+    names = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    proxies = {name: value for name in names if (value := env.get(name) or env.get(name.upper()))}
+    if proxy := values.get("proxy"):
+        proxies |= {"http_proxy": proxy, "https_proxy": proxy}
+    timeout = values.get("default-timeout") or values.get("timeout") or ""
+    return IndexSettings(
+        index_url=values.get("index-url"),
+        extra_index_urls=tuple(values.get("extra-index-url", "").split()),
+        find_links=tuple(values.get("find-links", "").split()),
+        no_index=values.get("no-index", "").lower() in _TRUE,
+        cert=cert if cert.is_file() else certificates.bundle(env),
+        trusted_hosts=tuple(values.get("trusted-host", "").split()),
+        proxies=tuple(sorted(proxies.items())),
+        timeout=max(float(timeout), 1.0) if _NUMBER.fullmatch(timeout) else IndexSettings().timeout,
+    )
+
+
+def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
+    """Add uv's indexes; its environment comes before its files."""
+    own = _own_settings(env)
+    files = [Path("/etc/uv/uv.toml")] if own is None else [own / "uv/uv.toml", Path("/etc/uv/uv.toml")]
+    tables = [_read_toml(path) for path in ([Path(env["UV_CONFIG_FILE"])] if env.get("UV_CONFIG_FILE") else files)]
+
+    rows = [row for row in _values(tables, "index") if isinstance(row, dict) and "url" in row]
+    defaults = [row["url"] for row in rows if row.get("default")]
+    main = [env.get("UV_DEFAULT_INDEX"), env.get("UV_INDEX_URL"), *defaults, *_values(tables, "index-url")]
+    extra = f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}".split() + _values(
+        tables, "extra-index-url"
+    )
+    extra += [row["url"] for row in rows if not row.get("default")]
+    links = [*env.get("UV_FIND_LINKS", "").split(","), *_values(tables, "find-links")]
+    return replace(
+        settings,
+        index_url=next((_NAME.sub("", str(url)) for url in main if url), None),
+        extra_index_urls=tuple(dict.fromkeys(_NAME.sub("", str(url)) for url in extra)),
+        find_links=(*settings.find_links, *(str(link) for link in links if link)),
+    )
+
+
+def _values(tables: list[dict[str, Any]], name: str) -> list[Any]:
+    """What several files say of one setting, which may be one value or a list."""
+    values = [table.get(name) or [] for table in tables]
+    return [one for value in values for one in (value if isinstance(value, list) else [value])]
+
+
+def _own_settings(env: Mapping[str, str]) -> Path | None:
+    """The directory of this user's settings (the XDG base directory specification), if there is one."""
+    if chosen := env.get("XDG_CONFIG_HOME"):
+        return Path(chosen)
+    home = home_directory(env)
+    return None if home is None else home / ".config"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):  # uv itself complains; another file may do
+        return {}
