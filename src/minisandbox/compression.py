@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import IO, Protocol, cast
 
 MAGIC = b"\x28\xb5\x2f\xfd"  # RFC 8878, section 3.1.1
-_WINDOW = 1 << 27
-"""Bytes of memory that a foreign file may ask for to be unpacked (zstd(1): the limit without --long)."""
+_WINDOW = 1 << 29
+"""Bytes of memory that a foreign file may ask for to be unpacked; engines allow as much (klauspost/compress, zstd)."""
 _READ = 1 << 20
 
 
@@ -24,6 +24,10 @@ class Source(Protocol):
 
 class CorruptedError(ValueError):
     """A compressed stream is not what was written."""
+
+
+class WindowError(CorruptedError):
+    """A compressed stream needs more memory to be unpacked than a foreign file may ask for."""
 
 
 @contextmanager
@@ -66,11 +70,14 @@ class Decompressed:
         """Read what was compressed.
 
         Raises:
+            WindowError: the stream needs too much memory.
             CorruptedError: a byte of the stream is not what was written.
         """
         try:
             return self._reader.read(size)
         except self._error as error:
+            if "too much memory" in str(error):  # ZSTD_error_frameParameter_windowTooLarge has no number here
+                raise WindowError(f"its zstd window is larger than {_WINDOW >> 20} MiB") from error
             raise CorruptedError(str(error)) from error
 
 

@@ -6,6 +6,7 @@ import bz2
 import contextlib
 import gzip
 import io
+import lzma
 import os
 import random
 import stat
@@ -402,9 +403,38 @@ def test_compressed_streams_that_end_early_or_are_damaged(place: Path) -> None:
         assert stream.diff_id != digest(tar)
 
 
-def test_another_compression_is_refused(place: Path) -> None:
-    with pytest.raises(ImageRefused, match="first entry is refused"):
-        unpack_bytes(bz2.compress(entry("a") + END), place / "tree")
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_every_compression_of_engines(place: Path, pack: Callable[[bytes], bytes]) -> None:
+    tar = b"".join(entry(f"f{number}", os.urandom(600) + bytes(200_000)) for number in range(50)) + END
+    for number, data in enumerate(
+        (pack(tar), pack(tar) + bytes(600_000), pack(tar[:5000]) + bytes(4) + pack(tar[5000:]))
+    ):
+        unpack_bytes(data, place / f"tree{number}")
+        assert len(list((place / f"tree{number}").iterdir())) == 50
+    for number, data in enumerate((pack(tar)[:-4], pack(tar)[:9000], pack(tar)[:9000] + b"x" * 9000)):
+        with pytest.raises(ImageRefused, match="damaged or ends early"):
+            unpack_bytes(data, place / f"damaged{number}")
+
+
+def test_the_limit_of_zstd_windows_is_named(place: Path) -> None:
+    tar = entry("a", bytes(10_000)) + END
+    for window, fits in ((29, True), (30, False)):
+        parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=window)
+        packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+        data = packer.compress(tar) + packer.flush()
+        if fits:
+            unpack_bytes(data, place / "tree")
+        else:
+            with pytest.raises(ImageRefused, match="its zstd window is larger than 512 MiB") as caught:
+                unpack_bytes(data, place / "other")
+            assert "--long=27" in str(caught.value)
+
+
+def test_a_sparse_member_is_called_by_its_name(place: Path) -> None:
+    sparse = pax(record("GNU.sparse.major", b"1"), record("GNU.sparse.name", b"d/real"))
+    with pytest.raises(ImageRefused, match=r"'d/real'.*sparse") as caught:
+        unpack_bytes(sparse + entry("d/GNUSparseFile.0/real", b"0\n") + END, place / "tree")
+    assert "--sparse" in str(caught.value)
 
 
 def test_a_blob_of_another_digest_is_refused(place: Path) -> None:

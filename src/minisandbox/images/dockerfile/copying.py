@@ -5,20 +5,16 @@ Destinations are resolved in the image's own layers; nothing of it is ever follo
 
 from __future__ import annotations
 
-import bz2
-import io
-import lzma
 import os
 import re
 import stat
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from minisandbox.compression import Source as Compressed
 from minisandbox.errors import ImageRefused
 from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source
 from minisandbox.images.dockerfile.stages import CopyFiles, refuse
@@ -202,13 +198,8 @@ class _Members:
     @contextmanager
     def _opened(self, item: Item) -> Iterator[LayerStream]:
         name = f"line {self._copy.line}: {'/'.join(item.source)}"
-        with self._tree.open(item.source) as raw:
-            head = raw.read(6)
-            raw.seek(0)
-            opener = next((one for magic, one in _OPENERS.items() if head.startswith(magic)), None)
-            file = raw if opener is None else _Whole(opener(raw), name)
-            with LayerStream(Blob(file, "", name), _MOST_TAR) as stream:
-                yield stream
+        with self._tree.open(item.source) as file, LayerStream(Blob(file, "", name), _MOST_TAR) as stream:
+            yield stream
 
     def _extracted(self, item: Item, root: Parts) -> Iterator[Member]:
         made = _Made(self._image)
@@ -239,25 +230,6 @@ class _Members:
             return (*resolve(made, (*root, *parts[:-1])), parts[-1])
         except LinkError as error:
             reader.refuse(str(error), member.name)
-
-
-_OPENERS: Mapping[bytes, Callable[[io.BufferedReader], bz2.BZ2File | lzma.LZMAFile]] = {
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ\0": lzma.LZMAFile,
-}
-
-
-class _Whole:
-    """A decompressed file whose damage is an error of its own."""
-
-    def __init__(self, file: Compressed, name: str) -> None:
-        self._file, self._name = file, name
-
-    def read(self, size: int = -1) -> bytes:
-        try:
-            return self._file.read(size)
-        except (lzma.LZMAError, EOFError, OSError) as error:
-            raise ImageRefused(f"{self._name} cannot be unpacked", reason=str(error), hint="make it again") from error
 
 
 def _parts(reader: TarReader, member: Member, path: bytes) -> Parts:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import hashlib
+import lzma
 import os
 import queue
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Self
 
-from minisandbox.compression import MAGIC, CorruptedError, Decompressed, Source
+from minisandbox.compression import MAGIC, CorruptedError, Decompressed, Source, WindowError
 from minisandbox.errors import ImageRefused
 from minisandbox.store.disk.faults import disk_full
 
@@ -22,6 +24,14 @@ _AHEAD = 4
 SPARE = 256 << 20
 """Bytes of the disk that stay free."""
 _GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
+_MOST_MEMORY = 1 << 29
+"""Bytes of memory that an xz stream may ask for to be unpacked."""
+_OTHERS: Mapping[bytes, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]] = {
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ\0": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _MOST_MEMORY),
+}
+LONGEST_MAGIC = 6
+"""Bytes that tell how a stream is compressed."""
 _SKIPPABLE = b"\x2a\x4d\x18"  # RFC 8878, section 3.1.2: after one byte from 0x50 to 0x5f
 _ALGORITHMS = {"sha256": 64, "sha512": 128}  # image-spec, descriptor.md: registered algorithms
 DIGEST = "a digest is sha256: and 64 or sha512: and 128 lower-case hexadecimal digits"
@@ -114,7 +124,7 @@ class Blob:
 
 
 class LayerStream:
-    """The tar in a layer's blob: gzip, zstd or plain, decided by its first bytes.
+    """The tar in a layer's blob: gzip, zstd, xz, bzip2 or plain, decided by its first bytes as engines do.
 
     It is read, decompressed and hashed by a thread of its own, which ends with the ``with`` block.
 
@@ -198,6 +208,12 @@ class LayerStream:
     def _fill(self) -> bool:
         try:
             self._chunk = self._chunks.next()
+        except WindowError as error:
+            raise ImageRefused(
+                f"{self.name} cannot be unpacked",
+                reason=str(error),
+                hint="nothing was published; compress it with a smaller window: zstd --long=27",
+            ) from error
         except (CorruptedError, zlib.error, EOFError) as error:
             raise ImageRefused(
                 f"{self.name} cannot be unpacked",
@@ -267,16 +283,19 @@ class _Ahead:
 
 
 def is_packed(head: bytes) -> bool:
-    """Whether a stream that begins so is compressed: gzip, or zstd, whose first frame may be a skippable one."""
+    """Whether a stream that begins so is compressed; the first frame of zstd may be a skippable one."""
     skippable = head[1:4] == _SKIPPABLE and head[0] & 0xF0 == 0x50
-    return head.startswith((_GZIP, MAGIC)) or skippable
+    return head.startswith((_GZIP, MAGIC, *_OTHERS)) or skippable
 
 
 def _unpacked(blob: Blob) -> Iterator[bytes]:
     head = blob.read(_READ)
-    while 0 < len(head) < len(MAGIC) and (more := blob.read(_READ)):
+    while 0 < len(head) < LONGEST_MAGIC and (more := blob.read(_READ)):
         head += more
-    if head.startswith(_GZIP):
+    other = next((new for magic, new in _OTHERS.items() if head.startswith(magic)), None)
+    if other is not None:
+        yield from _decompressed(blob, head, other)
+    elif head.startswith(_GZIP):
         yield from _gunzipped(blob, head)
     elif is_packed(head):
         reader = Decompressed(blob, head, every_frame=True)
@@ -300,4 +319,30 @@ def _gunzipped(blob: Blob, data: bytes) -> Iterator[bytes]:
             data = member.unconsumed_tail or blob.read(_READ)
             if not data and not chunk:
                 raise EOFError("the end of the gzip stream is missing")
-        data = member.unused_data or blob.read(_READ)
+        data = _after_padding(blob, member.unused_data)
+
+
+def _decompressed(
+    blob: Blob, data: bytes, new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]
+) -> Iterator[bytes]:
+    """Unpack one or several streams of xz or bzip2."""
+    while data:
+        member = new()
+        while not member.eof:
+            try:
+                chunk = member.decompress(data, _CHUNK)
+            except (lzma.LZMAError, OSError) as error:
+                raise CorruptedError(str(error)) from error
+            yield chunk
+            data = b""
+            if member.needs_input and not (data := blob.read(_READ)):
+                raise EOFError("the end of the stream is missing")
+        data = _after_padding(blob, member.unused_data)
+
+
+def _after_padding(blob: Blob, data: bytes) -> bytes:
+    """Skip the zeros that may follow a compressed stream (gzip(1), xz(1)); return the next bytes."""
+    while not (rest := data.lstrip(b"\0")):
+        if not (data := blob.read(_READ)):
+            break
+    return rest

@@ -104,12 +104,13 @@ class TarReader:
         self._data = self._padding = 0
         self._last = b""
 
-    def refuse(self, reason: str, name: bytes | None = None) -> NoReturn:
+    def refuse(self, reason: str, name: bytes | None = None, hint: str = "is it an image that you trust?") -> NoReturn:
         """Refuse the archive.
 
         Args:
             reason: what is wrong.
             name: the member; None: the one after the last that was read.
+            hint: what to do.
 
         Raises:
             ImageRefused: always.
@@ -119,7 +120,7 @@ class TarReader:
         raise ImageRefused(
             f"{self._stream.name}: {where if name is not None or not known else f'the one after {where}'} is refused",
             reason=reason,
-            hint="nothing of this layer was published; is it an image that you trust?",
+            hint=f"nothing of it was published; {hint}",
         )
 
     def __iter__(self) -> Iterator[Member]:
@@ -166,11 +167,13 @@ class TarReader:
         return self._described(header, records)
 
     def _described(self, header: bytes, records: dict[str, bytes]) -> Member:
-        name = records.get("path") or _own_name(header)
+        name = records.get("GNU.sparse.name") or records.get("path") or _own_name(header)
         self._last = name
         kind = _KINDS.get(header[156:157])
         if header[156:157] == b"S" or any(key.startswith("GNU.sparse.") for key in records):
-            self.refuse("it is a sparse file, which no engine writes into a layer: make the archive without -S", name)
+            self.refuse(
+                "it is a sparse file, which cannot be read here", name, "make the archive without tar's --sparse (-S)"
+            )
         if kind is None:
             self.refuse(f"it has the type {header[156:157]!r}, which no layer has", name)
         if kind == FILE and name.endswith(b"/"):
