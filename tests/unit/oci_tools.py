@@ -104,6 +104,8 @@ class MadeImage:
     Attributes:
         tars: its layers' tars.
         config: what ``config`` of its configuration holds.
+        kinds: the layers' media types.
+        top: further fields of its configuration.
         blobs: by their digests, once it is made.
     """
 
@@ -113,17 +115,20 @@ class MadeImage:
     pack: object = staticmethod(lambda tar: gzip.compress(tar, 1, mtime=0))
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifest: bytes = b""
+    kinds: Sequence[str] = ()
+    top: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         packed = [self.pack(tar) for tar in self.tars]  # type: ignore[operator]
         config = json.dumps({
             "os": "linux", "architecture": self.architecture, "config": dict(self.config),
-            "rootfs": {"type": "layers", "diff_ids": [digest(tar) for tar in self.tars]},
+            "rootfs": {"type": "layers", "diff_ids": [digest(tar) for tar in self.tars]}, **self.top,
         }).encode()  # fmt: skip
+        kinds = self.kinds or ["application/vnd.oci.image.layer.v1.tar+gzip"] * len(packed)
         self.manifest = json.dumps({
             "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "config": self.describe(config, "application/vnd.oci.image.config.v1+json"),
-            "layers": [self.describe(blob, "application/vnd.oci.image.layer.v1.tar+gzip") for blob in packed],
+            "layers": [self.describe(blob, kind) for blob, kind in zip(packed, kinds, strict=True)],
         }).encode()  # fmt: skip
         self.describe(self.manifest, "")
 

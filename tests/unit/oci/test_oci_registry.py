@@ -112,6 +112,15 @@ def test_an_image_of_another_platform_without_an_index_is_refused(server: Regist
     assert pull(reference, store=store, platform="linux/s390x/z15").notes["platform"] == "linux/s390x"
 
 
+def test_a_foreign_layer_is_fetched_where_the_registry_holds_it(server: Registry, store: Store) -> None:
+    foreign = MadeImage([FIRST, SECOND], kinds=["application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"] * 2)
+    reference = server.add(foreign, "1")
+    server.faults[f"blobs/{digest(gzip.compress(SECOND, 1, mtime=0))}"] = [answer(404)]
+    with pytest.raises(NotFound, match="nondistributable"):
+        pull(reference, store=store)
+    assert is_whole(pull(reference, store=store))
+
+
 def test_an_image_is_only_found_by_its_own_reference(server: Registry, store: Store, image: MadeImage) -> None:
     reference = server.add(image, "1")
     with pytest.raises(NotFound) as caught:
@@ -313,9 +322,6 @@ BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
     "an encrypted image": (
         MANIFEST, answer(200, document(digest(b""), "application/vnd.oci.image.layer.v1.tar+gzip+encrypted")),
         ImageRefused, r"is encrypted"),
-    "a foreign layer": (
-        MANIFEST, answer(200, document(digest(b""), "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip")),
-        ImageRefused, r"which its registry does not hold"),
     "a hostile digest": (
         MANIFEST, answer(200, document("sha256:../../etc/passwd")), ImageRefused, r"is not a digest"),
     "a lying blob": (BLOB, lie, ImageRefused, r"configuration that .* sends does not have the digest"),

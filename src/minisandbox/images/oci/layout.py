@@ -13,7 +13,7 @@ from typing import IO, ClassVar, cast
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.images.oci import manifest as m
-from minisandbox.store.blobs.streams import Blob, LayerStream, is_packed, require_room
+from minisandbox.store.blobs.streams import LONGEST_MAGIC, Blob, LayerStream, is_packed, require_room
 from minisandbox.store.blobs.tarstream import FILE, HARD_LINK, LINK, TarReader
 from minisandbox.store.disk.reading import open_below
 
@@ -36,6 +36,10 @@ class Directory:
     def name(self) -> str:
         """What errors call it."""
         return str(self.path)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return (self.path / name).is_file()
 
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
@@ -139,7 +143,7 @@ def open_archive(path: Path, work: Path) -> Archive:
     if not path.is_file():
         raise NotFound(f"{path} is not a file", hint="give an archive of `docker save` or `podman save`")
     with path.open("rb") as file:
-        packed = is_packed(file.read(4))
+        packed = is_packed(file.read(LONGEST_MAGIC))
         if packed:
             file.seek(0)
             _copy_unpacked(file, work / "archive", str(path))
@@ -214,13 +218,16 @@ class Layout(_OnDisk):
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
         """Open the blob of a layer."""
-        with self.files.open(m.blob_path(layer.blob.digest)) as file:
+        path = m.blob_path(layer.blob.digest)
+        if layer.blob.is_foreign and not self.files.has(path):
+            raise m.foreign_layer(self.name, layer.blob)
+        with self.files.open(path) as file:
             yield Blob(file, layer.blob.digest, f"{self.name}: layer {layer.blob.digest}")
 
     def _index(self) -> list[m.Descriptor]:
         where = f"{self.files.name}: index.json"
         index = m.parse_object(read(self.files, "index.json", m.MOST_MANIFEST), where)
-        return m.descriptors(index, "manifests", where)
+        return m.manifests(index, where)
 
     def _chosen(self, found: list[m.Descriptor], platform: m.Platform) -> m.Descriptor:
         named = [one for one in found if one.name == self.tag] if self.tag else found
@@ -278,7 +285,8 @@ class DockerArchive(_OnDisk):
 
 
 def _tags(row: m.JSONObject) -> tuple[str, ...]:
-    tags = m.texts_of(row, "RepoTags")
+    rows = row.get("RepoTags")
+    tags = [tag for tag in rows if isinstance(tag, str)] if isinstance(rows, list) else []
     short = (tag.removeprefix("docker.io/").removeprefix("library/").removeprefix("localhost/") for tag in tags)
     return tuple(dict.fromkeys((*tags, *short)))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import platform as machine
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from minisandbox.errors import ImageRefused, InvalidValue, NotFound
+from minisandbox.images.oci.config import RunConfig, read_config
 from minisandbox.store.blobs.streams import check_digest
 from minisandbox.store.keys import JSONValue
 
@@ -26,11 +25,12 @@ INDEX, MANIFEST = "application/vnd.oci.image.index.v1+json", "application/vnd.oc
 _INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
 ACCEPTED = ", ".join((*_MANIFESTS, *_INDEXES))
-# Go's names of what uname(2) calls a machine (GOARCH)
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+# Go's names of what uname(2) and some programs call a machine (GOARCH; containerd, platforms/database.go)
+_ARCHITECTURES = {
+    "x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "i386": "386",
+}  # fmt: skip
 _USUAL = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
 """The variants that are meant where none is named (containerd, platforms/database.go)."""
-_VARIABLE = re.compile(r"[^=\0]+")
 
 JSONObject = Mapping[str, JSONValue]
 
@@ -105,6 +105,11 @@ class Descriptor:
     platform: Platform | None = None
     name: str = ""
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its licence keeps most registries from holding it (layer.md, "Non-Distributable Layers")."""
+        return "foreign" in self.media_type or "nondistributable" in self.media_type
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -142,45 +147,15 @@ class Container:
 
     Attributes:
         digest: of its manifest, or of its configuration where there is no manifest.
-        config: its configuration.
+        config: how it wants to be run.
+        platform: what it runs on.
         layers: bottom first.
     """
 
     digest: str
-    config: JSONObject
+    config: RunConfig
+    platform: Platform
     layers: tuple[Layer, ...]
-
-    @property
-    def run_config(self) -> JSONObject:
-        """What commands of it start with: ``Env``, ``WorkingDir``, ``User``, ``Entrypoint``, ``Cmd`` and others."""
-        found = self.config.get("config")
-        return found if isinstance(found, Mapping) else {}
-
-    @property
-    def platform(self) -> Platform:
-        """What it runs on."""
-        texts = (self.config.get(name) or "" for name in ("os", "architecture", "variant"))
-        return Platform(*(text if isinstance(text, str) else "" for text in texts))
-
-    @property
-    def environment(self) -> tuple[tuple[str, str], ...]:
-        """Its variables.
-
-        Raises:
-            ImageRefused: one is malformed.
-        """
-        found = []
-        for row in texts_of(self.run_config, "Env"):
-            name, equals, value = row.partition("=")
-            if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
-                raise malformed("its configuration", f"the variable {row[:80]!r}")
-            found.append((name, value))
-        return tuple(found)
-
-    @property
-    def workdir(self) -> str:
-        """The directory where commands start."""
-        return "/" + os.path.normpath("/" + (text_of(self.run_config, "WorkingDir") or "/")).lstrip("/")
 
 
 def blob_path(digest: str) -> str:
@@ -191,6 +166,15 @@ def blob_path(digest: str) -> str:
 def malformed(what: str, reason: str) -> ImageRefused:
     """Return the error for a document that is not what it should be."""
     return ImageRefused(f"{what} is malformed", reason=reason[:300], hint="push or save the image again")
+
+
+def foreign_layer(what: str, layer: Descriptor) -> NotFound:
+    """Return the error for a foreign layer that the source of an image does not hold."""
+    return NotFound(
+        f"{what} lacks its layer {layer.digest}",
+        reason="the layer's licence keeps it elsewhere (a nondistributable layer)",
+        hint="take the image from a source that holds the layer, or build an image without it",
+    )
 
 
 def text_of(values: JSONObject, name: str) -> str:
@@ -280,32 +264,43 @@ def find_manifest(
 
 
 def choose(values: JSONObject, wanted: Platform, what: str) -> Descriptor:
-    """Choose the manifest for a platform from an index.
+    """Choose the manifest for a platform from an index; without a fitting one, the first without a platform.
 
     Raises:
         NotFound: the index has no such manifest.
         ImageRefused: the index is malformed.
     """
-    found = descriptors(values, "manifests", what)
-    platforms = [one for one in found if one.platform is None or one.platform.os != "unknown"]  # those are attestations
-    fitting = [one for one in platforms if one.platform is not None and wanted.fits(one.platform)]
+    rows = manifests(values, what)
+    fitting = [row for row in rows if row.platform is not None and wanted.fits(row.platform)]
     if fitting:  # amd64/v3 may come before amd64, and needs a newer machine
-        return min(fitting, key=lambda one: one.platform is None or one.platform.usual != wanted.usual)
-    if len(platforms) == 1 and platforms[0].platform is None:
-        return platforms[0]
-    raise _no_image(what, wanted, ", ".join(sorted({str(one.platform) for one in platforms if one.platform})))
+        return min(fitting, key=lambda row: row.platform is None or row.platform.usual != wanted.usual)
+    for row in rows:
+        if row.platform is None:
+            return row
+    platforms = {str(row.platform) for row in rows if row.platform and row.platform.os != "unknown"}  # attestations
+    raise _no_image(what, wanted, ", ".join(sorted(platforms)))
 
 
-def descriptors(values: JSONObject, name: str, what: str) -> list[Descriptor]:
-    """Return a list of descriptors of a document.
+def manifests(values: JSONObject, what: str) -> list[Descriptor]:
+    """Return the manifests and indexes of an index; entries of other media types are ignored (image-index.md).
 
     Raises:
-        ImageRefused: it is malformed.
+        ImageRefused: the index is malformed.
     """
+    rows = _rows(values, "manifests", what)
+    kinds = [row.get("mediaType") or "" if isinstance(row, Mapping) else "" for row in rows]
+    return [
+        descriptor(row, what)
+        for row, kind in zip(rows, kinds, strict=True)
+        if kind in (*_MANIFESTS, *_INDEXES) or not isinstance(kind, str) or not kind
+    ]
+
+
+def _rows(values: JSONObject, name: str, what: str) -> list[JSONValue]:
     rows = values.get(name)
     if not isinstance(rows, list):
         raise malformed(what, f"{name!r} is no list")
-    return [descriptor(row, what) for row in rows]
+    return rows
 
 
 def descriptor(row: JSONValue, what: str) -> Descriptor:
@@ -316,15 +311,26 @@ def descriptor(row: JSONValue, what: str) -> Descriptor:
     """
     if not isinstance(row, Mapping):
         raise malformed(what, f"a descriptor is {row!r}")
-    digest, size, kind = row.get("digest"), row.get("size"), row.get("mediaType", "")
+    digest, size, kind = row.get("digest"), row.get("size"), row.get("mediaType") or ""
     if not isinstance(digest, str) or type(size) is not int or size < 0 or not isinstance(kind, str):
         raise malformed(what, f"a descriptor is {row!r}")
     place, notes = row.get("platform"), row.get("annotations")
-    platform = None
-    if isinstance(place, Mapping):
-        platform = Platform(*(str(place.get(part) or "") for part in ("os", "architecture", "variant")))
-    name = notes.get("org.opencontainers.image.ref.name", "") if isinstance(notes, Mapping) else ""
-    return Descriptor(check_digest(digest), size, kind, platform, str(name))
+    platform = _platform(place) if isinstance(place, Mapping) else Platform("", "")
+    name = notes.get("org.opencontainers.image.ref.name") if isinstance(notes, Mapping) else ""
+    return Descriptor(
+        check_digest(digest), size, kind, platform if platform.architecture else None,
+        name if isinstance(name, str) else "",
+    )  # fmt: skip
+
+
+def _platform(values: JSONObject) -> Platform:
+    """Read the platform of a descriptor or a configuration; "" for a part that is missing or malformed."""
+    system, architecture, variant = (
+        text if isinstance(text := values.get(part), str) else "" for part in ("os", "architecture", "variant")
+    )
+    return Platform(
+        system.lower(), _ARCHITECTURES.get(architecture, architecture), f"v{variant}" if variant.isdigit() else variant
+    )
 
 
 def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descriptor]]:
@@ -340,13 +346,7 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
             hint="push the image again",
         )
     config = descriptor(values.get("config"), what)
-    layers = descriptors(values, "layers", what)
-    foreign = next((one for one in layers if "foreign" in one.media_type or "nondistributable" in one.media_type), None)
-    if foreign is not None:
-        raise ImageRefused(
-            f"{what} has the layer {foreign.digest}, which its registry does not hold",
-            hint="its licence keeps it elsewhere: build an image without it",
-        )
+    layers = [descriptor(row, what) for row in _rows(values, "layers", what)]
     if any(one.media_type.endswith("+encrypted") for one in layers):
         raise ImageRefused(f"{what} is encrypted", reason="its layers need a key", hint="push it without encryption")
     large = next((one for one in layers if one.size > MOST_LAYER), None)
@@ -372,7 +372,7 @@ def container(manifest: Manifest, what: str, platform: Platform) -> Container:
         platform: the platform it has to run on.
 
     Raises:
-        ImageRefused: the configuration is malformed, or has another number of layers.
+        ImageRefused: the configuration names no layers, or another number of them.
         NotFound: it is for another platform.
     """
     values, blobs = parse_object(manifest.config, f"the configuration of {what}"), manifest.blobs
@@ -382,14 +382,14 @@ def container(manifest: Manifest, what: str, platform: Platform) -> Container:
         raise malformed(f"the configuration of {what}", "rootfs.diff_ids is no list of digests")
     if len(found) != len(blobs):
         raise malformed(what, f"it has {len(blobs)} layers, its configuration {len(found)}")
-    if not 0 < len(found) <= _MOST_LAYERS:
-        raise malformed(what, f"it has {len(found)} layers; 1 to {_MOST_LAYERS} can be used")
+    if len(found) > _MOST_LAYERS:
+        raise malformed(what, f"it has {len(found)} layers; {_MOST_LAYERS} can be used")
     layers = tuple(Layer(check_digest(str(one)), blob) for one, blob in zip(found, blobs, strict=True))
-    made = Container(manifest.digest, values, layers)
-    _ = made.environment, made.workdir, text_of(made.run_config, "User")
-    if not platform.fits(replace(made.platform, variant=made.platform.variant or platform.variant)):
-        raise _no_image(what, platform, str(made.platform))
-    return made
+    own = _platform(values)
+    own = replace(own, os=own.os or platform.os, architecture=own.architecture or platform.architecture)
+    if not platform.fits(replace(own, variant=own.variant or platform.variant)):
+        raise _no_image(what, platform, str(own))
+    return Container(manifest.digest, read_config(values.get("config")), own, layers)
 
 
 def _no_image(what: str, platform: Platform, there: str) -> NotFound:

@@ -284,12 +284,14 @@ class _Taking:
         return Made(staging / "tree", facts=facts, digests=done.digests)
 
     def _record(self, name: str, reference: str, layers: list[LayerRecord], top: str) -> ImageRecord:
-        config, environment = self.image.run_config, dict(self.image.environment)
+        config = self.image.config
+        environment = config.environment
         environment.setdefault("PATH", DEFAULT_PATH)
         keys = (*(layer.key for layer in _seen(layers)), top)
         notes = {"reference": reference, "digest": self.image.digest, "platform": str(self.image.platform)}
         lost = dict.fromkeys(line for layer in layers for line in layer.facts.get("lost", "").split(_SEPARATOR) if line)
-        user = m.text_of(config, "User")
+        lost |= dict.fromkeys(config.notes)
+        user = config.user
         if set(user.split(":")) <= {"0", "root"}:
             user = ""
         if user and not keeps_owners():  # it could not write to its own files
@@ -299,20 +301,25 @@ class _Taking:
             notes["not as in the image"] = "; ".join(lost)
         if user:
             notes["user"] = user
-        identity: dict[str, JSONValue] = {"kind": "image", "layers": keys, "environment": environment, "config": config}
+        identity: dict[str, JSONValue] = {
+            "kind": "image",
+            "layers": keys,
+            "environment": environment,
+            "config": config.fields,
+        }
         return ImageRecord(
             name=name,
             key=step_key(None, identity),
             layers=keys,
             environment=tuple(environment.items()),
-            workdir=self.image.workdir,
+            workdir=config.workdir,
             tests_layer=None,
             base_commit="",
             created=time.time(),
             notes=notes,
             own_root=True,
             user=user,
-            config=config,
+            config=config.fields,
         )
 
 

@@ -97,11 +97,11 @@ def _remote(text: str) -> Remote:
     host, slash, path = rest.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost"):
         host, path = DOCKER_HUB, rest
-    repository, _, tag = path.partition(":")
+    repository, colon, tag = path.partition(":")
     if host in (DOCKER_HUB, "index.docker.io"):
         host, repository = DOCKER_HUB, repository if "/" in repository else f"library/{repository}"
     fits = _HOST.fullmatch(host) and _REPOSITORY.fullmatch(repository) and len(repository) <= _LONGEST
-    if not fits or (tag and not _TAG.fullmatch(tag)) or ("@" in text and not digest):
+    if not fits or (colon and not _TAG.fullmatch(tag)) or ("@" in text and not digest):
         lower = "; names of repositories are in lower case" if repository != repository.lower() else ""
         raise InvalidValue(f"{text!r} is not a reference to a container image", hint=_FORMS + lower)
     if digest and not is_digest(digest):

@@ -154,6 +154,8 @@ class Registry:
         for _ in range(ATTEMPTS):
             try:
                 path = self._begin(blob).result()
+            except NotFound as error:
+                raise m.foreign_layer(self.name, blob) if blob.is_foreign else error from error
             except RegistryError:  # another attempt may come later
                 self._coming.pop(blob.digest, None)
                 raise

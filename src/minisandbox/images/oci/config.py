@@ -1,0 +1,99 @@
+"""Read the ``config`` of a container image by one rule: ignore malformed fields with a note (image-spec, config.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import cast
+
+from minisandbox.store.keys import JSONValue
+
+_TEXTS = ("User", "WorkingDir", "StopSignal")
+_LISTS = ("Env", "Entrypoint", "Cmd", "Shell", "OnBuild")
+_OBJECTS = ("Labels", "ExposedPorts", "Volumes", "Healthcheck")
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(_TEXTS, str), **dict.fromkeys(_LISTS, list), **dict.fromkeys(_OBJECTS, dict),
+}  # fmt: skip
+_SETS = ("ExposedPorts", "Volumes")
+_LONGEST_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """How a container image wants to be run.
+
+    Attributes:
+        fields: the well-formed fields of ``config``, in the form that engines write.
+        notes: for people: one line for each field or entry that was ignored.
+    """
+
+    fields: Mapping[str, JSONValue]
+    notes: tuple[str, ...]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables; of several with one name the last counts, as in containers."""
+        return dict(row.split("=", 1) for row in cast("Sequence[str]", self.fields.get("Env", ())))
+
+    @property
+    def workdir(self) -> str:
+        """The directory where commands start."""
+        return "/" + os.path.normpath(f"/{self.fields.get('WorkingDir', '')}").lstrip("/")
+
+    @property
+    def user(self) -> str:
+        """The user of commands: ``USER[:GROUP]``, or "" for root."""
+        return str(self.fields.get("User", ""))
+
+
+def read_config(value: JSONValue) -> RunConfig:
+    """Read a ``config``. A field of null is a missing one, and a list may be one string, as engines read them.
+
+    Engines refuse some of the fields that are ignored here; none of them decides what lies in the image.
+    """
+    notes: list[str] = []
+    if value is not None and not isinstance(value, dict):
+        notes.append(_ignored("config", value))
+    given = value if isinstance(value, dict) else {}
+    fields = {name: _read_field(name, field, notes) for name, field in given.items()}
+    return RunConfig({name: field for name, field in fields.items() if field is not None}, tuple(notes))
+
+
+def volumes(fields: Mapping[str, JSONValue]) -> tuple[PurePosixPath, ...]:
+    """Return the absolute paths of a configuration's ``Volumes``."""
+    paths = cast("Mapping[str, JSONValue]", fields.get("Volumes") or {})
+    return tuple(PurePosixPath(os.path.normpath(path)) for path in paths if path.startswith("/"))
+
+
+def _read_field(name: str, field: JSONValue, notes: list[str]) -> JSONValue:
+    """Return a field in the form that engines write, or None to leave it out."""
+    kind = _KINDS.get(name)
+    if kind is None or field is None:  # engines keep no unknown field, and nothing here reads one
+        return field
+    if kind is list and isinstance(field, str):  # moby, StrSlice.UnmarshalJSON
+        field = [field]
+    if isinstance(field, list) and name == "Env":
+        notes.extend(_ignored("the variable", row) for row in field if not _is_variable(row))
+        return [row for row in field if _is_variable(row)]
+    if isinstance(field, dict) and name == "Labels":
+        notes.extend(_ignored(f"the label {key!r}", text) for key, text in field.items() if not _is_text(text))
+        return {key: text for key, text in field.items() if _is_text(text)}
+    texts = [*field] if isinstance(field, list | dict) else [field]
+    if not isinstance(field, kind) or not all(_is_text(text) for text in texts):
+        notes.append(_ignored(name, field))
+        return None
+    return {str(key): {} for key in texts} if name in _SETS else field
+
+
+def _is_text(value: JSONValue) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_variable(row: JSONValue) -> bool:
+    return isinstance(row, str) and "\0" not in row and "=" in row[1:]
+
+
+def _ignored(what: str, value: JSONValue) -> str:
+    return f"{what} is ignored: {value!r:.{_LONGEST_SHOWN}}"
