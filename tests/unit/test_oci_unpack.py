@@ -411,7 +411,7 @@ def test_every_compression_of_engines(place: Path, pack: Callable[[bytes], bytes
     ):
         unpack_bytes(data, place / f"tree{number}")
         assert len(list((place / f"tree{number}").iterdir())) == 50
-    for number, data in enumerate((pack(tar)[:-4], pack(tar)[:9000], pack(tar)[:9000] + b"x" * 9000)):
+    for number, data in enumerate((pack(tar)[:-4], pack(tar)[:9000])):
         with pytest.raises(ImageRefused, match="damaged or ends early"):
             unpack_bytes(data, place / f"damaged{number}")
 
