@@ -303,6 +303,7 @@ class ImageSpec:
         user: as whom commands run that name no user: a name or uid, with ``:GROUP`` or without; "" for root. With one
             id all run as root.
         backend: what isolates it: "" for namespaces, or the container engine ``podman`` or ``docker``.
+        entrypoint: the program that an engine starts its containers with, and that a sandbox does not run.
     """
 
     name: str
@@ -314,6 +315,7 @@ class ImageSpec:
     clean: bool = False
     user: str = ""
     backend: str = ""
+    entrypoint: tuple[str, ...] = ()
 
 
 class Outcome(enum.Enum):

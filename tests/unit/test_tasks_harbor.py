@@ -49,7 +49,9 @@ def test_a_directory_of_tasks() -> None:
     assert shared.build == DockerfileBuild(
         environment / "Dockerfile", environment, environment=(("GREETING", "hello"),), cut=False, reset=False
     )
-    assert shared.needs == Needs(1024 * MiB, 512 * MiB, Network.off(), Network.off(), 120.0)
+    logs = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+    off = Network.off()
+    assert shared.needs == Needs(1024 * MiB, 512 * MiB, off, off, 120.0, entrypoint=True, directories=logs)
     assert isinstance(shared.grader, ScriptGrader)
     assert (shared.grader.mode, shared.grader.timeout) == ("live", 60.0)
     assert (shared.grader.files, shared.grader.carry) == (DATA / "count-lines/tests", (".", "/logs/artifacts"))

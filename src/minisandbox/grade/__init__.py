@@ -29,6 +29,7 @@ from minisandbox.grade.sets.validations import (
     validation_table,
     write_validation_reports,
 )
+from minisandbox.grade.startup import run_entrypoint, start_up
 from minisandbox.grade.submission import MAX_SUBMISSION
 from minisandbox.grade.validation import Cause, Status, Validation, validate
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
@@ -71,8 +72,10 @@ __all__ = [
     "read_predictions",
     "reference_predictions",
     "repository_scores",
+    "run_entrypoint",
     "run_evaluation",
     "run_validations",
+    "start_up",
     "validate",
     "validation_report",
     "validation_table",

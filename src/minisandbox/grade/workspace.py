@@ -17,6 +17,7 @@ from minisandbox.grade.graders.pytest import PytestRunner, files_of
 from minisandbox.grade.graders.script import ScriptRunner, solve
 from minisandbox.grade.judging import Doubt, SuiteRun, log_of
 from minisandbox.grade.names import located
+from minisandbox.grade.startup import task_sandbox
 from minisandbox.grade.submission import Change
 from minisandbox.grade.testfiles import HIDDEN, lay_out
 from minisandbox.grade.verdict import Reason
@@ -142,7 +143,7 @@ class Workspace:
     @contextlib.contextmanager
     def _box(self, network: Network) -> Iterator[Sandbox]:
         with (
-            Sandbox.create(self.image.spec(), limits=self.limits, network=network) as box,
+            task_sandbox(self.task, self.image.spec(), self.limits, network) as box,
             self.cancellation.running(box),
         ):
             yield box

@@ -66,8 +66,14 @@ class Image:
         return ImageSpec(
             self.name, trees, self.environment, self.workdir, host_usr=not self.own_root,
             base_commit=self.commit or "HEAD", clean=bool(self.commit), user=self.user,
-            backend=self.backend,
+            backend=self.backend, entrypoint=self._entrypoint(),
         )  # fmt: skip
+
+    def _entrypoint(self) -> tuple[str, ...]:
+        """Return the program and arguments of the configuration's ``Entrypoint``; none where they are not strings."""
+        value = self.config.get("Entrypoint")
+        words = value if isinstance(value, list | tuple) else ()
+        return tuple(word for word in words if isinstance(word, str))
 
     def tests_dir(self) -> Path | None:
         """Return the host directory with its hidden tests, to be mounted at ``/hidden``; None if it has none.

@@ -21,13 +21,15 @@ from minisandbox.errors import (
     MissingExtra,
     NotFound,
 )
+from minisandbox.grade import run_entrypoint
 from minisandbox.images.dockerfile.reading import read_dockerfile
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Planner
 from minisandbox.images.recipe import OciBase
 from minisandbox.images.schedule import Building
-from minisandbox.sandbox import AsyncSandbox
+from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.controller import current_controller
+from minisandbox.sandbox.io_async import call_blocking
 from minisandbox.store import Store
 from minisandbox.types import ExecResult, GiB, Limits, MiB, Mount, Network, Outcome
 
@@ -55,7 +57,6 @@ _DISK = 10 * GiB
 _OUTPUT = 16 * MiB
 _FINAL = (BuildError, DockerfileError, ImageRefused, InvalidValue, NotFound)
 _NOT_STARTED = 126
-_KEEP_ALIVE = ("sh", "-c", "sleep infinity")
 
 
 class MiniSandboxEnvironment(BaseEnvironment):
@@ -153,10 +154,8 @@ class MiniSandboxEnvironment(BaseEnvironment):
             )
         except _FINAL as error:
             raise SandboxBuildFailedError(str(error)) from error
-        entrypoint = image.config.get("Entrypoint")
-        if isinstance(entrypoint, list | tuple) and entrypoint:
-            command = (*map(str, entrypoint), *_KEEP_ALIVE)  # as Harbor starts containers
-            await (await self._box.start(command, lifetime="sandbox")).close()
+        if entrypoint := self._box.image.entrypoint:
+            await call_blocking(run_entrypoint, Sandbox.attach(self._box.id), entrypoint)
         await self.ensure_dirs(self._mount_targets(writable_only=True))
         await self._upload_environment_dir_after_start()
 

@@ -22,7 +22,7 @@ from minisandbox.errors import (
     ModelError,
     SandboxGone,
 )
-from minisandbox.grade import FLAGGED, MAX_SUBMISSION, Grade, Reason, Verdict, grade, grade_work
+from minisandbox.grade import FLAGGED, MAX_SUBMISSION, Grade, Reason, Verdict, grade, grade_work, start_up
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.setup import Setup
@@ -146,14 +146,21 @@ def unreached(
 
 
 async def make_box(image: Image, task: Task, limits: Limits | None) -> AsyncSandbox:
-    """Create an agent's sandbox, with the task's limits where none are given.
+    """Create an agent's sandbox and start it up, with the task's limits where none are given.
 
     Raises:
-        MiniSandboxError: the sandbox cannot be created.
+        MiniSandboxError: the sandbox cannot be created, or its entrypoint exited.
         OSError: the sandbox cannot be created.
     """
     spec = await asyncio.get_running_loop().run_in_executor(None, image.spec)
-    return await AsyncSandbox.create(spec, limits=task.needs.limits(limits), network=task.needs.network)
+    box = await AsyncSandbox.create(spec, limits=task.needs.limits(limits), network=task.needs.network)
+    if task.needs.directories or task.needs.entrypoint:
+        try:
+            await call_blocking(lambda: start_up(Sandbox.attach(box.id), task, spec))
+        except BaseException:  # also a cancellation: nobody else stops the box
+            await box.stop()
+            raise
+    return box
 
 
 # --- the agent's part ------------------------------------------------------------------------------------------------

@@ -89,9 +89,9 @@ class ScriptGrader:
         command: shell command, run in ``workdir``.
         files: a directory of this machine that only the grader sees, or None; it is copied to ``files_at``.
         files_at: where ``files`` lie inside.
-        reward_file: where the script writes the reward inside: a number, or a JSON object with one under ``reward``.
-            A file of the same name with ``.json`` wins over it. The agent cannot write it: what it
-            left there is deleted before the script runs.
+        reward_file: where the script writes the reward inside: a number. A file of the same name with ``.json`` wins
+            over it: an object of numbers, of which ``reward`` or the only one counts. The agent cannot write either:
+            what it left there is deleted before the script runs.
         mode: ``fresh``: a new sandbox with the submission applied to clean code; ``live``: the sandbox the agent
             worked in, once its processes have ended. A live verdict is marked: the agent could change every tool
             that the script uses.

@@ -1,6 +1,6 @@
 """Harbor's task directories: ``task.toml``, ``instruction.md``, ``environment/``, ``tests/`` and ``solution/``.
 
-Read as Harbor 0.25 reads them; https://harborframework.com/docs describes the format. What is not supported is refused
+Read as Harbor 0.26 reads them; https://harborframework.com/docs describes the format. What is not supported is refused
 before anything runs.
 """
 
@@ -29,14 +29,14 @@ _SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _SOLUTION_TIMEOUT = 1800.0
 _PUBLISHED = "/logs/artifacts"
-_PREPARE = "mkdir -p /logs/agent /logs/artifacts; chmod 777 /logs/agent /logs/artifacts"
+_DIRECTORIES = ("/logs/agent", "/logs/verifier", _PUBLISHED)
 # Harbor makes a script executable and runs it by its own first line.
 _RUN = "chmod +x {0} 2>/dev/null; [ -x {0} ] || exec bash {0}; exec {0}"
 _UNSUPPORTED = {
     "steps": "a task of several steps; each would need an agent of its own in the same sandbox",
     "environment.tpu": "sandboxes have no TPU",
     "environment.mcp_servers": "agents here call no MCP servers",
-    "environment.healthcheck": "a service that the image's entrypoint starts; sandboxes run no entrypoint",
+    "environment.healthcheck": "a command that waits for a service",
     "verifier.environment": "the verifier has an image of its own; a task has one image here",
     "verifier.collect": "commands between the agent and the verifier",
     "agent.user": "agents run as the image's user",
@@ -322,7 +322,7 @@ def _solution(config: _Config, seconds: float | None) -> Solution | None:
     if not (files / "solve.sh").is_file():
         return None
     variables = dict((("DEBIAN_FRONTEND", "noninteractive"), *config.variables("solution.env")))
-    command = f"{_PREPARE}; {_RUN.format('/solution/solve.sh')}"
+    command = _RUN.format("/solution/solve.sh")
     return Solution(files, command, timeout=seconds or _SOLUTION_TIMEOUT, environment=tuple(variables.items()))
 
 
@@ -341,7 +341,7 @@ def _needs(config: _Config, seconds: float | None, *, public: bool) -> Needs:
             hint='set verifier.environment_mode = "separate"',
         )
     memory, disk = (_megabytes(config, f"environment.{name}") for name in ("memory", "storage"))
-    return Needs(memory, disk, agent, grader, seconds)
+    return Needs(memory, disk, agent, grader, seconds, entrypoint=True, directories=_DIRECTORIES)
 
 
 def _megabytes(config: _Config, key: str) -> int | None:

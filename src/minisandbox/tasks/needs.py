@@ -49,6 +49,8 @@ class Needs:
         network: what the agent and the solution reach.
         grader_network: what the grader reaches in a sandbox of its own.
         seconds: wall time of the agent.
+        entrypoint: whether the image's entrypoint runs in the background of every sandbox.
+        directories: absolute paths of directories that exist in every sandbox, writable for every user.
     """
 
     memory: int | None = None
@@ -56,6 +58,8 @@ class Needs:
     network: Network = Network.off()
     grader_network: Network = Network.off()
     seconds: float | None = None
+    entrypoint: bool = False
+    directories: tuple[str, ...] = ()
 
     def limits(self, given: Limits | None) -> Limits:
         """Return the limits of a sandbox: those that the caller gave, else the task's own.

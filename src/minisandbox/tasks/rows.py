@@ -143,7 +143,8 @@ def _needs(fields: Fields) -> Needs:
         networks = [network_of(fields.row.get(name, "off"), public=public) for name in ("network", "grader_network")]
     except InvalidValue as error:
         raise fields.error("network", f"is wrong: {error.what}", reason=error.reason, hint=error.hint) from error
-    return Needs(int(memory) or None, int(disk) or None, networks[0], networks[1], seconds or None)
+    bounds = {"memory": int(memory) or None, "disk": int(disk) or None, "seconds": seconds or None}
+    return fields.read(Needs, **bounds, network=networks[0], grader_network=networks[1])
 
 
 def _grader(fields: Fields) -> Grader:

@@ -94,8 +94,8 @@ def test_both_kinds_of_verifier_tell_the_solution_from_none(store: Store, place:
     ("script", "said"),
     [
         ("#!/bin/bash\n", "wrote no /logs/verifier/reward.txt and no /logs/verifier/reward.json"),
-        ("#!/bin/bash\necho good > /logs/verifier/reward.txt\n", "neither a number nor JSON"),
-        ('#!/bin/bash\necho \'{"reward": "1"}\' > /logs/verifier/reward.json\n', "not one number"),
+        ("#!/bin/bash\necho good > /logs/verifier/reward.txt\n", "could not convert string to float"),
+        ('#!/bin/bash\necho \'{"reward": "1"}\' > /logs/verifier/reward.json\n', "'1' is not a number"),
         ("#!/bin/bash\necho 1 > /logs/verifier/reward.txt; sleep 600\n", "timed out after 2."),
         ("#!/no/such/interpreter\n", "wrote no"),
     ],
@@ -110,6 +110,65 @@ def test_a_verifier_without_a_reward_is_an_error_with_its_cause(
     assert (found.status, found.cause) == (Status.ERROR, Cause.INFRASTRUCTURE), found
     assert said in found.detail
     assert {(one.verdict, one.reward) for one in found.reference + found.empty} == {(Verdict.INFRA_ERROR, None)}
+
+
+@pytest.mark.parametrize("user", ["app", "1234", "app:app", "0:5"])
+def test_an_image_with_a_user(store: Store, place: Path, user: str) -> None:
+    """The solution and the verifier run as that user, and may write what Harbor's containers let every user write."""
+    dockerfile = place / "count-lines/environment/Dockerfile"
+    accounts = "RUN echo app:x:1000:1000::/:/bin/sh >> /etc/passwd && echo app:x:1000: >> /etc/group && chmod 777 /app"
+    dockerfile.write_text(f"{dockerfile.read_text()}{accounts}\nUSER {user}\n")
+    solution = place / "count-lines/solution/solve.sh"
+    solution.write_text(solution.read_text() + "echo note > /logs/agent/notes\necho note > /logs/artifacts/notes\n")
+    found = validated(place, "count-lines", store)
+    assert (found.status, found.notes) == (Status.VALID, ()), found
+    assert (found.reference[0].reward, found.empty[0].reward) == (1.0, 0.0)
+    task, image = made(place, "count-lines", store)
+    command = "wc -l < poem.txt > answer.txt && echo note > /logs/artifacts/notes && id -u > /logs/agent/notes"
+    assert rolled(task, image, command, "always").reward == 1.0
+
+
+def with_entrypoint(place: Path, script: str) -> None:
+    folder = place / "count-lines/environment"
+    (folder / "entrypoint").write_text(f"#!/bin/sh\n{script}")
+    dockerfile = folder / "Dockerfile"
+    dockerfile.write_text(f'{dockerfile.read_text()}COPY --chmod=755 entrypoint /\nENTRYPOINT ["/entrypoint", "-v"]\n')
+
+
+SERVICE = """\
+mkfifo /ask /reply
+(cat /ask > /dev/null; wc -l < /app/poem.txt > /reply) &
+echo "$@" > /started
+shift
+exec "$@"
+"""
+ASK = "echo > /ask && cat /reply > answer.txt"
+
+
+def test_an_entrypoint_prepares_every_sandbox(store: Store, place: Path) -> None:
+    """The agent and all verifiers find its files, the agent also the service that it left running."""
+    with_entrypoint(place, SERVICE)
+    (place / "count-lines/solution/solve.sh").write_text(f"#!/bin/bash\n{ASK}\n")
+    judge = place / "count-lines/tests/test.sh"
+    judge.write_text(
+        judge.read_text() + '[ "$(cat /started)" = "-v sh -c sleep infinity" ] || echo 0 > /logs/verifier/reward.txt\n'
+    )
+    found = validated(place, "count-lines", store)
+    assert (found.status, found.notes) == (Status.VALID, ()), found
+    task, image = made(place, "count-lines", store)
+    assert seen(rolled(task, image, ASK, "always")) == (1.0, [LIVE, REGRADED])
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 3\n", 3), ('exec "$2"\n', 0)])
+def test_an_entrypoint_that_exits_is_an_error_with_a_hint(store: Store, place: Path, script: str, status: int) -> None:
+    with_entrypoint(place, f"echo broken >&2\n{script}")
+    found = validated(place, "count-lines", store)
+    assert (found.status, found.cause) == (Status.ERROR, Cause.INFRASTRUCTURE), found
+    assert f"exit status {status}" in found.detail
+    assert "broken" in found.detail
+    assert "ENTRYPOINT" in found.detail
+    task, image = made(place, "count-lines", store)
+    assert rolled(task, image, "true").failure is not None
 
 
 def test_what_a_task_can_get_wrong(store: Store, place: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,14 +59,14 @@ def test_the_script_decides(scripted: Task, smith_image: Image) -> None:
         ("true", "wrote no /logs/verifier/reward.txt and no /logs/verifier/reward.json"),
         ("exit 7", "exit status 7"),
         ("echo 1 > /logs/verifier/reward.txt; kill -9 $$", "did not end by itself: killed by SIGKILL"),
-        ("echo pass > /logs/verifier/reward.txt", "'pass': neither a number nor JSON"),
+        ("echo pass > /logs/verifier/reward.txt", "'pass': could not convert string to float"),
         ("echo nan > /logs/verifier/reward.txt", "not a finite number"),
-        ('echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json', "not one number"),
+        ("echo 1 > /logs/verifier/reward.txt; echo no > /logs/verifier/reward.json", "reward.json holds 'no'"),
         ("mkdir /logs/verifier/reward.txt", "cannot be read"),
         ("mkfifo /logs/verifier/reward.txt", "cannot be read"),
         ("ln -s /dev/zero /logs/verifier/reward.txt", "cannot be read"),
         ("head -c 100000 /dev/zero > /logs/verifier/reward.txt", "cannot be read"),
-        ("printf '\\377' > /logs/verifier/reward.txt", "neither a number nor JSON"),
+        ("printf '\\377' > /logs/verifier/reward.txt", "could not convert string to float"),
     ],
 )
 def test_no_reward_is_our_failure(scripted: Task, smith_image: Image, command: str, cause: str) -> None:
@@ -87,19 +88,50 @@ def test_files_that_are_not_there_are_our_failure(scripted: Task, smith_image: I
     assert (found.verdict, found.reward) == (Verdict.INFRA_ERROR, None), found
 
 
+@pytest.mark.parametrize(("text", "reward"), [("1\n", 1.0), ("0.25", 0.25), ("-1", -1.0), (" 1e-3 ", 1e-3)])
+def test_rewards_of_a_text_file(text: str, reward: float) -> None:
+    assert parse_reward(text, is_json=False) == reward
+
+
+@pytest.mark.parametrize("text", ["", "true", "1 point", "1\n1", "inf", '{"reward": 1}'])
+def test_text_files_without_a_reward(text: str) -> None:
+    with pytest.raises(ValueError, match=r"could not convert|not a finite"):
+        parse_reward(text, is_json=False)
+
+
 @pytest.mark.parametrize(
     ("text", "reward"),
     [
-        ("1\n", 1.0),
-        ("0.25", 0.25),
-        ("-1", -1.0),
-        ('{"reward": 0.5, "style": 1}', 0.5),
+        ('{"reward": 0.5, "style": 1}\n', 0.5),
         ('{"score": 1}', 1.0),
-        ("1e-3", 1e-3),
+        ('{"reward": true}', 1.0),
+        ('{"reward": false, "style": true}', 0.0),
     ],
 )
-def test_rewards(text: str, reward: float) -> None:
-    assert parse_reward(text) == reward
+def test_rewards_of_a_json_file(text: str, reward: float) -> None:
+    assert parse_reward(text, is_json=True) == reward
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", "Expecting value"),
+        ('{"reward": 1} done', "Extra data"),
+        ("1", "not a JSON object"),
+        ("true", "not a JSON object"),
+        ("{}", "not a JSON object"),
+        ('{"reward": "1"}', "'1' is not a number"),
+        ('{"reward": null}', "None is not a number"),
+        ('{"reward": 1, "note": "good"}', "'good' is not a number"),
+        ('{"reward": NaN}', "not a finite number"),
+        ('{"reward": 1' + "0" * 400 + "}", "not a finite number"),
+        ('{"accuracy": 1, "speed": 0}', "none of which is called 'reward'"),
+        ("[" * 100_000, "too deeply nested"),
+    ],
+)
+def test_json_files_without_a_reward(text: str, cause: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(cause)):
+        parse_reward(text, is_json=True)
 
 
 def test_a_part_of_the_reward_is_a_score(scripted: Task, smith_image: Image) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.grade.graders.script import grade_work
 from minisandbox.grade.grading import grade
+from minisandbox.grade.startup import task_sandbox
 from minisandbox.grade.verdict import Grade
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import ScriptGrader, Task
@@ -78,7 +79,7 @@ def _named(grader: ScriptGrader, workdir: PurePosixPath) -> list[str]:
 
 def _forged(task: Task, grader: ScriptGrader, image: Image, path: str, timeout: float | None) -> Grade:
     place = grader.reward_file
-    with Sandbox.create(image.spec(), limits=task.needs.limits(None), network=task.needs.network) as box:
+    with task_sandbox(task, image.spec(), None, task.needs.network) as box:
         first = box.exec(["head", "-n", "1", path], timeout=_STEP_TIMEOUT).stdout
         text = _PYTHON if path.endswith(".py") or "python" in first else _SHELL
         forged = text.format(PurePosixPath(place).parent, place)

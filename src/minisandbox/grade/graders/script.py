@@ -14,6 +14,7 @@ from minisandbox.grade.graders.carry import Carried, carried_files
 from minisandbox.grade.judging import Doubt, SuiteRun, infrastructure_grade, judge, log_of
 from minisandbox.grade.options import FLAGGED, is_confirmed
 from minisandbox.grade.report import Report
+from minisandbox.grade.startup import task_sandbox
 from minisandbox.grade.verdict import Flag, Grade, Reason
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import ScriptGrader, Solution, Task
@@ -28,11 +29,10 @@ _LARGEST_REWARD = 64 * KiB
 _STEP_TIMEOUT = 60.0
 # No reward that the agent left is read, and no link of its leads elsewhere.
 _CLEAR = """\
-folder=$1 owner=$2; shift 2
+folder=$1; shift
 rm -rf -- "$@"
 [ ! -L "$folder" ] || rm -f -- "$folder"
-mkdir -p -- "$folder"
-[ -z "$owner" ] || chown -- "$owner" "$folder\""""
+mkdir -p -- "$folder" && chmod a+rwx -- "$folder\""""
 
 
 class ScriptRunner:
@@ -78,7 +78,7 @@ class ScriptRunner:
         grader, places = self._grader, [str(place) for place in self._places]
         gone = places if grader.files is None else [*places, grader.files_at]
         folder = str(self._places[0].parent)
-        box.exec(["sh", "-c", _CLEAR, "clear", folder, grader.user, *gone], user=0, timeout=_STEP_TIMEOUT, cwd="/")
+        box.exec(["sh", "-c", _CLEAR, "clear", folder, *gone], user=0, timeout=_STEP_TIMEOUT, cwd="/")
 
     def _read(self, box: Sandbox) -> tuple[float | None, str]:
         """Return the reward, or None and the reason why."""
@@ -90,32 +90,47 @@ class ScriptRunner:
             except (FileAccessError, UnicodeDecodeError) as error:
                 return None, f"{place} cannot be read: {error}"
             try:
-                return parse_reward(text), ""
+                return parse_reward(text, is_json=place.suffix == ".json"), ""
             except ValueError as error:
                 return None, f"{place} holds {text.strip()[:100]!r}: {error}"
         return None, f"the script wrote no {' and no '.join(map(str, reversed(self._places)))}"
 
 
-def parse_reward(text: str) -> float:
-    """Return the reward in a file: a number, or a JSON object with one number, or one under ``reward``.
+def parse_reward(text: str, *, is_json: bool) -> float:
+    """Return the reward in a file as Harbor 0.26 reads it (verifier.py, and ``_primary_reward`` of cli/jobs.py).
+
+    Args:
+        text: the file's content.
+        is_json: whether it is an object of rewards, of which ``reward`` or the only one counts; otherwise a number.
 
     Raises:
-        ValueError: it is neither, or the number is not finite.
+        ValueError: it is neither, a reward is not a finite number, or none of several rewards is called ``reward``.
     """
+    if not is_json:
+        return _finite(float(text))
     try:
-        found: object = float(text)
-    except ValueError:
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            raise ValueError("neither a number nor JSON") from None
-    if isinstance(found, dict):
-        found = found.get("reward") if "reward" in found else next(iter(found.values())) if len(found) == 1 else None
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ValueError("not one number; give one, or a JSON object with one under 'reward'")
-    if not math.isfinite(found):
+        rewards = json.loads(text)
+    except RecursionError:
+        raise ValueError("too deeply nested") from None
+    if not isinstance(rewards, dict) or not rewards:
+        raise ValueError('not a JSON object such as {"reward": 1}')
+    numbers = {name: _finite(value) for name, value in rewards.items()}
+    if "reward" not in numbers and len(numbers) > 1:
+        raise ValueError("several rewards, none of which is called 'reward'")
+    return numbers.get("reward", next(iter(numbers.values())))
+
+
+def _finite(value: object) -> float:
+    """Return a finite number as a float; ``true`` is 1 and ``false`` is 0."""
+    if not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is not a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError("not a finite number")
-    return float(found)
+    return number
 
 
 def solve(box: Sandbox, solution: Solution) -> SuiteRun | None:
@@ -184,7 +199,7 @@ def _run_clean(
 ) -> SuiteRun:
     """Run the script in a sandbox that has nothing of the agent's but what is carried."""
     assert carried is not None
-    with Sandbox.create(image, limits=task.needs.limits(limits), network=task.needs.grader_network) as clean:
+    with task_sandbox(task, image, limits, task.needs.grader_network) as clean:
         carried.put(clean)
         return runner.run(clean)
 
