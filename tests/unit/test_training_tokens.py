@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from minisandbox.agents.actions import TOOLS
 from minisandbox.errors import InvalidValue, MissingExtra, TrajectoryError
 from minisandbox.models import Message
 from minisandbox.models.bytewise import decode_answer
+from minisandbox.models.engine.conversations import Conversations
 from minisandbox.trajectories.converting import Converter
 from minisandbox.trajectories.sources import read_examples
 from minisandbox.trajectories.tokenised import (
@@ -40,8 +43,9 @@ class Characters:
 
     marks = ("<|im_start|>", "<|im_end|>")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fast: bool = True) -> None:
         self.all_special_ids = [0, 1]
+        self.is_fast = is_fast
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> str:
         lines = [f"<|im_start|>tools\n{json.dumps(options['tools'])}<|im_end|>\n"] if options["tools"] else []
@@ -53,22 +57,22 @@ class Characters:
             lines.append(f"<|im_start|>{one['role']}\n{one['content']}{calls}<|im_end|>\n")
         return "".join(lines) + ("<|im_start|>assistant\n" if options["add_generation_prompt"] else "")
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        assert not add_special_tokens
-        parts = [part for part in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text) if part]
-        return [
-            token
-            for part in parts
-            for token in ([self.marks.index(part)] if part in self.marks else [ord(one) + 2 for one in part])
-        ]
+    def __call__(self, text: str, **options: bool) -> dict[str, Any]:
+        assert options == {"add_special_tokens": False} | ({"return_offsets_mapping": True} if len(options) > 1 else {})
+        assert self.is_fast or len(options) == 1
+        parts = list(re.finditer(r"<\|im_start\|>|<\|im_end\|>|(?s:.)", text))
+        ids = [self.marks.index(part[0]) if part[0] in self.marks else ord(part[0]) + 2 for part in parts]
+        return {"input_ids": ids, "offset_mapping": [part.span() for part in parts]}
 
     def decode(self, token_ids: Any) -> str:
         return "".join(self.marks[token] if token < 2 else chr(token - 2) for token in token_ids)
 
 
-@pytest.fixture(params=["characters", "transformers"])
+@pytest.fixture(params=["characters", "slow", "transformers"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    return Characters() if request.param == "characters" else open_tokenizer(saved_tokenizer(tmp_path / "tokenizer"))
+    if request.param == "transformers":
+        return open_tokenizer(saved_tokenizer(tmp_path / "tokenizer"))
+    return Characters(is_fast=request.param == "characters")
 
 
 # --- captured --------------------------------------------------------------------------------------------------------
@@ -125,9 +129,123 @@ def test_the_context_is_what_the_model_would_have_read(tokenizer: Tokenizer) -> 
         if message.role == "assistant":
             prompt = [one.to_json() for one in MESSAGES[:number]]
             text = tokenizer.apply_chat_template(prompt, tools=None, tokenize=False, add_generation_prompt=True)
-            read = tokenizer.encode(str(text), add_special_tokens=False)
+            read = tokenizer(str(text), add_special_tokens=False)["input_ids"]
             assert row.ids[: len(read)].tolist() == read
             assert row.mask[len(read)] == 1
+
+
+SPACED: dict[str, dict[str, Any]] = {  # how families of tokenizers treat spaces, and the beginning of a text
+    "llama-2": {"normalizer": True},  # a space mark before each text, and behind each special token
+    "phi-3": {"normalizer": True, "strips": True},  # special tokens that include the spaces and newlines behind them
+    "metaspace-always": {"scheme": "always"},
+    "metaspace-first": {"scheme": "first"},
+    "bytes": {"prefix": False},
+    "bytes-prefix": {"prefix": True},
+}
+LAYOUTS: dict[
+    str, dict[str, tuple[str, ...]]
+] = {  # before and after each role's message; an answer's third text is not part of its prompt
+    "marks": {"user": ("<|user|>\n", "<|end|>\n"), "assistant": ("<|assistant|>\n", "<|end|>\n")},
+    "no-newline": {"user": ("<|user|>", "<|end|>"), "assistant": ("<|assistant|>", "<|end|>")},
+    "instructions": {"user": ("<s>[INST] ", " [/INST]"), "assistant": ("", " </s>", " ")},
+    "words": {"user": ("USER: ", " "), "assistant": ("ASSISTANT:", "</s>")},
+}
+
+
+class Spaced:
+    """A tokenizer of the library ``tokenizers``, with the interface of one of ``transformers``."""
+
+    is_fast = True
+
+    def __init__(self, family: str, layout: str) -> None:
+        library: Any = pytest.importorskip("tokenizers")
+        pre, options = library.pre_tokenizers, SPACED[family]
+        characters = [*map(chr, range(32, 127)), "\n", "\u2581", *pre.ByteLevel.alphabet()]
+        merges = [("\u2581", "I"), ("\u0120", "I"), ("o", "n"), ("on", "e"), ("\n", "\n"), ("\u010a", "\u010a")]
+        vocabulary = [*dict.fromkeys(characters), *(first + second for first, second in merges)]
+        model = library.models.BPE({token: number for number, token in enumerate(vocabulary)}, merges)
+        self.inner = library.Tokenizer(model)
+        if "prefix" in options:
+            self.inner.pre_tokenizer = pre.ByteLevel(add_prefix_space=options["prefix"])
+            self.inner.post_processor = library.processors.ByteLevel(trim_offsets=True)
+        elif "scheme" in options:
+            self.inner.pre_tokenizer = pre.Metaspace(prepend_scheme=options["scheme"])
+        else:
+            prepend, replace = library.normalizers.Prepend("\u2581"), library.normalizers.Replace(" ", "\u2581")
+            self.inner.normalizer = library.normalizers.Sequence([prepend, replace])
+        marks = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>"]
+        strips = options.get("strips", False)
+        self.inner.add_special_tokens([library.AddedToken(mark, rstrip=strips, normalized=False) for mark in marks])
+        self.all_special_ids = [self.inner.token_to_id(mark) for mark in marks]
+        self.layout = LAYOUTS[layout]
+
+    def apply_chat_template(self, conversation: Any, **options: object) -> str:
+        parts = []
+        for one in conversation:
+            before, after, *lead = self.layout["assistant" if one["role"] == "assistant" else "user"]
+            parts += [before, *lead, one["content"], after]
+        return "".join(parts) + (self.layout["assistant"][0] if options["add_generation_prompt"] else "")
+
+    def __call__(self, text: str, **options: bool) -> dict[str, Any]:
+        encoding = self.inner.encode(text, add_special_tokens=options["add_special_tokens"])
+        return {"input_ids": encoding.ids, "offset_mapping": encoding.offsets}
+
+    def decode(self, token_ids: Any) -> str:
+        text = "".join(map(self.inner.id_to_token, token_ids))
+        return text.replace("\u2581", " ").replace("\u0120", " ").replace("\u010a", "\n")
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", SPACED)
+def test_tokens_are_those_of_the_whole_text(family: str, layout: str, is_fast: bool) -> None:
+    tokenizer = Spaced(family, layout)
+    tokenizer.is_fast = is_fast
+    row = templated_row(example(), tokenizer)
+    whole = tokenizer.apply_chat_template([one.to_json() for one in MESSAGES], add_generation_prompt=False)
+    assert row.ids.tolist() == tokenizer(whole, add_special_tokens=False)["input_ids"]
+    parts = [list(group) for _, group in itertools.groupby(zip(row.ids, row.mask, strict=True), lambda pair: pair[1])]
+    answers = [tokenizer.decode([token for token, _ in part]) for part in parts if part[0][1]]
+    end = tokenizer.layout["assistant"][1].rstrip("\n")
+    said = [message.content + end for message in MESSAGES if message.role == "assistant"]
+    assert [answer.strip() for answer in answers] == said
+    for number, message in enumerate(MESSAGES):
+        if message.role == "assistant":
+            prompt = [one.to_json() for one in MESSAGES[:number]]
+            text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)
+            read = tokenizer(text, add_special_tokens=False)["input_ids"]
+            assert row.ids[: len(read)].tolist() == read, "as a server tokenizes the prompt"
+            assert (row.mask[len(read) - 1], row.mask[len(read)]) == (0, 1)
+
+
+@pytest.mark.parametrize("family", SPACED)
+def test_a_prompt_that_ends_with_a_space(family: str) -> None:
+    tokenizer = Spaced(family, "words")
+    tokenizer.layout = {**tokenizer.layout, "assistant": ("ASSISTANT: ", "</s>")}
+    row = templated_row(example(messages=(Message("user", "x"), Message("assistant", "\nyes"))), tokenizer)
+    loss = [token for token, loss in zip(row.ids, row.mask, strict=True) if loss]
+    assert tokenizer.decode(loss) == "\nyes</s>"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", SPACED)
+def test_the_engine_continues_a_conversation_with_the_tokens_of_the_whole_text(family: str, layout: str) -> None:
+    tokenizer = Spaced(family, layout)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def render(count: int, *, prompt: bool) -> str:
+        messages = [one.to_json() for one in MESSAGES[:count]]
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=prompt)
+
+    known = Conversations(encode, ["<|end|>", "</s>"])
+    for number in (number for number, message in enumerate(MESSAGES) if message.role == "assistant"):
+        before, text = render(number, prompt=True), render(number + 1, prompt=False)
+        prompt = known.encode(before)
+        assert prompt.tolist() == encode(before)
+        known.keep(before, text, array("i", encode(text.removesuffix("\n"))))
 
 
 def test_tool_calls_and_published_sets(tokenizer: Tokenizer) -> None:

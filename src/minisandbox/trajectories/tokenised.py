@@ -26,13 +26,14 @@ class Tokenizer(Protocol):
     """The part of a ``transformers`` tokenizer that is used here."""
 
     all_special_ids: list[int]
+    is_fast: bool
 
     def apply_chat_template(self, conversation: object, **options: object) -> object:
         """Return a conversation as text."""
         ...
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the tokens of a text."""
+    def __call__(self, text: str, **options: bool) -> Mapping[str, Any]:
+        """Return the tokens of a text, and where each lies in it if the tokenizer is fast."""
         ...
 
     def decode(self, token_ids: object) -> object:
@@ -109,13 +110,13 @@ def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
             that no mask is right.
         InvalidValue: there is no chat template, or it rejects the conversation.
     """
-    ids, mask = array("i"), bytearray()
-    for text, is_answer in _parts(example, tokenizer):
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-        loss = _sampled(tokens, tokenizer) if is_answer else 0
-        ids.extend(tokens)
-        mask += b"\x01" * loss + bytes(len(tokens) - loss)
-    return TokenisedRow(example.traj_id, example.instance_id, 0, ids, bytes(mask), None, example.reward)
+    text, answers = _answers(example, tokenizer)
+    ids, counts = _split(text, [place for answer in answers for place in answer], tokenizer)
+    mask = bytearray(len(ids))
+    for first, end in zip(counts[::2], counts[1::2], strict=True):
+        loss = _sampled(ids[first:end], tokenizer)
+        mask[first : first + loss] = b"\x01" * loss
+    return TokenisedRow(example.traj_id, example.instance_id, 0, array("i", ids), bytes(mask), None, example.reward)
 
 
 def _sampled(tokens: Sequence[int], tokenizer: Tokenizer) -> int:
@@ -125,19 +126,50 @@ def _sampled(tokens: Sequence[int], tokenizer: Tokenizer) -> int:
     return ends[-1] if ends else len(tokens)
 
 
-def _parts(example: Example, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
-    """Split the template's text into parts, and mark those that are answers."""
-    whole, messages = "", [_templated(message) for message in example.messages]
+def _answers(example: Example, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
+    """Return the conversation's text up to its last answer, and where in it each answer starts and ends."""
+    whole, answers = "", []
+    messages = [_templated(message) for message in example.messages]
     for number, message in enumerate(example.messages):
         if message.role != "assistant":
             continue
+        start = len(whole)
         for count, is_answer in ((number, False), (number + 1, True)):
             text = _rendered(example, messages[:count], tokenizer, prompt=not is_answer)
             if not text.startswith(whole):
                 raise _not_a_beginning(example, number, text, whole)
-            if len(text) > len(whole):
-                yield text[len(whole) :], is_answer
-            whole = text
+            start, whole = len(whole), text
+        answers.append((start, len(whole)))
+    return whole, answers
+
+
+def _split(text: str, places: Sequence[int], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Tokenise a text as a whole, and count the tokens before each of some ascending places in it.
+
+    Parts tokenised alone would differ: many tokenizers put a space mark before each text, and some special tokens
+    include the whitespace around them. A token across a place counts as before it.
+    """
+    if not tokenizer.is_fast:  # it reports no offsets: compare with the tokens of each beginning
+        ids = _ids(text, tokenizer)
+        return ids, [_common(ids, _ids(text[:place], tokenizer)) for place in places]
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    offsets, counts, count = encoding["offset_mapping"], [], 0
+    for place in places:
+        # the second condition is for spaces: some tokenizers leave them out, so that both offsets are their end
+        while count < len(offsets) and (offsets[count][0] < place or offsets[count][1] <= place):
+            count += 1
+        counts.append(count)
+    return list(encoding["input_ids"]), counts
+
+
+def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _common(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the length of the common beginning."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def _rendered(example: Example, messages: list[dict[str, object]], tokenizer: Tokenizer, *, prompt: bool) -> str:
@@ -156,7 +188,7 @@ def _rendered(example: Example, messages: list[dict[str, object]], tokenizer: To
 
 
 def _not_a_beginning(example: Example, number: int, text: str, whole: str) -> TrajectoryError:
-    same = next((at for at, (a, b) in enumerate(zip(whole, text, strict=False)) if a != b), min(len(whole), len(text)))
+    same = _common(whole, text)
     return TrajectoryError(
         f"{example.traj_id}: adding message {number} makes the chat template change earlier text: "
         f"{whole[same : same + 60]!r} became {text[same : same + 60]!r}",
@@ -214,7 +246,7 @@ def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
 def count_tokens(example: Example, tokenizer: Tokenizer) -> int:
     """Return the number of tokens of a conversation under a tokenizer's chat template."""
     text = _rendered(example, [_templated(message) for message in example.messages], tokenizer, prompt=False)
-    return len(tokenizer.encode(text, add_special_tokens=False))
+    return len(_ids(text, tokenizer))
 
 
 def shown_mask(row: TokenisedRow, tokenizer: Tokenizer | None = None) -> Iterator[str]:

@@ -37,14 +37,18 @@ class Conversations:
             text: the prompt under the chat template.
             session: the rollout, whose own conversations win over others with equal text and different tokens.
         """
-        best, end = array("i"), 0
-        for position, digest in self._beginnings(text):
+        best, mark, end = array("i"), 0, 0
+        for start, position, digest in self._beginnings(text):
             for key in ((session, digest), ("", digest)):
                 if key in self._known:
                     self._known.move_to_end(key)
-                    best, end = self._known[key], position
+                    best, mark, end = self._known[key], start, position
                     break
-        return best + array("i", self._encode(text[end:]))
+        # Tokenize the rest with the end token before it: alone, it might get a space mark, or spaces of that token.
+        rest = array("i", self._encode(text[mark:]))
+        if mark < end:
+            rest = rest[1:] if rest[:1] == best[-1:] else array("i", self._encode(text[end:]))
+        return best + rest
 
     def keep(self, before: str, text: str, ids: array[int], session: str = "") -> None:
         """Remember a conversation that ends with a response.
@@ -69,11 +73,11 @@ class Conversations:
         while self._held > self._capacity:
             self._held -= len(self._known.popitem(last=False)[1])
 
-    def _beginnings(self, text: str) -> Iterator[tuple[int, bytes]]:
-        """Yield each position where a remembered conversation may end, and the hash of the text before it."""
+    def _beginnings(self, text: str) -> Iterator[tuple[int, int, bytes]]:
+        """Yield each end token's start, a position where a conversation may end, and the hash of the text before it."""
         digest, done = hashlib.sha256(), 0
         for match in self._ends.finditer(text):
             for position in (match.start(), match.end()):
                 digest.update(text[done:position].encode("utf-8", "surrogatepass"))
                 done = position
-                yield position, digest.copy().digest()
+                yield match.start(), position, digest.copy().digest()
