@@ -292,7 +292,7 @@ class _Taking:
         lost = dict.fromkeys(line for layer in layers for line in layer.facts.get("lost", "").split(_SEPARATOR) if line)
         lost |= dict.fromkeys(config.notes)
         user = config.user
-        if set(user.split(":")) <= {"0", "root"}:
+        if set(user.split(":")) <= {"", "0", "root"}:
             user = ""
         if user and not keeps_owners():  # it could not write to its own files
             lost[f"commands run as root, not as {user}"] = None

@@ -183,7 +183,7 @@ def _account(user: object, environment: dict[str, str]) -> Account | None:
     except OSError as error:
         raise RefusedError(error, "user", user) from error
     account.complete(environment)
-    return None if account.is_root else account
+    return None if account.is_default else account
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ _MOST_DIGITS = 10
 _MOST_GROUPS = 63
 """The most that the system-call filter permits to setgroups(2)."""
 _ROOT = 0
-_ROOTS_NAMES = (_ROOT, str(_ROOT), "root")
+_ROOTS_NAMES = (_ROOT, "root")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,13 @@ class Account:
 
     @property
     def is_root(self) -> bool:
-        """Whether it is the user of every command that names none."""
+        """Whether it is root, of whatever group."""
         return self.uid == _ROOT
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the user of every command that names none."""
+        return self.is_root and self.gid == _ROOT
 
     def complete(self, environment: dict[str, str]) -> None:
         """Add the missing variables about the user."""
@@ -57,30 +62,31 @@ class Account:
             os.fchown(descriptor, self.uid, self.gid)
 
     def become(self) -> None:
-        """Become this user for good, without any capability (capabilities(7): leaving uid 0 drops them)."""
+        """Become this user for good; all but root lose every capability (capabilities(7): leaving uid 0 drops them)."""
         os.setgroups(self.groups)
         os.setresgid(self.gid, self.gid, self.gid)
         os.setresuid(self.uid, self.uid, self.uid)
-        sc.capset(0)
+        if not self.is_root:
+            sc.capset(0)
 
 
 def find(user: str | int) -> Account:
-    """Look a user up.
+    """Look a user up as engines do (moby/sys/user, GetExecUser).
 
     Args:
-        user: a name, or a uid, which needs no entry; its group is then the one of the same number. ``USER:GROUP``
-            gives it another group, and no supplementary ones.
+        user: a name, or a uid, which needs no entry and has group 0 then. ``USER:GROUP`` gives it another group, and no
+            supplementary ones. Without USER it is root; without GROUP the colon counts for nothing.
 
     Raises:
         OSError: ENOENT: there is no such name; EACCES: it is another name of root; EPERM: this sandbox has one id
             only; ERANGE: an id is not the sandbox's; E2BIG: it is in too many groups.
     """
     name, group = _split(user)
-    account = _named(name) or _numbered(name)
+    account = _listed(name) or (Account(str(name), name, 0, (), "/") if isinstance(name, int) else None)
     gid = _group(group)
     if account is None or gid is None:
         raise FileNotFoundError(errno.ENOENT, "no such user")
-    if group:
+    if group or account.is_root:
         account = dataclasses.replace(account, gid=gid, groups=())
     if account.is_root and name not in _ROOTS_NAMES:  # a command run as root can have written the table
         raise PermissionError(errno.EACCES, "a name that stands for root")
@@ -95,11 +101,11 @@ def find(user: str | int) -> Account:
 
 
 def _split(user: str | int) -> tuple[str | int, str]:
-    """A user, and the group that is to replace its own, or ""."""
-    if isinstance(user, int) or ":" not in user:
+    """A user, with a number as int, and the group that is to replace its own, or ""."""
+    if isinstance(user, int):
         return user, ""
     name, _, group = user.partition(":")
-    return (int(name) if _is_id(name) else name), group
+    return (int(name or _ROOT) if _is_id(name or str(_ROOT)) else name), group
 
 
 def _group(group: str) -> int | None:
@@ -111,21 +117,14 @@ def _group(group: str) -> int | None:
     )
 
 
-def _named(user: str | int) -> Account | None:
-    """Return the account of a name or a number."""
+def _listed(user: str | int) -> Account | None:
+    """Return the account that /etc/passwd has for a name or a number."""
     field, wanted = (0, user) if isinstance(user, str) else (2, str(user))
     for row in _rows("/etc/passwd"):
         if len(row) > 5 and row[field] == wanted and _is_id(row[2]) and _is_id(row[3]):
             gid = int(row[3])
             return Account(row[0], int(row[2]), gid, _groups(row[0], gid), row[5] or "/")
     return None
-
-
-def _numbered(user: str | int) -> Account | None:
-    text = str(user)
-    if not _is_id(text):
-        return None
-    return Account(text, int(text), int(text), (), "/")
 
 
 def _groups(name: str, primary: int) -> tuple[int, ...]:

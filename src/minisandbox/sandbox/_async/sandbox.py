@@ -186,10 +186,10 @@ class AsyncSandbox:
             cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
             env: variables for this command, over those of the sandbox.
             stdin: its standard input; empty if None.
-            user: name or uid of the user inside who runs it, without any capability, or ``"USER:GROUP"``; root, with
-                its capabilities, if 0 or ``"root"``; the image's user, most often root, if None. No protection from
-                commands that ran as root before: a process that one of them left running can become this user, and
-                change what this command does and prints.
+            user: name or uid of the user inside who runs it, without any capability, or ``"USER:GROUP"``; a uid that
+                ``/etc/passwd`` lacks has group 0; root, with its capabilities, if 0 or ``"root"``; the image's user,
+                most often root, if None. No protection from commands that ran as root before: a process that one of
+                them left running can become this user, and change what this command does and prints.
 
         Returns:
             How it ended and what it printed.

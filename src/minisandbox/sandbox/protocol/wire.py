@@ -302,7 +302,7 @@ def encoded(text: str) -> bytes:
 def _check_user(user: object) -> None:
     if user is None:
         return
-    if isinstance(user, str) and all(user.split(":", 1)) and not set(user.replace(":", "", 1)) & set(":\n\0"):
+    if isinstance(user, str) and user and not set(user.replace(":", "", 1)) & set(":\n\0"):
         return
     if type(user) is not int or not 0 <= user <= _LARGEST_ID:  # True is an int too
         raise InvalidValue(f"user {user!r} is neither a name nor a uid", hint="give a name of /etc/passwd, or a uid")
