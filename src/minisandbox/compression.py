@@ -67,14 +67,14 @@ class Decompressed:
         self._reader = unpacker.stream_reader(source, read_size=_READ, closefd=False, read_across_frames=every_frame)
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read what was compressed.
+        """Read what was compressed, at most so many bytes.
 
         Raises:
             WindowError: the stream needs too much memory.
             CorruptedError: a byte of the stream is not what was written.
         """
         try:
-            return self._reader.read(size)
+            return self._reader.read1(size)  # read() loses what precedes an error
         except self._error as error:
             if "too much memory" in str(error):  # ZSTD_error_frameParameter_windowTooLarge has no number here
                 raise WindowError(f"its zstd window is larger than {_WINDOW >> 20} MiB") from error

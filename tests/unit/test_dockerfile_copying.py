@@ -168,12 +168,18 @@ TAR = (
 )
 
 
-@pytest.mark.parametrize(
+PACKERS = pytest.mark.parametrize(
     "pack", [bytes, gzip.compress, bz2.compress, lzma.compress, zstandard.ZstdCompressor().compress],
     ids=["plain", "gzip", "bzip2", "xz", "zstd"],
 )  # fmt: skip
-def test_add_unpacks_archives(pack: Callable[[bytes], bytes], root: Path, image: Path, tmp_path: Path) -> None:
-    (root / "archive").write_bytes(pack(TAR))
+
+
+@PACKERS
+@pytest.mark.parametrize("tail", [b"", bytes(1), bytes(513), bytes(600_000), b"junk" * 200], ids=len)
+def test_add_unpacks_archives(
+    pack: Callable[[bytes], bytes], tail: bytes, root: Path, image: Path, tmp_path: Path
+) -> None:
+    (root / "archive").write_bytes(pack(TAR[:1500]) + pack(TAR[1500:]) + tail)  # several streams, as of pbzip2
     made = make("ADD archive /", root, tmp_path / "layer", image)
     assert files(made) == {
         "p/": "", "p/q": "1", "p/r": "1", "p/s": "-> q", "usr/": "", "usr/lib/": "", "usr/lib/t": "2",
@@ -184,10 +190,21 @@ def test_add_unpacks_archives(pack: Callable[[bytes], bytes], root: Path, image:
 def test_what_add_does_not_unpack(root: Path, image: Path, tmp_path: Path) -> None:
     (root / "d/archive.tar").write_bytes(TAR)
     (root / "a.gz").write_bytes(gzip.compress(b"no archive"))
+    (root / "text.tar.gz").write_bytes(b"no archive")
+    (root / "zeros.tar").write_bytes(END)
     assert "x/archive.tar" in files(make("ADD d /x", root, tmp_path / "one", image))
     assert "x/archive.tar" in files(make("ADD --unpack=false d/archive.tar /x/", root, tmp_path / "two", image))
     assert "x/archive.tar" in files(make("COPY d/archive.tar /x/", root, tmp_path / "three", image))
-    assert "x/a.gz" in files(make("ADD a.gz /x/", root, tmp_path / "four", image))
+    made = make("ADD a.gz text.tar.gz zeros.tar /x/", root, tmp_path / "four", image)
+    assert files(made).keys() == {"x/", "x/a.gz", "x/text.tar.gz", "x/zeros.tar"}
+
+
+@PACKERS
+def test_add_of_a_damaged_archive(pack: Callable[[bytes], bytes], root: Path, image: Path, tmp_path: Path) -> None:
+    large = b"".join(entry(f"f{number}", os.urandom(90_000)) for number in range(30)) + END
+    (root / "archive").write_bytes(pack(large)[:-200_000])
+    with pytest.raises(ImageRefused, match="line 2: archive"):
+        make("ADD archive /", root, tmp_path / "layer", image)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,19 @@ def test_extended_attributes_that_overlayfs_would_obey_are_left_out(place: Path)
     assert sum(done.notes.values()) == 3
 
 
+def test_hard_links_into_the_directory_of_aufs(place: Path) -> None:
+    data = (
+        folder(".wh..wh.plnk") + entry(".wh..wh.plnk/9.8", b"shared", mode=0o755) + entry(".wh..wh.plnk/9.9")
+        + folder("bin") + hard_link("bin/a", ".wh..wh.plnk/9.8") + hard_link("bin/b", "/.wh..wh.plnk/9.8")
+    )  # fmt: skip
+    unpack_bytes(data + END, place / "tree")
+    assert listed(place / "tree") == ["bin", "bin/a", "bin/b"]
+    a, b = ((place / "tree/bin" / name).stat() for name in "ab")
+    assert (a.st_ino, a.st_nlink, a.st_mode & 0o777, a.st_size) == (b.st_ino, 2, 0o755, 6)
+    with pytest.raises(ImageRefused, match="nothing of this layer"):
+        unpack_bytes(hard_link("a", ".wh..wh.plnk/1.1") + END, place / "other")
+
+
 def test_later_entries_replace_earlier_ones(place: Path) -> None:
     unpack_bytes(
         entry("a", b"1") + entry("a", b"2") + folder("d") + entry("d/x/y", b"1") + entry("d", b"a file") + entry("e")

@@ -217,7 +217,7 @@ class _Members:
                 self._known.add(path)
                 self._content = reader.content()
                 yield self._owned(replace(member, name=_name(path)))
-            stream.finish()
+            # engines do not read what follows the archive's end: it may be padding or anything else
 
     def _inside(self, made: _Made, reader: TarReader, member: Member, root: Parts) -> Parts:
         """Where a member of an archive comes to lie: its directories may be links of the image."""

@@ -30,6 +30,8 @@ NOBODY = 65534
 WHITEOUT, OPAQUE_MARK = ".wh.", ".wh..wh..opq"  # image-spec, layer.md
 _AUFS = ".wh..wh."
 """What begins so is a note of aufs, which docker used before 2015."""
+_AUFS_LINKS = ".wh..wh.plnk"
+"""Where aufs keeps files with several names; their names are hard links into it."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LONGEST_NAME, LONGEST_PATH = 255, 3500  # limits.h: NAME_MAX; PATH_MAX without the store's own directories
@@ -159,6 +161,7 @@ class _Unpacker:
             self._member = member
             self._count(1)
             self._take(member)
+        self._remove_links()
         self._hide((), self._top, hidden=False)
         self._forget()
         self.done.hides_all = self._top.opaque
@@ -168,6 +171,13 @@ class _Unpacker:
     def close(self) -> None:
         self._forget()
         os.close(self._root)
+
+    def _remove_links(self) -> None:
+        """Remove the directory of aufs; a file in it stays under the names that are linked to it."""
+        folder = self._top.children.get(_AUFS_LINKS)
+        for name in [*folder.children] if folder else ():
+            self._remove(folder, (_AUFS_LINKS,), name)
+        self._remove(self._top, (), _AUFS_LINKS)
 
     def _refuse(self, reason: str) -> NoReturn:
         self._reader.refuse(reason, self._member.name)
@@ -190,7 +200,8 @@ class _Unpacker:
                 self._refuse("the root of an image is a directory")
             self._top.member = member
             return
-        if any(part.startswith(_AUFS) and part != OPAQUE_MARK for part in parts):
+        is_note = any(part.startswith(_AUFS) and part != OPAQUE_MARK for part in parts)
+        if is_note and (member.kind != FILE or parts[:-1] != [_AUFS_LINKS]):
             return
         folder, where = self._directory(parts[:-1])
         name = parts[-1]
@@ -253,7 +264,7 @@ class _Unpacker:
 
     def _imply(self, node: _Node, path: list[str], name: str) -> _Node:
         """Make a directory that no entry has described yet."""
-        if name.startswith(WHITEOUT):
+        if name.startswith(WHITEOUT) and (path or name != _AUFS_LINKS):
             self._refuse(f"it lies in {name!r}, which is a whiteout")
         self._count(1)
         parent = self._at(tuple(path))
