@@ -277,6 +277,61 @@ def test_numbered_files_of_swe_agent(tmp_path: Path) -> None:
     assert numbered == [("a__b.1.pr", 12), ("a__b.1.pr_12", 0)]
 
 
+MINI: dict[str, object] = {  # as mini-swe-agent 1.17.5 wrote it, without most of its configuration
+    "info": {
+        "exit_status": "Submitted",
+        "submission": "diff\n",
+        "model_stats": {"instance_cost": 3.0, "api_calls": 3},
+        "mini_version": "1.17.5",
+        "config": {"model": {"model_name": "m-1"}},
+    },
+    "messages": [
+        {"role": "system", "content": "You are", "timestamp": 1.0},
+        {"role": "user", "content": "Solve this", "timestamp": 1.0},
+        {"role": "assistant", "content": "Look.\n\n```bash\necho hi\n```", "timestamp": 1.0},
+        {"role": "user", "content": "Observation: hi", "timestamp": 1.0},
+        {"role": "assistant", "content": "Done.\n\n```bash\necho COMPLETE\n```", "timestamp": 1.0},
+        {"role": "user", "content": "diff\n", "timestamp": 1.0},
+    ],
+    "trajectory_format": "mini-swe-agent-1",
+    "instance_id": "a__b-1",
+}
+
+
+def test_files_of_mini_swe_agent_1(tmp_path: Path) -> None:
+    """Version 1.1 names no format; a run that failed at once has no messages; a name may be any."""
+    stats: dict[str, object] = {"model_stats": {}, "exit_status": "ImageNotFound", "submission": "no image"}
+    bodies = {
+        "a__b-1": MINI,
+        "c__d-2": {name: value for name, value in MINI.items() if name not in ("trajectory_format", "instance_id")},
+        "e__f-3": {"info": stats, "messages": [], "trajectory_format": "mini-swe-agent-1"},
+    }
+    for name, body in bodies.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.traj.json").write_text(json.dumps(body, indent=2))
+    (tmp_path / "c__d-2" / "report.json").write_text('{"c__d-2": {"resolved": true}}')
+    first, second, failed = read_examples(tmp_path)
+    assert (first.instance_id, first.exit_status, first.model, first.agent, first.style, first.submission) == (
+        "a__b-1", "submitted", "m-1", "mini-swe-agent", "text", b"diff\n",
+    )  # fmt: skip
+    assert [message.content for message in first.messages][-2:] == [
+        "Observation: hi",
+        "Done.\n\n```bash\necho COMPLETE\n```",
+    ]
+    assert (second.instance_id, second.messages) == ("c__d-2", first.messages)
+    assert [one.reward for one in (first, second, failed)] == [None, 1.0, None]
+    assert (failed.instance_id, failed.messages, failed.exit_status) == ("e__f-3", (), "ImageNotFound")
+    assert why(Collect(), failed) == "no_answers"
+    for name, text in (
+        ("mine.json", json.dumps(bodies["c__d-2"], indent=2)),
+        ("line.json", json.dumps(MINI)),
+        ("rows.jsonl", json.dumps(MINI) + "\n" + json.dumps(MINI) + "\n"),
+        ("list.json", json.dumps([MINI])),
+    ):
+        (tmp_path / name).write_text(text)
+        assert {one.messages for one in read_examples(tmp_path / name)} == {first.messages}
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"history": []}', '{"history": [{"role": "king"}]}'])
 def test_damaged_files_of_swe_agent(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.traj").write_text(text)

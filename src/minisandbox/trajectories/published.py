@@ -32,7 +32,7 @@ def example_of_row(values: Mapping[str, object], *, place: str, source: str, sty
         return Example.from_row(values, place=place)
     messages = messages_of(values.get("messages"), place)
     instance_id = _text(values, "instance_id", place)
-    traj_id = _text(values, "traj_id", place) or f"{instance_id}.{_digest(messages)}"
+    traj_id = _text(values, "traj_id", place) or f"{instance_id}.{digest_of(messages)}"
     patch = values.get("patch", values.get("model_patch"))
     tools = values.get("tools") or ()
     return Example(
@@ -133,6 +133,7 @@ def _text(values: Mapping[str, object], name: str, place: str) -> str:
     return value or ""
 
 
-def _digest(messages: tuple[Message, ...]) -> str:
+def digest_of(messages: tuple[Message, ...]) -> str:
+    """Return a short hash of a conversation, for the name of a rollout that has none."""
     text = json.dumps([message.to_json() for message in messages])
     return hashlib.sha256(text.encode()).hexdigest()[:8]

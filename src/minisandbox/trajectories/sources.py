@@ -1,4 +1,4 @@
-"""Read examples from our own files, published data sets, SWE-agent's and Harbor's files, one at a time."""
+"""Read examples from our own files, published data sets, SWE-agent's, mini-swe-agent's and Harbor's files, lazily."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from minisandbox.tasks.reading import open_source
 from minisandbox.trajectories.atif import has_atif, read_atif
 from minisandbox.trajectories.example import Example
+from minisandbox.trajectories.mini_swe_agent import example_of_mini, is_mini
 from minisandbox.trajectories.published import example_of_row
 from minisandbox.trajectories.sweagent import has_traj_files, read_traj_files
 
@@ -19,7 +20,7 @@ class Reading:
 
     Attributes:
         style: the style of the answers; detected if empty.
-        evaluation: the directory with SWE-agent's ``NAME/report.json``; next to the ``.traj`` files if None.
+        evaluation: the directory with SWE-agent's ``NAME/report.json``; next to the trajectories if None.
         numbered: whether SWE-agent's file names end in ``_N``, the number of the rollout.
     """
 
@@ -33,7 +34,8 @@ def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
 
     Args:
         path: a file or folder of rows (JSON Lines, JSON, Parquet, ``datasets``), ours or published; a directory of
-            SWE-agent's ``.traj`` files; or an ATIF file, or the directory of a Harbor job or trial.
+            SWE-agent's ``.traj`` or mini-swe-agent's ``.traj.json`` files; or an ATIF file, or the directory of a
+            Harbor job or trial.
         reading: how to interpret files of other programs.
 
     Raises:
@@ -51,7 +53,8 @@ def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
     source = open_source(path)
     try:
         for row in source.rows:
-            yield example_of_row(row.values, place=row.place, source=source.name, style=reading.style)
+            convert = example_of_mini if is_mini(row.values) else example_of_row
+            yield convert(row.values, place=row.place, source=source.name, style=reading.style)
     finally:  # a rejected row must not leave the file open
         if isinstance(source.rows, Generator):
             source.rows.close()

@@ -1,4 +1,7 @@
-"""Read SWE-agent's ``.traj`` files, with the prediction, patch and evaluation report next to them."""
+"""Read ``.traj`` and ``.traj.json`` files of SWE-agent and mini-swe-agent, with what lies next to them.
+
+SWE-agent writes a prediction and a patch next to each trajectory; an evaluation adds a report.
+"""
 
 from __future__ import annotations
 
@@ -6,67 +9,85 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from minisandbox.errors import TrajectoryError
 from minisandbox.trajectories.example import Example
+from minisandbox.trajectories.mini_swe_agent import example_of_mini, is_mini
 from minisandbox.trajectories.published import messages_of, reward_of
 from minisandbox.trajectories.styles import style_of
 
-_ENDING = ".traj"
+_ENDINGS = (".traj", ".traj.json")
 _REPORT = "report.json"
 _NUMBER = re.compile(r"(.+)_(\d+)")
 
 
 def has_traj_files(path: Path) -> bool:
-    """Return whether a path is a ``.traj`` file, or a directory with some in it or one level below."""
+    """Return whether a path is a trajectory file, or a directory with some in it or one level below."""
     if path.is_dir():
-        return any(path.glob(f"*{_ENDING}")) or any(path.glob(f"*/*{_ENDING}"))
-    return path.suffix == _ENDING
+        return any(next(path.glob(f"{level}*{end}"), None) for level in ("", "*/") for end in _ENDINGS)
+    return path.name.endswith(_ENDINGS)
 
 
 def read_traj_files(
     path: Path, *, evaluation: Path | None = None, numbered: bool = False, style: str = ""
 ) -> Iterator[Example]:
-    """Read SWE-agent's files lazily, one by one.
+    """Read trajectory files lazily, one by one.
 
     Args:
-        path: a ``.traj`` file, or a run's directory.
-        evaluation: an evaluation's directory, with ``NAME/report.json``; next to the ``.traj`` file if None.
+        path: a file, or a run's directory.
+        evaluation: an evaluation's directory, with ``NAME/report.json``; next to the file if None.
         numbered: whether names end in ``_N``, the number of the rollout. If not, the prediction names the task, or
             else the whole name does, since ids may end in numbers themselves.
         style: the style of the answers; detected if empty.
 
     Raises:
-        TrajectoryError: a file cannot be read, or is not a SWE-agent trajectory.
+        TrajectoryError: a file cannot be read, or is not a trajectory.
     """
-    files = sorted(path.rglob(f"*{_ENDING}")) if path.is_dir() else [path]
+    files = sorted(file for end in _ENDINGS for file in path.rglob(f"*{end}")) if path.is_dir() else [path]
     for file in files:
         yield _example(file, path, evaluation, numbered, style)
 
 
 def _example(file: Path, run: Path, evaluation: Path | None, numbered: bool, style: str) -> Example:
     body = _object(file)
-    name = file.name.removesuffix(_ENDING)
+    name = file.name.removesuffix(".json").removesuffix(".traj")
     info = body.get("info")
     info = info if isinstance(info, Mapping) else {}
-    prediction = _object(file.with_suffix(".pred")) if file.with_suffix(".pred").is_file() else {}
-    instance_id, attempt = _named(name, prediction.get("instance_id"), numbered)
-    messages = messages_of(body.get("history"), str(file))
-    status = info.get("exit_status")
+    prediction_file = file.with_name(f"{name}.pred")
+    prediction = _object(prediction_file) if prediction_file.is_file() else {}
+    instance_id, attempt = _named(name, prediction.get("instance_id") or body.get("instance_id"), numbered)
     digest = hashlib.sha256(f"{run.resolve()}\0{file}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return Example(
+    if is_mini(body):
+        example = example_of_mini(body, place=str(file), source=run.name, style=style)
+    else:
+        example = _example_of_swe_agent(body, prediction, place=str(file), source=run.name, style=style)
+    return replace(
+        example,
         traj_id=f"{name}.{digest}",
         instance_id=instance_id,
         attempt=attempt,
+        submission=_patch(file.with_name(f"{name}.patch"), info, prediction),
+        reward=_reward(file, name, instance_id, evaluation, info, prediction),
+    )
+
+
+def _example_of_swe_agent(
+    body: Mapping[str, object], prediction: Mapping[str, object], *, place: str, source: str, style: str
+) -> Example:
+    messages = messages_of(body.get("history"), place)
+    info = body.get("info")
+    status = info.get("exit_status") if isinstance(info, Mapping) else None
+    return Example(
+        traj_id=place,
+        instance_id=place,
         messages=messages,
         style=style or style_of(messages),
-        submission=_patch(file, info, prediction),
-        reward=_reward(file, name, instance_id, evaluation, info, prediction),
         exit_status=status if isinstance(status, str) else None,
         model=_model(body, prediction),
         agent="swe-agent",
-        source=run.name,
+        source=source,
     )
 
 
@@ -78,8 +99,7 @@ def _named(name: str, known: object, numbered: bool) -> tuple[str, int]:
     return (known if isinstance(known, str) and known and not numbered else name), 0
 
 
-def _patch(file: Path, info: Mapping[str, object], prediction: Mapping[str, object]) -> bytes | None:
-    patch_file = file.with_suffix(".patch")
+def _patch(patch_file: Path, info: Mapping[str, object], prediction: Mapping[str, object]) -> bytes | None:
     if patch_file.is_file():
         return patch_file.read_bytes()
     for value in (info.get("submission"), prediction.get("model_patch")):
@@ -129,5 +149,5 @@ def _object(file: Path) -> Mapping[str, object]:
     except (ValueError, RecursionError) as error:
         raise TrajectoryError(f"{file} is not JSON", reason=f"it may be damaged: {error}") from error
     if not isinstance(value, dict):
-        raise TrajectoryError(f"{file} is not a JSON object", reason="it is not a file of SWE-agent's")
+        raise TrajectoryError(f"{file} is not a JSON object", reason="it is not a trajectory")
     return value

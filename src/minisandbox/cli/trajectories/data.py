@@ -107,7 +107,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "sources", metavar="SOURCE", type=Path, nargs="+",
         help="a run; a file of examples; a published set (JSON Lines, JSON, Parquet, a folder of datasets); a "
-        "directory of SWE-agent's .traj files; an ATIF file; a Harbor job",
+        "directory of SWE-agent's .traj or mini-swe-agent's .traj.json files; an ATIF file; a Harbor job",
     )  # fmt: skip
     group = parser.add_argument_group("files of other programs")
     group.add_argument(
@@ -117,7 +117,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
         "--evaluation",
         metavar="DIR",
         type=Path,
-        help="where NAME/report.json of .traj files is (default: next to them)",
+        help="where NAME/report.json of .traj and .traj.json files is (default: next to them)",
     )
     group.add_argument("--numbered", action="store_true", help="names of .traj files end in _N, the rollout's number")
 

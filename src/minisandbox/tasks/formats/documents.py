@@ -48,7 +48,7 @@ def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
     value = json_value(data, path, line=None) if data.strip() else []
     if isinstance(value, list):
         return Layout.JSON, _listed(value, path)
-    if isinstance(value, dict) and "instance_id" in value:
+    if isinstance(value, dict) and ("instance_id" in value or isinstance(value.get("messages"), list)):
         return Layout.JSON, _listed([value], path)
     if isinstance(value, dict):
         return Layout.JSON_BY_ID, _by_id(value, path)

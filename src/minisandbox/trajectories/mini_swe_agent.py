@@ -1,0 +1,131 @@
+"""Read mini-swe-agent's trajectories, the ``.traj.json`` files of its versions 1 and 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from minisandbox.models import Message
+from minisandbox.trajectories.example import Example
+from minisandbox.trajectories.published import digest_of, messages_of, reward_of
+from minisandbox.trajectories.styles import style_of
+
+Json = Mapping[str, object]
+
+_TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Execute a bash command",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "description": "The bash command to execute"}},
+            "required": ["command"],
+        },
+    },
+}
+"""The tool of every version with tool calls; trajectories do not have it."""
+
+
+def is_mini(body: Json) -> bool:
+    """Return whether an object is such a trajectory; before 1.4, only its fields tell."""
+    messages, info = body.get("messages"), body.get("info")
+    return isinstance(messages, list) and isinstance(info, Mapping) and "model_stats" in info
+
+
+def example_of_mini(body: Json, *, place: str, source: str, name: str = "", style: str = "") -> Example:
+    """Convert a trajectory to an example, without messages if the agent failed before its first.
+
+    Args:
+        body: the trajectory.
+        place: its name in error messages.
+        source: the file's or run's name.
+        name: the task's id, if the trajectory has none.
+        style: the style of its answers; detected if empty.
+
+    Raises:
+        TrajectoryError: a message cannot be read.
+    """
+    info = _object(body.get("info"))
+    messages = _messages(body, info, place)
+    instance_id = _string(body.get("instance_id")) or name
+    traj_id = f"{instance_id}.{digest_of(messages)}"
+    status = _string(info.get("exit_status"))
+    patch = info.get("submission")
+    return Example(
+        traj_id=traj_id,
+        instance_id=instance_id or traj_id,
+        messages=messages,
+        style=style or style_of(messages),
+        tools=(_TOOL,) if any(message.tool_calls for message in messages) else (),
+        submission=patch.encode("utf-8", "surrogatepass") if isinstance(patch, str) else None,
+        reward=reward_of(body),
+        exit_status="submitted" if status == "Submitted" else status or None,
+        model=_string(_object(_object(info.get("config")).get("model")).get("model_name")),
+        agent="mini-swe-agent",
+        source=source,
+    )
+
+
+def _messages(body: Json, info: Json, place: str) -> tuple[Message, ...]:
+    """Return the messages that the model has read or written: not those that report the agent's end."""
+    items = body.get("messages")
+    items = [_chat(item) for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+    if items and items[-1].get("role") == "user" and items[-1].get("content") == (info.get("submission") or ""):
+        items.pop()  # version 1 reports the end as the user
+    items = [item for item in items if item.get("role") != "exit"]
+    return messages_of(items, place) if items else ()
+
+
+def _chat(item: Json) -> Json:
+    """Convert an item of OpenAI's Responses API to a message of its chat API; return a message unchanged."""
+    if item.get("object") == "response":
+        return _answer(item)
+    if item.get("type") == "function_call_output":
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}
+    return {**item, "content": _content(item.get("content"))}
+
+
+def _answer(response: Json) -> Json:
+    items = [item for item in _list(response.get("output")) if isinstance(item, Mapping)]
+    texts = [_content(item.get("content")) for item in items if item.get("type") == "message"]
+    thoughts = [
+        part.get("text")
+        for item in items
+        if item.get("type") == "reasoning"
+        for part in (*_list(item.get("summary")), *_list(item.get("content")))
+        if isinstance(part, Mapping)
+    ]
+    calls = [
+        {"id": item.get("call_id") or item.get("id"), "function": item}
+        for item in items
+        if item.get("type") == "function_call"
+    ]
+    return {
+        "role": "assistant",
+        "content": [part for text in texts for part in _list(text)],
+        "reasoning": "\n\n".join(thought for thought in thoughts if isinstance(thought, str)),
+        "tool_calls": calls,
+    }
+
+
+def _content(content: object) -> object:
+    """Return a content with its parts of text named as in the chat API."""
+    return list(_parts(content)) if isinstance(content, list) else content
+
+
+def _parts(content: list[object]) -> Iterator[object]:
+    for part in content:
+        named = isinstance(part, Mapping) and part.get("type") in ("input_text", "output_text")
+        yield {**part, "type": "text"} if named and isinstance(part, Mapping) else part
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _object(value: object) -> Json:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
