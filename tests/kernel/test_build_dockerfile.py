@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
-from tests.kernel.test_container_images import HOME, base  # noqa: F401 - a fixture
+from tests.kernel.test_container_images import APPLETS, HOME, base  # noqa: F401 - a fixture
 from tests.unit.oci_tools import END, MadeImage
 
 from minisandbox import Sandbox
 from minisandbox.cli.main import main
 from minisandbox.errors import BuildError, DockerfileError, RegistryError
-from minisandbox.images import BuildOptions, Image, load_image, pull, read_dockerfile
+from minisandbox.images import BuildOptions, Image, export_images, load_image, pull, read_dockerfile
 from minisandbox.images.progress import BuildEvent, StepState
 from minisandbox.images.runner import build_limits, build_sandbox
 from minisandbox.images.schedule import build_all
@@ -223,6 +225,28 @@ def test_an_unknown_user_is_an_error_for_everybody(user: str, context: Path, sto
 def test_a_missing_image_is_reported_with_its_line(line: str, context: Path, store: Store) -> None:
     with pytest.raises(RegistryError, match=r"line 3: .*no\.such\.invalid/x"):
         build(f"FROM base\nRUN touch /ran\n{line}\n", context, store)
+
+
+def test_files_with_several_names_stay_one_file(tmp_path: Path, context: Path, store: Store) -> None:
+    text = """FROM base AS one
+RUN mkdir -p /s/d && echo x > /s/a && ln /s/a /s/b && ln /s/a /s/d/c
+FROM base
+COPY --from=one /s /o
+RUN --mount=from=one,source=/s,target=/m stat -c "%i %h" /m/a /m/b /m/d/c > /bound
+"""
+    image = build(text, context, store)
+    for command in ("stat -c '%i %h' /o/a /o/b /o/d/c", "cat /bound"):
+        rows = output(image, command).splitlines()
+        assert len(rows) == 3
+        assert {row.split()[1] for row in rows} == {"3"}
+        assert len(set(rows)) == 1
+    assert output(image, "stat -c %h /bin/sh") == f"{len(APPLETS) + 1}\n", "of a layer that was pulled"
+    export_images(store, ["made"], tmp_path / "exported")
+    members = {}
+    for blob in (tmp_path / "exported/blobs/sha256").iterdir():
+        with contextlib.suppress(tarfile.ReadError), tarfile.open(blob) as tar:
+            members |= {member.name: member for member in tar if member.name.startswith("o/") and not member.isdir()}
+    assert sorted(member.type for member in members.values()) == [tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.LNKTYPE]
 
 
 def test_devices_are_not_made(context: Path, store: Store) -> None:

@@ -11,7 +11,7 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +53,13 @@ class Pool:
         """
         return hold_flock(self.root / ".lock", LOCK_FILE, shared=not exclusive)
 
-    def take(self, entry: Entry, key: str, names: Sequence[str], *, first: int, spare: Path) -> int | None:
-        """Give a file's names the pool's inode, if it is there.
+    def take(self, entry: Entry, key: str, name: str, *, first: int, spare: Path) -> int | None:
+        """Replace a file by the pool's inode, if it is there.
 
         Args:
             entry: the file.
             key: its address (:attr:`.Entry.object`).
-            names: all its names in a tree that nobody sees yet.
+            name: its only name, in a tree that nobody sees yet.
             first: the first of the object's copies that may be used.
             spare: a directory for a moment's names.
 
@@ -72,18 +72,18 @@ class Pool:
         for copy in itertools.count(first):
             path = self._path(copy_name(key, copy))
             try:
-                return copy if self._take(entry, path, names, spare) else None
+                return copy if self._take(entry, path, name, spare) else None
             except _FullInode:
                 continue
         raise AssertionError("copies are counted without an end")
 
-    def share(self, entry: Entry, key: str, names: Sequence[str], *, first: int, spare: Path) -> int:
-        """Give the pool a file's inode; or, where somebody was quicker, the file's names the pool's.
+    def share(self, entry: Entry, key: str, name: str, *, first: int, spare: Path) -> int:
+        """Give the pool a file's inode; or, where somebody was quicker, replace the file by the pool's.
 
         Args:
             entry: the file; its content is durable.
             key: its address (:attr:`.Entry.object`).
-            names: all its names in a tree that nobody sees yet.
+            name: its only name, in a tree that nobody sees yet.
             first: the first of the object's copies that it may become.
             spare: a directory for a moment's names.
 
@@ -97,7 +97,7 @@ class Pool:
             path = self._path(copy_name(key, copy))
             try:
                 with suppress(_FullInode):
-                    while not self._given(names[0], path) and not self._take(entry, path, names, spare):
+                    while not self._given(name, path) and not self._take(entry, path, name, spare):
                         pass  # it was damaged and is gone now
                     return copy
             except OSError as error:
@@ -119,8 +119,8 @@ class Pool:
         fault_point("object-given")
         return True
 
-    def _take(self, entry: Entry, path: str, names: Sequence[str], spare: Path) -> bool:
-        """Replace the names by the pool's inode; False where that has gone or was damaged, and now is gone."""
+    def _take(self, entry: Entry, path: str, name: str, spare: Path) -> bool:
+        """Replace a file by the pool's inode; False where that has gone or was damaged, and now is gone."""
         try:
             info = os.lstat(path)
         except FileNotFoundError:
@@ -129,19 +129,18 @@ class Pool:
             with suppress(FileNotFoundError):
                 os.unlink(path)  # layers that have this inode keep it; verify finds them
             return False
-        for name in names:
-            # Not by a rename over it: ext4 then writes back what is replaced (auto_da_alloc), 2 ms for each file.
-            aside = f"{spare}/aside"
-            os.rename(name, aside)
-            try:
-                _link(path, name)
-            except OSError as error:
-                os.rename(aside, name)
-                if error.errno == errno.EMLINK:
-                    raise _FullInode from error
-                raise
-            os.unlink(aside)
-            fault_point("object-taken")
+        # Not by a rename over it: ext4 then writes back what is replaced (auto_da_alloc), 2 ms for each file.
+        aside = f"{spare}/aside"
+        os.rename(name, aside)
+        try:
+            _link(path, name)
+        except OSError as error:
+            os.rename(aside, name)
+            if error.errno == errno.EMLINK:
+                raise _FullInode from error
+            raise
+        os.unlink(aside)
+        fault_point("object-taken")
         return True
 
     def shards(self) -> list[Path]:

@@ -58,7 +58,7 @@ class Publication:
     made: Made
     below: Iterable[str]
     copies: Mapping[str, int] = field(default_factory=dict)
-    _more: dict[str, list[str]] = field(default_factory=dict)
+    _linked: set[str] = field(default_factory=set)
     _copies: dict[str, int] = field(default_factory=dict)
     _missing: list[tuple[Entry, str]] = field(default_factory=list)
     _next: dict[str, int] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Publication:
                 raise StoreError("the files of a layer are not those of its list", reason="its content was changed")
             fault_point("scanned")
             with self.pool.using():
-                self._note_names(found)
+                self._linked = {entry.same for entry in found}
                 self._take(found)
                 fault_point("taken")
                 sync_filesystem(self.work)
@@ -117,18 +117,13 @@ class Publication:
             self._restore_mtimes(found)
         return found
 
-    def _note_names(self, found: list[Entry]) -> None:
-        for entry in found:
-            if entry.same:
-                self._more.setdefault(entry.same, []).append(entry.path)
-
     def _take(self, found: list[Entry]) -> None:
         """Take up objects that the pool has, before the disk has had any work with these."""
         for entry in found:
-            if _is_shared(entry):
+            if self._is_shared(entry):
                 key = entry.object
                 first = self.copies.get(entry.path, self._first(key))
-                copy = self.pool.take(entry, key, self._names(entry), first=first, spare=self.spare)
+                copy = self.pool.take(entry, key, self._where(entry), first=first, spare=self.spare)
                 if copy is None:
                     self._missing.append((entry, key))
                 else:
@@ -138,10 +133,16 @@ class Publication:
         """Give the pool what it lacks."""
         for entry, key in self._missing:
             first = self.copies.get(entry.path, self._next.get(key, 0))
-            self._note(entry, key, self.pool.share(entry, key, self._names(entry), first=first, spare=self.spare))
+            copy = self.pool.share(entry, key, self._where(entry), first=first, spare=self.spare)
+            self._note(entry, key, copy)
 
-    def _names(self, entry: Entry) -> list[str]:
-        return [f"{self.made.tree}/{path}" for path in (entry.path, *self._more.get(entry.path, ()))]
+    def _where(self, entry: Entry) -> str:
+        return f"{self.made.tree}/{entry.path}"
+
+    def _is_shared(self, entry: Entry) -> bool:
+        """Whether a file goes into the pool; not if it has several names, because programs read st_nlink."""
+        is_linked = entry.same or entry.path in self._linked
+        return entry.kind == FILE and entry.size >= SMALLEST and not is_linked
 
     def _note(self, entry: Entry, key: str, copy: int) -> None:
         self._copies[entry.path] = copy
@@ -158,14 +159,14 @@ class Publication:
 
     def _listed(self, found: list[Entry]) -> Iterator[Entry]:
         for entry in found:
-            copy = self._copies.get(entry.same or entry.path, PRIVATE)
+            copy = self._copies.get(entry.path, PRIVATE)
             yield entry if copy == PRIVATE else replace(entry, copy=copy)
 
     def _restore_mtimes(self, found: list[Entry]) -> None:
         """Give directories the mtimes back that exchanging files in them has changed."""
         for entry in found:
             if entry.kind == listing.DIRECTORY:
-                where = f"{self.made.tree}/{entry.path}"
+                where = self._where(entry)
                 if os.lstat(where).st_mtime_ns != entry.mtime:
                     os.utime(where, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
 
@@ -179,10 +180,6 @@ def rename_directory(source: Path, target: Path) -> None:
     source.chmod(mode | stat.S_IWUSR)
     source.rename(target)
     target.chmod(mode)
-
-
-def _is_shared(entry: Entry) -> bool:
-    return entry.kind == FILE and entry.size >= SMALLEST and not entry.same
 
 
 def make_visible(whole: Path, place: Path) -> None:

@@ -158,8 +158,8 @@ class _Lister:
         return status.st_uid, status.st_gid
 
     def _earlier(self, target: Parts, status: os.stat_result) -> Parts | None:
-        """An earlier name of the same file; in an image equal files may share an inode without being one file."""
-        if not self._tree.closed or status.st_nlink == 1:
+        """Return an earlier name of the same file, or None; in an image, too, only hard links share an inode."""
+        if status.st_nlink == 1:
             return None
         inode = status.st_dev, status.st_ino
         known = self._inodes.setdefault(inode, target)

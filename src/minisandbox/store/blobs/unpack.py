@@ -174,8 +174,8 @@ class _Unpacker:
 
     def _remove_links(self) -> None:
         """Remove the directory of aufs; a file in it stays under the names that are linked to it."""
-        folder = self._top.children.get(_AUFS_LINKS)
-        for name in [*folder.children] if folder else ():
+        folder = self._top.children.get(_AUFS_LINKS, _Node(DIRECTORY))
+        for name in [*folder.children]:
             self._remove(folder, (_AUFS_LINKS,), name)
         self._remove(self._top, (), _AUFS_LINKS)
 
