@@ -48,6 +48,11 @@ class MiniSandboxError(Exception):
             self.what = f"{subject}: {self.what}"
         return self
 
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
+        return made
+
     def __str__(self) -> str:
         parts = [self.what]
         if self.reason:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,13 @@ def test_shared_steps_are_made_once(store: Store, project: Path) -> None:
     again = build_all(_recipes(project, 4, "date +%N > /testbed/when"), store=store, progress=events.append)
     assert again.images == built.images
     assert [event.step for event in events if event.state is not StepState.CACHED] == []
+
+
+def test_a_shared_step_that_fails_is_each_images_failure(store: Store, project: Path) -> None:
+    built = build_all(_recipes(project, 2, "exit 3"), store=store)
+    again = build_all(_recipes(project, 2, "exit 3"), store=store, retry_failed=False)
+    for failures in (built.failures, again.failures):
+        assert [re.findall(r"task-\d", error.what) for error in failures.values()] == [["task-0"], ["task-1"]]
 
 
 def test_independent_steps_run_side_by_side(store: Store, project: Path, tmp_path: Path) -> None:

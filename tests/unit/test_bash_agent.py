@@ -300,7 +300,7 @@ def reached(*replies: str | Message, limits: AgentLimits, options: AgentOptions 
 
 def test_steps() -> None:
     status, record = reached(*[bash("true")] * 9, limits=AgentLimits(steps=5))
-    assert status == "exit_cost"
+    assert status == "exit_steps"
     assert len(record.turns) == 5
     warnings = [told.partition("\n")[2] for told in observed(record)]
     assert warnings[:2] == ["", "[only 3 steps left: submit before that]"]
@@ -322,7 +322,7 @@ def test_no_clock_is_read_into_the_policy() -> None:
 def test_tokens_context_and_cost() -> None:
     replies = [bash("true")] * 30
     for limits, status in [
-        (AgentLimits(tokens=52), "exit_cost"),
+        (AgentLimits(tokens=52), "exit_tokens"),
         (AgentLimits(context=15), "exit_context"),
         (AgentLimits(cost=2.6), "exit_cost"),
     ]:

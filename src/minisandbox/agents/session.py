@@ -51,13 +51,13 @@ class AgentLimits:
 
 LimitName = Literal["steps", "seconds", "tokens", "context", "cost"]
 EXIT_OF_LIMIT: Mapping[LimitName, str] = {
-    "steps": "exit_cost",
+    "steps": "exit_steps",
     "seconds": "exit_total_execution_time",
-    "tokens": "exit_cost",
+    "tokens": "exit_tokens",
     "context": "exit_context",
     "cost": "exit_cost",
 }
-"""The exit status of each limit, in SWE-agent's terms, which count calls and dollars alike as cost."""
+"""The exit status of each limit. SWE-agent says exit_cost for steps and tokens too."""
 
 
 class LimitReached(MiniSandboxError):

@@ -12,6 +12,7 @@ from minisandbox.cli.common.cluster_options import add_cluster_argument, cluster
 from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.output import (
     Column,
+    Once,
     Progress,
     add_json_option,
     print_json,
@@ -117,8 +118,8 @@ def _predictions(where: str, everything: TaskSet, chosen: TaskSet) -> Sequence[P
     return [one for one in found if one.instance_id in chosen or one.instance_id not in everything]
 
 
-def _line(one: Evaluated) -> str:
-    return f"{one.instance_id}: {one.verdict}" + ("" if one.finished else f": {one.detail}")
+def _line(one: Evaluated, once: Once) -> str:
+    return f"{one.instance_id}: {one.verdict}" + ("" if one.finished else f": {once(one.instance_id, one.detail)}")
 
 
 def _print(found: Evaluation, out: Path | None) -> None:

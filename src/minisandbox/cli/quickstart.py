@@ -16,16 +16,17 @@ import minisandbox
 from minisandbox.agents import Agent, EmptyAgent, OracleAgent
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.failures import raise_failures
 from minisandbox.cli.common.output import (
     Column,
     Progress,
+    Repeats,
     add_json_option,
     human_seconds,
     print_json,
     print_table,
     put,
     require_positive,
-    say,
 )
 from minisandbox.cli.common.set_runs import show_progress
 from minisandbox.cli.rollout import note_rollout
@@ -65,8 +66,8 @@ class Row:
 
     Attributes:
         task: its id.
-        built_in: build time of new layers in seconds; 0.0 where none was built, None where the build failed.
-        size: the size of its image, or None.
+        built_in: build time of new layers in seconds; 0.0 where none was built.
+        size: the size of its image.
         sandbox_ready: seconds until a sandbox accepted commands; the median of its rollouts.
         validation: the result of its validation.
         rollouts: its rollouts, by agent.
@@ -74,8 +75,8 @@ class Row:
     """
 
     task: str
-    built_in: float | None
-    size: ImageSize | None
+    built_in: float
+    size: ImageSize
     sandbox_ready: float
     validation: Validated
     rollouts: Mapping[str, Summary]
@@ -101,12 +102,10 @@ def run(args: argparse.Namespace) -> int:
         out = args.out or _run_directory(builder.store, tasks, images)
         if args.fresh:
             _forget_rollouts(out)
-        rows = _check_all(tasks, builder, out, workers)
-    _report(Report(tuple(rows), tuple(images.values()), out, time.monotonic() - began), args.json)
-    for error in list(builder.failures.values())[1:]:
-        say(f"minisandbox: {error.what}")
-    if builder.failures:
-        raise next(iter(builder.failures.values()))
+        rows = _check_all([task for task in tasks if task.instance_id in images], builder, out, workers)
+    if rows or args.json:
+        _report(Report(tuple(rows), len(tasks), tuple(images.values()), out, time.monotonic() - began), args.json)
+    raise_failures(builder.failures)
     return exits.NEGATIVE if any(row.problems for row in rows) else exits.OK
 
 
@@ -134,7 +133,7 @@ def _forget_rollouts(out: Path) -> None:
             shutil.rmtree(out / agent)
 
 
-def _check_all(tasks: TaskSet, builder: Builder, out: Path, workers: int) -> list[Row]:
+def _check_all(tasks: Sequence[Task], builder: Builder, out: Path, workers: int) -> list[Row]:
     """Validate the tasks and run the rollouts; a failure in one task does not affect the others."""
     validated = run_validations(
         tasks, builder.image_of, workers=workers, progress=lambda news: show_progress(builder.progress, news, line)
@@ -144,12 +143,12 @@ def _check_all(tasks: TaskSet, builder: Builder, out: Path, workers: int) -> lis
     rollouts["empty"] = _rollouts(tasks, EmptyAgent(), out / "empty", builder, workers)
     # the oracle's rollouts are recordings like any other: a replay must reach the same verdicts
     rollouts["replay"] = _rollouts(tasks, load_replay(out / "oracle"), out / "replay", builder, workers)
-    sizes = image_sizes([builder.image_of(task) for task in tasks if task.instance_id not in builder.failures])
+    sizes = image_sizes([builder.image_of(task) for task in tasks])
     return [
         _row(
             task,
             builder,
-            sizes.get(task.instance_id),
+            sizes[task.instance_id],
             found[task.instance_id],
             {a: r[task.instance_id] for a, r in rollouts.items()},
         )
@@ -157,7 +156,7 @@ def _check_all(tasks: TaskSet, builder: Builder, out: Path, workers: int) -> lis
     ]
 
 
-def _rollouts(tasks: TaskSet, agent: Agent, out: Path, builder: Builder, workers: int) -> dict[str, Summary]:
+def _rollouts(tasks: Sequence[Task], agent: Agent, out: Path, builder: Builder, workers: int) -> dict[str, Summary]:
     summaries = run_batch(
         tasks,
         Setup(agent=agent),
@@ -171,14 +170,17 @@ def _rollouts(tasks: TaskSet, agent: Agent, out: Path, builder: Builder, workers
     return {summary.instance_id: summary for summary in summaries}
 
 
-def _row(
-    task: Task, builder: Builder, size: ImageSize | None, validation: Validated, rollouts: Mapping[str, Summary]
-) -> Row:
+def _row(task: Task, builder: Builder, size: ImageSize, validation: Validated, rollouts: Mapping[str, Summary]) -> Row:
     name = task.instance_id
     ready = sorted(summary.timings.sandbox_ready for summary in rollouts.values())
-    built_in = None if name in builder.failures else builder.seconds.get(name, 0.0)
     return Row(
-        name, built_in, size, ready[len(ready) // 2], validation, rollouts, tuple(_problems(validation, rollouts))
+        name,
+        builder.seconds[name],
+        size,
+        ready[len(ready) // 2],
+        validation,
+        rollouts,
+        tuple(_problems(validation, rollouts)),
     )
 
 
@@ -201,13 +203,15 @@ class Report:
     """The printed results.
 
     Attributes:
-        rows: one per task.
+        rows: one per task that has an image.
+        tasks: the number of all tasks.
         images: the images.
         out: the directory of the trajectories.
         seconds: the total time.
     """
 
     rows: tuple[Row, ...]
+    tasks: int
     images: tuple[Image, ...]
     out: Path
     seconds: float
@@ -242,19 +246,20 @@ def _report(report: Report, as_json: bool) -> None:
         [Column(title, number=title in numbers, whole=True) for title in columns],
         [_cells(row) for row in report.rows],
     )
+    repeats = Repeats()
     for row in report.rows:
         for problem in row.problems:
-            put(f"\n{row.task}: {problem}")
+            put(f"\n{row.task}: {repeats.once(row.task, problem)}")
     disk, rollouts = human_size(total_size(report.images)), sum(len(row.rollouts) for row in report.rows)
-    put(f"\n{report.good} of {len(report.rows)} tasks as expected; images take {disk} in total")
+    put(f"\n{report.good} of {report.tasks} tasks as expected; images take {disk} in total")
     before = f", {report.resumed} of them from an earlier run (--fresh repeats them)" if report.resumed else ""
     put(f"{rollouts} rollouts{before}; {human_seconds(report.seconds)} in total")
     put(f"trajectories: {report.out}")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    built = "failed" if row.built_in is None else human_seconds(row.built_in) if row.built_in else "cached"
-    size = (human_size(row.size.shared), human_size(row.size.unique)) if row.size else ("", "")
+    built = human_seconds(row.built_in) if row.built_in else "cached"
+    size = human_size(row.size.shared), human_size(row.size.unique)
     verdicts = (row.rollouts[agent].verdict or "none" for agent in _AGENTS)
     result = "NOT as expected" if row.problems else "as expected"
     return (row.task, built, *size, human_seconds(row.sandbox_ready), row.validation.status, *verdicts, result)
@@ -264,8 +269,8 @@ def _plain_row(row: Row) -> dict[str, object]:
     return {
         "instance_id": row.task,
         "built_in": row.built_in,
-        "shared_bytes": row.size.shared if row.size else None,
-        "unique_bytes": row.size.unique if row.size else None,
+        "shared_bytes": row.size.shared,
+        "unique_bytes": row.size.unique,
         "sandbox_ready": row.sandbox_ready,
         "status": row.validation.status,
         "verdicts": {agent: summary.verdict for agent, summary in row.rollouts.items()},

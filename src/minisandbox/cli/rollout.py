@@ -293,7 +293,7 @@ def note_rollout(output: Output, agent: str, news: Progress[Summary]) -> None:
     """Print a line for a finished rollout."""
     latest = news.latest
     if not latest.resumed:
-        verdict = latest.verdict or f"not graded: {latest.detail}"
+        verdict = latest.verdict or f"not graded: {output.repeats.once(latest.instance_id, latest.detail)}"
         output.note(f"{news.done}/{news.total} {agent} {latest.instance_id}: {verdict}")
 
 

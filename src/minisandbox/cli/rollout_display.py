@@ -90,7 +90,7 @@ class Display:
             return
         self._ends.append(time.monotonic())
         if not self._quiet:
-            verdict = latest.verdict or f"not graded: {latest.detail}"
+            verdict = latest.verdict or f"not graded: {self._output.repeats.once(latest.instance_id, latest.detail)}"
             name = f"{latest.instance_id}" + (f" #{latest.attempt}" if latest.attempt else "")
             self._output.note(f"{news.done}/{news.total} {self._agent} {name}: {verdict}")
 

@@ -11,7 +11,9 @@ from minisandbox.cli.common.cluster_options import add_cluster_argument, cluster
 from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.output import (
     Column,
+    Once,
     Progress,
+    Repeats,
     add_json_option,
     print_json,
     print_table,
@@ -87,9 +89,18 @@ def run(args: argparse.Namespace) -> int:
     return status_of(asked)
 
 
-def line(found: Validated) -> str:
-    """Return a result as one line."""
-    return f"{found.instance_id}: {found.status}" + (f": {why}" if (why := detail(found)) else "")
+def line(found: Validated, once: Once) -> str:
+    """Return a result as one line.
+
+    Args:
+        found: the result.
+        once: shortens errors that were printed before.
+    """
+    return f"{found.instance_id}: {found.status}" + (f": {why}" if (why := _reason(found, once)) else "")
+
+
+def _reason(found: Validated, once: Once) -> str:
+    return once(found.instance_id, found.detail) if found.status is Status.ERROR else detail(found)
 
 
 def status_of(found: Sequence[Validated]) -> int:
@@ -111,6 +122,7 @@ def _print(args: argparse.Namespace, found: Sequence[Validated], selected: Seque
     if args.json:
         print_json(validation_report(found, total))
         return
+    once = Repeats().once
     print_table(
         (
             Column("task", whole=True),
@@ -119,7 +131,7 @@ def _print(args: argparse.Namespace, found: Sequence[Validated], selected: Seque
             Column("detail"),
             Column("seconds", number=True),
         ),
-        [(one.instance_id, one.status, one.cause or "", detail(one), f"{one.seconds:.1f}") for one in selected],
+        [(one.instance_id, one.status, one.cause or "", _reason(one, once), f"{one.seconds:.1f}") for one in selected],
     )
     if args.out is not None:
         valid = sum(one.valid for one in found)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,7 +165,7 @@ class _Known:
             try:
                 made[name] = recipe()
             except MiniSandboxError as error:
-                self.failures[name] = error.about(name)
+                self.failures[name] = copy(error).about(name)  # a shared source is asked once
         return made
 
     def plan(self, recipes: Mapping[str, Buildable], planner: Planner) -> dict[str, Plan]:
@@ -174,7 +175,7 @@ class _Known:
             try:
                 plans[name] = plan = planner.plan(name, recipe)
             except MiniSandboxError as error:
-                self.failures[name] = error.about(name)
+                self.failures[name] = copy(error).about(name)  # a shared source is asked once
             else:
                 if all(map(self._store.has_layer, {*plan.layers, *(step.key for step in plan.all_steps())})):
                     self.record(plan)
@@ -307,7 +308,7 @@ class _Work:
 
     def _made(self, node: _Node) -> LayerRecord:
         if (failure := self._known.get(node.planned.key)) is not None:
-            raise known_failure(failure, self._store)
+            raise known_failure(replace(failure, image=node.plan.name), self._store)
         with nullcontext() if self._room is None else self._room.room(self._estimate.cost(node.planned.key).bytes):
             record = self._maker.make(node.plan, node.planned)
         if self._room is not None:
@@ -334,10 +335,12 @@ class _Work:
     def _fail(self, key: str, error: MiniSandboxError) -> None:
         node = self._nodes[key]
         for name in node.names:
+            own = copy(error)  # names this image, not the one whose plan the layer was made by
+            own.what = own.what.replace(f"image {node.plan.name!r}", f"image {name!r}")
             if key not in self._known:
-                note_failure(self._store, self._plans[name], node.planned, error)
+                note_failure(self._store, self._plans[name], node.planned, own)
             if name not in self.failures:
-                self.failures[name] = error
+                self.failures[name] = own
                 self._give_up(name)
 
     def _give_up(self, name: str) -> None:

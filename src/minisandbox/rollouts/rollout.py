@@ -42,7 +42,7 @@ EXIT_API = "exit_api"
 EXIT_CONTEXT = "exit_context"
 """The exit status of an agent whose conversation outgrew the model's context window."""
 EXIT_COST = "exit_cost"
-"""The exit status after a limit on steps, tokens or cost, the agent's or the batch's."""
+"""The exit status after a limit on cost, the agent's, or on cost or tokens, the batch's."""
 EXIT_TIME = "exit_total_execution_time"
 """The exit status of an agent that reached its time limit."""
 

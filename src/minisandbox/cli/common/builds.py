@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,7 +79,6 @@ class Builder:
                     image = build(recipe, store=self.store, name=name, progress=self.report, mirrors=self.mirrors)
                     self._images[name] = replace(image, backend=self.backend)
                 except MiniSandboxError as error:
-                    self.progress.note(f"{name}: not built: {error.what}")
                     self.failures[name] = error.about(name)
                     raise
             return self._images[name]
@@ -108,7 +106,7 @@ class Builder:
             tasks: the tasks.
             workers: build steps at once.
         """
-        building = Building(
+        return Building(
             {task.instance_id: task.recipe for task in tasks},
             store=self.store,
             budget=Budget(jobs=workers),
@@ -117,9 +115,6 @@ class Builder:
             mirrors=self.mirrors,
             backend=self.backend,
         )
-        for name, future in building.images.items():
-            future.add_done_callback(lambda done, name=name: self._note_failure(name, done))  # type: ignore[misc] # binds name
-        return building
 
     def build_recipes(
         self, recipes: Mapping[str, Callable[[], Buildable]], budget: Budget, *, retry_failed: bool = True
@@ -145,9 +140,7 @@ class Builder:
             retry_failed=retry_failed,
             mirrors=self.mirrors,
         )
-        for name, error in built.failures.items():
-            self.progress.note(f"{name}: not built: {error.what}")
-            self.failures[name] = error
+        self.failures.update(built.failures)
         for name in recipes:
             self.seconds[name] = built.seconds.get(name, 0.0)
         images = {name: replace(image, backend=self.backend) for name, image in built.images.items()}
@@ -158,13 +151,10 @@ class Builder:
         """Pull container images; see :func:`minisandbox.images.pull_all`."""
         note = self.progress.note
         budget = None if disk is None else SizeBudget(self.store, disk, set(), note)
-        done = pull_all(
+        return pull_all(
             bases, store=self.store, jobs=jobs, again=again, budget=budget, progress=self.report,
             on_estimate=self._on_pulls, note=note,
         )  # fmt: skip
-        for base, error in done.failures.items():
-            note(f"{base.reference}: not pulled: {error.what}")
-        return done
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove images, and the layers that only they use, so that they are rebuilt."""
@@ -190,11 +180,6 @@ class Builder:
             self.progress.status(f"{before}{what}: another process builds it")
         elif event.state is StepState.STARTED:
             self.progress.status(f"{before}{what}")
-
-    def _note_failure(self, name: str, done: Future[Image]) -> None:
-        error = done.exception()
-        if isinstance(error, MiniSandboxError):
-            self.progress.note(f"{name}: not built: {error.what}")
 
     def _on_estimate(self, estimate: Estimate) -> None:
         self._remaining = ""

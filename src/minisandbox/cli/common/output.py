@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import io
 import json
+import re
 import sys
 import threading
 import time
@@ -18,6 +19,10 @@ from typing import Self, TextIO
 
 from minisandbox.errors import InvalidValue, clean
 
+Once = Callable[[str, str], str]
+"""The method :meth:`Repeats.once`."""
+_OWN = re.compile(r" of image '[^']*'|[^\s']*/logs/[^\s';]+")
+"""Besides its id, what an error of a task differs in from the same error of another."""
 _WIDE = 500  # columns where stdout is a file or a pipe: one line per row, for programs such as grep
 
 
@@ -205,10 +210,12 @@ class Progress:
 
     Attributes:
         terminal: whether stderr is a terminal and the status line is shown.
+        repeats: the errors that were printed.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.terminal = sys.stderr.isatty() and not quiet
+        self.repeats = Repeats()
         self._quiet = quiet
         self._print: Callable[[str], None] | None = None
         self._lock = threading.Lock()
@@ -273,3 +280,34 @@ class Progress:
         if self._shown:
             _write_error("\r\x1b[K")
             self._shown = False
+
+
+class Repeats:
+    """Remembers the errors that were printed. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+
+    def once(self, name: str, text: str) -> str:
+        """Return an error's text, and from the second time on the name of the task with which it was printed.
+
+        Args:
+            name: the task's id.
+            text: the error.
+        """
+        key = same_error(name, text)
+        if key not in self._first:
+            self._first[key] = name
+            return text
+        first = self._first[key]
+        return "the same error as before" if first == name else f"the same error as {first}"
+
+
+def same_error(name: str, text: str) -> str:
+    """Return what is the same where an error of one task is that of others too.
+
+    Args:
+        name: the task's id.
+        text: the error.
+    """
+    return _OWN.sub("", text.replace(name, ""))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from minisandbox.cli.common.builds import Builder
-from minisandbox.cli.common.output import Progress, human_seconds
+from minisandbox.cli.common.output import Once, Progress, human_seconds
 from minisandbox.cli.common.task_sets import cpus
 from minisandbox.grade import DATABASE
 from minisandbox.grade import Progress as News
@@ -58,15 +58,15 @@ class SetRun:
         self._builder.build_all(tasks, self._jobs, retry_failed=self._retry)
 
 
-def show_progress(progress: Progress, news: News[Latest], describe: Callable[[Latest], str]) -> None:
+def show_progress(progress: Progress, news: News[Latest], describe: Callable[[Latest, Once], str]) -> None:
     """Report a finished task, and the estimated time for the rest.
 
     Args:
         progress: the output.
         news: the progress of the run.
-        describe: returns the line about a result.
+        describe: returns the line about a result, with an error that was printed before shortened.
     """
     if not news.resumed:
-        progress.note(f"{news.done}/{news.total} {describe(news.latest)}")
+        progress.note(f"{news.done}/{news.total} {describe(news.latest, progress.repeats.once)}")
     left = f"; about {human_seconds(max(news.seconds_left, 1.0))} left" if news.seconds_left else ""
     progress.status(f"{news.done} of {news.total} done{left}")

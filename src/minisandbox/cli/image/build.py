@@ -10,6 +10,7 @@ from pathlib import Path
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.failures import raise_failures
 from minisandbox.cli.common.output import (
     Column,
     Progress,
@@ -92,11 +93,9 @@ def run_build(args: argparse.Namespace) -> int:
         print_json([{**image_facts(image), "built_in": built.get(name, 0.0)} for name, image in images.items()])
     elif images:
         _print_images(list(images.values()), builder.seconds)
-    for error in list(builder.failures.values())[1:]:
-        say(f"minisandbox: {error.what}")
-    if builder.failures:
-        error = next(iter(builder.failures.values()))
-        raise error.about(args.tasks) if is_recipe else error
+    if is_recipe and builder.failures:
+        raise next(iter(builder.failures.values())).about(args.tasks)
+    raise_failures(builder.failures)
     return exits.OK
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.failures import raise_failures
 from minisandbox.cli.common.output import (
     Column,
     Progress,
@@ -21,7 +22,6 @@ from minisandbox.cli.common.output import (
     print_table,
     put,
     require_positive,
-    say,
 )
 from minisandbox.cli.common.pulls import BUDGET_HELP, parse_budget
 from minisandbox.cli.common.task_sets import add_tasks_option, load
@@ -76,10 +76,7 @@ def run_pull(args: argparse.Namespace) -> int:
         builder = Builder(store, progress)
         done = builder.pull([*named, *listed], jobs=args.jobs, disk=parse_budget(args.budget), again=named)
     _print_images([*done.images.values()], args)
-    for error in [*done.failures.values()][1:]:
-        say(f"minisandbox: {error.what}")
-    if done.failures:
-        raise next(iter(done.failures.values()))
+    raise_failures({base.reference: error for base, error in done.failures.items()}, "images")
     return exits.OK
 
 

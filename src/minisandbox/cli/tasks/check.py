@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import (
     Column,
+    Once,
     Progress,
+    Repeats,
     add_json_option,
     print_json,
     print_table,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from minisandbox.tasks.loading import Refused
 
 _MOST = 10
+_NO_RESULT = ("not_built", "infrastructure")
 """Findings of one check that are printed; the reports have all."""
 
 
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return exits.NEGATIVE if any(one.severity is Severity.ERROR for one in found) else exits.OK
 
 
-def _line(one: Checked) -> str:
+def _line(one: Checked, _: Once) -> str:
     found = ", ".join(dict.fromkeys(finding.check for finding in one.findings))
     return f"{one.instance_id}: {found or 'ok'} ({one.seconds:.1f} s)"
 
@@ -97,7 +100,12 @@ def _print(found: Sequence[Finding], advice: Mapping[str, str], about: Callable[
         return
     columns = (Column("task", whole=True), Column("severity"), Column("check"), Column("finding"))
     shown = [one for those in checks.values() for one in those[:_MOST]]
-    print_table(columns, [(one.task, one.severity, one.check, about(one)) for one in shown])
+    once = Repeats().once
+    rows = [
+        (one.task, one.severity, one.check, once(one.task, about(one)) if one.check in _NO_RESULT else about(one))
+        for one in shown
+    ]
+    print_table(columns, rows)
     for name, those in checks.items():
         more = f" ({len(those) - _MOST} more)" if len(those) > _MOST else ""
         put(f"\n{name}{more}: {advice[name]}", end="")
