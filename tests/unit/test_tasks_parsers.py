@@ -57,6 +57,82 @@ def test_logs_of_real_runners(parser: str, log: str, statuses: dict[str, str]) -
     assert not harness.judge(name, text, passed, ["a test that it lacks"], exit_code=1).resolved
 
 
+SHARED = "named test that several tests share, of which the last one counts"
+
+
+@pytest.mark.parametrize(
+    ("parser", "log", "named", "expected"),
+    [
+        (
+            "cargo",
+            "cargo_kinds",
+            "zero",
+            {"3 results not read": ("tests::overflows - should panic", "src/lib.rs - add (line 3)", "zero")},
+        ),
+        ("gotest", "go_prints", "TestAdd", {"1 result not read": ("TestZero",), f"1 {SHARED}": ("TestAdd",)}),
+        (
+            "phpunit",
+            "phpunit",
+            "",
+            {"1 result not read": ("Plain > Nothing",), "1 test read under another name": ("Plain > Zero",)},
+        ),
+        (
+            "minitest",
+            "minitest",
+            "",
+            {
+                "2 results not read": ("CalcTest#test_zero", "CalcTest#test_later"),
+                "1 skipped test taken for passed": ("CalcTest#test_subtracts later.",),
+            },
+        ),
+        ("jest", "jest_files", "", {"Jest ran 4 tests and printed 0: test.command lacks --verbose": ()}),
+        (
+            "vitest",
+            "vitest_numbers",
+            "",
+            {"2 tests read under another name": tuple(f"vt/a.spec.mjs > calc > waits {number}" for number in (5, 7))},
+        ),
+        (
+            "tap",
+            "tap_kinds",
+            "- zero",
+            {
+                "1 skipped test taken for passed": ("later",),
+                "1 TODO test taken for failed": ("someday",),
+                f"1 {SHARED}": ("- zero",),
+            },
+        ),
+        ("pytest", "pytest", "test_wait.py::test_cut[a", {f"1 {SHARED}": ("test_wait.py::test_cut[a",)}),
+        ("pytest_v2", "pytest", "test_wait.py::test_wait]", {f"1 {SHARED}": ("test_wait.py::test_wait]",)}),
+    ],
+)
+def test_what_parsers_misread(parser: str, log: str, named: str, expected: dict[str, tuple[str, ...]]) -> None:
+    """On logs of Go 1.19.8, cargo 1.95, jest 30, vitest 4.1.12, PHPUnit 9.6.7, minitest 5.17 and Node 20's runner."""
+    found = harness.misread(f"swebench5:parse_log_{parser}", (LOGS / f"{log}.txt").read_text(), [named])
+    assert {misreading.what: misreading.tests for misreading in found} == expected
+
+
+def test_files_that_vitest_prints_are_no_tests() -> None:
+    found = harness.misread("swebench5:parse_log_vitest", (LOGS / "vitest_files.txt").read_text(), [])
+    assert found[-1].what == "2 files read as a test: test.command lacks --reporter=verbose"
+    assert found[-1].tests == ("vt/a.spec.mjs", "vt/b.spec.mjs")
+
+
+@pytest.mark.parametrize(
+    ("parser", "log"),
+    [
+        ("cargo", "cargo"),
+        ("gotest", "go"),
+        ("jest", "jest"),
+        ("vitest", "vitest"),
+        ("googletest", "gtest"),
+        ("tap", "tap"),
+    ],
+)
+def test_logs_that_parsers_read_well(parser: str, log: str) -> None:
+    assert harness.misread(f"swebench5:parse_log_{parser}", (LOGS / f"{log}.txt").read_text(), ["- zero"]) == ()
+
+
 def test_what_is_no_log_of_a_run() -> None:
     """No test in it; or tests that all passed, of a command that failed."""
     log = (LOGS / "go.txt").read_text()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.confirm.checks import ACCIDENTS, Confirmation
+from minisandbox.grade.graders.log import misreadings
 from minisandbox.grade.imports import protect_imports
 from minisandbox.grade.judging import Doubt, SuiteRun, infrastructure_grade, judge
 from minisandbox.grade.options import FLAGGED, confirmed_share, is_confirmed
@@ -105,6 +106,7 @@ def _grade_own(change: Change, place: Workspace, confirm: str) -> Grade:
     try:
         run = place.run(change)
         verdict = _confirmed(place, change, run, judge(place.task, run), confirm)
+        verdict = replace(verdict, misread=misreadings(place.task, run))
     except (MiniSandboxError, OSError) as error:
         verdict = infrastructure_grade(place.task, error)
     return replace(verdict, duration=time.monotonic() - started)

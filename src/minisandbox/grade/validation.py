@@ -15,6 +15,7 @@ from minisandbox.grade.options import FLAGGED
 from minisandbox.grade.report import MISSING, UNCOLLECTED
 from minisandbox.grade.verdict import Grade, Reason
 from minisandbox.tasks import LogGrader, ScriptGrader, Task
+from minisandbox.tasks.harness import Misreading
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Validity:
         detail: the same in a sentence.
         tests: the tests that the sentence is about.
         flaky: the named tests that did not do the same in all runs.
-        notes: what is odd about a task that is valid by its benchmark's rules.
+        notes: what its benchmark's parser misreads; what is odd about a task that is valid by its benchmark's rules.
     """
 
     instance_id: str
@@ -135,7 +136,10 @@ def validate(
     flaky = tuple(sorted(_wavering(reference) | _wavering(empty)))
     broken = next((one for one in reference + empty if one.resolved is None), None)
     leaks = find_leaks(task, image) if broken is None else ()
-    found = Validation(task.instance_id, Status.VALID, flaky=flaky, reference=reference, empty=empty, leaks=leaks)
+    notes = tuple(_about_misreading(task, misreading) for misreading in reference[0].misread)
+    found = Validation(
+        task.instance_id, Status.VALID, flaky=flaky, notes=notes, reference=reference, empty=empty, leaks=leaks
+    )
     if broken is not None and _has_reference(task):
         return replace(found, status=Status.ERROR, cause=Cause.INFRASTRUCTURE, detail=broken.detail)
     if (fault := next(_faults(task, found), None)) is not None:
@@ -144,7 +148,7 @@ def validate(
     if isinstance(task.grader, ScriptGrader) and task.grader.mode == "live" and task.grader.carry:
         clean = replace(task, grader=replace(task.grader, mode="fresh"))
         return replace(found, notes=_about_regrade(grade_reference(clean, image, timeout=timeout, limits=limits)))
-    return replace(found, notes=_notes(task, empty, flaky)) if isinstance(task.grader, LogGrader) else found
+    return replace(found, notes=notes + _notes(task, empty, flaky)) if isinstance(task.grader, LogGrader) else found
 
 
 def _has_reference(task: Task) -> bool:
@@ -205,6 +209,16 @@ def _about_regrade(clean: Grade) -> tuple[str, ...]:
     return (f"what the reference leaves does not pass in a clean sandbox, so that no pass can be confirmed: {said}",)
 
 
+def _about_misreading(task: Task, misreading: Misreading) -> str:
+    assert isinstance(task.grader, LogGrader)
+    return f"{task.grader.parser}: {_with_tests(misreading.what, misreading.tests)}"
+
+
+def _with_tests(what: str, tests: Sequence[str]) -> str:
+    """Add the first tests to a sentence about them."""
+    return f"{what}: {', '.join(tests[:3])}{', ...' if len(tests) > 3 else ''}" if tests else what
+
+
 def _notes(task: Task, empty: Sequence[Grade], flaky: tuple[str, ...]) -> tuple[str, ...]:
     """Say what is odd about a valid row of a benchmark."""
     unseen = tuple(dict.fromkeys(test for run in empty for test in not_seen_failing(task, run)))
@@ -214,11 +228,7 @@ def _notes(task: Task, empty: Sequence[Grade], flaky: tuple[str, ...]) -> tuple[
         "PASS_TO_PASS tests do not pass without a patch": broken,
         "tests change from run to run": flaky,
     }
-    return tuple(
-        f"{len(tests)} {what}: {', '.join(tests[:3])}{', ...' if len(tests) > 3 else ''}"
-        for what, tests in odd.items()
-        if tests
-    )
+    return tuple(_with_tests(f"{len(tests)} {what}", tests) for what, tests in odd.items() if tests)
 
 
 def not_seen_failing(task: Task, run: Grade) -> tuple[str, ...]:

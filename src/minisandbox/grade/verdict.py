@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from minisandbox.tasks.harness import Misreading
+
 
 class Verdict(enum.StrEnum):
     """What grading says of a submission. ``unconfirmed`` and ``infra_error`` have no reward."""
@@ -121,6 +123,7 @@ class Grade:
         duration: seconds that grading took.
         log: the end of the runner's output, for people; nothing is read from it.
         score: the reward that a script gave; None where tests decide.
+        misread: what the benchmark's parser misreads of the log of the reference.
     """
 
     instance_id: str
@@ -135,6 +138,7 @@ class Grade:
     duration: float = 0.0
     log: str = ""
     score: float | None = None
+    misread: tuple[Misreading, ...] = ()
 
     @property
     def resolved(self) -> bool | None:

@@ -23,6 +23,7 @@ from minisandbox.grade import (
     measure,
     validate,
 )
+from minisandbox.grade.check import Severity, check_set
 from minisandbox.images import Image
 from minisandbox.tasks import LogGrader, PythonBuild, SourceSpec, Task, harness
 
@@ -137,6 +138,20 @@ def test_the_task_is_valid(task: Task, image: Image) -> None:
     assert dict(found.reference[0].outcomes) == dict.fromkeys(task.FAIL_TO_PASS + task.PASS_TO_PASS, "passed")
     assert found.empty[0].failed_fail_to_pass == task.FAIL_TO_PASS
     assert not found.empty[0].failed_pass_to_pass
+
+
+@pytest.mark.parametrize("project", [NODE], indirect=True, ids=["node"])
+@pytest.mark.parametrize("test", ["- zero", "- a test that does not exist"])
+def test_what_the_parser_misreads_is_noted(task: Task, image: Image, test: str) -> None:
+    """On rows that are valid, and on rows that may be invalid for that reason."""
+    command = f"{task.grader.command}\nstatus=$?; echo 'ok 9 - later # SKIP'; exit $status"
+    skipping = replace(task, PASS_TO_PASS=(test,), grader=replace(NODE.grader, command=command))
+    found = validate(skipping, image)
+    assert found.valid == (test == "- zero"), found
+    assert found.notes == ("swebench5:parse_log_tap: 1 skipped test taken for passed: later",)
+    (checked,) = check_set([skipping], lambda _: image, repeat=1)
+    (finding,) = (one for one in checked.findings if one.check == "misread_log")
+    assert (finding.severity, finding.where, finding.tests) == (Severity.WARNING, "test.parser", ("later",))
 
 
 def test_its_lists_are_measured_by_the_parsers_names(task: Task, image: Image) -> None:

@@ -119,6 +119,12 @@ def no_reward(seen: Evidence) -> Iterator[Problem]:
         yield Problem(run.detail, where)
 
 
+def misread_log(seen: Evidence) -> Iterator[Problem]:
+    """The benchmark's parser misreads the log of the known solution."""
+    for misreading in seen.found.reference[0].misread:
+        yield Problem(misreading.what, "test.parser", misreading.tests)
+
+
 def not_confirmable(seen: Evidence) -> Iterator[Problem]:
     """Passes in the agent's sandbox cannot be confirmed in a clean one."""
     if isinstance(seen.task.grader, ScriptGrader):

@@ -86,6 +86,7 @@ RUNS = (
     Check(runs.timeout, _ERROR, "raise test.timeout, or take the slow tests out of the lists"),
     Check(runs.near_timeout, _WARNING, "raise test.timeout to four times what the tests take"),
     Check(runs.no_reward, _ERROR, "let the verifier write a reward whatever happens, 0 first"),
+    Check(runs.misread_log, _WARNING, "change test.command or the tests' names; docs/reference/graders.md"),
     Check(runs.not_confirmable, _WARNING, "let the work stay in the working directory or in artifacts"),
     Check(runs.writable_verifier, _ERROR, "move the file to tests/, which the grader brings"),
     Check(runs.infrastructure, _ERROR, "repeat the command; `minisandbox doctor` checks this machine"),

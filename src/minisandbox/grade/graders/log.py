@@ -8,6 +8,7 @@ alone is believed, if the benchmark takes it for the log of a run.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from minisandbox.grade.verdict import Reason
 from minisandbox.patches import touched_files
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import LogGrader, Task, file_of, harness, node_id
+from minisandbox.tasks.harness import Misreading
 from minisandbox.types import ExecResult, MiB, Outcome
 
 LOG_LIMIT = 128 * MiB
@@ -157,6 +159,16 @@ class LogRunner:
             return frozenset(test for test in self._named if _TEST_NAME.fullmatch(test))
         files = {*self._there, *touched_files(self._task.test_patch), *self._task.hidden_files}
         return frozenset(test for test in self._named if file_of(test) in files)
+
+
+def misreadings(task: Task, run: SuiteRun) -> tuple[Misreading, ...]:
+    """Return what a task's parser misreads of a run's log; nothing if the parser cannot read the log at all."""
+    if not isinstance(task.grader, LogGrader) or not run.whole_log:
+        return ()
+    named = task.FAIL_TO_PASS + task.PASS_TO_PASS
+    with contextlib.suppress(HarnessError):
+        return harness.misread(task.grader.parser, run.whole_log, named, about=about(task))
+    return ()
 
 
 def about(task: Task) -> dict[str, str]:

@@ -55,6 +55,19 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
+class Misreading:
+    """What a parser misreads of a log.
+
+    Attributes:
+        what: how many tests, and how.
+        tests: their names, as the runner prints them.
+    """
+
+    what: str
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Specification:
     """What SWE-bench says of how the rows of one version of a repository are built and tested.
 
@@ -223,6 +236,23 @@ def judge(
 def parse(parser: str, log: str, *, about: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return every test that a log has, with the parser's word; arguments and errors as for :func:`judge`."""
     return dict(_ask("parse", PARSE_TIMEOUT, parser=parser, log=log, about=dict(about or {}))["statuses"])
+
+
+def misread(
+    parser: str, log: str, named: Sequence[str], *, about: Mapping[str, str] | None = None
+) -> tuple[Misreading, ...]:
+    """Return what a parser misreads of a log, seen from the runner's own lines; errors as for :func:`judge`.
+
+    Args:
+        parser: as in :attr:`.LogGrader.parser`.
+        log: what the test command printed.
+        named: the tests of the task's lists.
+        about: what some parsers ask of a row: ``instance_id``, ``repo`` and ``version``.
+    """
+    arguments = {"parser": parser, "log": log, "named": list(named), "about": dict(about or {})}
+    return tuple(
+        Misreading(what, tuple(tests)) for what, tests in _ask("misread", PARSE_TIMEOUT, **arguments)["misread"]
+    )
 
 
 def close() -> None:

@@ -18,6 +18,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from minisandbox.tasks.harness.misreadings import misreadings
+
 _MEMORY = 4 * 1024**3
 _FIVE = "swebench5"
 
@@ -189,6 +191,12 @@ def _parsed(parser: str, log: str, about: dict[str, str]) -> dict[str, Any]:
     return {"statuses": dict(_parser(parser)(log, types.SimpleNamespace(**about)))}
 
 
+def _misread(parser: str, log: str, named: list[str], about: dict[str, str]) -> dict[str, Any]:
+    """What a parser makes wrong of a log."""
+    parse, spec = _parser(parser), types.SimpleNamespace(**about)
+    return {"misread": misreadings(lambda text: parse(text, spec), parse.__name__, log, frozenset(named))}
+
+
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "specification": _specification,
     "profile": _profile,
@@ -196,6 +204,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "known": _known,
     "judge": _judgement,
     "parse": _parsed,
+    "misread": _misread,
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,193 @@
+"""Compare a log parser with the runner's own result lines, one line at a time, and report what the parser misreads.
+
+Nothing here knows a parser's faults: each result line has a name and an outcome, and the parser reads it alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+Parse = Callable[[str], Mapping[str, str]]
+Found = list[tuple[str, list[str]]]
+"""Sentences about misread tests, each with the tests' names."""
+
+PASSED, FAILED, SKIPPED, TODO = "PASSED", "FAILED", "SKIPPED", "TODO"
+_MOST = 20_000
+"""Result lines that are compared."""
+_CROSS = "\u00d7"
+_VITEST_FILE = re.compile(rf"\s*[✓{_CROSS}\u276f] (\S+) \(\d+ tests?\b.*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a runner printed about one test.
+
+    Attributes:
+        name: the test's name, without what the runner adds.
+        outcome: PASSED, FAILED, SKIPPED or TODO.
+        text: the lines that show it.
+        parsed: the name that the parser has to return; "" if only the runner knows it.
+    """
+
+    name: str
+    outcome: str
+    text: str
+    parsed: str = ""
+
+
+def _cargo(lines: list[str]) -> Iterator[Result]:
+    for line in lines:
+        match = re.match(r"test (.+?) \.\.\. (?!ignored|bench:)(.+)$", line)
+        if match:
+            yield Result(match[1], FAILED if match[2].endswith("FAILED") else PASSED, line)
+
+
+def _go(lines: list[str]) -> Iterator[Result]:
+    started = {line.split()[2] for line in lines if re.match(r"=== RUN\s+\S", line)}
+    for line in lines:
+        match = re.match(r".*?--- (PASS|FAIL|SKIP): (\S+) \(\d+\.\d+s\)$", line)
+        if match and match[2] in started:  # others are the output of a test that runs `go test`
+            yield Result(match[2], {"PASS": PASSED, "FAIL": FAILED, "SKIP": SKIPPED}[match[1]], line, match[2])
+
+
+def _phpunit(lines: list[str]) -> Iterator[Result]:
+    marks = {"✔": PASSED, "✘": FAILED, "↩": SKIPPED, "☢": PASSED, "⚠": PASSED}
+    header = ""
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        match = re.match(r" ([✔✘↩☢⚠]) (.*)$", line)
+        if match:
+            named = re.match(r"(\w.+) \(.+\)$", header)
+            suite = named[1] if named else header
+            text = f"Another (Another)\n{header}\n{line}"
+            yield Result(f"{suite} > {match[2]}", marks[match[1]], text, f"{suite} > {match[2]}")
+        elif re.match(r"\w", line) and re.match(r" [✔✘↩☢⚠∅] ", following):
+            header = line
+
+
+def _minitest(lines: list[str]) -> Iterator[Result]:
+    outcomes = {".": PASSED, "F": FAILED, "E": FAILED, "S": SKIPPED}
+    for line in lines:
+        match = re.match(r"(.+) = [\d.]+ s = ([.FES])$", line)
+        if match:
+            yield Result(match[1], outcomes[match[2]], line)
+
+
+def _tap(lines: list[str]) -> Iterator[Result]:
+    for line in lines:
+        match = re.match(r"\s*(not )?ok\b(?: \d+)?(?: -)? ?(.*?)(?: # (TODO|SKIP)\b.*)?$", line, re.IGNORECASE)
+        if match:
+            directive = {"TODO": TODO, "SKIP": SKIPPED}.get((match[3] or "").upper())
+            yield Result(match[2], directive or (FAILED if match[1] else PASSED), line)
+
+
+def _jest(lines: list[str]) -> Iterator[Result]:
+    for line in lines:
+        match = re.match(r"\s*([✓✕]) (.+?)(?: \([\d.]+ m?s\))?$", line)
+        if match:
+            yield Result(match[2], PASSED if match[1] == "✓" else FAILED, line, match[2])
+
+
+def _vitest(lines: list[str]) -> Iterator[Result]:
+    for line in lines:
+        match = re.match(rf"\s*([✓{_CROSS}↓]) (.+?)(?: \d+ms| \[skipped\])?$", line)
+        if match and not _VITEST_FILE.match(line):
+            yield Result(match[2], {"✓": PASSED, _CROSS: FAILED, "↓": SKIPPED}[match[1]], line, match[2])
+
+
+def _googletest(lines: list[str]) -> Iterator[Result]:
+    for line in lines:
+        match = re.match(r".*\[\s*(OK|FAILED)\s*\] (\S+?)(?:, where .*)? \(\d+ ms\)$", line)
+        if match:
+            yield Result(match[2], PASSED if match[1] == "OK" else FAILED, line, match[2])
+
+
+def _pytest(lines: list[str]) -> Iterator[Result]:
+    for line in lines:
+        match = re.match(r"(PASSED|FAILED) (\S.*)$", line)
+        if match:
+            yield Result(match[2].split(" - ")[0] if match[1] == FAILED else match[2], match[1], line)
+
+
+_RUNNERS: Mapping[str, Callable[[list[str]], Iterator[Result]]] = {
+    "cargo": _cargo, "gotest": _go, "phpunit": _phpunit, "minitest": _minitest, "tap": _tap, "jest": _jest,
+    "vitest": _vitest, "googletest": _googletest, "pytest": _pytest, "pytest_options": _pytest, "pytest_v2": _pytest,
+    "matplotlib": _pytest, "seaborn": _pytest,
+}  # fmt: skip
+"""Runners by the ends of the names of swebench's functions."""
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def misreadings(parse: Parse, function: str, log: str, named: Collection[str]) -> Found:
+    """Return what a parser misreads of a log.
+
+    Args:
+        parse: reads the text of a log.
+        function: the parser's name, such as ``parse_log_cargo``.
+        log: the log.
+        named: the tests of the task's lists.
+    """
+    kind = function.removeprefix("parse_log_")
+    runner, lines = _RUNNERS.get(kind), log.split("\n")
+    if runner is None:
+        return []
+    found = _compared(parse, runner(lines), named)
+    if kind == "jest":
+        found += _jest_totals(lines)
+    if kind == "vitest":
+        found += _some("file{s} read as a test: test.command lacks --reporter=verbose", _files(lines))
+    return found
+
+
+def _compared(parse: Parse, results: Iterable[Result], named: Collection[str]) -> Found:
+    unread, renamed, timed = [], [], []
+    wrong: dict[str, list[str]] = defaultdict(list)
+    together: dict[str, list[str]] = defaultdict(list)
+    for result, _ in zip(results, range(_MOST), strict=False):
+        seen = parse(result.text)
+        if not seen:
+            unread.append(result.name)
+            continue
+        name, word = list(seen.items())[-1]
+        together[name].append(result.name)
+        if result.parsed and name != result.parsed:
+            renamed.append(result.name)
+        if " # time=" in name:
+            timed.append(result.name)
+        if word != result.outcome and (result.outcome, word) != (TODO, PASSED):
+            wrong[f"{_WORDS[result.outcome]} test{{s}} taken for {word.lower()}"].append(result.name)
+    shared = [name for name, tests in together.items() if len(tests) > 1 and name in named]
+    return [
+        *_some("result{s} not read", unread),
+        *(entry for what, tests in wrong.items() for entry in _some(what, tests)),
+        *_some("test{s} read under another name", renamed),
+        *_some("name{s} with the time that the test took", timed),
+        *_some("named test{s} that several tests share, of which the last one counts", shared),
+    ]
+
+
+_WORDS = {PASSED: "passed", FAILED: "failed", SKIPPED: "skipped", TODO: "TODO"}
+
+
+def _some(what: str, tests: Iterable[str]) -> Found:
+    names = list(dict.fromkeys(tests))
+    return [(f"{len(names)} {what.format(s='' if len(names) == 1 else 's')}", names)] if names else []
+
+
+def _files(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        if match := _VITEST_FILE.match(line):
+            yield match[1]
+
+
+def _jest_totals(lines: list[str]) -> Found:
+    """Compare the number of tests that Jest ran with the number that it printed."""
+    totals = (re.match(r"Tests:\s.*?(\d+) total$", _ESCAPES.sub("", line)) for line in lines)
+    ran = sum(int(match[1]) for match in totals if match)
+    printed = sum(bool(re.match(r"\s*[✓✕○✎] ", line)) for line in lines)
+    if printed >= ran:
+        return []
+    return [(f"Jest ran {ran} tests and printed {printed}: test.command lacks --verbose", [])]
