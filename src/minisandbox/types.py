@@ -295,7 +295,7 @@ class ImageSpec:
         name: its name in messages and logs.
         layers: absolute host paths of read-only directory trees, bottom first, without mounts in them.
         environment: variables every command gets, captured when the image was built.
-        workdir: the directory where commands start.
+        workdir: the directory where commands start; made where it is missing.
         host_usr: whether the host's ``/usr`` (and ``/bin``, ``/lib`` and so on where they are directories) is shown.
         base_commit: the commit that ``Sandbox.patch`` compares with.
         clean: whether the repository at ``workdir`` equals that commit, ignored files apart: then git compares
@@ -304,6 +304,7 @@ class ImageSpec:
             id all run as root.
         backend: what isolates it: "" for namespaces, or the container engine ``podman`` or ``docker``.
         entrypoint: the program that an engine starts its containers with, and that a sandbox does not run.
+        volumes: further directories that are made where they are missing.
     """
 
     name: str
@@ -316,6 +317,7 @@ class ImageSpec:
     user: str = ""
     backend: str = ""
     entrypoint: tuple[str, ...] = ()
+    volumes: tuple[PurePosixPath, ...] = ()
 
 
 class Outcome(enum.Enum):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.kernel.test_container_images import APPLETS, HOME, base  # noqa: F401 - a fixture
-from tests.unit.oci_tools import END, MadeImage
+from tests.unit.oci_tools import END, MadeImage, entry
 
 from minisandbox import Sandbox
 from minisandbox.cli.main import main
@@ -64,6 +64,31 @@ def output(image: Image, command: str) -> str:
     """What a command prints in a sandbox of an image."""
     with Sandbox.create(image.spec()) as box:
         return box.exec(["sh", "-c", command]).check().stdout
+
+
+def test_a_missing_workdir_is_made_for_each_run_and_sandbox(tmp_path: Path, context: Path, store: Store) -> None:
+    layout = MadeImage([entry("f") + END], {"WorkingDir": "/no/such"}).write_layout(tmp_path / "other")
+    pull(f"oci:{layout}", store=store, name="without")
+    image = build(
+        """FROM without
+COPY --from=base / /
+RUN pwd > /seen
+RUN cd / && rm -r /no
+RUN pwd >> /seen && cd / && rm -r /no
+VOLUME /vol/ume
+""",
+        context,
+        store,
+    )
+    assert output(image, "cat /seen; pwd; ls -d /vol/ume") == "/no/such\n/no/such\n/no/such\n/vol/ume\n"
+
+
+def test_an_archives_image_is_named_in_from(tmp_path: Path, context: Path, store: Store, base: bytes) -> None:  # noqa: F811
+    (tmp_path / "saved.tar").write_bytes(MadeImage([base + END], {"Env": ["A=b"]}).docker_archive("localhost/own:1"))
+    taken = pull(f"docker-archive:{tmp_path}/saved.tar", store=store)
+    image = build("FROM localhost/own:1\nRUN echo $A > /seen\nCOPY --from=own:1 /etc/passwd /p\n", context, store)
+    assert output(image, "cat /seen; wc -l < /p") == "b\n2\n"
+    assert load_image(store, "localhost/own:1") == taken, "an image built over it has another name"
 
 
 def test_instructions_and_their_second_build(context: Path, store: Store) -> None:

@@ -19,7 +19,7 @@ import pytest
 from tests.unit.oci_tools import END, MadeImage, entry, folder, hard_link, link
 
 from minisandbox import Sandbox
-from minisandbox.errors import MiniSandboxError
+from minisandbox.errors import FileAccessError, MiniSandboxError
 from minisandbox.images import Image, export_images, pull, push
 from minisandbox.store import Store
 from minisandbox.store.entries import Entry, read_entries
@@ -121,6 +121,54 @@ def test_commands_run_as_the_images_user(tmp_path: Path, store: Store, base: byt
         assert box.exec("id -u; id -g", user="1000:1000").check().stdout.split() == ["1000", "1000"]
         with Sandbox.attach(box.id) as other:
             assert other.exec("id -u").check().stdout == "1000\n"
+
+
+MISSING = {  # a missing WorkingDir, and where commands start then
+    "nothing of it": ("/no/such/dir", "/no/such/dir"),
+    "the last part": (f"{HOME}/x", f"{HOME}/x"),
+    "in a closed directory": ("/root/deep/er", "/root/deep/er"),
+    "behind a link": ("/link/x/y", "/d/x/y"),
+    "behind a link to above the root": ("/up/x", "/x"),
+    "in /tmp": ("/tmp/a/b", "/tmp/a/b"),
+    "in /run": ("/run/a", "/run/a"),
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_a_missing_workdir_is_made(tmp_path: Path, store: Store, base: bytes, case: str) -> None:
+    path, real = MISSING[case]
+    more = link("link", "/d") + link("up", "../../..")
+    with box_of(made(tmp_path, store, base, more, WorkingDir=path)) as box:
+        assert box.exec(["pwd"]).check().stdout == f"{real}\n"
+        assert box.exec('stat -c "%a %u %g" .').check().stdout == "755 0 0\n"
+        assert box.exec("touch f").ok
+        assert box.files.exists(f"{real}/f")
+        box.exec(["rm", "-r", real], cwd="/").check()
+        with pytest.raises(FileAccessError, match="cannot enter"):
+            box.exec(["pwd"])
+        [fork] = box.fork(1)
+        with fork, pytest.raises(FileAccessError, match="cannot enter"):
+            fork.exec(["pwd"])
+        box.reset()
+        assert box.exec(["pwd"]).check().stdout == f"{real}\n"
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd/x", "/dangling/x", "/proc/x", "/loop/x"])
+def test_a_workdir_that_cannot_be_made_is_named(tmp_path: Path, store: Store, base: bytes, path: str) -> None:
+    image = made(tmp_path, store, base, link("dangling", "/none") + link("loop", "loop"), WorkingDir=path)
+    with box_of(image) as box:
+        with pytest.raises(FileAccessError, match=f"cannot enter {path}"):
+            box.exec(["pwd"])
+        assert box.exec(["pwd"], cwd="/").check().stdout == "/\n"
+
+
+def test_volumes_are_made_and_a_user_can_start_in_a_missing_workdir(tmp_path: Path, store: Store, base: bytes) -> None:
+    volumes: dict[str, object] = {"/data/one": {}, "/d": {}, "relative": {}, "/etc/passwd": {}}
+    image = made(tmp_path, store, base, User="app", WorkingDir="/work/of/app", Volumes=volumes)
+    with box_of(image) as box:
+        assert box.exec(["pwd"]).check().stdout == "/work/of/app\n"
+        assert box.exec('stat -c "%F %a %u" /data/one; ls /d').check().stdout == "directory 755 0\ngone\nkept\n"
+        assert box.exec(["test", "-f", "/etc/passwd"]).ok
 
 
 def test_what_an_image_closes_to_its_owner_is_exported(tmp_path: Path, store: Store) -> None:

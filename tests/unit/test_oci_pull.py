@@ -25,6 +25,7 @@ from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, NotFound
 from minisandbox.images import load_image, pull
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.manifest import find_manifest, parse_platform
+from minisandbox.images.oci.pull import stored
 from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference, places_of
 from minisandbox.store import Store
 from minisandbox.store.blobs import streams as blobs
@@ -251,6 +252,48 @@ def test_the_same_image_from_everywhere(store: Store, image: MadeImage, tmp_path
 def test_an_image_is_found_by_its_reference(store: Store, image: MadeImage, tmp_path: Path) -> None:
     layout = image.write_layout(tmp_path / "layout", tags=["v1"])
     assert load_image(store, pull(f"oci:{layout}:v1", store=store).name) == load_image(store, f"oci:{layout}:v1")
+
+
+NAMES = {  # what an archive calls its image: references that lead to it, and some that do not
+    "localhost/base:1": (
+        ["localhost/base:1", "base:1"], ["localhost/base", "docker.io/base:1", "ghcr.io/base:1", "a/base:1"]),
+    "localhost/team/base:latest": (["localhost/team/base", "team/base", "team/base:latest"], ["base", "team/base:1"]),
+    "base:1": (["base:1", "docker.io/library/base:1", "library/base:1"], ["localhost/base:1", "base"]),
+    "docker.io/library/base:1": (["base:1", "index.docker.io/base:1"], ["localhost/base:1"]),
+    "ghcr.io/a/b:c": (["ghcr.io/a/b:c"], ["a/b:c", "b:c"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["docker-archive", "ref.name", "io.containerd.image.name"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_of_an_archive_is_found_by_its_own_name(
+    store: Store, image: MadeImage, tmp_path: Path, name: str, kind: str
+) -> None:
+    if kind == "docker-archive":
+        (tmp_path / "some.tar").write_bytes(image.docker_archive("other:1", name))
+        taken = pull(f"docker-archive:{tmp_path}/some.tar", store=store)
+    else:
+        layout = image.write_layout(tmp_path / "layout", tags=[name if kind == "ref.name" else "1"])
+        if kind != "ref.name":
+            index = json.loads((layout / "index.json").read_text())
+            index["manifests"][0]["annotations"][kind] = name
+            (layout / "index.json").write_text(json.dumps(index))
+        taken = pull(f"oci:{layout}", store=store, name="whatever")
+    found, missing = NAMES[name]
+    for reference in found:
+        assert stored(store, reference) == taken
+        assert load_image(store, reference) == taken
+    for reference in missing:
+        assert stored(store, reference) is None
+    assert stored(store, found[0], "linux/s390x") is None
+
+
+def test_of_several_archives_of_one_name_the_newest_counts(store: Store, image: MadeImage, tmp_path: Path) -> None:
+    (tmp_path / "one.tar").write_bytes(image.docker_archive("localhost/base:1"))
+    (tmp_path / "two.tar").write_bytes(MadeImage([FIRST]).docker_archive("localhost/base:1"))
+    for name in ("two", "one"):
+        taken = pull(f"docker-archive:{tmp_path}/{name}.tar", store=store)
+        assert stored(store, "localhost/base:1") == taken
 
 
 def test_several_images_of_a_layout_have_to_be_told_apart(store: Store, image: MadeImage, tmp_path: Path) -> None:

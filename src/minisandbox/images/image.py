@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key, write_base
+from minisandbox.images.oci.config import volumes
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
@@ -66,7 +67,7 @@ class Image:
         return ImageSpec(
             self.name, trees, self.environment, self.workdir, host_usr=not self.own_root,
             base_commit=self.commit or "HEAD", clean=bool(self.commit), user=self.user,
-            backend=self.backend, entrypoint=self._entrypoint(),
+            backend=self.backend, entrypoint=self._entrypoint(), volumes=volumes(self.config),
         )  # fmt: skip
 
     def _entrypoint(self) -> tuple[str, ...]:
@@ -145,20 +146,34 @@ def find_record(store: Store, name: str) -> ImageRecord:
         return store.image(name)
     from minisandbox.images.oci.reference import image_name, is_of, origin, parse_reference  # noqa: PLC0415 - most names are no references
 
-    try:
-        record = store.image(image_name(name))
-    except NotFound:
+    other = None
+    with suppress(NotFound):
+        other = store.image(image_name(name))
+        if is_of(parse_reference(name), other.notes):
+            return other
+    for record in archived(store, name):
+        return record
+    if other is None:
         raise NotFound(
             f"{name} is not in the store {store.root}",
             hint=f"minisandbox image pull {name}; `minisandbox image ls` lists what is there",
-        ) from None
-    if not is_of(parse_reference(name), record.notes):
-        raise NotFound(
-            f"{name} is not in the store",
-            reason=f"there is an image {record.name}; {origin(record.notes)}",
-            hint=f"minisandbox image pull {name} --name NAME",
         )
-    return record
+    raise NotFound(
+        f"{name} is not in the store",
+        reason=f"there is an image {other.name}; {origin(other.notes)}",
+        hint=f"minisandbox image pull {name} --name NAME",
+    )
+
+
+def archived(store: Store, reference: str) -> list[ImageRecord]:
+    """Return the records of images that their archives call by a reference, the newest first."""
+    from minisandbox.images.oci.reference import Remote, called, parse_reference  # noqa: PLC0415 - as above
+
+    parsed = parse_reference(reference)
+    if not isinstance(parsed, Remote):
+        return []
+    records = store.images_with(parsed.repository.removeprefix("library/"))
+    return sorted((record for record in records if called(reference, record.notes)), key=lambda record: -record.created)
 
 
 def is_reference(text: str) -> bool:

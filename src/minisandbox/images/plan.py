@@ -264,7 +264,7 @@ class Planner:
                 "workdir": str(image.workdir),
             }  # fmt: skip
             known = step_key(None, {"kind": "container", **seen})
-            notes = {name: text for name, text in image.notes.items() if name not in ("reference", "digest")}
+            notes = {name: text for name, text in image.notes.items() if name not in ("reference", "digest", "names")}
             notes["base"] = image.notes.get("reference", image.name)
             return Ground(image.layers, known, image.environment, image.workdir, image.user, True, image.config, notes)
         from minisandbox.images.oci.pull import ensure_root  # noqa: PLC0415 - loads an HTTP client

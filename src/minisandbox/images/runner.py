@@ -261,8 +261,6 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
         _sandbox(place, work, limits, access.network, mounts, upper) as box,
         place.session.cancellation.running(box),
     ):
-        if not work.tools and not box.files.exists(place.planned.workdir):
-            box.files.mkdir(place.planned.workdir)
         _write_files(box, place, work)
         _run_commands(box, place, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}

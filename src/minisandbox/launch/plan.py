@@ -259,6 +259,25 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
+class Complete:
+    """Make directories that an image names but does not hold, as engines do when a container starts.
+
+    A symbolic link leads where it leads inside the sandbox. A directory that cannot be made stays missing.
+
+    Attributes:
+        root: scratch path of the root directory.
+        paths: absolute paths inside.
+    """
+
+    root: str
+    paths: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Describe the operation, for people."""
+        return f"make {', '.join(self.paths)} where missing"
+
+
+@dataclass(frozen=True, slots=True)
 class Enter:
     """Make a scratch directory the root of everything and forget the host's."""
 
@@ -284,6 +303,7 @@ Operation = (
     | Cover
     | File
     | Name
+    | Complete
     | Enter
 )
 _KINDS: dict[str, type[Operation]] = {kind.__name__: kind for kind in Operation.__args__}

@@ -121,6 +121,7 @@ def make_plan(request: Request) -> p.Plan:
         *_tmp(request),
         *(p.Move(f"root/{name}", source=name) for name in ("dev", "run", "proc")),
         *_mounts(request.mounts),
+        *_missing(request),
         p.Enter(p.ROOT),
     )
     limits, by = request.limits, request.enforcement
@@ -335,6 +336,13 @@ def _sealed(request: Request, part: str) -> tuple[str, ...]:
 def _layers(image: ImageSpec) -> tuple[str, ...]:
     """Where the layers are attached, topmost first."""
     return tuple(f"layers/{slot}" for slot in reversed(range(len(image.layers))))
+
+
+def _missing(request: Request) -> Iterator[p.Complete]:
+    """Make the directories that the image names; over sealed trees, what was removed stays removed."""
+    named = (request.image.workdir, *request.image.volumes)
+    if not request.sealed and (paths := tuple(str(path) for path in named if path.name)):
+        yield p.Complete(p.ROOT, paths)
 
 
 def _tmp(request: Request) -> Iterator[p.Operation]:

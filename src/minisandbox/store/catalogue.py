@@ -92,6 +92,19 @@ class Catalogue:
                 found.append(self.image(name))
         return found
 
+    def images_with(self, text: str) -> list[ImageRecord]:
+        """Return the image records that hold a string of ASCII; the others are not parsed.
+
+        Raises:
+            StoreError: one of them is damaged.
+        """
+        found = []
+        for name in self.image_names():
+            with suppress(NotFound, FileNotFoundError), store_faults(f"read image {name}"):
+                if text.encode() in (self.root / f"images/{name}.json").read_bytes():
+                    found.append(self.image(name))
+        return found
+
     def remove_image(self, name: str) -> None:
         """Forget an image, and that it is pinned; its layers stay until they are collected.
 

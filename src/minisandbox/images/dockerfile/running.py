@@ -159,7 +159,8 @@ def _execute(run: RunCommand, place: Place, upper: Path) -> ExecResult:
         apt.write_bytes(_APT)
         mounts.append(HostMount(apt, _APT_PLACE))
         environment.setdefault("APT_CONFIG", str(_APT_PLACE))
-    spec = ImageSpec(f"{place.image}: line {run.line}", place.layers, host_usr=False)
+    name = f"{place.image}: line {run.line}"
+    spec = ImageSpec(name, place.layers, workdir=PurePosixPath(run.workdir), host_usr=False)
     limits = build_limits(place.session.memory)
     box = build_sandbox(
         spec,

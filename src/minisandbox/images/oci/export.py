@@ -35,7 +35,6 @@ from minisandbox.store.sizes import stack_of
 
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
-_REF_NAME = "org.opencontainers.image.ref.name"
 
 Document = dict[str, JSONValue]
 
@@ -102,7 +101,7 @@ def export_images(
             row = described(m.MANIFEST, text)
             layout.document(str(row["digest"]), text)
             tag = f"{repository_of(image.name)}:latest"
-            rows.append({**row, "annotations": {_REF_NAME: tag}})
+            rows.append({**row, "annotations": {m.REF_NAME: tag}})
             archived.append({"Config": config, "RepoTags": [tag], "Layers": layers})
         put("index.json", _json({"schemaVersion": 2, "mediaType": m.INDEX, "manifests": rows}))
         if not private:

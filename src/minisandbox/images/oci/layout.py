@@ -208,12 +208,13 @@ class Layout(_OnDisk):
 
     def manifest(self, platform: m.Platform) -> m.Manifest:
         """Return the manifest for a platform."""
-        first = self._chosen(self._index(), platform).digest
+        first = self._chosen(self._index(), platform)
         found, values = m.find_manifest(
-            first, lambda digest: (digest, self._blob(digest, m.MOST_MANIFEST)), platform, self.name
+            first.digest, lambda digest: (digest, self._blob(digest, m.MOST_MANIFEST)), platform, self.name
         )
         config, layers = m.layers_of(values, self.name)
-        return m.Manifest(found, self._blob(config.digest, m.MOST_CONFIG), tuple(layers), config.media_type)
+        text, names = self._blob(config.digest, m.MOST_CONFIG), (first.name, first.image)
+        return m.Manifest(found, text, tuple(layers), config.media_type, names)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
@@ -250,7 +251,7 @@ class DockerArchive(_OnDisk):
 
     def tags(self) -> list[str]:
         """Return the first tag of each of its images; "" for one without."""
-        return [next(iter(_tags(row)), "") for row in self._rows()]
+        return [next(iter(_names(row)), "") for row in self._rows()]
 
     def tagged(self, tag: str) -> DockerArchive:
         """Return the source of one of its images."""
@@ -261,7 +262,7 @@ class DockerArchive(_OnDisk):
         row = self._row()
         config = read(self.files, m.text_of(row, "Config"), m.MOST_CONFIG)
         layers = tuple(m.Descriptor(name, -1) for name in m.texts_of(row, "Layers"))
-        return m.Manifest(f"sha256:{hashlib.sha256(config).hexdigest()}", config, layers)
+        return m.Manifest(f"sha256:{hashlib.sha256(config).hexdigest()}", config, layers, names=_names(row))
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
@@ -284,11 +285,16 @@ class DockerArchive(_OnDisk):
         return named[0]
 
 
-def _tags(row: m.JSONObject) -> tuple[str, ...]:
+def _names(row: m.JSONObject) -> tuple[str, ...]:
     rows = row.get("RepoTags")
-    tags = [tag for tag in rows if isinstance(tag, str)] if isinstance(rows, list) else []
-    short = (tag.removeprefix("docker.io/").removeprefix("library/").removeprefix("localhost/") for tag in tags)
-    return tuple(dict.fromkeys((*tags, *short)))
+    return tuple(tag for tag in rows if isinstance(tag, str)) if isinstance(rows, list) else ()
+
+
+def _tags(row: m.JSONObject) -> tuple[str, ...]:
+    """Return the names of an image, also without what engines add to them."""
+    names = _names(row)
+    short = (name.removeprefix("docker.io/").removeprefix("library/").removeprefix("localhost/") for name in names)
+    return tuple(dict.fromkeys((*names, *short)))
 
 
 def read(files: Files, name: str, most: int) -> bytes:

@@ -24,6 +24,7 @@ _MOST_INDEXES = 3
 INDEX, MANIFEST = "application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"
 _INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
+REF_NAME, _IMAGE_NAME = "org.opencontainers.image.ref.name", "io.containerd.image.name"
 ACCEPTED = ", ".join((*_MANIFESTS, *_INDEXES))
 # Go's names of what uname(2) and some programs call a machine (GOARCH; containerd, platforms/database.go)
 _ARCHITECTURES = {
@@ -97,6 +98,7 @@ class Descriptor:
         media_type: what it is.
         platform: what it runs on, where an index says so.
         name: its tag in a layout, or "".
+        image: the reference that its engine calls it by, or "".
     """
 
     digest: str
@@ -104,6 +106,7 @@ class Descriptor:
     media_type: str = ""
     platform: Platform | None = None
     name: str = ""
+    image: str = ""
 
     @property
     def is_foreign(self) -> bool:
@@ -133,12 +136,14 @@ class Manifest:
         config: the configuration's text.
         blobs: what holds its layers, bottom first.
         kind: the configuration's media type.
+        names: the references that an archive calls the image by.
     """
 
     digest: str
     config: bytes
     blobs: tuple[Descriptor, ...]
     kind: str = ""
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,10 +321,10 @@ def descriptor(row: JSONValue, what: str) -> Descriptor:
         raise malformed(what, f"a descriptor is {row!r}")
     place, notes = row.get("platform"), row.get("annotations")
     platform = _platform(place) if isinstance(place, Mapping) else Platform("", "")
-    name = notes.get("org.opencontainers.image.ref.name") if isinstance(notes, Mapping) else ""
+    named = notes if isinstance(notes, Mapping) else {}
+    name, image = (text if isinstance(text := named.get(key), str) else "" for key in (REF_NAME, _IMAGE_NAME))
     return Descriptor(
-        check_digest(digest), size, kind, platform if platform.architecture else None,
-        name if isinstance(name, str) else "",
+        check_digest(digest), size, kind, platform if platform.architecture else None, name, image
     )  # fmt: skip
 
 

@@ -15,11 +15,20 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.images.base import Entry, write_base
-from minisandbox.images.image import DEFAULT_PATH, Image, image_of, is_reference, put_if_new
+from minisandbox.images.image import DEFAULT_PATH, Image, archived, image_of, is_reference, put_if_new
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE, REPLACE, parse_copy, renamed, take_copy
 from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, open_archive
-from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, origin, parse_reference
+from minisandbox.images.oci.reference import (
+    ARCHIVE_NAMES,
+    Local,
+    Remote,
+    archive_names,
+    image_name,
+    is_of,
+    origin,
+    parse_reference,
+)
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import LayerStream
@@ -133,7 +142,10 @@ def take(
         if manifest.kind == MEDIA_TYPE:
             return _take_copy(store, source, manifest, name, private=private, replace=replace, tell=tell)
         image = m.container(manifest, source.name, platform)
-        return _Taking(store, source, image, tell).run(name or name_of(str(reference), platform), str(reference))
+        notes = {"reference": str(reference), "digest": image.digest, "platform": str(image.platform)}
+        if names := archive_names(manifest.names):
+            notes[ARCHIVE_NAMES] = names
+        return _Taking(store, source, image, tell).run(name or name_of(str(reference), platform), notes)
     except ImageRefused as error:
         raise error.about(source.name)  # noqa: B904 - it is the same error
 
@@ -180,7 +192,7 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
 
     Args:
         store: the store.
-        reference: as for :func:`pull`, or the name of an image that was built here.
+        reference: as for :func:`pull`, what an archive called its image, or the name of an image that was built here.
         platform: such as ``linux/arm64``; "" for this machine's.
 
     Raises:
@@ -198,6 +210,9 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
         record = store.image(name_of(reference, wanted))
         here = isinstance(parsed, Remote) and is_of(parsed, record.notes)  # a file may have another content by now
         if here and wanted.fits(m.parse_platform(record.notes["platform"])):
+            return image_of(record, store)
+    for record in archived(store, reference):
+        if wanted.fits(m.parse_platform(record.notes["platform"])):
             return image_of(record, store)
     return None
 
@@ -246,7 +261,7 @@ class _Taking:
     image: m.Container
     tell: Tell
 
-    def run(self, name: str, reference: str) -> Image:
+    def run(self, name: str, notes: dict[str, str]) -> Image:
         with self.store.hold() as hold:
             steps = steps_of(self.image)
             self.source.prefetch([step.layer for step in steps if not self.store.has_layer(step.key)])
@@ -254,7 +269,7 @@ class _Taking:
             for step in steps:
                 layers.append(self._take(step, layers, hold))
             top = ensure_root(self.store, hold)
-            record = self._record(name, reference, layers, top.key)
+            record = self._record(name, notes, layers, top.key)
             return image_of(put_if_new(self.store, record), self.store)
 
     def _take(self, step: LayerStep, below: list[LayerRecord], hold: Lease) -> LayerRecord:
@@ -283,12 +298,11 @@ class _Taking:
             facts[PULLED] = f"{kind} {layer.blob.digest} {layer.blob.size} {place.host} {place.repository}"
         return Made(staging / "tree", facts=facts, digests=done.digests)
 
-    def _record(self, name: str, reference: str, layers: list[LayerRecord], top: str) -> ImageRecord:
+    def _record(self, name: str, notes: dict[str, str], layers: list[LayerRecord], top: str) -> ImageRecord:
         config = self.image.config
         environment = config.environment
         environment.setdefault("PATH", DEFAULT_PATH)
         keys = (*(layer.key for layer in _seen(layers)), top)
-        notes = {"reference": reference, "digest": self.image.digest, "platform": str(self.image.platform)}
         lost = dict.fromkeys(line for layer in layers for line in layer.facts.get("lost", "").split(_SEPARATOR) if line)
         lost |= dict.fromkeys(config.notes)
         user = config.user

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from minisandbox.store.blobs.streams import DIGEST, is_digest
 from minisandbox.store.keys import JSONValue
 
 DOCKER_HUB = "docker.io"
+ARCHIVE_NAMES = "names"
+"""The note of an image that says what its archive calls it."""
 _LOCAL = ("oci", "oci-archive", "docker-archive")
 _HOST = re.compile(r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
 # distribution, reference/regexp.go
@@ -92,11 +95,14 @@ def _local(kind: str, rest: str) -> Local:
     return Local(kind, Path(path).expanduser().absolute(), tag)
 
 
+def _has_host(text: str) -> bool:
+    host, slash, _ = text.partition("/")
+    return bool(slash) and ("." in host or ":" in host or host == "localhost")
+
+
 def _remote(text: str) -> Remote:
     rest, _, digest = text.partition("@")
-    host, slash, path = rest.partition("/")
-    if not slash or not ("." in host or ":" in host or host == "localhost"):
-        host, path = DOCKER_HUB, rest
+    host, _, path = (rest if _has_host(rest) else f"{DOCKER_HUB}/{rest}").partition("/")
     repository, colon, tag = path.partition(":")
     if host in (DOCKER_HUB, "index.docker.io"):
         host, repository = DOCKER_HUB, repository if "/" in repository else f"library/{repository}"
@@ -141,6 +147,28 @@ def is_of(wanted: Remote | Local, notes: Mapping[str, str]) -> bool:
         return str(wanted) == known
     place, _, digest = known.partition("@")
     return str(replace(wanted, digest="")) == place and wanted.digest in ("", digest, notes.get("digest"))
+
+
+def archive_names(names: Iterable[str]) -> str:
+    """Return the references among what an archive calls its image, as a note of its record.
+
+    A bare tag is no reference: an OCI layout may have nothing else.
+    """
+    references = []
+    for name in names:
+        with suppress(InvalidValue):
+            if ":" in name or "/" in name:
+                references.append(str(_remote(name)))
+    return " ".join(dict.fromkeys(references))
+
+
+def called(text: str, notes: Mapping[str, str]) -> bool:
+    """Return whether the archive of an image calls the image by a reference.
+
+    A name without a host also finds what podman and buildah build, whose names begin with ``localhost/``.
+    """
+    texts = (text,) if _has_host(text) else (text, f"localhost/{text}")
+    return any(str(_remote(name)) in notes.get(ARCHIVE_NAMES, "").split() for name in texts)
 
 
 def origin(notes: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ mount namespace of a sandbox. Every path below scratch is opened without followi
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -102,6 +103,8 @@ class Executor:
                 self._write_file(operation)
             case p.Name():
                 _set_names(operation.hostname)
+            case p.Complete():
+                _make_missing(operation)
             case p.Enter():
                 _enter(operation.path)
 
@@ -350,6 +353,35 @@ def _create(parent: int, name: str, *, directory: bool) -> None:
         os.mkdir(name, 0o755, dir_fd=parent)
     else:
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent))
+
+
+def _make_missing(complete: p.Complete) -> None:
+    """Make directories in the sandbox's tree; no process of the sandbox runs yet that could change the paths."""
+    root = os.open(complete.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for path in complete.paths:
+            with contextlib.suppress(OSError):  # the command that starts there reports it
+                _make_path(root, path.strip("/"))
+    finally:
+        os.close(root)
+
+
+def _make_path(root: int, path: str) -> None:
+    """Make a directory and those above it, as a process with this root would name them."""
+    parent = os.dup(root)
+    for end in (index for index, character in enumerate(f"{path}/") if character == "/"):
+        try:
+            directory = sc.openat2(root, path[:end], os.O_PATH | os.O_DIRECTORY, sc.RESOLVE_AS_ROOT)
+        except sc.CallError as error:
+            if error.errno == errno.ENOENT:
+                _create(parent, path[:end].rpartition("/")[2], directory=True)
+                directory = sc.openat2(root, path[:end], os.O_PATH | os.O_DIRECTORY, sc.RESOLVE_AS_ROOT)
+            else:
+                raise
+        finally:
+            os.close(parent)
+        parent = directory
+    os.close(parent)
 
 
 def _set_names(hostname: str) -> None:
