@@ -170,6 +170,20 @@ RUN --mount=type=cache,target=/new/cache cat /new/cache/f >> /out
     assert not list(context.glob("y"))
 
 
+def test_the_size_of_a_tmpfs_holds(context: Path, store: Store) -> None:
+    text = """FROM base
+RUN --mount=type=tmpfs,target=/t/t,size=1m --mount=type=cache,target=/t/t/c --mount=type=tmpfs,target=/t/u \\
+    --mount=type=secret,id=s,target=/t/t/s \\
+    for place in /t/t /t/t/c /t/u; do \\
+      busybox head -c 2000000 /dev/zero 2> /dev/null > $place/x; echo $(stat -c "%n %s" $place/x); \\
+    done > /out; cat /t/t/s >> /out; stat -c %a /t/t >> /out
+RUN --mount=type=cache,target=/t/t/c stat -c %s /t/t/c/x >> /out
+"""
+    image = build(text, context, store, secrets={"s": b"secret\n"})
+    expected = ["/t/t/x 1048576", "/t/t/c/x 2000000", "/t/u/x 2000000", "secret", "1777", "2000000"]
+    assert output(image, "cat /out; ls -d /t 2> /dev/null || true").splitlines() == expected
+
+
 def test_a_document_is_a_script(context: Path, store: Store) -> None:
     image = build("FROM base\nRUN <<EOF\n#!/bin/sh -e\necho $0 > /name\nEOF\n", context, store)
     assert output(image, "cat /name") == "/dev/pipes/EOF\n"

@@ -215,6 +215,23 @@ def test_mounts() -> None:
     assert run.network == Network.off()
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096), ("1b", 1), ("64k", 64 << 10), ("1M", 1 << 20), ("1mb", 1 << 20), ("1.5 GiB", 3 << 29),
+        ("1t", 1 << 40), (".5p", 1 << 49), ("0", 0), ("7.9", 7),
+        ("", None), ("m", None), ("-1", None), ("1e", None), ("1mib ", None), ("1bb", None), ("9999p", None),
+    ],
+)  # fmt: skip
+def test_sizes(text: str, size: int | None) -> None:
+    line = f"FROM base\nRUN --mount=type=tmpfs,target=/t,size='{text}' x\n"
+    if size is None:
+        with pytest.raises(DockerfileError, match=r"line 2.*is not a size.*64m"):
+            stage(line)
+    else:
+        assert runs(stage(line))[0].mounts[0].wanted.size == size
+
+
 def test_an_ssh_mount_that_is_not_required_mounts_nothing() -> None:
     # as BuildKit without an agent; SWE-smith's Dockerfiles have one in each RUN
     text = "FROM base\nRUN --mount=type=ssh,required=false a\nRUN --mount=type=ssh a\nRUN a"

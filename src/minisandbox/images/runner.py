@@ -16,6 +16,7 @@ from minisandbox.images.python.index import Access, host_access, index_access
 from minisandbox.images.python.lock import PACKAGES, IndexView, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.index_settings import host_settings
+from minisandbox.launch.plan import Tmpfs
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.sandbox.core import Core
@@ -296,6 +297,7 @@ def build_sandbox(
     environment: dict[str, str] | None = None,
     pretend_owners: bool = False,
     keep_tmp: bool = False,
+    tmpfs: tuple[Tmpfs, ...] = (),
 ) -> Sandbox:
     """Make a sandbox that writes to the disk; of ``limits.disk`` only its /tmp and /dev/shm, in memory, take note.
 
@@ -310,13 +312,14 @@ def build_sandbox(
         environment: exactly what its commands find; None: the usual defaults, and the image's.
         pretend_owners: whether changes of owners answer success and do nothing.
         keep_tmp: whether its /tmp is written to ``upper`` like the rest.
+        tmpfs: file systems in memory that it sees, at paths without a leading slash.
 
     Raises:
         SandboxCreationError: there could be no sandbox.
     """
     core = Core.create(
         spec, limits=limits, network=network, mounts=mounts, upper=upper, pretend_owners=pretend_owners,
-        keep_tmp=keep_tmp,
+        keep_tmp=keep_tmp, tmpfs=tmpfs,
     )  # fmt: skip
     if environment is not None:
         core.environment = environment

@@ -194,6 +194,25 @@ class Overlay:
 
 
 @dataclass(frozen=True, slots=True)
+class Tmpfs:
+    """Mount a tmpfs that everybody inside may write to.
+
+    Attributes:
+        path: scratch path to mount it at.
+        size: bytes it may hold; 0: as the kernel has it.
+        shown: paths below it whose present content is shown in it.
+    """
+
+    path: str
+    size: int = 0
+    shown: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Describe the operation, for people."""
+        return f"mount a tmpfs at {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
 class Devices:
     """Fill a scratch directory with the devices every program expects, and a terminal multiplexer of its own."""
 
@@ -298,6 +317,7 @@ Operation = (
     | Attach
     | Move
     | Overlay
+    | Tmpfs
     | Devices
     | Proc
     | Cover

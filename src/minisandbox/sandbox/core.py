@@ -20,7 +20,7 @@ from typing import Self
 from minisandbox.errors import HostError, InvalidValue, MiniSandboxError, NotFound, SandboxGone
 from minisandbox.host import listeners, registry
 from minisandbox.launch.jobs.changes import MOST_CHARACTERS
-from minisandbox.launch.plan import Plan
+from minisandbox.launch.plan import Plan, Tmpfs
 from minisandbox.sandbox import comparing, uppers
 from minisandbox.sandbox.controller import Controller, current_controller
 from minisandbox.sandbox.network import check_network
@@ -91,6 +91,7 @@ class Core:
         upper: Path | None = None,
         pretend_owners: bool = False,
         keep_tmp: bool = False,
+        tmpfs: tuple[Tmpfs, ...] = (),
         labels: Mapping[str, str] | None = None,
     ) -> Self:
         """Make a sandbox and wait until it is ready; see :meth:`minisandbox.Sandbox.create`."""
@@ -103,7 +104,7 @@ class Core:
             controller.launcher.writable_usr, controller.launcher.layered_usr,
             controller.launcher.host_sockets if base.host_usr else (),
             enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),
-            pretend_owners=pretend_owners, keep_tmp=keep_tmp,
+            pretend_owners=pretend_owners, keep_tmp=keep_tmp, tmpfs=tmpfs,
         )  # fmt: skip
         if upper is None and not controller.launcher.memory_upper:
             watched = {**request.enforcement, "disk": uppers.WATCHED}

@@ -66,6 +66,7 @@ class Request:
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
         pretend_owners: whether changes of owners answer success and do nothing: of builds with one id.
         keep_tmp: whether a build's /tmp is part of its layer.
+        tmpfs: file systems in memory, at paths in the sandbox.
     """
 
     image: ImageSpec
@@ -83,6 +84,7 @@ class Request:
     enforcement: Mapping[str, str] = field(default_factory=dict)
     pretend_owners: bool = False
     keep_tmp: bool = False
+    tmpfs: tuple[p.Tmpfs, ...] = ()
 
     @property
     def given_uppers(self) -> tuple[Path, ...]:
@@ -120,6 +122,7 @@ def make_plan(request: Request) -> p.Plan:
         *(_usr(request) if image.host_usr else ()),
         *_tmp(request),
         *(p.Move(f"root/{name}", source=name) for name in ("dev", "run", "proc")),
+        *(replace(one, path=f"{p.ROOT}/{one.path}") for one in request.tmpfs),
         *_mounts(request.mounts),
         *_missing(request),
         p.Enter(p.ROOT),

@@ -20,6 +20,7 @@ from minisandbox.images.python.index import Access, host_access
 from minisandbox.images.runner import LEAST_READING, Place, build_limits, build_sandbox, failure, logged, write_log
 from minisandbox.images.tree import LinkError, Parts, resolve
 from minisandbox.index_settings import host_settings
+from minisandbox.launch.plan import Tmpfs
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.store import Made
 from minisandbox.store.blobs.below import Below
@@ -56,7 +57,7 @@ def run_layer(run: RunCommand, place: Place, show: Callable[[Mount, Path], None]
         path.chmod(0o755)
     placement = Placement(upper / "tree", _below(place))
     with _placed(run, place, show, placement):
-        result = _execute(run, place, upper)
+        result = _execute(run, place, upper, placement)
     write_log(place.log, logged(f"line {run.line}: {run.text}", result))
     if not result.ok:
         raise failure(place, run.text, result)
@@ -88,7 +89,7 @@ def _place(
     place: Place, show: Callable[[Mount, Path], None], placement: Placement, mount: Mount, work: Path
 ) -> Iterator[None]:
     wanted = mount.wanted
-    if wanted.kind == "secret":
+    if wanted.kind in ("secret", "tmpfs"):
         if wanted.target:
             placement.expect(placement.target(wanted.target))
         yield
@@ -105,14 +106,19 @@ def _place(
             if (left := placement.take(path)) is not None:
                 left.rename(cached)
         return
-    if wanted.kind == "tmpfs":
-        work.mkdir()
-        work.chmod(0o1777)
-        placement.put(path, work)
-    else:
-        show(mount, work)
-        placement.put(path, work / "m")
+    show(mount, work)
+    placement.put(path, work / "m")
     yield
+
+
+def _tmpfs(run: RunCommand, placement: Placement) -> Iterator[Tmpfs]:
+    """The file systems in memory, outer ones first; what is placed below one is shown in it."""
+    paths = [(placement.target(mount.wanted.target), mount.wanted) for mount in run.mounts if mount.wanted.target]
+    for path, wanted in sorted(paths, key=lambda row: row[0]):
+        if wanted.kind == "tmpfs":
+            below = (there for there, other in paths if other.kind in ("cache", "bind") and there[: len(path)] == path)
+            shown = tuple("/".join(there[len(path) :]) for there in below if there != path)
+            yield Tmpfs("/".join(path), wanted.size, shown)
 
 
 def _secrets(run: RunCommand, place: Place) -> Iterator[HostMount]:
@@ -145,7 +151,7 @@ def _secret_variables(run: RunCommand) -> dict[str, str]:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def _execute(run: RunCommand, place: Place, upper: Path) -> ExecResult:
+def _execute(run: RunCommand, place: Place, upper: Path, placement: Placement) -> ExecResult:
     network = run.network
     outside = host_access(None, host_settings(), f"line {run.line}") if network.mode == "host" else Access(network, {})
     environment = {
@@ -171,6 +177,7 @@ def _execute(run: RunCommand, place: Place, upper: Path) -> ExecResult:
         environment=environment,
         pretend_owners=not keeps_owners(),
         keep_tmp=True,
+        tmpfs=tuple(_tmpfs(run, placement)),
     )
     with box, place.session.cancellation.running(box):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -39,6 +40,7 @@ class RunMount:
         required: whether a missing secret is an error.
         mode: the permission bits of a cache or a secret; None for the usual ones.
         owner: the user and group of a cache or a secret.
+        size: bytes of a tmpfs; 0: as the kernel has it.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class RunMount:
     required: bool = False
     mode: int | None = None
     owner: tuple[int, int] = (0, 0)
+    size: int = 0
 
 
 def parse_mount(text: str, one: Instruction, workdir: str) -> RunMount:
@@ -90,7 +93,7 @@ def parse_mount(text: str, one: Instruction, workdir: str) -> RunMount:
     return RunMount(
         kind, target, fields.get("source", ""), fields.get("from", ""), identity or target, fields.get("env", ""),
         required, _number(fields, "mode", one, 8),
-        (_number(fields, "uid", one) or 0, _number(fields, "gid", one) or 0),
+        (_number(fields, "uid", one) or 0, _number(fields, "gid", one) or 0), _size(fields.get("size", "0"), one),
     )  # fmt: skip
 
 
@@ -112,6 +115,15 @@ def _number(fields: dict[str, str], name: str, one: Instruction, base: int = 10)
         return int(fields[name], base)
     except ValueError:
         one.refuse(f"--mount: {name}={fields[name]} is not a number")
+
+
+def _size(text: str, one: Instruction) -> int:
+    """Return bytes, as BuildKit reads them (RAMInBytes in docker/go-units)."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(?:([kmgtp])(?:i?b)?|b)?", text, re.ASCII | re.IGNORECASE)
+    size = float(match[1]) * 1024 ** (" kmgtp".index((match[2] or " ").lower())) if match else 1 << 63
+    if size >= 1 << 63:
+        one.refuse(f"--mount: size={text} is not a size", "write it like 64m, 1.5g or 4096")
+    return int(size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,8 @@ class Executor:
                 self._mount_at(moved, operation.path)
             case p.Overlay():
                 self._mount_overlay(operation)
+            case p.Tmpfs():
+                self._mount_tmpfs(operation)
             case p.Devices():
                 self._make_devices(operation.path)
             case p.Proc():
@@ -259,6 +261,15 @@ class Executor:
         options += ",volatile" if overlay.volatile else ""
         os.close(self._mount_point(overlay.path, directory=True))
         sc.mount("overlay", overlay.path, "overlay", sc.MS_NOSUID | sc.MS_NODEV, options)
+
+    def _mount_tmpfs(self, tmpfs: p.Tmpfs) -> None:
+        shown = [(sc.open_tree(path), path) for path in (f"{tmpfs.path}/{name}" for name in tmpfs.shown)]
+        options = {"mode": "1777"} | ({"size": str(tmpfs.size)} if tmpfs.size else {})
+        idmapped = self.idmap_fd is not None and tmpfs_can_be_idmapped(self.idmap_fd)
+        tree = sc.new_filesystem("tmpfs", 0, **options, **({"uid": "0", "gid": "0"} if idmapped else {}))
+        self._set_attributes(tree, _SAFE, owners="image" if idmapped else "host")
+        for mount, path in ((tree, tmpfs.path), *shown):
+            self._mount_at(mount, path)
 
     def _make_devices(self, path: str) -> None:
         directory = self._mount_point(path, directory=True)
