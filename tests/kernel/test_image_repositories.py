@@ -181,19 +181,104 @@ def test_history_is_cut_wherever_it_lies(
     assert (app / ".venv").is_dir(), "what is ignored stays"
 
 
-def test_submodules_lose_their_history_and_stay_out_of_patches(store: Store, project: Project, tmp_path: Path) -> None:
-    library = tmp_path / "library"
-    library.mkdir()
-    git(library, "init", "--quiet")
-    (library / "lib.py").write_text("x = 1\n")
-    commit(library, "library")
+@pytest.fixture
+def library(project: Project, tmp_path: Path) -> Path:
+    """The upstream of a library with a submodule of its own, checked out in the project's base commit."""
+    library, inner = tmp_path / "library", tmp_path / "inner"
+    for folder, name in ((inner, "inner.py"), (library, "lib.py")):
+        folder.mkdir()
+        git(folder, "init", "--quiet")
+        (folder / name).write_text("x = 1\n")
+        (folder / ".gitignore").write_text("*.so\n")
+        commit(folder, "base")
+    git(library, "submodule", "--quiet", "add", str(inner), "in side")
+    commit(library, "with a submodule")
     git(project.app, "submodule", "--quiet", "add", str(library), "vendor/lib")
-    base = commit(project.app, "with a submodule")
-    (project.app / "code.py").write_text(ANSWER)
-    later = commit(project.app, "later")
-    tracked = check(cut(store, project.base_image(), base), tmp_path, later)
-    assert not {name for name in tracked if name.startswith("vendor")}
+    git(project.app, "submodule", "--quiet", "update", "--init", "--recursive")
+    (project.app / "vendor/lib/built.so").write_text("built\n")
+    project.base = commit(project.app, "with submodules")
+    return library
+
+
+MERGED = {
+    f"vendor/lib/{name}" for name in (".gitignore", ".gitmodules", "lib.py", "in side/.gitignore", "in side/inner.py")
+}
+
+
+def bump(project: Project, library: Path) -> None:
+    """Commit the answer to the library, and have the project use it in a later commit."""
+    (library / "lib.py").write_text(f"{ANSWER}\n")
+    (library / "later.py").write_text("")
+    answer = commit(library, "the answer")
+    git(project.app / "vendor/lib", "fetch", "--quiet", "origin")
+    git(project.app / "vendor/lib", "checkout", "--quiet", answer)
+    project.later = commit(project.app, "use the answer")
+
+
+def inside(project: Project) -> None:
+    """The submodules' repositories lie in their work trees, as old versions of git made them."""
+    for name in ("vendor/lib/in side", "vendor/lib"):
+        git(project.app, "-C", name, "config", "--unset", "core.worktree")
+        place = Path(git(project.app / name, "rev-parse", "--absolute-git-dir"))
+        (project.app / name / ".git").unlink()
+        place.rename(project.app / name / ".git")
+
+
+def elsewhere(project: Project) -> None:
+    """A submodule's repository lies outside of the superproject's, and another clone of it does too."""
+    (project.root / "opt").mkdir()
+    git(project.root, "clone", "--quiet", "--bare", str(project.app / "vendor/lib"), "opt/clone.git")
+    (project.app / ".git/modules").rename(project.root / "gits")
+    (project.app / "vendor/lib/.git").write_text("gitdir: /gits/vendor/lib\n")
+    (project.app / "vendor/lib/in side/.git").write_text("gitdir: /gits/vendor/lib/modules/in side\n")
+
+
+def lost(project: Project) -> None:
+    """The image has the submodules' files alone."""
+    subprocess.run(["rm", "-rf", project.app / ".git/modules"], check=True)
+
+
+@pytest.mark.parametrize("prepare", [packed, inside, elsewhere, lost])
+def test_files_of_submodules_are_files_of_the_one_commit(
+    store: Store, project: Project, library: Path, tmp_path: Path, prepare: Callable[[Project], None]
+) -> None:
+    prepare(project)
+    (project.app / "vendor/lib/lib.py").write_text("x = 3  # the image changed it\n")
+    image = cut(store, project.base_image(), project.base)
+    tracked = check(image, tmp_path, git(library, "rev-parse", "HEAD"))
+    assert {name for name in tracked if name.startswith("vendor")} == MERGED
+    assert image.notes["submodules"] == "vendor/lib, vendor/lib/in side" or prepare is lost
+    lib = tmp_path / "copy/app/vendor/lib"
+    assert (lib / "lib.py").read_text().startswith("x = 3")
+    assert (lib / "built.so").read_text() == "built\n"
+
+
+def test_submodules_are_reset_with_their_superproject(
+    store: Store, project: Project, library: Path, tmp_path: Path
+) -> None:
+    bump(project, library)
+    tracked = check(cut(store, project.base_image(), project.base), tmp_path, project.later)
+    assert {name for name in tracked if name.startswith("vendor")} == MERGED
     assert (tmp_path / "copy/app/vendor/lib/lib.py").read_text() == "x = 1\n"
+    assert not (tmp_path / "copy/app/vendor/lib/later.py").exists()
+
+
+def test_a_submodule_that_cannot_be_reset_is_named(store: Store, project: Project, library: Path) -> None:
+    bump(project, library)
+    lost(project)
+    with pytest.raises(BuildError) as failed:
+        cut(store, project.base_image(), project.base)
+    assert failed.value.log is not None
+    assert "the submodule at /app/vendor/lib has no commit" in failed.value.log.read_text()
+
+
+def test_a_submodule_that_the_image_lacks_is_left_empty(
+    store: Store, project: Project, library: Path, tmp_path: Path
+) -> None:
+    git(project.app, "submodule", "--quiet", "deinit", "--force", "--all")
+    image = cut(store, project.base_image(), project.base)
+    assert check(image, tmp_path, git(library, "rev-parse", "HEAD")).isdisjoint(MERGED)
+    assert image.notes["submodules, left empty"] == "vendor/lib"
 
 
 def test_an_image_at_its_commit_keeps_what_was_changed_there(store: Store, project: Project, tmp_path: Path) -> None:

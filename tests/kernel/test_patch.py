@@ -191,17 +191,29 @@ def test_repositories_in_ignored_directories_stay_out(repo: Sandbox) -> None:
     assert b"venv/src" not in patch
 
 
-def test_submodules_of_the_base_are_left_out(repo: Sandbox) -> None:
+def test_edits_inside_submodules_are_carried_and_their_commits_are_not(repo: Sandbox) -> None:
+    """Also inside a submodule's own submodule, below a path with a blank; ignored files stay out, as elsewhere."""
     repo.exec(
-        "set -e; git init -q /tmp/other; cd /tmp/other; git config user.email a@b; git config user.name n; echo 1 > f;"
-        "git add -A; git commit -qm 1; cd /testbed;"
-        "git -c protocol.file.allow=always submodule --quiet add /tmp/other dep;"
-        "git commit -qm with-submodule; cd dep; git config user.email a@b; git config user.name n; echo 2 > f;"
-        "git commit -qam 2; cd ..; echo more >> a.txt"
+        "set -e; export GIT_CONFIG_COUNT=3 GIT_CONFIG_KEY_0=user.name GIT_CONFIG_VALUE_0=n GIT_CONFIG_KEY_1=user.email"
+        " GIT_CONFIG_VALUE_1=a@b GIT_CONFIG_KEY_2=protocol.file.allow GIT_CONFIG_VALUE_2=always;"
+        "for name in inner outer; do git init -q /tmp/$name; cd /tmp/$name; echo 1 > f; echo '*.log' > .gitignore;"
+        "if [ $name = outer ]; then git submodule --quiet add /tmp/inner inner; fi; git add -A; git commit -qm 1; done;"
+        "cd /testbed; git submodule --quiet add /tmp/outer 'a dep'; git submodule --quiet add /tmp/inner empty;"
+        "git submodule --quiet update --init --recursive; git commit -qm with-submodules; rm -rf empty;"
+        "mkdir /tmp/clean; git archive HEAD | tar x -C /tmp/clean; for path in 'a dep' 'a dep/inner'; do"
+        '  git -C "$path" archive HEAD | tar x -C "/tmp/clean/$path"; done;'
+        "cd 'a dep'; echo 2 > f; git commit -qam 2; echo new > new.py; echo x > x.log; echo 2 > inner/f;"
+        "rm inner/.gitignore; cd ..; echo more >> a.txt"
     ).check()
     patch = repo.patch(base="HEAD")
-    assert b"a/a.txt" in patch
-    assert b"dep" not in patch
+    changed = {line.split(b" b/")[-1].rstrip(b'"') for line in patch.splitlines() if line.startswith(b"diff --git")}
+    names = (b"a.txt", b"a dep/f", b"a dep/new.py", b"a dep/inner/f", b"a dep/inner/.gitignore")
+    assert changed == set(names)
+    assert b"Subproject" not in patch
+    repo.files.write_bytes("/tmp/patch", patch)
+    repo.exec("cd /tmp/clean && git apply /tmp/patch && cd /testbed && rm -rf empty").check()
+    same = "cd /tmp/clean && for f in a.txt 'a dep/f' 'a dep/new.py' 'a dep/inner/f'; do cmp $f /testbed/$f; done"
+    repo.exec(same.replace("$f", '"$f"', 1).replace("/testbed/$f", '"/testbed/$f"')).check()
 
 
 def test_a_mode_change_and_a_rename_are_carried(repo: Sandbox) -> None:

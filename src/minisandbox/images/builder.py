@@ -15,6 +15,7 @@ from minisandbox.images.python.lock import Lock, lock_of
 from minisandbox.images.python.packages import PackageIndex
 from minisandbox.images.recipe import Buildable
 from minisandbox.images.runner import Place, PlannedStep, Session, Work, run_step
+from minisandbox.images.steps import MERGED
 from minisandbox.store import FailureRecord, ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.keys import JSONValue
 
@@ -171,6 +172,8 @@ def record_image(plan: Plan, store: Store) -> Image:
 def _notes(plan: Plan, store: Store) -> dict[str, str]:
     notes = {planned.step.name: planned.step.detail for planned in plan.steps if planned.step.detail}
     facts = {name: text for key in plan.layers for name, text in store.layer(key).facts.items()}
+    if merged := facts.get(MERGED):
+        notes["submodules"] = ", ".join(merged.splitlines())
     if submodules := facts.get("submodules"):
         notes["submodules, left empty"] = ", ".join(submodules.splitlines())
     if pointers := facts.get("pointers"):

@@ -25,13 +25,15 @@ from minisandbox.images.sources.mirrors import Mirrors, origin
 from minisandbox.images.sources.sdist import fetch_sdist
 from minisandbox.patches import explain_line_endings, parse_patch, touched_files
 from minisandbox.sandbox.controller import current_controller
-from minisandbox.store import Store
+from minisandbox.store import Store, step_key
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
 
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"
 DESCRIBED = "described"
 """The fact of a source's layer that says what git calls its commit, by its last tag."""
+MERGED = "merged"
+"""The fact of a source's layer that lists the submodules whose files are in it, one path a line."""
 UV_MINIMUM = (3, 8)
 
 _MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
@@ -134,10 +136,13 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
             taken = mirrors.take(source, staging, timeout=timeout)
         return Work(
             (_bash("source", text),),
-            files=((DESCRIBED, taken.described.encode()),),
+            files=(
+                (DESCRIBED, taken.described.encode()),
+                (MERGED, "\n".join(taken.submodules).encode("utf-8", "replace")),
+            ),
             environment={"GIT_TREE": taken.tree},
             mounts=mount_points([(taken.pack, "pack")]),
-            facts=("submodules", "pointers", DESCRIBED),
+            facts=("submodules", "pointers", DESCRIBED, MERGED),
             tools=True,
         )
 
@@ -148,7 +153,15 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
         "tells": [DESCRIBED],
         "scripts": _digest(text),
     }
+    if _left_submodules_empty(mirrors.store, step_key(None, definition)):
+        definition["submodules"] = "merged"
     return BuildStep("source", definition, prepare, source.commit[:12])
+
+
+def _left_submodules_empty(store: Store, key: str) -> bool:
+    """Return whether a layer is from a version that left all submodules empty."""
+    facts = store.layer(key).facts if store.has_layer(key) else {}
+    return bool(facts.get("submodules")) and MERGED not in facts
 
 
 def sdist_step(source: r.SdistSource, store: Store, workdir: PurePosixPath) -> BuildStep:
@@ -290,7 +303,7 @@ def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> 
         commit: the commit that its files were reset to; "" for its HEAD.
         workdir: where the repository lies.
     """
-    work = Work((), environment={"COMMIT": commit}, facts=("commit",))
+    work = Work((), environment={"COMMIT": commit}, facts=("commit", "submodules", MERGED))
     definition: dict[str, JSONValue] = {"kind": "image task", "patch": step.patch, "commit": commit}
     parts = ("image_repository", "image_open", "task_files", "image_commit", "task_check")
     return _patched(definition, step.hidden, workdir, lambda: work, *parts)

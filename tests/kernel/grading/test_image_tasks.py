@@ -95,6 +95,32 @@ def test_an_agent_sees_the_base_commit_alone(image: Image) -> None:
     assert image.tests_dir() is not None
 
 
+def test_a_fix_inside_a_submodule_is_submitted_and_graded(
+    task: Task, store: Store, layout: Path, tmp_path: Path
+) -> None:
+    library, app = tmp_path / "library", tmp_path / "project/app"
+    for folder, names in ((library, ("calc",)), (app, ("tests", "setup.cfg"))):
+        folder.mkdir(parents=True)
+        git(folder, "init", "--quiet", "--initial-branch=main")
+        for name, text in FILES.items():
+            if name.startswith(names):
+                path = folder / name.removeprefix("calc/")
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
+        commit(folder, "base")
+    git(app, "submodule", "--quiet", "add", str(library), "calc")
+    base = commit(app, "with a submodule")
+    reference = write_layout(tmp_path / "calc", layout / "programs", tmp_path / "project", environment=ENVIRONMENT)
+    task = replace(task, instance_id="calc__image-6", base_commit=base, build=ImageBuild(reference))
+    image = build(task.recipe(), store=store, name=task.instance_id)
+    assert validate(task, image).status is Status.VALID
+    with Sandbox.create(image.spec()) as box:
+        box.exec("cat >> calc/core.py", stdin=b"\n\ndef triple(a):\n    return 3 * a\n").check()
+        submission = box.patch()
+    assert grade(task, image, submission).verdict is Verdict.RESOLVED
+    assert grade(task, image, b"").verdict is Verdict.FAILED
+
+
 @pytest.mark.slow
 def test_a_dockerfile_over_it_gives_the_same_verdicts(task: Task, store: Store, layout: Path, tmp_path: Path) -> None:
     pytest.importorskip("e2b_dockerfile_utils")

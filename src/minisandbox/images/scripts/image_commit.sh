@@ -7,14 +7,16 @@ ours rev-list --objects "$commit" | cut -d' ' -f1 |
 
 # Nothing of its history stays: here, in submodules, where a worktree or alternates lead, and in other clones.
 find "$WORKDIR" -xdev -name .git -prune -exec rm -rf {} +
-for place in "$GIT" "$COMMON" "${STORES[@]}"; do
+for place in "${HISTORY[@]}"; do
     [ "${place##*/}" != objects ] || [ ! -e "${place%/*}/HEAD" ] || place=${place%/*}
     case $place in "" | "$ROOT" | "$ROOT/") ;; *) rm -rf "$place" ;; esac
 done
 rm -f "$OURS/objects/info/alternates"
 find "$ROOT" -xdev -type d -name objects -prune -print0 2> /dev/null | while IFS= read -r -d '' place; do
-    [ -f "${place%/*}/HEAD" ] && [ -n "$HEAD_COMMIT" ] || continue
-    ! GIT_OBJECT_DIRECTORY=$place ours cat-file -e "${COMMIT:-$HEAD_COMMIT}" 2> /dev/null || rm -rf "${place%/*}"
+    [ -f "${place%/*}/HEAD" ] || continue
+    for old in ${COMMIT:-$HEAD_COMMIT} "${SUBMODULES[@]}"; do
+        ! GIT_OBJECT_DIRECTORY=$place ours cat-file -e "$old" 2> /dev/null || rm -rf "${place%/*}"
+    done
 done
 
 start_repository --object-format="$format"

@@ -2,11 +2,12 @@
 open_repository
 if [ -n "$HEAD_COMMIT" ]; then
     ours read-tree "${COMMIT:-$HEAD_COMMIT}"
+    merge_submodules "$([ "${COMMIT:-$HEAD_COMMIT}" = "$HEAD_COMMIT" ] || echo linked)"
     ours update-index -q --refresh > /tmp/build/changed || true  # what it did not commit is committed here
 else
     ours add --all . 2> /tmp/build/changed
+    merge_submodules
 fi
-ours ls-files -z --stage | sed -z -n 's/^160000 [^\t]*\t//p' | ours update-index --force-remove -z --stdin  # submodules
 ours ls-files -z > /tmp/build/tracked
 [ -s /tmp/build/tracked ] || { echo "$INSIDE has no files of a repository"; exit 1; }
 clean=/tmp/build/clean

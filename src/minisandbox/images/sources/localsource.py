@@ -108,8 +108,19 @@ def _check_place(top: int, source: LocalSource) -> None:
 
 
 def _tracked(root: Path) -> list[str] | None:
-    """What git would add here; None where this is no git work tree."""
-    command = ["-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."]
+    """Return what git would add here, with the files of submodules; None if this is no git work tree."""
+    paths = _listed(root, "--cached", "--others", "--exclude-standard")
+    if paths is None:
+        return None
+    links = [entry.partition("\t")[2] for entry in _listed(root, "--stage") or () if entry.startswith("160000 ")]
+    for link in links:
+        if (root / link / ".git").exists():
+            paths += [f"{link}/{path}" for path in _tracked(root / link) or ()]
+    return paths
+
+
+def _listed(root: Path, *options: str) -> list[str] | None:
+    command = ["-C", str(root), "ls-files", "-z", *options, "--", "."]
     # taking all files of a work tree where git fails would silently take the ignored ones too
     is_work_tree = any((place / ".git").exists() for place in (root, *root.parents))
     try:

@@ -1,12 +1,14 @@
 """Git repositories: one local mirror of each, which a commit is fetched into once; a commit's tree is taken from it.
 
 A mirror holds the commits that were asked for, and what they share once: fetching the next commit of a repository
-brings only what is new. None of its history gets into an image: the tree alone is handed on, as a pack.
+brings only what is new. None of its history gets into an image: the tree alone is handed on, as a pack. The files of
+submodules take the place of their gitlinks in that tree.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -14,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from minisandbox.errors import DiskFull, SourceError
+from minisandbox.errors import DiskFull, InvalidValue, SourceError
 from minisandbox.images.python.index import shown, without_credentials
 from minisandbox.images.recipe import GitSource
 from minisandbox.images.sources.hostgit import run_git
+from minisandbox.images.sources.submodules import Module, read_modules, resolve_url
 from minisandbox.store import Store
 from minisandbox.store.disk.faults import disk_full
 
@@ -36,12 +39,29 @@ class Taken:
     Attributes:
         pack: the file with the commit's tree.
         tree: the tree's object name.
+        submodules: the paths of the submodules whose files are in the tree.
         described: what git calls the commit, by its last tag; "" where no tag leads to it.
     """
 
     pack: Path
     tree: str
+    submodules: tuple[str, ...]
     described: str
+
+
+@dataclass(slots=True)
+class _Merged:
+    """A commit's files with those of its submodules.
+
+    Attributes:
+        entries: the lines of ``git ls-tree -r -z``, the submodules' in place of their gitlinks.
+        stores: the object directories that have them.
+        submodules: the paths of the submodules.
+    """
+
+    entries: list[bytes]
+    stores: list[Path]
+    submodules: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +97,57 @@ class Mirrors:
         repository = self._repository(source, timeout)
         # a shallow commit's parents are not there, and nobody asks for them: its tree is whole
         tree = _git(["-C", str(repository), "rev-parse", "--verify", f"{source.commit}^{{tree}}"], source).strip()
+        objects, merged = repository, _Merged([], [], [])
+        self._merge(merged, source, repository, b"", timeout)
+        if merged.submodules:
+            objects = work / "merged.git"
+            tree = _write_tree(merged, objects, repository, source)
         pack = work / "tree.pack"
         with pack.open("xb") as target:
-            command = ["-C", str(repository), "pack-objects", "--quiet", "--revs", "--stdout", "--threads=1"]
-            _run(command, source, stdin=tree, stdout=target.fileno(), timeout=timeout)
-        return Taken(pack, tree, _described(repository, source))
+            command = ["-C", str(objects), "pack-objects", "--quiet", "--revs", "--stdout", "--threads=1"]
+            _run(command, source, stdin=tree.encode(), stdout=target.fileno(), timeout=timeout)
+        return Taken(pack, tree, tuple(merged.submodules), _described(repository, source))
+
+    def _merge(self, merged: _Merged, source: GitSource, repository: Path, prefix: bytes, timeout: float) -> None:
+        """Add a commit's files and, in place of each gitlink, those of its submodule; other gitlinks stay.
+
+        Args:
+            merged: what is added to.
+            source: the commit.
+            repository: what has it.
+            prefix: the path of its files, with a slash at its end; empty for the superproject.
+            timeout: seconds for each attempt to fetch.
+        """
+        listing = _run(["-C", str(repository), "ls-tree", "-r", "-z", source.commit], source, timeout=FETCH_TIMEOUT)
+        entries = listing.stdout.split(b"\0")[:-1]
+        has_links = any(entry.startswith(b"160000 ") for entry in entries)
+        modules = _modules(repository, source) if has_links else {}
+        merged.stores.append(_objects(repository, source))
+        for entry in entries:
+            kind, _, path = entry.partition(b"\t")
+            module = modules.get(path) if kind.startswith(b"160000 ") else None
+            if module is None or not module.wanted:
+                merged.entries.append(kind + b"\t" + prefix + path)
+                continue
+            shown_path = os.fsdecode(prefix + path)
+            submodule = _submodule(source, module, kind.split()[-1].decode(), shown_path)
+            place = self._of_submodule(submodule, source, shown_path, timeout)
+            merged.submodules.append(shown_path)
+            self._merge(merged, submodule, place, prefix + path + b"/", timeout)
+
+    def _of_submodule(self, submodule: GitSource, source: GitSource, path: str, timeout: float) -> Path:
+        """Return a repository with a submodule's commit."""
+        try:
+            # a server's .gitmodules could name any repository of this machine
+            return self._repository(submodule, timeout, local=_is_local(source.url))
+        except SourceError as error:
+            name = "/".join(_words(submodule)) or "OWNER/NAME"
+            raise SourceError(
+                f"cannot fetch submodule {path!r} of {_shown(source)}: "
+                f"commit {submodule.commit} of {_shown(submodule)}",
+                reason=": ".join(filter(None, (error.what, error.reason))),
+                hint=f"give --repo-mirrors DIR with a clone at DIR/{name} that has the commit",
+            ) from error
 
     def describe(self, source: GitSource) -> str:
         """Return what git calls a commit, by its last tag; "" where no repository here has it or a tag before it."""
@@ -95,11 +161,15 @@ class Mirrors:
     def _mirror(self, source: GitSource) -> Path:
         return self.store.root / "repositories" / mirror_name(_place(source))
 
-    def _repository(self, source: GitSource, timeout: float) -> Path:
+    def _repository(self, source: GitSource, timeout: float, *, local: bool = True) -> Path:
+        """Return a repository with a commit, fetched if no other has it; ``local``: also from this machine's paths."""
         given, mirror = self._given(source), self._mirror(source)
-        for path in (*given, mirror):
+        is_refused = _is_local(source.url) and not local
+        for path in given if is_refused else (*given, mirror):
             if _has(path, source):
                 return path
+        if is_refused:
+            raise SourceError("a repository of a server may not name a path of this machine")
         with self.store.lock(f"repository-{mirror.name}"):
             if not _has(mirror, source):
                 _fetch(source, mirror, timeout, given)
@@ -123,7 +193,7 @@ def _is_repository(path: Path) -> bool:
 
 def _likeness(source: GitSource) -> Callable[[Path], int]:
     """How little a repository's path looks like the source's name: 0 for OWNER and NAME, 1 for NAME, 2 for neither."""
-    words = [word for word in re.split(r"[/:]", urlsplit(source.url).path.removesuffix(".git")) if word][-2:]
+    words = _words(source)
     name = re.compile(r"(?:.*[^a-z0-9])?" + r"[^a-z0-9]+".join(map(re.escape, words)).lower() if words else "(?!)")
     last = words[-1].lower() if words else ""
 
@@ -132,6 +202,11 @@ def _likeness(source: GitSource) -> Callable[[Path], int]:
         return 0 if name.fullmatch(spelled) else 1 if last and last in spelled else 2
 
     return likeness
+
+
+def _words(source: GitSource) -> list[str]:
+    """Return the last two words of a repository's address: OWNER and NAME."""
+    return [word for word in re.split(r"[/:]", urlsplit(source.url).path.removesuffix(".git")) if word][-2:]
 
 
 def _described(repository: Path, source: GitSource) -> str:
@@ -251,8 +326,39 @@ def _fetch_branches(source: GitSource, mirror: Path, timeout: float) -> None:
         )
 
 
+def _modules(repository: Path, source: GitSource) -> dict[bytes, Module]:
+    """Return what a commit's ``.gitmodules`` says, by path; nothing if there is none that git can read."""
+    command = ["-C", str(repository), "config", "--null", f"--blob={source.commit}:.gitmodules", "--list"]
+    done = _run(command, source, timeout=FETCH_TIMEOUT, check=False)
+    return read_modules(done.stdout) if done.returncode == 0 else {}
+
+
+def _submodule(source: GitSource, module: Module, commit: str, path: str) -> GitSource:
+    url = resolve_url(_place(source), module.url)
+    try:
+        return GitSource(url, commit)
+    except InvalidValue as error:
+        raise SourceError(f"cannot fetch submodule {path!r} of {_shown(source)}", reason=error.what) from error
+
+
+def _objects(repository: Path, source: GitSource) -> Path:
+    command = ["-C", str(repository), "rev-parse", "--git-path", "objects"]
+    return (repository / _git(command, source).removesuffix("\n")).absolute()
+
+
+def _write_tree(merged: _Merged, target: Path, repository: Path, source: GitSource) -> str:
+    """Make a repository that borrows all objects of a merged commit, and return the name of its tree."""
+    style = _git(["-C", str(repository), "rev-parse", "--show-object-format"], source).strip()
+    _git(["init", "--quiet", "--bare", "--template=", f"--object-format={style}", str(target)], source)
+    (target / "objects/info").mkdir(exist_ok=True)
+    (target / "objects/info/alternates").write_bytes(b"".join(os.fsencode(path) + b"\n" for path in merged.stores))
+    command = ["-C", str(target), "update-index", "-z", "--index-info"]
+    _run(command, source, timeout=FETCH_TIMEOUT, stdin=b"".join(entry + b"\0" for entry in merged.entries))
+    return _git(["-C", str(target), "write-tree"], source).strip()
+
+
 def _git(arguments: list[str], source: GitSource) -> str:
-    return _run(arguments, source, timeout=FETCH_TIMEOUT).stdout.decode()
+    return _run(arguments, source, timeout=FETCH_TIMEOUT).stdout.decode("utf-8", "surrogateescape")
 
 
 def _run(
@@ -260,13 +366,13 @@ def _run(
     source: GitSource,
     *,
     timeout: float,
-    stdin: str = "",
+    stdin: bytes = b"",
     stdout: int = subprocess.PIPE,
     check: bool = True,
     fetches: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
     try:
-        done = run_git(arguments, timeout=timeout, stdin=stdin.encode(), stdout=stdout, fetches=fetches)
+        done = run_git(arguments, timeout=timeout, stdin=stdin, stdout=stdout, fetches=fetches)
     except subprocess.TimeoutExpired:
         raise SourceError(
             f"fetching {_shown(source)} took longer than {timeout:.0f} s",
@@ -303,8 +409,16 @@ def _place(source: GitSource) -> str:
 
     A directory that is called like an address is not a mirror: rows were read so too, and each address has one mirror.
     """
-    is_path = ":" not in source.url.partition("/")[0]
-    return str(Path(source.url).expanduser().absolute()) if is_path else source.url
+    return str(Path(source.url).expanduser().absolute()) if _is_path(source.url) else source.url
+
+
+def _is_path(url: str) -> bool:
+    return ":" not in url.partition("/")[0]
+
+
+def _is_local(url: str) -> bool:
+    """Return whether git reads an address from this machine."""
+    return _is_path(url) or url.startswith("file://")
 
 
 def _shown(source: GitSource) -> str:

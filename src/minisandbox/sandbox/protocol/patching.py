@@ -19,8 +19,9 @@ from minisandbox.types import Change, ChangeKind, ExecResult, FileType, Outcome
 
 # A temporary index leaves the agent's own alone; it and the finished patch lie in a directory that the caller names and
 # removes: what a timeout ends cannot tidy up.
-# Submodules of the base commit are left out: their commits are not ours to carry. Repositories that the agent made or
-# cloned inside (git would record a commit of theirs, or fail) come along as the files that they consist of.
+# A submodule that is checked out comes along as files, compared with the commit that the base names: its own commits
+# are not ours to carry. Others are left out. Repositories that the agent made or cloned inside (git would record a
+# commit of theirs, or fail) come along as the files that they consist of.
 _BEGIN = r"""
 set -e -o pipefail
 base=$1 work=$2
@@ -37,15 +38,41 @@ git() {
 git read-tree "$base"
 """
 _WHOLE = r"""exclude=() nested=()
-while IFS= read -r -d '' submodule; do exclude+=(":(exclude,literal)$submodule"); done \
-    < <(git ls-files -s -z -- . | sed -zn 's/^160000 [0-9a-f]* [0-9]\t//p')
+declare -A submodules=()
+merge_submodules() {
+    local entry path commit objects more=''
+    while IFS= read -r -d '' entry; do
+        path=${entry#*$'\t'} commit=${entry#160000 } commit=${commit%% *}
+        [ -z "${submodules[$path]:-}" ] || continue
+        submodules[$path]=left exclude+=(":(exclude,literal)$path")
+        [ -e "$path/.git" ] && git -C "$path" cat-file -e "$commit^{tree}" 2> /dev/null || continue
+        objects=$(cd -- "$path" && cd -- "$(git rev-parse --git-path objects)" && pwd -P)
+        export GIT_ALTERNATE_OBJECT_DIRECTORIES="$objects:${GIT_ALTERNATE_OBJECT_DIRECTORIES:-}"
+        printf '%s\0' "$path" | git update-index --force-remove -z --stdin
+        git read-tree --prefix="$(git rev-parse --show-prefix)$path/" "$commit"
+        submodules[$path]=merged more=1
+    done < <(git ls-files -s -z -- . | sed -zn '/^160000 /p')
+    [ -z "$more" ] || merge_submodules  # they may have some of their own
+}
+merge_submodules
+[ ${#submodules[@]} = 0 ] || base=$(git write-tree --missing-ok)
 while IFS= read -r -d '' marker; do
     path=${marker#./} path=${path%/.git}
-    if git ls-files -s -- ":(literal)$path" | grep -q ^160000 || git check-ignore -q -- "$path"; then continue; fi
+    if [ -n "${submodules[$path]:-}" ] || git check-ignore -q -- "$path"; then continue; fi
     exclude+=(":(exclude,literal)$path") nested+=("$path")
 done < <(find . -mindepth 2 -name .git -prune -print0)
 
 git add -A -- . "${exclude[@]}" >&2
+for path in "${!submodules[@]}"; do
+    [ "${submodules[$path]}" = merged ] || continue
+    {
+        git ls-files -z -- ":(literal)$path"
+        (unset GIT_INDEX_FILE; git -C "$path" ls-files -z --cached --others --exclude-standard) |
+            while IFS= read -r -d '' file; do
+                if [ -f "$path/$file" ] || [ -h "$path/$file" ]; then printf '%s\0' "$path/$file"; fi
+            done
+    } | git update-index --add --remove -z --stdin >&2
+done
 for path in "${nested[@]}"; do
     { git ls-files -z -- ":(literal)$path"; find "$path" -name .git -prune -o \( -type f -o -type l \) -print0; } \
         | git update-index --add --remove -z --stdin >&2

@@ -1,0 +1,56 @@
+"""Submodules: what ``.gitmodules`` says about them, and where a relative URL leads."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """An entry of ``.gitmodules``.
+
+    Attributes:
+        url: the submodule's repository; ``./`` and ``../`` start at the superproject's.
+        wanted: whether ``git submodule update`` would check it out (``update`` is not ``none``).
+    """
+
+    url: str
+    wanted: bool
+
+
+def read_modules(listing: bytes) -> dict[bytes, Module]:
+    """Return the entries that have a path and a URL, by path.
+
+    Args:
+        listing: what ``git config --null --list`` prints of ``.gitmodules``.
+    """
+    values: dict[bytes, dict[bytes, bytes]] = {}
+    for line in listing.split(b"\0"):
+        key, _, value = line.partition(b"\n")
+        section, _, rest = key.partition(b".")
+        name, _, variable = rest.rpartition(b".")
+        if section == b"submodule" and name:
+            values.setdefault(name, {})[variable] = value
+    return {
+        fields[b"path"].rstrip(b"/"): Module(os.fsdecode(fields[b"url"]), fields.get(b"update") != b"none")
+        for fields in values.values()
+        if fields.get(b"path") and fields.get(b"url")
+    }
+
+
+def resolve_url(base: str, url: str) -> str:
+    """Return a submodule's URL as ``git submodule init`` would write it.
+
+    Args:
+        base: the superproject's URL.
+        url: the submodule's, as ``.gitmodules`` has it.
+    """
+    if not url.startswith(("./", "../")):
+        return url
+    base, separator = base.rstrip("/"), "/"
+    while url.startswith(("./", "../")):
+        step, _, url = url.partition("/")
+        if step == "..":
+            base, separator, _ = base.rpartition("/" if "/" in base else ":")
+    return f"{base}{separator}{url}".rstrip("/")
