@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-harbor test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity validation-page lint format lock docs bench bench-engines bench-images bench-languages clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-harbor test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-images bench-languages clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -58,6 +58,7 @@ help:
 	@echo "make grading-load  grade 200 honest passes, eight at once, under tight limits: none may fail; GRADING_LOAD='--gradings 20 ...'"
 	@echo "make paper-scale  compute the store's size for the paper's whole data sets; PAPER_SCALE='--pins DIR ...'"
 	@echo "make verdict-parity  compare verdicts with those of swebench and swesmith; VERDICT_PARITY='ROWS -o DIR ...'"
+	@echo "make patch-parity    compare how damaged patches are applied with the harnesses' commands; PATCH_PARITY='ROWS --repo-mirrors DIR'"
 	@echo "make validation-page  write the tables of docs/validation.md; VALIDATION_PAGE='DIR --rows FILE... --parity DIR'"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the sources"
@@ -223,6 +224,10 @@ paper-scale: $(VENV)/.dev
 # VERDICT_PARITY: ROWS... -o DIR; the environment needs swebench 4.1 and swesmith: pip install -e '.[swe]'
 verdict-parity: $(VENV)/.dev
 	@"$(BIN)/python" -m benchmarks.verdict_parity $(VERDICT_PARITY)
+
+# PATCH_PARITY: ROWS... --repo-mirrors DIR [--five]
+patch-parity: $(VENV)/.dev
+	@"$(BIN)/python" -m benchmarks.patch_parity $(PATCH_PARITY)
 
 # VALIDATION_PAGE: [DIR --rows FILE...] [--parity DIR]
 validation-page: $(VENV)/.dev

@@ -158,6 +158,34 @@ def test_renames_are_judged_by_both_names() -> None:
     assert policy.why_protected(FileChange("conftest.py", FileStatus.RENAMED, "x.py")) == "pytest_config"
 
 
+@pytest.mark.parametrize(
+    ("path", "target", "expected"),
+    [
+        ("pkg/alias.py", b"core.py", None),
+        ("docs/latest", b"../README", None),
+        ("pkg/data", b"../tests/unit", None),
+        ("pkg/core.py", b"other.py", None),
+        ("pkg/core.py", b"/usr/core.py", "link_outside"),
+        ("pkg/alias.py", b"../../elsewhere", "link_outside"),
+        ("pkg/alias.py", b"", "link_outside"),
+        ("conftest.py", b"pkg/hook.py", "pytest_config"),
+        ("tests/unit/more", b"../../pkg", "test_directory"),
+        ("tests", b"pkg", "test_file"),
+        ("pluggy", b"pkg/other", "shadows_runner"),
+        ("src/attr", b"../pkg", "shadows_runner"),
+        ("json", b"pkg/json", "shadows_runner"),
+        ("sitecustomize", b"pkg", "start_up_hook"),
+        ("src", b"pkg", "shadows_import"),
+        ("pkg/json", b"codec", None),
+    ],
+)
+def test_links_are_judged_by_where_they_lead_and_by_what_they_would_import(
+    path: str, target: bytes, expected: str | None
+) -> None:
+    change = FileChange(path, FileStatus.ADDED, path, link=target)
+    assert Policy.for_task(task()).why_protected(change) == expected
+
+
 def test_screening_leaves_out_and_says_so() -> None:
     change = screen(patch_of("pkg/core.py", "conftest.py", "tests/unit/test_core.py").encode(), Policy.for_task(task()))
     assert change.only == frozenset({"pkg/core.py"})
@@ -166,7 +194,7 @@ def test_screening_leaves_out_and_says_so() -> None:
     assert not change.is_empty
 
 
-@pytest.mark.parametrize("submission", [b"", b"\n \n", patch_of("conftest.py").encode()])
+@pytest.mark.parametrize("submission", [b"", patch_of("conftest.py").encode()])
 def test_nothing_left_to_apply(submission: bytes) -> None:
     assert screen(submission, Policy.for_task(task())).is_empty
 
@@ -178,7 +206,7 @@ def test_nothing_left_to_apply(submission: bytes) -> None:
         b"no patch at all",
         b"--- a/../../etc/x\n+++ b/../../etc/x\n@@ -0,0 +1 @@\n+x\n",
         b"--- a//etc/x\n+++ b//etc/x\n@@ -0,0 +1 @@\n+x\n",
-        b"diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc\n",
+        b"\n \n",
         patch_of("a.py").replace("a\n", "\0\n").encode(),
         patch_of(".git/config").encode(),
     ],

@@ -98,8 +98,6 @@ def test_timeouts_are_positive(timeout: float) -> None:
 @pytest.mark.parametrize(
     ("patch", "message"),
     [
-        ("diff --git a/x b/x\nnew file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+/etc\n", "symbolic link"),
-        ("diff --git a/x b/x\nindex 1234567..89abcde 120000\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "symbolic link"),
         ("diff --git a/m b/m\nnew file mode 160000\nindex 0000000..1234567\n", "submodule"),
         (PATCH.replace("+b", "+\0"), "NUL"),
         ("please add two numbers", "not a unified diff"),

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisandbox.errors import PatchError
-from minisandbox.patches import FileChange, FileStatus, explain_line_endings, parse_patch, touched_files
+from minisandbox.patches import (
+    FileChange,
+    FileStatus,
+    explain_line_endings,
+    leads_inside,
+    parse_patch,
+    removed_files,
+    touched_files,
+)
 
 PLAIN = "--- a/src/x.py\n+++ b/src/x.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
 GIT = "diff --git a/src/x.py b/src/x.py\nindex 1111111..2222222 100644\n" + PLAIN
@@ -129,8 +137,7 @@ def test_plain_diff_with_times() -> None:
         pytest.param(PLAIN.split("@@", maxsplit=1)[0], "without a hunk", id="no-hunk"),
         pytest.param("@@ -1 +1 @@\n-a\n+b\n", "without a file", id="no-file"),
         pytest.param("diff --git a/x b/x\nindex 1..2 100644\n", "no change", id="no-change"),
-        pytest.param("diff --git a/x b/x\nnew file mode 120000\nindex 0..1\n", "symbolic link", id="new-link"),
-        pytest.param("diff --git a/x b/x\nindex 0..1 120000\n", "symbolic link", id="changed-link"),
+        pytest.param("diff --git a/x b/x\nindex 0..1 120000\n", "no change", id="changed-link"),
         pytest.param("diff --git a/x b/x\nnew file mode 160000\nindex 0..1\n", "gitlink", id="gitlink"),
         pytest.param("diff --git a/x b/x\nnew file mode rwx\n", "not a file's mode", id="mode"),
         pytest.param("diff --git a/x b/x\nBinary files a/x and b/x differ\n", "--binary", id="binary-without-content"),
@@ -158,10 +165,74 @@ def test_the_place_is_a_line_number() -> None:
         parse_patch(GIT + "diff --git a/y b/y\n--- a/../y\n+++ b/y\n")
 
 
-def test_links_that_git_writes_are_refused(repo: Path) -> None:
-    (repo / "evil").symlink_to("/etc")
-    with pytest.raises(PatchError, match="'evil' is a symbolic link"):
-        parse_patch(diff(repo))
+def test_links_are_read_with_their_targets(repo: Path) -> None:
+    (repo / "new").symlink_to("src/x.py")
+    (repo / "link").unlink()
+    (repo / "link").symlink_to("with space.txt\nx")
+    changes = parse_patch(diff(repo))
+    assert {change.path: change.link for change in changes} == {"new": b"src/x.py", "link": b"with space.txt\nx"}
+
+
+def test_a_file_that_becomes_a_link_is_deleted_and_added(repo: Path) -> None:
+    (repo / "café.txt").unlink()
+    (repo / "café.txt").symlink_to("dos.txt")
+    (repo / "link").unlink()
+    (repo / "link").write_text("a file\n")
+    patch = diff(repo)
+    changes = [(change.path, change.status, change.link) for change in parse_patch(patch)]
+    assert changes == [
+        ("café.txt", FileStatus.DELETED, None),
+        ("café.txt", FileStatus.ADDED, b"dos.txt"),
+        ("link", FileStatus.DELETED, None),
+        ("link", FileStatus.ADDED, None),
+    ]
+    assert removed_files(patch) == ()
+
+
+def test_a_link_without_its_target_has_an_empty_one() -> None:
+    binary = "GIT binary patch\nliteral 4\nLcmZQzWMT#Y01f~L\n\nliteral 0\nHcmV?d00001\n\n"
+    (change,) = parse_patch(f"diff --git a/x b/x\nnew file mode 120000\n{binary}")
+    assert change.link == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "target", "expected"),
+    [
+        ("a", "b", True),
+        ("a/b/c", "../../d", True),
+        ("a/b", "./../c/", True),
+        ("a", ".", True),
+        ("a", "", False),
+        ("a", "/etc/passwd", False),
+        ("a", "../x", False),
+        ("a/b", "../../x", False),
+        ("a/b", "c/../../x", False),
+        ("a/b", "c/../d", False),
+        ("a", ".git/config", False),
+        ("a/b", "../x/.GIT/hooks", False),
+    ],
+)
+def test_where_links_may_lead(path: str, target: str, expected: bool) -> None:
+    assert leads_inside(path, target.encode()) is expected
+
+
+NAMES = st.text(alphabet=st.sampled_from('ab \t\n"\\é\udcff.'), min_size=1, max_size=6).filter(
+    lambda name: name not in (".", "..")
+)
+
+
+@given(old=NAMES, new=NAMES)
+def test_names_are_read_as_git_writes_them(tmp_path_factory: pytest.TempPathFactory, old: str, new: str) -> None:
+    folder = tmp_path_factory.mktemp("names")
+    git(folder, "init")
+    (folder / old).write_text("one\n" * 9)
+    git(folder, "add", "-A")
+    git(folder, "commit", "-m", "one")
+    (folder / old).write_text("one\n" * 8)
+    changed = diff(folder)
+    assert [change.path for change in parse_patch(changed)] == [old]
+    (folder / old).rename(folder / new)
+    assert touched_files(diff(folder, "-M")) == tuple(sorted({old, new}))
 
 
 def test_nested_repository_is_refused(repo: Path) -> None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.confirm.checks import ACCIDENTS, Confirmation
 from minisandbox.grade.graders.log import misreadings
+from minisandbox.grade.harness_apply import APPLIED_WITH_FUZZ, apply_like_harness
 from minisandbox.grade.imports import protect_imports
 from minisandbox.grade.judging import Doubt, SuiteRun, infrastructure_grade, judge
 from minisandbox.grade.options import FLAGGED, confirmed_share, is_confirmed
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.scan import scan
-from minisandbox.grade.submission import Change, reference_change, screen
+from minisandbox.grade.submission import MAX_SUBMISSION, Change, reference_change, screen
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace
 from minisandbox.sandbox.cancellation import Cancellation
@@ -113,7 +114,26 @@ def _grade_own(change: Change, place: Workspace, confirm: str) -> Grade:
 
 
 def grade_in(place: Workspace, submission: bytes, confirm: str = FLAGGED) -> Grade:
-    """Grade a submission in a workspace, which makes all runs that takes; without the time it took."""
+    """Grade a submission in a workspace, which makes all runs that takes; without the time it took.
+
+    A patch that git does not take as it is may still be one that the task's official harness applies.
+    """
+    graded = _grade_patch(place, submission, confirm)
+    if graded.reason is not Reason.PATCH_INVALID or len(submission) > MAX_SUBMISSION:
+        return graded
+    try:
+        applied = apply_like_harness(place, submission)
+    except (MiniSandboxError, OSError) as error:
+        return infrastructure_grade(place.task, error)
+    if applied is None:
+        return graded
+    again = _grade_patch(place, applied.patch, confirm)
+    flag = Flag(APPLIED_WITH_FUZZ, "", applied.command)
+    return graded if again.reason is Reason.PATCH_INVALID else replace(again, flags=(flag, *again.flags))
+
+
+def _grade_patch(place: Workspace, submission: bytes, confirm: str) -> Grade:
+    """Grade a patch as it is."""
     task = place.task
     policy = Policy.for_task(task, dict(place.image.environment), place.image.workdir)
     try:
@@ -130,6 +150,8 @@ def grade_in(place: Workspace, submission: bytes, confirm: str = FLAGGED) -> Gra
         detail = "nothing of it is applied that a test could see: no file, or tests and documents only"
         return Grade(task.instance_id, Verdict.FAILED, Reason.NOTHING_TO_TEST, detail, flags=flags)
     try:
+        if change.leave_out and (misfit := place.misfit(change)):
+            return Grade(task.instance_id, Verdict.PATCH_INVALID, Reason.PATCH_INVALID, misfit, flags=flags)
         return _run_and_judge(place, change, flags, confirm)
     except (MiniSandboxError, OSError) as error:
         return infrastructure_grade(task, error, flags)

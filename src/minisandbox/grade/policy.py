@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
 
-from minisandbox.patches import FileChange, FileStatus, touched_files
+from minisandbox.patches import FileChange, FileStatus, leads_inside, touched_files
 from minisandbox.tasks import PythonBuild, Task
 from minisandbox.types import WORKDIR
 
@@ -135,13 +135,24 @@ class Policy:
 
         Returns:
             ``test_file``, ``test_directory``, ``pytest_config``, ``start_up_hook``, ``compiled_code``,
-            ``package_metadata``, ``shadows_runner``, ``shadows_import``, ``test_runner``, ``git_metadata`` or None.
+            ``package_metadata``, ``shadows_runner``, ``shadows_import``, ``test_runner``, ``git_metadata``,
+            ``link_outside`` or None.
         """
+        if change.link is not None and not leads_inside(change.path, change.link):
+            return "link_outside"
         for path in dict.fromkeys((change.path, change.old_path)):
             kind = None if path in self.allowed else self._kind(path, change.status)
+            if kind is None and change.link is not None and path not in self.allowed:
+                kind = self._link_kind(path)
             if kind is not None:
                 return kind
         return None
+
+    def _link_kind(self, path: str) -> str | None:
+        """Judge a link by what would be imported through it if it leads to a directory."""
+        if any(root == path or root.startswith(path + "/") for root in self.roots):
+            return "shadows_import"
+        return self._kind(path + "/__init__.py", FileStatus.ADDED)
 
     def is_beside_the_point(self, path: str) -> bool:
         """Whether a file cannot matter to the task's tests: a test or a document that the reference does not touch."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from minisandbox.errors import PatchError
 from minisandbox.grade.policy import Policy
@@ -24,6 +25,7 @@ class Change:
         reverse: whether it is applied in reverse.
         leave_out: files of the patch that are not applied.
         only: the files that it may change, or None where that is not checked (a task's own patch).
+        links: the symbolic links that there are afterwards among the files that it changes, with their targets.
         sources: for each file of the patch, in its order, the path that it had before; empty where ``only`` is None.
         flags: what people should know about what is left out.
         script: a task's own script that makes the change, in place of a patch.
@@ -33,6 +35,7 @@ class Change:
     reverse: bool = False
     leave_out: tuple[str, ...] = ()
     only: frozenset[str] | None = None
+    links: Mapping[str, bytes] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     flags: tuple[Flag, ...] = ()
     script: Solution | None = None
@@ -61,7 +64,7 @@ def screen(submission: bytes, policy: Policy) -> Change:
         The change without the protected files; each of those has a flag.
 
     Raises:
-        PatchError: it is too large, malformed or unsafe.
+        PatchError: it is too large, malformed, blank or unsafe.
     """
     if len(submission) > MAX_SUBMISSION:
         raise PatchError(
@@ -70,6 +73,8 @@ def screen(submission: bytes, policy: Policy) -> Change:
             hint="leave generated files out of the repository, or name them in .git/info/exclude",
         )
     changes = parse_patch(submission, name="the submission")
+    if submission and not changes:
+        raise PatchError("the submission is blank", reason="only an empty one stands for no change")
     if any("\0" in change.path + change.old_path for change in changes):
         raise PatchError("a path in the submission has a NUL character", reason="the patch was edited by hand")
     kinds = {change.path: kind for change in changes if (kind := policy.why_protected(change)) is not None}
@@ -77,6 +82,7 @@ def screen(submission: bytes, policy: Policy) -> Change:
         submission,
         leave_out=tuple(kinds),
         only=frozenset(change.path for change in changes) - kinds.keys(),
+        links={change.path: change.link for change in changes if change.link is not None and change.path not in kinds},
         sources=tuple(change.old_path for change in changes),
         flags=tuple(Flag(kind, path) for path, kind in kinds.items()),
     )

@@ -42,8 +42,9 @@ _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
 # Read backwards, a patch makes the files that it was made of: --numstat names them, newer gits the last one first.
 # Without --apply nothing is changed.
 _SOURCES = ("git", "apply", "-R", "--numstat", "-z", "-")
-# Prints those of the names on its input that are symbolic links.
-_LINKS = ("xargs", "-0", "-r", "sh", "-c", 'for f; do if [ -L "./$f" ]; then printf "%s\\0" "$f"; fi; done', "sh")
+# Prints those of the names on its input that are symbolic links, each with its target.
+_LIST_LINKS = 'for f; do if [ -L "./$f" ]; then printf "%s\\0" "$f"; readlink -n "./$f"; printf "\\0"; fi; done'
+_LINKS = ("xargs", "-0", "-r", "sh", "-c", _LIST_LINKS, "sh")
 _GIT_REFUSED = frozenset({1, 128})
 
 
@@ -131,17 +132,29 @@ class Workspace:
         carries = change.script is not None and grader.mode == "fresh" and grader.carry
         needs = self.task.needs
         with ExitStack() as stack:
-            with self._box(needs.network if change.script is not None else needs.grader_network) as box:
+            with self.box(needs.network if change.script is not None else needs.grader_network) as box:
                 failed = _apply(box, change) if change.script is None else solve(box, change.script)
                 if failed is not None or not carries:
                     return failed or runner.run(box)
                 carried = stack.enter_context(carried_files(box, grader.carry, self.image.workdir))
-            with self._box(needs.grader_network) as clean:
+            with self.box(needs.grader_network) as clean:
                 carried.put(clean)
                 return runner.run(clean)
 
+    def misfit(self, change: Change) -> str:
+        """Return why git does not apply a patch with the files that are left out of it, or "".
+
+        The benchmarks' harnesses refuse a patch if a hunk does not fit, whichever file it is in. Files that the agent
+        does not get are ignored: patches made elsewhere may change them.
+        """
+        hidden = [f"--exclude={_literal(path)}" for path in self.task.hidden_files]
+        with self.box(Network.off()) as box:
+            result = box.exec(["git", "apply", "--check", *hidden, "-"], stdin=change.patch, timeout=_STEP_TIMEOUT)
+        return f"the patch does not apply: {_said(result)}" if result.exit_code in _GIT_REFUSED else ""
+
     @contextlib.contextmanager
-    def _box(self, network: Network) -> Iterator[Sandbox]:
+    def box(self, network: Network) -> Iterator[Sandbox]:
+        """Make a sandbox with clean code, and without the task's tests where they are hidden."""
         with (
             task_sandbox(self.task, self.image.spec(), self.limits, network) as box,
             self.cancellation.running(box),
@@ -187,21 +200,22 @@ def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
     command = [*_APPLY, *(["-R"] if change.reverse else []), *excluded, "-"]
     result = box.exec(command, stdin=change.patch, timeout=_STEP_TIMEOUT)
     doubt = _about_patch(result, change)
-    return _unless_links(box, change) if doubt is None else SuiteRun.not_run(doubt, log_of(result))
+    return _unless_other_links(box, change) if doubt is None else SuiteRun.not_run(doubt, log_of(result))
 
 
-def _unless_links(box: Sandbox, change: Change) -> SuiteRun | None:
-    """Refuse a patch that made, moved or changed a symbolic link: without a mode its text looks like a file's."""
+def _unless_other_links(box: Sandbox, change: Change) -> SuiteRun | None:
+    """Refuse a patch after which there are other symbolic links than the policy judged: it need not tell modes."""
     if change.only is None:
         return None
     names = b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in sorted(change.only))
     result = box.exec(_LINKS, stdin=names, timeout=_STEP_TIMEOUT)
     if not result.ok:
         return SuiteRun.not_run(Doubt(Reason.PATCH_STEP_FAILED, f"looking for links: {result.fate}"), log_of(result))
-    links = [name.decode("utf-8", "replace") for name in result.stdout_bytes.split(b"\0") if name]
-    if not links:
+    parts = result.stdout_bytes.split(b"\0")
+    links = dict(zip((name.decode("utf-8", "surrogateescape") for name in parts[::2]), parts[1::2], strict=False))
+    if links == change.links and not result.dropped_stdout:
         return None
-    said = f"it changes symbolic links, where it may change regular files only: {links[:3]}"
+    said = f"it changes symbolic links without telling so: {sorted(links.items() ^ change.links.items())[:3]}"
     return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, said), log_of(result))
 
 
@@ -225,7 +239,7 @@ def _unless_same_sources(box: Sandbox, change: Change) -> SuiteRun | None:
 
 
 def _about_patch(result: ExecResult, change: Change) -> Doubt | None:
-    said = result.stderr.strip().replace("\n", "; ")[:500]
+    said = _said(result)
     if result.outcome is Outcome.EXITED and result.exit_code in _GIT_REFUSED:
         return Doubt(Reason.PATCH_INVALID, f"the patch does not apply: {said}")
     if not result.ok:
@@ -256,8 +270,13 @@ def _restore(box: Sandbox, task: Task) -> SuiteRun | None:
         result = box.exec(["rm", "-f", "--", *gone], timeout=_STEP_TIMEOUT)
     if result.ok:
         return None
-    said = result.stderr.strip().replace("\n", "; ")[:500]
-    return SuiteRun.not_run(Doubt(Reason.RESTORE_FAILED, f"test files: {result.fate}: {said}"), log_of(result))
+    doubt = Doubt(Reason.RESTORE_FAILED, f"test files: {result.fate}: {_said(result)}")
+    return SuiteRun.not_run(doubt, log_of(result))
+
+
+def _said(result: ExecResult) -> str:
+    """Return the start of what a command printed about its failure, as one line."""
+    return result.stderr.strip().replace("\n", "; ")[:500]
 
 
 def _unless_changed(box: Sandbox, run: SuiteRun, files: Mapping[str, bytes]) -> SuiteRun:

@@ -8,11 +8,13 @@ from minisandbox.patches.parsing import (
     removed_files,
     touched_files,
 )
+from minisandbox.patches.paths import leads_inside
 
 __all__ = [
     "FileChange",
     "FileStatus",
     "explain_line_endings",
+    "leads_inside",
     "parse_patch",
     "removed_files",
     "touched_files",

@@ -50,7 +50,8 @@ _HEADERS = (
     "dissimilarity index",
     "index",
 )
-_LINKS = {"120000": "a symbolic link", "160000": "a gitlink (a submodule or a nested repository)"}
+_LINK = "120000"
+_GITLINK = "160000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,15 @@ class FileChange:
         status: what happens to it.
         old_path: its path before; differs from ``path`` for renamed and copied files only.
         lines: the lines of its hunks, each with its sign: ``+``, ``-`` or a space (or nothing, if it is blank).
+        link: the target, if the patch says that the file is a symbolic link afterwards; empty if the target is not in
+            its hunks. A patch without modes does not say so.
     """
 
     path: str
     status: FileStatus
     old_path: str
     lines: tuple[bytes, ...] = field(default=(), repr=False)
+    link: bytes | None = None
 
     def signed(self, sign: bytes) -> Iterator[bytes]:
         """Return the lines with a sign, without it: ``b"+"`` added, ``b"-"`` removed, ``b" "`` unchanged."""
@@ -83,11 +87,11 @@ def parse_patch(patch: str | bytes, *, name: str = "the patch") -> tuple[FileCha
         name: what errors call it, e.g. ``"the submission"`` or ``"tasks.jsonl, line 3: patch"``.
 
     Returns:
-        The changes. Deleting a symbolic link is accepted; making or changing one is not.
+        The changes. A file that becomes a symbolic link, or the reverse, is two of them: deleted and added.
 
     Raises:
-        PatchError: it has NUL bytes, CRLF line endings, an absolute path, a path with ``..`` or ``.git``, a symbolic
-            link, a gitlink, a hunk that does not fit its header, or nothing that looks like a diff.
+        PatchError: it has NUL bytes, CRLF line endings, an absolute path, a path with ``..`` or ``.git``, a gitlink, a
+            hunk that does not fit its header, or nothing that looks like a diff.
     """
     data = patch.encode("utf-8", "surrogateescape") if isinstance(patch, str) else patch
     if not data.strip():
@@ -163,6 +167,7 @@ class _Draft:
     old: str | None = None
     new: str | None = None
     status: FileStatus = FileStatus.MODIFIED
+    is_link: bool = False
     old_lines: int = 0
     content: bool = False  # a hunk, a mode or a rename was seen
     lines: list[bytes] = field(default_factory=list)
@@ -248,7 +253,8 @@ class _Parser:
         if not draft.content:
             raise PatchError(f"the file {new!r} has a header and no change", reason="the patch was cut off here")
         self.at = end
-        return FileChange(new, draft.status, draft.old or new, tuple(draft.lines))
+        target = b"\n".join(line[1:] for line in draft.lines if not line.startswith(b"-")) if draft.is_link else None
+        return FileChange(new, draft.status, draft.old or new, tuple(draft.lines), target)
 
     def _extended_header(self, draft: _Draft, line: bytes) -> bool:
         """Take one line between ``diff --git`` and the hunks; False where it is not one of those."""
@@ -272,10 +278,12 @@ class _Parser:
         return True
 
     def _check_mode(self, draft: _Draft, mode: str, *, deleted: bool) -> None:
-        if mode in _LINKS and not deleted:
+        if mode == _GITLINK and not deleted:
             raise PatchError(
-                f"{draft.name or 'a file'!r} is {_LINKS[mode]}", hint="a patch may make and change regular files only"
+                f"{draft.name or 'a file'!r} is a gitlink (a submodule or a nested repository)",
+                hint="a patch may make and change files and symbolic links only",
             )
+        draft.is_link = mode == _LINK and not deleted
         if not _MODE.fullmatch(mode):
             raise PatchError(f"{mode!r} is not a file's mode", reason="the patch is damaged")
 

@@ -57,7 +57,7 @@ def header_path(raw: bytes) -> str | None:
     Raises:
         PatchError: it is absolute, has no leading directory to strip, or is refused by :func:`checked_path`.
     """
-    path = unquoted(raw if raw.startswith(b'"') else raw.split(b"\t", 1)[0].rstrip(b" "))
+    path = unquoted(raw if raw.startswith(b'"') else raw.split(b"\t", 1)[0])
     return None if path == b"/dev/null" else without_prefix(text(path))
 
 
@@ -124,6 +124,21 @@ def checked_path(path: str) -> str:
     if any(part.lower() == ".git" for part in parts):
         raise PatchError(f"the path {path!r} lies in git's own directory", hint="take that file out of the patch")
     return path
+
+
+def leads_inside(path: str, target: bytes) -> bool:
+    """Return whether a symbolic link leads to a path of the repository, outside of ``.git``.
+
+    A ``..`` counts only at the start of the target: after a name, it may be the parent of another link's target.
+
+    Args:
+        path: the link's path in the repository; its directories are no links, because git writes through none.
+        target: where it leads.
+    """
+    parts = [part for part in target.split(b"/") if part not in (b"", b".")]
+    ups = next((at for at, part in enumerate(parts) if part != b".."), len(parts))
+    names = [part.lower() for part in parts[ups:]]
+    return bool(target) and not target.startswith(b"/") and ups <= path.count("/") and not {b"..", b".git"} & {*names}
 
 
 def _absolute(path: str) -> PatchError:

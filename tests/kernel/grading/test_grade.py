@@ -80,7 +80,6 @@ def test_both_forms_are_valid(smith: Task, bench: Task, images: Callable[[Task],
     [
         b"no patch",
         FIX.replace("a - b", "a * b").encode(),
-        FIX.replace("\n", "\r\n").encode(),
         adding("../x", "x").encode(),
         FIX.replace("calc/core.py", "calc/other.py").encode(),
         adding("calc/core.py", "x").encode(),
