@@ -12,7 +12,7 @@ PYTHON_KEPT = env -u PYTHONDONTWRITEBYTECODE "$(BIN)/python"
 PYTEST = $(PYTHON_KEPT) -m pytest -n $(WORKERS)
 # What `make test-quick` runs: no kernel feature needed but for a few commands in sandboxes.
 QUICK_TESTS := tests/unit tests/kernel/test_exec.py tests/kernel/test_files.py
-# What an ordinary user runs when root runs `make test-all`: all that touches the kernel, and what skips for root.
+# What `make test-kernel` runs: all that touches the kernel.
 KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e tests/unit/test_host.py
 # dev: the tools and all extras without torch and Ray; tests that need these are skipped. full: all extras, with torch where TORCH says which.
 ENVIRONMENT ?= dev
@@ -34,7 +34,7 @@ help:
 	@echo "make experiment   the whole experiment of docs/results.md, in EXPERIMENT=$(EXPERIMENT); hours; it goes on where it was"
 	@echo "make test         the tests of every kind but the slow ones, as the user who calls; 8 minutes on two processors"
 	@echo "make test-quick   the unit tests and a few sandboxes; 3 minutes"
-	@echo "make test-all     what .ci/run runs: every test with all extras; as root, those that are not slow as an ordinary user too; 45 minutes"
+	@echo "make test-all     lint, every test with all extras; as root, those that are not slow as an ordinary user too; 50 minutes"
 	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"
 	@echo "make test-no-reaper  all tests where the first process reaps no orphans, as in many containers"
 	@echo "make test-interpreters  build a project for each of five interpreters, 2.7 to 3.13, and run its tests; minutes"

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 # Set by .ci/run and tests/as_user.py, where nothing else runs sandboxes: what is new on the machine is then ours.
 STRICT = os.environ.get("MINISANDBOX_TEST_STRICT", "") not in ("", "0")
 OFFLINE = os.environ.get("MINISANDBOX_TEST_OFFLINE", "") not in ("", "0")
-# Set by tests/as_user.py: root runs these tests too.
-REPEATED = bool(os.environ.get("MINISANDBOX_TEST_IDS"))
+# Set by tests/as_user.py, which runs these tests with one id too.
+REPEATED = os.environ.get("MINISANDBOX_TEST_IDS") == "range"
 _MOST_OF_A_FAILURE = 3000  # characters
 SLOW_AS_ROOT = pytest.mark.slow if os.geteuid() == 0 else pytest.mark.kernel
 """For tests of what alone holds an ordinary user's memory: root has control groups too, and runs them with --slow."""

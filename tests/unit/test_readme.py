@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from minisandbox.host.environment import _OLDEST
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 HOME = "https://example.org/owner/minisandbox"
@@ -70,3 +72,21 @@ def test_the_table_of_places_names_files_that_exist() -> None:
                 missing.append(f"{package}: {name}")
     assert names > 90
     assert missing == []
+
+
+def test_the_readme_has_both_set_up_commands() -> None:
+    """`.ci/run` takes the test command from here."""
+    commands = [line.partition("#")[0].strip() for line in README.splitlines()]
+    assert commands.index("make quickstart") < commands.index("make test")
+
+
+def test_documents_name_one_kernel_floor() -> None:
+    floor = ".".join(map(str, _OLDEST))
+    documents = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+    floors = {
+        path.name: re.findall(r"(?:need|is|be) \W*Linux ([\d.]+) or newer", path.read_text("utf-8"))
+        for path in documents
+    }
+    assert {"CONTRIBUTING.md", "first-task.md"} <= {name for name, found in floors.items() if found}
+    assert {version for found in floors.values() for version in found} == {floor}
+    assert f"**Linux {floor} or newer**" in README
