@@ -42,6 +42,19 @@ sc.unshare(sc.CLONE_NEWNS)
 sc.mount("/dev/null", "/proc/version", None, 4096)
 """
 
+# A device that others may not write to: to a sandbox's root, all users of the host are others.
+WITH_A_CLOSED_NULL = """
+import stat
+if os.geteuid() != 0:
+    enter_outer_namespace()
+sc.unshare(sc.CLONE_NEWNS)
+sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
+null = sys.argv[1] + "/null"
+os.mknod(null, {kind}, os.makedev(1, 3))
+os.chmod(null, {mode})
+sc.mount(null, "/dev/null", None, 4096)
+"""
+
 Found = dict[str, list[str]]
 
 
@@ -152,6 +165,30 @@ def test_with_a_masked_proc(tmp_path: Path) -> None:
     assert found["private-proc"][0] == "missing"
     assert reason is not None
     assert "private-proc" in reason
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("kind", "mode", "fix"),
+    [("stat.S_IFCHR", 0o644, "sudo chmod 666 /dev/null"), ("stat.S_IFCHR", 0o600, "sudo chmod 666 /dev/null"),
+     ("stat.S_IFREG", 0o666, "sudo rm -f /dev/null && sudo mknod -m 666 /dev/null c 1 3")],
+)  # fmt: skip
+def test_a_device_that_sandboxes_cannot_use(tmp_path: Path, kind: str, mode: int, fix: str) -> None:
+    if kind == "stat.S_IFCHR" and os.geteuid() != 0:
+        pytest.skip("only root makes devices")
+    if "nodev" in mount_options(tmp_path):
+        pytest.skip("no device works on this file system")
+    found, ready, reason = ask(WITH_A_CLOSED_NULL.format(kind=kind, mode=mode), tmp_path)
+    assert not ready
+    assert reason is not None
+    assert "a sandbox cannot use /dev/null" in reason
+    assert found["devices"][0] == "missing"
+    assert found["devices"][2] == fix
+
+
+def mount_options(path: Path) -> str:
+    done = subprocess.run(["findmnt", "-no", "OPTIONS", "-T", path], capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def test_a_store_that_cannot_be_written_is_named() -> None:

@@ -11,13 +11,17 @@ from minisandbox.cli.common.output import Column, add_json_option, print_json, p
 from minisandbox.errors import HostError
 from minisandbox.host import doctor, probes
 from minisandbox.images import host_image, installed_interpreters
+from minisandbox.images.runner import build_limits, build_sandbox
 from minisandbox.launch.kernel import seccomp
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.store.disk.paths import default_root
 from minisandbox.store.disk.trees import remove_tree
+from minisandbox.types import Network
 
 _PATIENCE = 60.0
+_TRIAL = "mkdir -p /opt/a && echo x >/opt/a/b && mv /opt/a /opt/c && cat /opt/c/b >/dev/null && rm -r /opt/c"
+"""A command that makes, moves, reads and removes files, as every build does."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,19 +57,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_sandbox(directory: Path) -> None:
-    """Create a sandbox over an image of its own, run a command in it, and remove both.
+    """Run a command in a sandbox and in one that writes to the disk, as a build's do; remove both and their image.
 
     Args:
         directory: the directory for the image's store.
 
     Raises:
-        MiniSandboxError: the sandbox could not be created, or the command failed.
+        MiniSandboxError: a sandbox could not be created, or the command failed.
         OSError: the directory is not writable.
     """
     place = Path(tempfile.mkdtemp(prefix=probes.PREFIX, dir=directory))
     try:
-        with Sandbox.create(host_image(Store.open(place)).spec()) as box:
-            box.exec(["true"], timeout=_PATIENCE).check()
+        spec, upper = host_image(Store.open(place)).spec(), place / "upper"
+        upper.mkdir(mode=0o755)
+        with Sandbox.create(spec) as box:
+            box.exec(_TRIAL, timeout=_PATIENCE).check()
+        with build_sandbox(spec, build_limits(None), Network.off(), (), upper) as box:
+            box.exec(_TRIAL, timeout=_PATIENCE).check()
     finally:
         remove_tree(place)
 

@@ -89,7 +89,7 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
 
     Args:
         store: where the store is or would be; its file system is tried. None: the directory for temporary files.
-        make_sandbox: makes a sandbox with a store of its own in a directory, runs a command in it and removes both;
+        make_sandbox: makes sandboxes with a store of their own in a directory, runs a command in each and removes all;
             tried last, where nothing else that a sandbox needs is missing.
 
     Returns:
@@ -130,7 +130,8 @@ def _real_sandbox(place: Path, make_sandbox: Callable[[Path], None], blocking: l
     try:
         make_sandbox(place)
     except (MiniSandboxError, OSError) as error:
-        detail = error.what if isinstance(error, MiniSandboxError) else str(error)
+        parts = filter(None, (error.what, error.reason)) if isinstance(error, MiniSandboxError) else (str(error),)
+        detail = ": ".join(parts)
         return Check("real-sandbox", Status.MISSING, detail, ("sandbox",), fixes.fix_for("real-sandbox"))
     return Check("real-sandbox", Status.OK, "made, used and removed", ("sandbox",))
 

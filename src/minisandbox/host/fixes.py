@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import sys
 from pathlib import Path
 
@@ -42,6 +43,10 @@ _IDMAPPED_LAYERS = (5, 19)
 """From here on overlayfs takes idmapped layers (fs/overlayfs/super.c), as root's sandboxes have them."""
 
 
+_DEVICES = {"null": "1 3", "zero": "1 5", "full": "1 7", "random": "1 8", "urandom": "1 9", "tty": "5 0"}
+"""Numbers of the devices that sandboxes show (devices.txt of the kernel)."""
+
+
 def kernel_version() -> tuple[int, int]:
     """The kernel's version; (0, 0) where the release does not begin with one."""
     numbers = re.match(r"(\d+)\.(\d+)", platform.release())
@@ -63,6 +68,8 @@ def fix_for(name: str) -> str:  # noqa: PLR0911 - one return for each cause
         return _UNMASKED
     if name == "private-network" and read_sysctl(_NETWORK[0]) == _NETWORK[1]:
         return f"sudo sysctl -w {_NETWORK[0]}={_NETWORK[2]}"
+    if name == "devices" and (line := _devices()):
+        return line
     if name in ("devices", "real-sandbox") and in_container():
         return _SECCOMP
     if name == "id-ranges":
@@ -103,6 +110,18 @@ def _user_namespaces() -> str:
     if in_container():
         return _SECCOMP
     return "boot a kernel built with CONFIG_USER_NS, or ask what forbids it: sudo dmesg | tail"
+
+
+def _devices() -> str:
+    """Give everyone the devices of this machine that some may not use; "" if all may."""
+    lines = []
+    for name, numbers in _DEVICES.items():
+        mode = os.stat(f"/dev/{name}").st_mode if os.path.exists(f"/dev/{name}") else 0
+        if not stat.S_ISCHR(mode):
+            lines.append(f"sudo rm -f /dev/{name} && sudo mknod -m 666 /dev/{name} c {numbers}")
+        elif mode & 0o666 != 0o666:
+            lines.append(f"sudo chmod 666 /dev/{name}")
+    return " && ".join(lines)
 
 
 def _id_ranges() -> str:

@@ -310,10 +310,27 @@ def _private_proc(lab: Lab) -> str:
 
 
 def _devices(lab: Lab) -> str:
-    executor = _executor(_identity(lab, _as_launcher()))
+    identity = _identity(lab, _as_launcher())
+    executor = _executor(identity)
     for operation in (p.Scratch(_SIZE), p.Directory("dev"), p.Devices("dev")):
         executor.run(operation)
+    become_inner_root(identity)
+    if unusable := {name: error for name in mounts.DEVICE_NAMES if (error := _use_device(name))}:
+        raise Unfit("; ".join(f"a sandbox cannot use /dev/{name}: {error}" for name, error in unusable.items()))
     return "null, zero, full, random, urandom, tty and terminals of its own"
+
+
+def _use_device(name: str) -> str:
+    """Open a device as commands do, write to it if it is the empty one; return why not, or ""."""
+    try:
+        descriptor = os.open(f"dev/{name}", (os.O_RDONLY if "random" in name else os.O_RDWR) | os.O_NOCTTY)
+        if name == "null":
+            os.write(descriptor, b"x")
+        os.close(descriptor)
+    except OSError as error:
+        if (name, error.errno) != ("tty", errno.ENXIO):  # this process has no controlling terminal
+            return str(error.strerror)
+    return ""
 
 
 def _no_nesting(lab: Lab) -> str:

@@ -19,7 +19,7 @@ from minisandbox.launch import plan as p
 from . import syscalls as sc
 
 _SCRATCH_POINT = "/tmp"  # noqa: S108 - hidden under our own mount; exists on every host
-_DEVICE_NAMES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICE_NAMES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = (
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -275,7 +275,7 @@ class Executor:
         directory = self._mount_point(path, directory=True)
         os.fchdir(directory)
         os.close(directory)
-        for name in _DEVICE_NAMES:
+        for name in DEVICE_NAMES:
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
             sc.mount(f"/dev/{name}", name, None, sc.MS_BIND)
             # read-only keeps the times of the host's node; writing to a device does not ask the mount
