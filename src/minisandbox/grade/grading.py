@@ -16,7 +16,7 @@ from minisandbox.grade.options import FLAGGED, confirmed_share, is_confirmed
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.scan import scan
 from minisandbox.grade.submission import MAX_SUBMISSION, Change, reference_change, screen
-from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
+from minisandbox.grade.verdict import NOT_CONFIRMED, Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.tasks import ScriptGrader, Task
@@ -178,8 +178,11 @@ def _run_and_judge(place: Workspace, change: Change, flags: tuple[Flag, ...], co
 
 
 def _confirmed(place: Workspace, change: Change, run: SuiteRun, graded: Grade, confirm: str) -> Grade:
+    """Confirm a pass as the policy says; one that only a log or a script reports has a flag instead."""
     if not graded.resolved:
         return graded
+    if place.task.grader.reporter == "none":
+        return replace(graded, flags=(*graded.flags, Flag(NOT_CONFIRMED, "", "no runner reports its tests")))
     further = is_confirmed(confirm, flagged=bool(graded.flags))
     return Confirmation(place, change).confirm(run, graded, further=further)
 

@@ -89,6 +89,10 @@ _VERDICTS = {
 }
 
 
+NOT_CONFIRMED = "not_confirmed"
+"""The kind of a flag: no further run confirmed the pass."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """Something about a submission that people should see; by itself it decides nothing.

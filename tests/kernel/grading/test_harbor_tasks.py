@@ -16,6 +16,7 @@ from minisandbox.agents import Agent, Ending, OracleAgent, Session
 from minisandbox.cli.main import main
 from minisandbox.grade import LIVE, REGRADED, Cause, Reason, Status, Validation, Verdict, validate
 from minisandbox.grade.check import check_set
+from minisandbox.grade.verdict import NOT_CONFIRMED
 from minisandbox.images import Image, build, pull
 from minisandbox.rollouts import RunReader, Setup
 from minisandbox.rollouts.rollout import rollout_async
@@ -254,12 +255,12 @@ def seen(found: Trajectory) -> tuple[float | None, list[str]]:
 def test_a_live_verdict_and_its_re_grade(store: Store, place: Path) -> None:
     task, image = made(place, "count-lines", store)
     solved = rolled(task, image, None)
-    assert (seen(solved), solved.finished) == ((1.0, [LIVE]), True)
+    assert (seen(solved), solved.finished) == ((1.0, [LIVE, NOT_CONFIRMED]), True)
     assert solved.submission is None, "files, not a patch: equal patches would be taken for equal submissions"
     assert seen(rolled(task, image, None, "always")) == (1.0, [LIVE, REGRADED])
     assert seen(rolled(task, image, "echo 7 > answer.txt", "always")) == (0.5, [LIVE])
     forged = "mv /bin/cat /bin/real; printf '#!/bin/bash\\necho 3\\n' > /bin/cat; chmod +x /bin/cat"
-    assert seen(rolled(task, image, forged)) == (1.0, [LIVE])
+    assert seen(rolled(task, image, forged)) == (1.0, [LIVE, NOT_CONFIRMED])
     found = rolled(task, image, forged, "always")
     assert found.grade is not None
     assert (found.grade.verdict, found.reward) == (Verdict.UNCONFIRMED, None)
@@ -268,7 +269,7 @@ def test_a_live_verdict_and_its_re_grade(store: Store, place: Path) -> None:
 
 def test_only_what_is_published_is_judged_by_a_separate_verifier(store: Store, place: Path) -> None:
     task, image = made(place, "publish-answer", store)
-    assert seen(rolled(task, image, None)) == (1.0, [])
+    assert seen(rolled(task, image, None)) == (1.0, [NOT_CONFIRMED])
     assert seen(rolled(task, image, "echo no > report.txt")) == (0.0, [])
     assert seen(rolled(task, image, "ln -s /etc/passwd report.txt")) == (0.0, [])
     large = rolled(task, image, "mkdir report.txt; for i in 1 2 3; do head -c 1G /dev/zero > report.txt/$i; done")

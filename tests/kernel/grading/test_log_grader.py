@@ -24,6 +24,7 @@ from minisandbox.grade import (
     validate,
 )
 from minisandbox.grade.check import Severity, check_set
+from minisandbox.grade.verdict import NOT_CONFIRMED
 from minisandbox.images import Image
 from minisandbox.tasks import LogGrader, PythonBuild, SourceSpec, Task, harness
 
@@ -165,6 +166,7 @@ def test_submissions(task: Task, image: Image, project: Project) -> None:
     code = project.files[project.code]
     solved = graded(task, image, project, code.replace("a - b", "b + a"))
     assert (solved.verdict, solved.reward) == (Verdict.RESOLVED, 1.0), solved
+    assert [flag.kind for flag in solved.flags] == [NOT_CONFIRMED]
     wrong = graded(task, image, project, code.replace("a - b", "b * a"))
     assert (wrong.reason, wrong.reward) == (Reason.TESTS_NOT_PASSED, 0.0), wrong
     assert wrong.failed_fail_to_pass == task.FAIL_TO_PASS

@@ -13,6 +13,7 @@ import pytest
 from minisandbox.agents import Agent, Ending, OracleAgent, Session
 from minisandbox.grade import LIVE, Grade, Reason, Verdict, grade, grade_untouched, grade_work, validate
 from minisandbox.grade.graders.script import parse_reward
+from minisandbox.grade.verdict import NOT_CONFIRMED
 from minisandbox.images import Image
 from minisandbox.rollouts import Setup, rollout
 from minisandbox.rollouts.rollout import rollout_async
@@ -50,7 +51,7 @@ def test_the_script_decides(scripted: Task, smith_image: Image) -> None:
     assert (found.reference[0].reward, found.empty[0].reward) == (1.0, 0.0)
     fix = scripted.patch.replace("-    return a + b\n+    return a - b", "-    return a - b\n+    return b + a")
     solved = grade(scripted, smith_image, fix.encode())
-    assert (solved.verdict, solved.reward, solved.flags) == (Verdict.RESOLVED, 1.0, ()), solved
+    assert (solved.verdict, solved.reward, flags(solved)) == (Verdict.RESOLVED, 1.0, [NOT_CONFIRMED]), solved
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def flags(found: Grade | None) -> list[str]:
 
 def test_live_work_is_judged_where_it_is_and_marked(scripted: Task, smith_image: Image) -> None:
     done = live(scripted, ["sed -i 's/a - b/a + b/' calc/core.py"], smith_image)
-    assert (done.reward, flags(done.grade)) == (1.0, [LIVE]), done
+    assert (done.reward, flags(done.grade)) == (1.0, [LIVE, NOT_CONFIRMED]), done
     assert done.timings.grade
     idle = live(scripted, [], smith_image)
     assert (idle.reward, flags(idle.grade)) == (0.0, [LIVE]), idle

@@ -12,10 +12,10 @@ from pathlib import PurePosixPath
 from minisandbox.errors import FileAccessError, MiniSandboxError
 from minisandbox.grade.graders.carry import Carried, carried_files
 from minisandbox.grade.judging import Doubt, SuiteRun, infrastructure_grade, judge, log_of
-from minisandbox.grade.options import FLAGGED, is_confirmed
+from minisandbox.grade.options import FLAGGED, GradingOptions, is_confirmed
 from minisandbox.grade.report import Report
 from minisandbox.grade.startup import task_sandbox
-from minisandbox.grade.verdict import Flag, Grade, Reason
+from minisandbox.grade.verdict import NOT_CONFIRMED, Flag, Grade, Reason
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import ScriptGrader, Solution, Task
 from minisandbox.types import ExecResult, ImageSpec, KiB, Limits, Outcome
@@ -158,9 +158,10 @@ def grade_work(
     """Grade the work in the sandbox where an agent has done it.
 
     ``live``: there, while the agent's processes go on, as Harbor's ``shared`` verifier does. The agent could change
-    every tool that the script uses, so the grade has the flag :data:`LIVE`. Where the policy confirms the pass, a clean
-    sandbox gets what the task carries, and is judged as well; unless it passes there, the grade is unconfirmed.
-    ``fresh``: in the clean sandbox alone, as Harbor's ``separate`` verifier.
+    every tool that the script uses, so the grade has the flag :data:`LIVE`. With ``always``, and for the share of
+    ``share(P)``, a clean sandbox gets what the task carries, and is judged as well; unless it passes there, the grade
+    is unconfirmed. ``fresh``: in the clean sandbox alone, as Harbor's ``separate`` verifier. A pass that is not judged
+    again has the flag :data:`.NOT_CONFIRMED`.
 
     Args:
         task: a task with a script grader.
@@ -178,14 +179,18 @@ def grade_work(
     runner = ScriptRunner(grader, grader.timeout if timeout is None else timeout)
     live = grader.mode == "live"
     flags = (Flag(LIVE, "", "judged in the agent's own sandbox"),) if live else ()
-    regraded = not live or (bool(grader.carry) and is_confirmed(confirm, flagged=False))
+    # the default re-grades nothing: work outside of what is carried would lose its reward
+    asked = confirm != GradingOptions().confirm and is_confirmed(confirm, flagged=False)
+    regraded = live and bool(grader.carry) and asked
     try:
-        with carried_files(box, grader.carry, image.workdir) if regraded else nullcontext() as carried:
+        with carried_files(box, grader.carry, image.workdir) if regraded or not live else nullcontext() as carried:
             run = runner.run(box) if live else _run_clean(task, image, carried, runner, limits)
             found = judge(task, run, flags)
-            if live and carried is not None and found.resolved:
+            if found.resolved and regraded:
                 clean = judge(task, _run_clean(task, image, carried, runner, limits))
                 found = _compared(found, clean)
+            elif found.resolved:
+                found = replace(found, flags=(*flags, Flag(NOT_CONFIRMED, "", "only the script reports it")))
     except FileAccessError as error:  # of what the agent left
         detail = f"what it left cannot be carried to a clean sandbox: {error}"
         found = Grade(task.instance_id, Reason.PATCH_INVALID.verdict, Reason.PATCH_INVALID, detail, flags=flags)
