@@ -250,6 +250,22 @@ def test_a_workspace_is_a_copy_and_its_changes_are_a_patch(make: Make, project: 
     assert not (project / "new.txt").exists()
 
 
+def test_changes_inside_submodules_of_a_workspace_are_in_the_patch(make: Make, project: Path, tmp_path: Path) -> None:
+    """What was changed in them before is not, as for other files."""
+    library = tmp_path / "library"
+    git(tmp_path, "clone", "-q", str(project), str(library))
+    git(project, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
+    git(project, "commit", "-qm", "with a submodule")
+    for name in ("a.txt", "cache"):
+        (project / "lib" / name).write_text("one\ntwo\n")
+    environment = make(workspace=str(project), patch=str(tmp_path / "work.patch"))
+    assert said(environment, "echo three >> lib/a.txt; echo x >> lib/cache")[0] == 0
+    environment.close()
+    git(project, "apply", str(tmp_path / "work.patch"))
+    assert (project / "lib/a.txt").read_text() == "one\ntwo\nthree\n"
+    assert "cache" not in (tmp_path / "work.patch").read_text()
+
+
 @pytest.mark.parametrize("kind", ["worktree", "plain"])
 def test_workspaces_without_a_repository_of_their_own(make: Make, project: Path, tmp_path: Path, kind: str) -> None:
     directory = tmp_path / kind

@@ -9,15 +9,21 @@ from minisandbox.sandbox import Sandbox
 
 _SECONDS = 300.0
 # commits the copy, uncommitted changes included, without touching the branch or the index;
-# the .git of a worktree or submodule is a file that points to a host directory, and useless here
+# the .git of a worktree or submodule is a file that points to a host directory, and useless here;
+# submodules and other repositories inside become files: their uncommitted changes would not be in the commit
 _BASE = r"""
 set -e
 [ ! -f .git ] || rm .git
 [ -d .git ] || git init -q
 export GIT_INDEX_FILE=.git/minisandbox-index
 git add -A >&2
+while git ls-files -s -z | sed -zn 's/^160000 [^\t]*\t//p' > .git/gitlinks; [ -s .git/gitlinks ]; do
+    git update-index --force-remove -z --stdin < .git/gitlinks
+    sed -z 's|$|/.git|' .git/gitlinks | xargs -0 rm -rf --
+    git add -A >&2
+done
 git -c user.name=minisandbox -c user.email=minisandbox@localhost commit-tree -m 'as it was copied' "$(git write-tree)"
-rm "$GIT_INDEX_FILE"
+rm "$GIT_INDEX_FILE" .git/gitlinks
 """
 
 
