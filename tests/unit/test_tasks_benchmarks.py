@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -257,3 +258,12 @@ def test_rows_name_the_images_of_their_benchmarks() -> None:
         assert isinstance(build, ImageBuild)
         profile = ".".join(name.split(".")[:2]).replace("__", "_1776_").lower()
         assert build.reference == f"swebench/swesmith.x86_64.{profile}"
+
+
+def test_the_process_of_the_packages_starts_without_their_large_dependencies() -> None:
+    script = (
+        "import sys; from minisandbox.tasks.harness import server; server._skip_imports()\n"
+        "import swebench.harness.log_parsers, swebench.harness.test_spec.python, swesmith.profiles\n"
+        "print({'modal', 'pandas', 'swebench.collect', 'datasets.arrow_dataset'} & sys.modules.keys())"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "set()\n"
