@@ -71,7 +71,7 @@ class Received:
 
 
 class ScriptedServer:
-    """Serves a script on the loopback device during an ``async with`` block.
+    """Serves a script during an ``async with`` block.
 
     Attributes:
         received: the latest 1,000 requests.
@@ -87,6 +87,7 @@ class ScriptedServer:
         tokens: whether it reports token ids on request.
         processed: whether its log-probabilities are of the distribution that it samples from.
         models: the known model names; None for any name.
+        host: the address to listen on.
         port: the port; 0 for any free one.
     """
 
@@ -99,6 +100,7 @@ class ScriptedServer:
         tokens: bool = True,
         processed: bool = True,
         models: Sequence[str] | None = None,
+        host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
         self._answer: Answerer = script if callable(script) else Script.of(script)
@@ -106,6 +108,7 @@ class ScriptedServer:
         self._tokens = tokens
         self._processed = processed
         self._models = models
+        self._host = host
         self._port = port
         self._faults: dict[str | None, deque[Fault | None]] = {}
         self.orders = Orders()
@@ -118,7 +121,7 @@ class ScriptedServer:
     @property
     def url(self) -> str:
         """The address for ``--api-base``."""
-        return f"http://127.0.0.1:{self._port}/v1"
+        return f"http://{self._host}:{self._port}/v1"
 
     def fail(self, *faults: Fault | None, session: str | None = None) -> None:
         """Produce faults for the next requests, in this order; None is a normal response.
@@ -144,7 +147,7 @@ class ScriptedServer:
         # requests in progress end with the server; a client that disconnects cancels its request
         self._runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=True, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=1024)
+        site = web.TCPSite(self._runner, self._host, self._port, backlog=1024)
         await site.start()
         self._port = self._runner.addresses[0][1]
 
@@ -255,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Serve a script until stopped."""
     parser = argparse.ArgumentParser(prog="python -m minisandbox.models.testing", description=main.__doc__)
     parser.add_argument("--script", type=Path, required=True, help="answers: JSON or JSON Lines")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=0, help="default: any free port")
     parser.add_argument("--latency", type=float, default=0.0, metavar="SECONDS", help="time to a response")
     parser.add_argument(
@@ -265,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _serve(args: argparse.Namespace) -> None:
-    server = ScriptedServer(Script.load(args.script), latency=args.latency, port=args.port)
+    server = ScriptedServer(Script.load(args.script), latency=args.latency, host=args.host, port=args.port)
     server.fail(*args.fault)
     async with server:
         sys.stdout.write(f"{server.url}\n")
