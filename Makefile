@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-harbor test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-images bench-languages clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey soak-cluster cluster-scaling test-skyrl test-harbor test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -42,6 +42,7 @@ help:
 	@echo "make test-rollouts  300 rollouts, their controller killed 30 times: each is finished exactly once; half an hour"
 	@echo "make test-cluster  300 rollouts over 12 images on three nodes; nodes and drivers killed, three times; other faults; as root, an hour"
 	@echo "make soak-cluster  the same ten times"
+	@echo "make test-journey  both guides of the original, end to end: ten rows, three nodes, 128 sandboxes, SFT, RL; as root; 25 minutes; JOURNEY=DIR"
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
 	@echo "make test-harbor  Harbor itself over sandboxes, and its models of what we export: Python 3.12, 0.5 GB; two minutes"
@@ -66,6 +67,7 @@ help:
 	@echo "make docs         build the documentation site in build/site, and check every link; two minutes"
 	@echo "make bench        the benchmarks of docs/benchmarks.md, without the next"
 	@echo "make bench-engines  compare with bubblewrap, podman, docker and the original's way; as root; 20 minutes; ENGINES='...' QUICK=1 PAGE=1"
+	@echo "make bench-evaluate  validate and evaluate next to the bare host, and what confirming costs; as root; ROWS=FILE PINS=DIR MIRRORS=DIR"
 	@echo "make bench-images  compare 8 container images with podman's, then measure; as root; 30 minutes, 6 GB; IMAGES='compare --as root ...'"
 	@echo "make bench-languages  tasks of real commits in six languages: validate them, compare with podman; as root; an hour, 8 GB; LANGUAGES='go php ...'"
 	@echo "make clean        remove environments and caches of this checkout (never the store)"
@@ -151,6 +153,10 @@ test-cluster: $(VENV)/.dev
 
 soak-cluster: $(VENV)/.dev
 	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=10 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/cluster/test_cluster.py
+
+# JOURNEY: a directory for its files, where the same command resumes
+test-journey: $(FULL)/.dev
+	MINISANDBOX_TEST_JOURNEY="$(or $(abspath $(JOURNEY)),1)" "$(FULL)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/journey
 
 cluster-scaling: $(VENV)/.dev
 	@"$(BIN)/python" -m benchmarks.cluster_scaling $(SCALING)
@@ -270,6 +276,10 @@ bench: $(VENV)/.dev
 # ENGINES: some of minisandbox, bubblewrap, podman, docker, original. QUICK=1: 3 minutes. FRESH=1: anew. PAGE=1: write docs/benchmarks.md
 bench-engines: $(VENV)/.dev
 	@"$(BIN)/python" -m benchmarks.engines $(ENGINES) $(if $(QUICK),--quick) $(if $(FRESH),--fresh) $(if $(PAGE),--page)
+
+# ROWS: a file or folder of SWE-bench and SWE-smith rows. PINS, MIRRORS: as --pins and --repo-mirrors. EVALUATE: --rounds, --only ...
+bench-evaluate: $(FULL)/.dev
+	@"$(FULL)/bin/python" -m benchmarks.evaluate "$(ROWS)" $(if $(PINS),--pins "$(PINS)") $(if $(MIRRORS),--repo-mirrors "$(MIRRORS)") $(EVALUATE)
 
 # IMAGES: compare or measure, with the options that benchmarks/images/__main__.py lists
 bench-images: $(VENV)/.dev

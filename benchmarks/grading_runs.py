@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,13 +46,13 @@ def main() -> int:
             print(f"{task.instance_id}: left out: {error.what}", flush=True)
             continue
         for policy in options.policies:
-            found, count = _graded(task, image, policy)
+            found, seconds = count_runs(task, image, policy)
             flags = ", ".join(sorted({flag.kind for flag in found.flags})) or "no flags"
             print(
-                f"{task.instance_id} {policy}: {found.verdict}, {count} runs, {found.duration:.1f} s, {flags}",
+                f"{task.instance_id} {policy}: {found.verdict}, {len(seconds)} runs, {found.duration:.1f} s, {flags}",
                 flush=True,
             )
-            runs[policy] += count
+            runs[policy] += len(seconds)
             resolved[policy] += found.verdict == "resolved"
     for policy in options.policies:
         each = runs[policy] / max(resolved[policy], 1)
@@ -59,20 +60,22 @@ def main() -> int:
     return 0 if len({resolved[policy] for policy in options.policies}) == 1 else 1
 
 
-def _graded(task: Task, image: Image, policy: str) -> tuple[Grade, int]:
-    """Grade a task's reference as a submission; returns the grade, and how often tests ran."""
-    submission, run, counted = _submission(task, image), Workspace.run, 0
+def count_runs(task: Task, image: Image, policy: str) -> tuple[Grade, list[float]]:
+    """Grade a task's reference as a submission; returns the grade, and the seconds of each run of tests."""
+    submission, run, seconds = submission_of(task, image), Workspace.run, []
 
-    def counting(self: Workspace, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
-        nonlocal counted
-        counted += 1
-        return run(self, change, edited)
+    def timed(self: Workspace, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
+        start = time.monotonic()
+        try:
+            return run(self, change, edited)
+        finally:
+            seconds.append(time.monotonic() - start)
 
-    with mock.patch.object(Workspace, "run", counting):
-        return grade(task, image, submission, confirm=policy), counted
+    with mock.patch.object(Workspace, "run", timed):
+        return grade(task, image, submission, confirm=policy), seconds
 
 
-def _submission(task: Task, image: Image) -> bytes:
+def submission_of(task: Task, image: Image) -> bytes:
     """Return the patch of an agent that applies the reference."""
     with Sandbox.create(image.spec()) as box:
         box.exec(apply_command(task.reference), timeout=120.0).check()

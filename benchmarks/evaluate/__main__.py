@@ -1,0 +1,162 @@
+"""Compare `validate` and `evaluate` with the bare host that runs the same test commands in the same environments.
+
+python -m benchmarks.evaluate ROWS [--pins DIR] [--repo-mirrors DIR] [--only GLOB]... [--rounds N] [--workers N]
+
+Needs root. ROWS is a file or folder of SWE-bench and SWE-smith rows; images that are not in the store
+(MINISANDBOX_STORE) are built first. A round runs, one after the other and each with so many workers: `minisandbox
+validate`, as typed and in a fresh run directory; the same two runs per task on the bare host (:mod:`.host`);
+`minisandbox evaluate` of what an agent that copies the references submits; the same single runs on the bare host. No
+pass is confirmed, so that both sides run the tests equally often. It prints wall times, their ratio and the load.
+
+Then every submission is graded with the default policy. The cost of a resolved one is the time of grading it, divided
+by the time of its first run of tests. Exits with 1 if a verdict is not the expected one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.evaluate.host import REFERENCE, UNTOUCHED, HostTask
+from benchmarks.grading_runs import count_runs, submission_of
+
+from minisandbox.grade import GradingOptions, Verdict
+from minisandbox.images import Image, load_image
+from minisandbox.pool import as_finished
+from minisandbox.store import Store
+from minisandbox.tasks import Task, TaskSet
+
+_PLACE = "MINISANDBOX_BENCHMARK_PLACE"
+_UNCONFIRMED = "share(0)"
+_PAIRS = {"validate": (REFERENCE, UNTOUCHED), "evaluate": (REFERENCE,)}
+
+
+def main() -> int:
+    """Measure; 0 if all verdicts are as expected."""
+    options = _options()
+    if (name := os.environ.get(_PLACE)) is not None:
+        return _measure(options, Path(name))
+    words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "benchmarks.evaluate"]
+    with tempfile.TemporaryDirectory(dir=options.directory) as place:  # removed where the child's mounts are not
+        return subprocess.run([*words, *sys.argv[1:]], env={**os.environ, _PLACE: place}, check=False).returncode
+
+
+def _measure(options: argparse.Namespace, directory: Path) -> int:
+    """Measure in a mount namespace of this process's own."""
+    _minisandbox("image", "build", *options.given)
+    store = Store.open()
+    tasks = TaskSet.load(options.rows, pins=options.pins, repo_mirrors=options.repo_mirrors, environment="pins")
+    images = [(task, load_image(store, task.instance_id)) for task in tasks.select(options.only or ["*"])]
+    comparison = Comparison(options, directory, [HostTask.make(*each, directory) for each in images])
+    right = comparison.run()
+    return 0 if _costs(images) and right else 1
+
+
+class Comparison:
+    """The rounds of one comparison.
+
+    Args:
+        options: the command line.
+        directory: for run directories and predictions.
+        hosts: the tasks on the bare host.
+    """
+
+    def __init__(self, options: argparse.Namespace, directory: Path, hosts: Sequence[HostTask]) -> None:
+        self._options, self._directory, self._hosts = options, directory, hosts
+        self._predictions = directory / "preds.jsonl"
+        lines = (_prediction(host.task, host.image) for host in hosts)
+        self._predictions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def run(self) -> bool:
+        """Run the rounds and print them; returns whether the verdicts of both sides are as expected."""
+        ratios: dict[str, list[float]] = {name: [] for name in _PAIRS}
+        right = True
+        for number in range(self._options.rounds):
+            for name, states in _PAIRS.items():
+                ours, said = self._ours(name, number)
+                host = self._on_host(states)
+                ratios[name].append(ours / host)
+                right &= said and all(each.resolved(state) == (state == REFERENCE) for each in self._hosts
+                                      for state in states)  # fmt: skip
+                print(f"round {number + 1} {name}: minisandbox {ours:.1f} s, host {host:.1f} s, "
+                      f"ratio {ours / host:.3f}, load {os.getloadavg()[0]:.1f}", flush=True)  # fmt: skip
+        for name, values in ratios.items():
+            print(f"{name}: ratio {statistics.median(values):.3f} (median of {len(values)}, "
+                  f"{min(values):.3f} to {max(values):.3f})", flush=True)  # fmt: skip
+        return right
+
+    def _ours(self, name: str, number: int) -> tuple[float, bool]:
+        """Run a command of ours; returns its wall time, and whether every task is valid or resolved."""
+        out = self._directory / f"{name}-{number}"
+        more = ("-p", str(self._predictions)) if name == "evaluate" else ()
+        workers = ("--workers", str(self._options.workers), "--confirm", _UNCONFIRMED)
+        start = time.monotonic()
+        _minisandbox(name, *self._options.given, *more, *workers, "-o", str(out))
+        seconds = time.monotonic() - start
+        report = json.loads((out / "report.json").read_text())
+        count = report["resolved_instances"] if name == "evaluate" else report["counts"]["valid"]
+        return seconds, count == len(self._hosts)
+
+    def _on_host(self, states: Sequence[str]) -> float:
+        for host in self._hosts:
+            host.prepare(states)
+        start = time.monotonic()
+        for _ in as_finished(lambda host: host.run(states), self._hosts, self._options.workers):
+            pass
+        return time.monotonic() - start
+
+
+def _costs(images: Sequence[tuple[Task, Image]]) -> bool:
+    """Grade every reference as a submission, by the default policy; returns whether all are resolved."""
+    costs, default = [], GradingOptions().confirm
+    for task, image in images:
+        grade, runs = count_runs(task, image, default)
+        if grade.verdict is Verdict.RESOLVED:
+            costs.append(grade.duration / runs[0])
+        print(f"{task.instance_id}: {grade.verdict}, {len(runs)} runs of {', '.join(f'{one:.1f}' for one in runs)} s "
+              f"in {grade.duration:.1f} s, load {os.getloadavg()[0]:.1f}", flush=True)  # fmt: skip
+    ninetieth = statistics.quantiles(costs, n=10, method="inclusive")[-1]
+    print(f"policy {default}: {len(costs)} of {len(images)} resolved, each for {statistics.fmean(costs):.2f} runs of "
+          f"its tests on average, 90th percentile {ninetieth:.2f}")  # fmt: skip
+    return len(costs) == len(images)
+
+
+def _prediction(task: Task, image: Image) -> dict[str, str]:
+    patch = submission_of(task, image).decode("utf-8", "surrogateescape")
+    return {"instance_id": task.instance_id, "model_name_or_path": "reference", "model_patch": patch}
+
+
+def _minisandbox(*words: str) -> None:
+    """Run a command as typed."""
+    done = subprocess.run([sys.executable, "-m", "minisandbox", *words], capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):  # 1: a task is not valid
+        raise SystemExit(f"minisandbox {' '.join(words)} failed with {done.returncode}:\n{done.stderr}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path, metavar="ROWS", help="a file or folder of rows")
+    parser.add_argument("--pins", type=Path, metavar="DIR", help="exported environments of the official images")
+    parser.add_argument("--repo-mirrors", type=Path, metavar="DIR", help="git repositories to look in first")
+    parser.add_argument("--only", action="append", metavar="GLOB", help="ids of tasks")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds (default: 3)")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="tasks at once (default: 2)")
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="where the copies lie, 200 MB a row")
+    options = parser.parse_args()
+    given = {"--pins": options.pins, "--repo-mirrors": options.repo_mirrors, "--environment": "pins"}
+    pairs = [pair for name, value in given.items() if value is not None for pair in (name, str(value))]
+    only = [word for glob in options.only or () for word in ("--only", glob)]
+    options.given = [str(options.rows), *pairs, *only]
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
