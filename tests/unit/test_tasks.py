@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path, PurePosixPath
 
 import pytest
+from tests.container import git
 
 from minisandbox.errors import InvalidValue, NotFound, PatchError, TaskFileError
 from minisandbox.images.recipe import CheckOut, CutHistory, DockerfileBase, HiddenTests, ImageSource, OciBase, Recipe
@@ -55,6 +57,31 @@ def test_row_and_back() -> None:
     assert task_from_row(row) == task
     assert task_from_row(json.loads(json.dumps(row))) == task
     assert task_from_row(row).to_row() == row
+
+
+def test_changes_of_submodules_commits_are_dropped_as_git_apply_ignores_them(tmp_path: Path) -> None:
+    project, clean = tmp_path / "project", tmp_path / "clean"
+    project.mkdir()
+    git(project, "init", "--quiet")
+    for name, number in (("changed", "1"), ("removed", "1")):
+        git(project, "update-index", "--add", "--cacheinfo", f"160000,{number * 40},{name}")
+    (project / "a.py").write_text("a = 1\n")
+    git(project, "add", "a.py")
+    git(project, "commit", "--quiet", "-m", "base")
+    git(tmp_path, "clone", "--quiet", str(project), str(clean))
+    git(project, "update-index", "--force-remove", "removed")
+    for name in ("changed", "added"):
+        git(project, "update-index", "--add", "--cacheinfo", f"160000,{'2' * 40},{name}")
+    (project / "a.py").write_text("a = 2\n")
+    git(project, "add", "a.py")
+    patch, expected = (git(project, "diff", "--cached", *paths) + "\n" for paths in ((), ("a.py",)))
+    assert patch.count("Subproject commit") == 4
+    task = task_from_row({**make().to_row(), "form": "swebench", "patch": patch, "test_patch": patch})
+    assert task.patch == task.test_patch == expected
+    subprocess.run(["git", "apply"], cwd=clean, input=patch.encode(), check=True)
+    assert {path.name for path in clean.iterdir()} == {".git", "a.py", "added", "changed"}
+    assert (clean / "a.py").read_text() == "a = 2\n"
+    assert not any((clean / "changed").iterdir())
 
 
 BUILDS = (

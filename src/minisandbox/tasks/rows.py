@@ -34,6 +34,12 @@ _SOURCES: Mapping[str, tuple[str, ...]] = {
     "local": ("path",),
 }
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_GITLINK_CHANGE = re.compile(
+    r"^diff --git .*\n(?:index .* 160000\n|(?:new|deleted) file mode 160000\nindex .*\n)"
+    r"--- .*\n\+\+\+ .*\n@@ .*\n(?:[-+]Subproject commit .*(?:\n|\Z))+",
+    re.MULTILINE,
+)
+"""A change of a submodule's commit, which ``git apply``, and so the harness, accepts and ignores in a work tree."""
 
 
 class RowFields(Fields):
@@ -76,8 +82,8 @@ class RowFields(Fields):
             version=text("version", ""),
             form=form,
             problem_statement=text("problem_statement"),
-            patch=text("patch"),
-            test_patch=text("test_patch", ""),
+            patch=_GITLINK_CHANGE.sub("", text("patch")),
+            test_patch=_GITLINK_CHANGE.sub("", text("test_patch", "")),
             FAIL_TO_PASS=fail_to_pass,
             PASS_TO_PASS=pass_to_pass,
             build=build,
