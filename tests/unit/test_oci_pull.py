@@ -22,7 +22,7 @@ import zstandard
 from tests.unit.oci_tools import END, MadeImage, digest, entry, folder
 
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, NotFound
-from minisandbox.images import load_image, pull
+from minisandbox.images import import_images, load_image, pull
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.manifest import find_manifest, parse_platform
 from minisandbox.images.oci.pull import stored
@@ -90,7 +90,8 @@ def test_what_is_no_reference(text: str) -> None:
     ("text", "name"),
     [("python:3.12", "python-3.12"), ("ghcr.io/a/b:c", "ghcr.io_a_b-c"),
      ("localhost:5000/x", "localhost_5000_x-latest"),
-     ("docker-archive:/d/app.tar.gz", "app"), ("oci:/d/lay:v1", "lay-v1"), (f"a/b@{SHA}", f"a_b@{SHA[7:19]}")],
+     ("docker-archive:/d/app.tar.gz", "app"), ("oci-archive:/d/app.tar.xz:1", "app-1"),
+     ("oci:/d/lay:v1", "lay-v1"), (f"a/b@{SHA}", f"a_b@{SHA[7:19]}")],
 )  # fmt: skip
 def test_names(text: str, name: str) -> None:
     assert image_name(text) == name
@@ -286,6 +287,15 @@ def test_an_image_of_an_archive_is_found_by_its_own_name(
     for reference in missing:
         assert stored(store, reference) is None
     assert stored(store, found[0], "linux/s390x") is None
+
+
+def test_an_import_records_a_reference_that_can_be_pulled(store: Store, image: MadeImage, tmp_path: Path) -> None:
+    layout = image.write_layout(tmp_path / "layout", tags=["v1"])
+    subprocess.run(["tar", "-C", layout, "-cJf", tmp_path / "layout.tar.xz", "."], check=True)
+    (tmp_path / "saved.tar").write_bytes(image.docker_archive("app:1"))
+    for name in ("layout", "layout.tar.xz", "saved.tar"):
+        [taken] = import_images(tmp_path / name, store=store, replace=True)
+        assert pull(taken.notes["reference"], store=store, name="again").layers == taken.layers
 
 
 def test_of_several_archives_of_one_name_the_newest_counts(store: Store, image: MadeImage, tmp_path: Path) -> None:

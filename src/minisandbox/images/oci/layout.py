@@ -196,7 +196,10 @@ class _OnDisk:
 class Layout(_OnDisk):
     """An OCI layout (image-layout.md)."""
 
-    kind: ClassVar = "oci"
+    @property
+    def kind(self) -> str:
+        """The kind of its reference."""
+        return "oci" if isinstance(self.files, Directory) else "oci-archive"
 
     def tags(self) -> list[str]:
         """Return the tags of its images; "" for one without."""

@@ -125,7 +125,7 @@ def image_name(text: str) -> str:
     """
     reference = parse_reference(text)
     if isinstance(reference, Local):
-        path = reference.path.name.removesuffix(".gz").removesuffix(".tar")
+        path = re.sub(r"\.(gz|xz|bz2|zst)$", "", reference.path.name).removesuffix(".tar")
         words = f"{path}-{reference.tag}" if reference.tag else path
     else:
         host = "" if reference.host == DOCKER_HUB else f"{reference.host}/"
