@@ -227,10 +227,10 @@ def test_a_base_that_cannot_be_had_is_named(store: Store, tmp_path: Path) -> Non
     reference = "127.0.0.1:1/root-trixie"
     (tmp_path / "Dockerfile").write_text(f"FROM {reference}\n")
     recipe = Recipe(DockerfileBase(tmp_path / "Dockerfile", tmp_path))
-    with pytest.raises(RegistryError, match=f"^{reference}: registry .* cannot be reached"):
+    with pytest.raises(RegistryError, match=f"^line 1: {reference}: registry .* cannot be reached"):
         build(recipe, store=store, name="a")
     failure = build_all({"a": lambda: recipe}, store=store).failures["a"]
-    assert str(failure).startswith(f"{reference}: registry")
+    assert str(failure).startswith(f"line 1: {reference}: registry")
 
 
 def test_a_build_keeps_its_budget(server: Registry, store: Store, bases: list[OciBase]) -> None:
