@@ -20,12 +20,6 @@ SECOND = entry("b", b"second") + END
 SHA = digest(b"x")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    """An empty store."""
-    return Store.open(tmp_path / "store")
-
-
 FIELDS: list[tuple[object, dict[str, object], list[str]]] = [  # a config, its fields as they are read, words of notes
     (None, {}, []),
     ([1], {}, ["config"]),
@@ -33,6 +27,7 @@ FIELDS: list[tuple[object, dict[str, object], list[str]]] = [  # a config, its f
     ({"Env": ["A", "=b", "", 5, None, "N=\0", "B=c=d", "E="]}, {"Env": ["B=c=d", "E="]}, ["variable"] * 6),
     ({"Env": ["A=1", "B=2", "A=3"]}, {"Env": ["A=1", "B=2", "A=3"]}, []),
     ({"Env": "A=b"}, {"Env": ["A=b"]}, []),
+    ({"env": ["A=b"], "workingDir": "/w", "CMD": ["x"]}, {"Env": ["A=b"], "WorkingDir": "/w", "Cmd": ["x"]}, []),
     ({"Env": {"A": "b"}}, {}, ["Env"]),
     ({"Entrypoint": "run me", "Cmd": "sh"}, {"Entrypoint": ["run me"], "Cmd": ["sh"]}, []),
     ({"Entrypoint": {}, "Cmd": ["sh", 1], "Shell": 5, "OnBuild": [None]}, {},

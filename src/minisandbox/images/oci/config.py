@@ -16,6 +16,7 @@ _OBJECTS = ("Labels", "ExposedPorts", "Volumes", "Healthcheck")
 _KINDS: Mapping[str, type] = {
     **dict.fromkeys(_TEXTS, str), **dict.fromkeys(_LISTS, list), **dict.fromkeys(_OBJECTS, dict),
 }  # fmt: skip
+_NAMES = {name.lower(): name for name in _KINDS}
 _SETS = ("ExposedPorts", "Volumes")
 _LONGEST_SHOWN = 80
 
@@ -49,15 +50,16 @@ class RunConfig:
 
 
 def read_config(value: JSONValue) -> RunConfig:
-    """Read a ``config``. A field of null is a missing one, and a list may be one string, as engines read them.
+    """Read a ``config`` as engines do: case does not count in names, null is a missing field, a list may be one string.
 
     Engines refuse some of the fields that are ignored here; none of them decides what lies in the image.
     """
     notes: list[str] = []
     if value is not None and not isinstance(value, dict):
         notes.append(_ignored("config", value))
-    given = value if isinstance(value, dict) else {}
-    fields = {name: _read_field(name, field, notes) for name, field in given.items()}
+    given: dict[str, JSONValue] = value if isinstance(value, dict) else {}
+    named = {_NAMES.get(name.lower(), name): field for name, field in given.items()}
+    fields = {name: _read_field(name, field, notes) for name, field in named.items()}
     return RunConfig({name: field for name, field in fields.items() if field is not None}, tuple(notes))
 
 
