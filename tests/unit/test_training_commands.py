@@ -129,6 +129,9 @@ def test_what_cannot_be_said_is_told(tmp_path: Path) -> None:
     assert report(tmp_path / "z.report.json")["notes"] == {"rows written": 1}
 
 
+ENGINES_TOKENS = "examples with their engine's tokens, not the tokenizer's"
+
+
 def test_tokens(run: Path, tmp_path: Path) -> None:
     command("collect", run, "-o", tmp_path / "golden.jsonl")
     out = tmp_path / "tokens.jsonl"
@@ -142,6 +145,17 @@ def test_tokens(run: Path, tmp_path: Path) -> None:
     assert notes["tokens with loss"] == sum(sum(row["loss_mask"]) for row in rows)
     command("export", DATA / "published_xml.jsonl", "--to", "tokens", "-o", tmp_path / "none.jsonl", status=1)
     assert report(tmp_path / "none.report.json")["reasons"] == {"no_tokens": 2}
+
+
+def test_a_tokenizer_replaces_no_captured_tokens(run: Path, tmp_path: Path) -> None:
+    tokenizer, notes = saved_tokenizer(tmp_path / "tokenizer"), []
+    for options in ((), ("--no-tokens",)):
+        command("collect", run, "-o", tmp_path / "golden.jsonl", *options)
+        command(
+            "export", tmp_path / "golden.jsonl", "--to", "tokens", "--tokenizer", tokenizer, "-o", tmp_path / "t.jsonl"
+        )
+        notes.append(report(tmp_path / "t.report.json")["notes"].get(ENGINES_TOKENS))
+    assert notes == [4, None]
 
 
 def test_tokens_by_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -308,5 +308,5 @@ def check_vocabulary(model: PreTrainedModel, largest: int, what: str) -> None:
         raise TrainingError(
             f"{what} has the token {largest}, but the model's vocabulary has only {size}",
             reason="these rows were made with another tokenizer",
-            hint="export them again with the trained model's tokenizer",
+            hint="collect the examples with --no-tokens, and export them with the trained model's --tokenizer",
         )

@@ -58,7 +58,8 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     group = export.add_argument_group("tokens")
     group.add_argument(
         "--tokenizer", metavar="DIR",
-        help="tokenise text where the engine reported no tokens; the chat template marks the model's tokens",
+        help="tokenise examples without tokens (`collect --no-tokens` omits the engine's); the chat template marks the "
+        "model's",
     )  # fmt: skip
     group.add_argument("--chat-template", metavar="FILE", type=Path, help="the template to use instead of its own")
     group.add_argument("--no-tokens", action="store_true", help="omit the tokens from atif, where steps repeat prompts")
@@ -171,6 +172,8 @@ class _Export:
             self.report.drop(example, "no_tokens", "its engine reported no tokens; name a tokenizer: --tokenizer DIR")
             return
         self.report.keep(example)
+        if self.tokenizer is not None and rows[0].logprobs is not None:
+            self.report.notes["examples with their engine's tokens, not the tokenizer's"] += 1
         self.report.notes["tokens"] += sum(len(row.ids) for row in rows)
         self.report.notes["tokens with loss"] += sum(row.mask.count(1) for row in rows)
         yield from (row.to_row() for row in rows)
