@@ -52,18 +52,22 @@ fi
 cd /run/leaks
 own=$REPOSITORY/.git text=$(printf '\0a\n' | grep -a a > /dev/null 2>&1 && echo a)
 [ -z "$UNCUT" ] || own=/proc
-# files of a repository's history are compressed: git reads them
-find / -xdev \( $skipped -o -path "$own" \) -prune -o -type d -name objects -print0 |
-    while IFS= read -r -d '' objects; do
-        folder=${objects%/*}
-        [ -f "$folder/HEAD" ] || continue
+# one walk for archives, and for repositories: files of a history are compressed, and git reads them
+find / -xdev \( $skipped -o -path "$own" \) -prune -o -type d -name objects -print0 -o \
+    -type f ! -path "$REPOSITORY/*" -regex '.*\.\(whl\|egg\|tar\.gz\|zip\|tar\.bz2\)' -print0 |
+    while IFS= read -r -d '' path; do
+        [ -d "$path" ] || printf 'archive\t%s\t1\n' "$path"
+        folder=${path%/*}
+        [ -d "$path" ] && [ -f "$folder/HEAD" ] || continue
         timeout 120 git --git-dir="$folder" cat-file --batch-all-objects --batch --buffer 2> /dev/null |
             grep "-h${text}F" -x -f all | sort -u > history
         for patterns in *.lines; do
             printf '%s\t%s\t%s\thistory\n' "$patterns" "$folder" "$(grep -cF -x -f "$patterns" history)"
         done
     done
-find / -xdev \( $skipped -o -path "$REPOSITORY/.git" \) -prune -o -type f -size -3073k -print0 > files
+# byte-code has no lines, and is half of an environment's files
+find / -xdev \( $skipped -o -path "$REPOSITORY/.git" \) -prune -o \
+    -type f ! -name '*.pyc' -size -3073k -print0 > files
 binary=$(echo | grep -I '' > /dev/null 2>&1 && echo I)
 xargs -0 -r grep "-l${binary}F" -x -f all -- < files > suspects || true
 for patterns in *.lines; do
@@ -71,9 +75,6 @@ for patterns in *.lines; do
         printf '%s\t%s\t%s\n' "$patterns" "$file" "$(grep -hF -x -f "$patterns" -- "$file" | sort -u | wc -l)"
     done < <(tr '\n' '\0' < suspects | xargs -0 -r grep -lF -x -f "$patterns" --)
 done
-find / -xdev \( $skipped \) -prune -o -type f ! -path "$REPOSITORY/*" \
-    -regex '.*\.\(whl\|egg\|tar\.gz\|zip\|tar\.bz2\)' -print |
-    sed 's/^/archive\t/; s/$/\t1/'
 exit 0
 """
 
