@@ -91,6 +91,16 @@ def test_an_archives_image_is_named_in_from(tmp_path: Path, context: Path, store
     assert load_image(store, "localhost/own:1") == taken, "an image built over it has another name"
 
 
+def exported(store: Store, tmp_path: Path) -> dict[str, tarfile.TarInfo]:
+    """The members of all layers of the built image, as its export has them."""
+    export_images(store, ["made"], tmp_path / "exported")
+    members = {}
+    for blob in (tmp_path / "exported/blobs/sha256").iterdir():
+        with contextlib.suppress(tarfile.ReadError), tarfile.open(blob) as tar:
+            members |= {member.name: member for member in tar}
+    return members
+
+
 def test_instructions_and_their_second_build(context: Path, store: Store) -> None:
     text = """ARG V=1
 FROM base AS one
@@ -226,7 +236,7 @@ RUN id -u > who && echo $HOME >> who
     assert image.user == "app"
 
 
-def test_ids_above_those_of_a_range(context: Path, store: Store) -> None:
+def test_ids_above_those_of_a_range(tmp_path: Path, context: Path, store: Store) -> None:
     """Root's sandboxes have the ids that engines accept; with one id all files belong to root, as always."""
     text = """FROM base
 RUN echo big:x:1000620000:70000::/:/bin/sh >> /etc/passwd && touch /run-made && chown 65536:197609 /run-made
@@ -243,6 +253,8 @@ RUN echo $(id -u):$(id -g) > who
     big, last = "1000620000:70000", "2147483647:2147483646"
     expected = [big, last, "65536:197609", big, big, last] if ROOT else ["0:0"] * 6
     assert found.split() == expected
+    member = exported(store, tmp_path)["work/last/who"]
+    assert f"{member.uid}:{member.gid}" == expected[-1]
     with pytest.raises(DockerfileError, match=r"line 2.*2147483648 is no user or group"):
         build("FROM base\nCOPY --chown=2147483648 a.txt /\n", context, store)
 
@@ -280,12 +292,8 @@ RUN --mount=from=one,source=/s,target=/m stat -c "%i %h" /m/a /m/b /m/d/c > /bou
         assert {row.split()[1] for row in rows} == {"3"}
         assert len(set(rows)) == 1
     assert output(image, "stat -c %h /bin/sh") == f"{len(APPLETS) + 1}\n", "of a layer that was pulled"
-    export_images(store, ["made"], tmp_path / "exported")
-    members = {}
-    for blob in (tmp_path / "exported/blobs/sha256").iterdir():
-        with contextlib.suppress(tarfile.ReadError), tarfile.open(blob) as tar:
-            members |= {member.name: member for member in tar if member.name.startswith("o/") and not member.isdir()}
-    assert sorted(member.type for member in members.values()) == [tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.LNKTYPE]
+    members = [member for name, member in exported(store, tmp_path).items() if name in ("o/a", "o/b", "o/d/c")]
+    assert sorted(member.type for member in members) == [tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.LNKTYPE]
 
 
 def test_devices_are_not_made(context: Path, store: Store) -> None:
