@@ -148,6 +148,8 @@ def test_owners(owner: str, ids: tuple[int, int], root: Path, image: Path, tmp_p
 def test_a_workdir_belongs_to_its_user(root: Path, image: Path, tmp_path: Path) -> None:
     (_, copy) = copies(stage("FROM x\nUSER me\nWORKDIR /a\nWORKDIR b"))
     assert (copy.owner, copy.destination) == ("me", "/a/b/")
+    made = make("USER nobody-here\nWORKDIR /x", root, tmp_path / "layer", image)
+    assert (made / "x").stat().st_uid == 0, "as engines have it; a RUN of that user fails"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root gives files away")

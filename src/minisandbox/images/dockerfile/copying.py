@@ -56,10 +56,12 @@ def copy_layer(
         ImageRefused: an archive that is added is malformed or hostile.
         OSError: the kernel refused; ENOSPC where the disk is full.
     """
+    owner = None
     try:
         owner = find_owner(copy.owner, below) if copy.owner else None
     except ValueError as error:
-        refuse(copy, str(error), "make the user in a RUN before, or give numbers")
+        if copy.sources or copy.documents:  # engines make the WORKDIR of an unknown USER as root
+            refuse(copy, str(error), "make the user in a RUN before, or give numbers")
     if keep_owners and max(owner or (0,)) > (last := last_id()):
         refuse(copy, f"this process's sandboxes have no ids above {last}", f"give an id up to {last}")
     reader = _Members(copy, sources, tree, below, owner)

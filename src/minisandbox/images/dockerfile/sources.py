@@ -79,12 +79,14 @@ def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
 
 
 def _refuse_missing(copy: CopyFiles, tree: Tree, text: str) -> NoReturn:
-    is_context = isinstance(copy.origin, Context)
-    where = "the context" if is_context else "that image"
+    where, hint = "that image", None
+    if isinstance(copy.origin, Context):
+        where, hint = "the context", "is it left out by .dockerignore?"
     if (link := find_link(tree, text)) is not None:
-        path, target = link
-        refuse(copy, f"{path!r} is a link to {target!r}, which is not in {where}", f"put what is copied into {where}")
-    refuse(copy, f"there is no {text!r} in {where}", "is it left out by .dockerignore?" if is_context else None)
+        refuse(
+            copy, f"{link[0]!r} is a link to {link[1]!r}, which is not in {where}", hint and f"copy it there; {hint}"
+        )
+    refuse(copy, f"there is no {text!r} in {where}", hint)
 
 
 def _listed(
