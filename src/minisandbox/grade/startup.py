@@ -21,8 +21,8 @@ _DIRECTORIES = 'mkdir -p -- "$@" && chmod a+rwx -- "$@"'
 # Succeeds once a process of the sandbox runs KEEP_ALIVE's `sleep infinity`.
 _REACHED = r"""
 for file in /proc/[0-9]*/cmdline; do
-    { IFS= read -r -d '' program; IFS= read -r -d '' argument; } 2> /dev/null < "$file"
-    [ "${program##*/} $argument" != 'sleep infinity' ] || exit 0
+    command=$(cat "$file")  # without the zero bytes between its words
+    [ "${command##*/}" != sleepinfinity ] || exit 0
 done 2> /dev/null
 exit 1
 """
@@ -83,7 +83,7 @@ def run_entrypoint(box: Sandbox, entrypoint: Sequence[str]) -> None:
         deadline = time.monotonic() + _ENTRYPOINT_TIMEOUT
         while time.monotonic() < deadline:
             _check_running(process)
-            if box.exec(["bash", "-c", _REACHED], user=0, cwd="/", timeout=_STEP_TIMEOUT).ok:
+            if box.exec(["sh", "-c", _REACHED], user=0, cwd="/", timeout=_STEP_TIMEOUT).ok:
                 return
 
 
