@@ -159,7 +159,8 @@ def ids_of_the_host() -> Finding:
     def unmapped(number: int) -> bool:
         return not any(first <= number < first + count for first, _, count in rows)
 
-    candidates: list[int] = [number for number in (*canary("host_ids"), 65536, 1 << 20, 0x7FFFFFFF) if unmapped(number)]
+    large = (65536, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 2)
+    candidates: list[int] = [number for number in (*canary("host_ids"), *large) if unmapped(number)]
     return each(candidates, os.setuid, apart=True)
 
 
