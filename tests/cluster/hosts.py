@@ -131,7 +131,8 @@ class Host:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, **RAY, "MINISANDBOX_STORE": str(self.store), **self.extra}
+        whole = {**os.environ, **RAY, "MINISANDBOX_STORE": str(self.store), **self.extra}
+        return {name: value for name, value in whole.items() if value}
 
     def popen(self, *words: str, out: IO[str] | int | None = None, err: IO[str] | int | None = None) -> Command:
         """Begin a command inside, in a session of its own."""
@@ -190,7 +191,9 @@ class Hosts:
     def wait(self, count: int) -> None:
         """Wait until so many nodes offer sandboxes."""
         script = (
-            "import ray, sys, time; ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)\n"
+            "import sys, time; from minisandbox.rollouts.cluster.on_ray import connect\n"
+            "connect(sys.argv[1])\n"
+            "import ray\n"
             "def there(): return sum(n['Alive'] and 'sandboxes' in n['Resources'] for n in ray.nodes())\n"
             "end = time.monotonic() + 60\n"
             "while there() < int(sys.argv[2]) and time.monotonic() < end: time.sleep(0.2)\n"
@@ -220,7 +223,8 @@ def hosts(
 ) -> Iterator[Hosts]:
     """Make hosts, and a cluster of them; all of it ends with the block.
 
-    ``extra`` are variables of single hosts; ``disks`` gives single hosts' stores so many bytes and no more.
+    ``extra`` are variables of single hosts, empty to remove them; ``disks`` gives single hosts' stores so many bytes
+    and no more.
     """
     with ExitStack() as stack:
         temp = Path(tempfile.mkdtemp(prefix="msr", dir="/tmp"))  # paths of sockets are short

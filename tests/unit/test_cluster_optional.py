@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox.errors import HostError
+
 
 def without_ray(tmp_path: Path) -> dict[str, str]:
     """An environment in which Ray is not installed."""
@@ -83,19 +85,68 @@ def test_what_ray_tells_of_nodes_is_no_output_of_ours(
     assert (done.returncode != 0) == fails
 
 
-def test_what_follows_two_dashes_is_for_ray(tmp_path: Path) -> None:
-    said = tmp_path / "said"
+def fake_ray(tmp_path: Path, body: str) -> dict[str, str]:
+    """Return the environment of a command that finds a package ray whose command line does this with its ``words``."""
     place = tmp_path / "ray" / "scripts"
     place.mkdir(parents=True)
-    for file in (tmp_path / "ray" / "__init__.py", place / "__init__.py"):
-        file.touch()
-    (place / "scripts.py").write_text(f"import sys\nopen({str(said)!r}, 'w').write('\\n'.join(sys.argv[1:]))\n")
+    (tmp_path / "ray" / "__init__.py").write_text("class exceptions:\n    class RayError(Exception): ...\n")
+    (place / "__init__.py").touch()
+    (place / "scripts.py").write_text(f"class cli:\n    def main(words, prog_name):\n        {body}\n")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    return {**clean, "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
+
+
+JOIN = [sys.executable, "-m", "minisandbox", "cluster", "worker", "--address", "h:1"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "token", "mode"),
+    [
+        ({}, False, None),
+        ({}, True, "token"),
+        ({"RAY_AUTH_MODE": "disabled"}, True, "disabled"),
+        ({"RAY_AUTH_TOKEN": "x"}, False, "token"),
+        ({"RAY_AUTH_TOKEN_PATH": "/dev/null/none"}, True, None),
+    ],
+)
+def test_nodes_send_the_token_that_a_head_would_ask_for(
+    tmp_path: Path, variables: dict[str, str], token: bool, mode: str | None
+) -> None:
+    environment = fake_ray(tmp_path, "import os; print(os.environ.get('RAY_AUTH_MODE'))")
+    if token:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("x")
+    done = subprocess.run(
+        JOIN, capture_output=True, text=True, check=True, env=environment | variables, timeout=120
+    )  # fmt: skip
+    assert done.stdout == f"{mode}\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("Failed to connect.\\nAuthenticationError: InvalidAuthToken: Authentication token is missing", "auth_token"),
+        ("no route", "likely reason: no route"),
+    ],
+)
+def test_why_a_node_cannot_join_is_no_traceback(tmp_path: Path, message: str, words: str) -> None:
+    environment = fake_ray(tmp_path, f"raise RuntimeError('{message}')")
+    done = subprocess.run(JOIN, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    assert done.returncode == HostError.exit_code
+    assert "cannot join a cluster at h:1" in done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_follows_two_dashes_is_for_ray(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    environment = fake_ray(tmp_path, f"open({str(said)!r}, 'w').write('\\n'.join(words))")
     subprocess.run(
         [
-            sys.executable, "-m", "minisandbox", "cluster", "worker", "--address", "h:1", "--sandboxes", "3",
-            "--build-slots", "2", "--io-budget", "1.5", "--node-ip", "10.0.0.2", "--", "--num-gpus", "0",
+            *JOIN, "--sandboxes", "3", "--build-slots", "2", "--io-budget", "1.5", "--node-ip", "10.0.0.2",
+            "--", "--num-gpus", "0",
         ],
-        check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=120,
+        check=True, env=environment, timeout=120,
     )  # fmt: skip
     words = said.read_text().splitlines()
     assert words[:3] == ["start", "--address", "h:1"]

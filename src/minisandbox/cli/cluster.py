@@ -13,7 +13,17 @@ from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.errors import InvalidValue
 from minisandbox.rollouts.cluster.node import Status
-from minisandbox.rollouts.cluster.on_ray import BUILDS, IO, SANDBOXES, Row, connect, import_ray, offered, statuses
+from minisandbox.rollouts.cluster.on_ray import (
+    BUILDS,
+    IO,
+    SANDBOXES,
+    Row,
+    connect,
+    import_ray,
+    offered,
+    ray_error,
+    statuses,
+)
 
 PORT = 6379
 _STORE = 256 << 20  # bytes of Ray's object store: transfers are in chunks of 1 MiB
@@ -55,7 +65,7 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
 
 
 def start_command(args: argparse.Namespace, *where: str) -> list[str]:
-    """Return the Ray command that starts a node.
+    """Return the words of `ray` that start a node.
 
     Args:
         args: the options of :func:`configure`.
@@ -72,7 +82,7 @@ def start_command(args: argparse.Namespace, *where: str) -> list[str]:
     if args.io_budget is not None:
         resources[IO] = int(args.io_budget * _MIB)
     return [
-        sys.executable, "-m", "ray.scripts.scripts", "start", *where, "--resources", json.dumps(resources),
+        "start", *where, "--resources", json.dumps(resources),
         *(("--node-ip-address", args.node_ip) if args.node_ip else ()),
         *(("--block",) if args.block else ()),
         *(() if any(word.startswith("--object-store-memory") for word in args.rest)
@@ -83,22 +93,34 @@ def start_command(args: argparse.Namespace, *where: str) -> list[str]:
 
 def run_head(args: argparse.Namespace) -> int:
     """Start a cluster."""
-    return _ray(start_command(args, "--head", "--port", str(args.port)))
+    return _start(
+        start_command(args, "--head", "--port", str(args.port)), f"cannot start a cluster at port {args.port}"
+    )
 
 
 def run_worker(args: argparse.Namespace) -> int:
     """Join a cluster."""
-    return _ray(start_command(args, "--address", args.address))
+    return _start(start_command(args, "--address", args.address), f"cannot join a cluster at {args.address}")
 
 
 def run_stop(_: argparse.Namespace) -> int:
     """Stop Ray on this machine."""
-    return _ray([sys.executable, "-m", "ray.scripts.scripts", "stop"])
-
-
-def _ray(command: list[str]) -> int:
     import_ray()
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "stop"], check=False).returncode
+
+
+def _start(words: list[str], what: str) -> int:
+    """Run Ray's command in this process, where its exceptions can be reported without a traceback."""
+    ray = import_ray()
+    from ray.scripts.scripts import cli  # noqa: PLC0415 - only clusters need it
+
+    try:
+        cli.main(words, prog_name="ray")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else exits.OK
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        raise ray_error(what, error, "check the address, and whether a cluster runs there already") from error
+    return exits.OK
 
 
 def run_status(args: argparse.Namespace) -> int:

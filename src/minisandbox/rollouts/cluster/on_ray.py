@@ -12,6 +12,7 @@ import pickle
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -47,6 +48,8 @@ def import_ray() -> ModuleType:
     """
     # Ray reports its use over the network by default; users who want that set the variable
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if _has_token():  # a head then asks for tokens, but nodes and drivers send theirs only in this mode (Ray 2.60)
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray  # noqa: PLC0415 - only clusters need it
     except ImportError as error:
@@ -55,6 +58,38 @@ def import_ray() -> ModuleType:
         ) from error
     found: ModuleType = ray
     return found
+
+
+def _has_token() -> bool:
+    """Return whether Ray finds a token where it looks for one."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return True
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    try:
+        return (Path(path) if path else Path.home() / ".ray" / "auth_token").is_file()
+    except (OSError, RuntimeError):  # there is no home directory, or another user's
+        return False
+
+
+def ray_error(what: str, error: BaseException, hint: str) -> HostError:
+    """Return our error for one of Ray's that kept this machine from starting or joining a cluster.
+
+    Args:
+        what: what failed.
+        error: Ray's exception.
+        hint: what to do, unless the cluster rejects this machine's token.
+    """
+    chain: list[BaseException] = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(cause)
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if any("uthentication token" in str(one) for one in chain):
+        reason = "the head asks for its own token, and this user's is missing or differs"
+        hint = (
+            "copy the head's ~/.ray/auth_token to this user's home, or name a copy by RAY_AUTH_TOKEN_PATH; "
+            "RAY_AUTH_MODE=disabled starts a head that asks for none"
+        )
+    return HostError(what, reason=reason, hint=hint)
 
 
 def connect(address: str) -> bool:
@@ -76,12 +111,11 @@ def connect(address: str) -> bool:
             logging_level="error", include_dashboard=None,
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
-        raise HostError(
-            f"cannot join a cluster at {address}",
-            reason=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            hint="run minisandbox cluster head here, or minisandbox cluster worker --address HOST:PORT: the driver's "
-            "machine must be a node, which may offer no sandboxes",
-        ) from error
+        hint = (
+            "run minisandbox cluster head here, or minisandbox cluster worker --address HOST:PORT: the driver's "
+            "machine must be a node, which may offer no sandboxes"
+        )
+        raise ray_error(f"cannot join a cluster at {address}", error, hint) from error
     return True
 
 
