@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey soak-cluster cluster-scaling test-skyrl test-harbor test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey soak-cluster cluster-scaling test-skyrl test-harbor test-newest test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -46,6 +46,7 @@ help:
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
 	@echo "make test-harbor  Harbor itself over sandboxes, and its models of what we export: Python 3.12, 0.5 GB; two minutes"
+	@echo "make test-newest  what meets other projects' code, with the newest version of each instead of the locked one; Python 3.12, too; ten minutes"
 	@echo "make test-kernels  what depends on the kernel, on Debian's 6.1 and 6.12 in QEMU; as root; 45 minutes; KERNELS='6.1', KERNELS_CACHE=DIR"
 	@echo "make test-cpython  CPython's own tests of system calls, in a sandbox and on the host; CPYTHON='--suite DIR'; minutes"
 	@echo "make dockerfile-conformance  109 Dockerfiles by buildah and by us, compared; as root; 15 minutes; CASES='--cache DIR NAME...'"
@@ -177,6 +178,18 @@ test-harbor: $(HARBOR_VENV)/.made
 
 $(HARBOR_VENV)/.made: tools/make-harbor-venv
 	@tools/make-harbor-venv "$(HARBOR_VENV)" "$(HARBOR_PYTHON)"
+
+# What meets other projects' code, with the newest version of each; Harbor in an environment of its own, for it needs Python 3.12.
+NEWEST_VENV ?= .venv-newest-$(shell id -u)
+NEWEST_PYTHON ?= python3
+NEWEST_TESTS := tests/integrations tests/cluster/test_small.py \
+	$(addprefix tests/unit/,test_models_e*.py test_models_forced.py test_train*.py test_tasks_reading.py test_tasks_parsers.py)
+test-newest:
+	@tools/make-newest-venv "$(NEWEST_VENV)" "$(NEWEST_PYTHON)"
+	@HARBOR=harbor tools/make-harbor-venv "$(NEWEST_VENV)-harbor" "$(HARBOR_PYTHON)"
+	@"$(NEWEST_VENV)-harbor/bin/python" -c 'from importlib.metadata import version; print("== newest: harbor", version("harbor"))'
+	"$(NEWEST_VENV)-harbor/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/integrations/test_harbor.py
+	"$(NEWEST_VENV)/bin/python" -m pytest -n $(WORKERS) --slow $(PYTEST_ARGS) $(NEWEST_TESTS)
 
 # KERNELS: Debian 12 has 6.1 and 6.12. KERNELS_CACHE: where disks are kept. KERNELS_ARGS: --users, --tests, --pytest-args ...
 KERNELS ?= 6.1 6.12
