@@ -125,7 +125,7 @@ def _as_for_an_agent(task: Task, tree: Path) -> Path:
     """Change a checkout to what the task's image has, and commit that."""
     if task.form is Form.SWESMITH:
         (tree.parent / "bug.diff").write_text(task.patch)
-        _git(tree, "apply", str(tree.parent / "bug.diff"))
+        _git(tree, "apply", "--whitespace=nowarn", str(tree.parent / "bug.diff"))
         _git(tree, "rm", "-q", "--", *task.hidden_files)
         _git(tree, "-c", "user.name=n", "-c", "user.email=e", "commit", "-qam", "bug")
     return tree

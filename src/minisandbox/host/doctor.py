@@ -113,7 +113,12 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
         ),
         *(
             environment_check(name, environment.program(name), needs)
-            for name, needs in (("bash", ("sandbox",)), ("git", ("sandbox", "images")), ("tar", ("image export",)))
+            for name, needs in (
+                ("bash", ("sandbox",)),
+                ("git", ("sandbox", "images")),
+                ("tar", ("image export",)),
+                ("patch", ("damaged predictions",)),
+            )
         ),
         store_check,
     ]

@@ -92,6 +92,31 @@ def test_a_patch_that_cannot_be_applied_is_the_agents_fault(smith: Task, smith_i
     assert graded.detail
 
 
+def linking(path: str, target: str) -> str:
+    """A patch that makes a symbolic link."""
+    head = f"diff --git a/{path} b/{path}\nnew file mode 120000\n--- /dev/null\n+++ b/{path}\n"
+    return f"{head}@@ -0,0 +1 @@\n+{target}\n\\ No newline at end of file\n"
+
+
+def test_a_reference_and_its_tests_may_have_links(bench: Task, images: Callable[[Task], Image]) -> None:
+    test = "from calc.alias import double\ndef test_alias():\n"
+    test += "    assert 'same' in open('tests/linked.py').read()\n    assert double(2) == 4"
+    task = replace(
+        bench,
+        instance_id="calc__links-1",
+        patch=linking("calc/alias.py", "core.py"),
+        test_patch=linking("tests/linked.py", "helper.py") + adding("tests/test_alias.py", test),
+        FAIL_TO_PASS=("tests/test_alias.py::test_alias",),
+        PASS_TO_PASS=("tests/test_double.py::test_double",),
+    )
+    image = images(task)
+    assert validate(task, image).valid
+    graded = grade(task, image, task.patch.encode())
+    assert (graded.verdict, graded.flags) == (Verdict.RESOLVED, ()), graded
+    other = task.patch.replace("core.py", "__init__.py")
+    assert grade(task, image, other.encode()).verdict is Verdict.FAILED
+
+
 HOOK = """\
 import pytest
 @pytest.hookimpl(hookwrapper=True)
