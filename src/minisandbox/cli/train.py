@@ -70,11 +70,12 @@ def run_sft(args: argparse.Namespace) -> int:
     if args.show_mask is not None:
         _show_masks(config, args.show_mask)
         return exits.OK
-    from minisandbox.train.running import is_first  # noqa: PLC0415 - slow to import
+    from minisandbox.train.running import is_first, leave_process_group  # noqa: PLC0415 - slow to import
     from minisandbox.train.sft import train_sft  # noqa: PLC0415 - the same
 
     with Progress() as progress:
         result = train_sft(config, tell=progress.note)
+    leave_process_group()
     if not is_first():  # only one of several processes reports the result
         return exits.OK
     if args.json:
@@ -94,7 +95,7 @@ def run_rl(args: argparse.Namespace) -> int:
         return exits.OK
     from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - slow to import
     from minisandbox.train.rl import train_rl  # noqa: PLC0415 - the same
-    from minisandbox.train.running import require_training  # noqa: PLC0415 - the same
+    from minisandbox.train.running import leave_process_group, require_training  # noqa: PLC0415 - the same
     from minisandbox.train.sandboxes import SandboxEnvironment  # noqa: PLC0415 - the same
 
     require_training(curve=bool(config.evaluation.tasks), vllm=config.engine == "vllm")
@@ -106,6 +107,7 @@ def run_rl(args: argparse.Namespace) -> int:
         place = _sandbox_source(args, progress, config.gradings or None)
         setting = SandboxEnvironment(config, tasks, held_out, place)
         result = train_rl(config, setting, tell=progress.note)
+    leave_process_group()
     if result.scores:
         draw_curve({Path(config.out).name: result.scores}, Path(config.out) / "curve.png")
     if args.json:

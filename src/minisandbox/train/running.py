@@ -32,6 +32,14 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def leave_process_group() -> None:
+    """Leave the group of training processes, if there is one: torch may abort a process that exits as a member."""
+    from torch import distributed  # noqa: PLC0415 - an extra
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def step_of(checkpoint: Path | None) -> int:
     """Return a checkpoint's number of optimiser steps; 0 without one."""
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
