@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import pwd
 import signal
@@ -112,6 +113,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not any(map(item.get_closest_marker, marks))]
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collected tests: otherwise each full garbage collection walks thousands of them."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

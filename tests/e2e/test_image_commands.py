@@ -54,6 +54,7 @@ def test_locks(place: Path) -> None:
     assert image(place, "build", "good.toml", "--locked", "nothing.toml").returncode == 6
 
 
+@pytest.mark.slow
 def test_pins_of_a_container_image(place: Path) -> None:
     """It is pulled first; what is printed is read by --pins and by requirements_file."""
     site = "opt/venv/lib/python3.9/site-packages"

@@ -19,7 +19,7 @@ from tests.integrations.extras import needs_swerex
 
 from minisandbox.errors import HostError, InvalidValue, MissingExtra
 
-pytestmark = [pytest.mark.kernel, needs_swerex]
+pytestmark = [pytest.mark.kernel, pytest.mark.slow, needs_swerex]
 
 STAND_IN = """
 import asyncio, json, sys

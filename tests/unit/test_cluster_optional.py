@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import HostError
+from minisandbox.cli.main import main
+from minisandbox.errors import HostError, MissingExtra
 
 
 def without_ray(tmp_path: Path) -> dict[str, str]:
@@ -39,13 +40,13 @@ def test_nothing_imports_ray_unasked(tmp_path: Path) -> None:
         ("cluster", "stop"),
     ],
 )
-def test_without_ray_one_line_says_how_to_have_it(tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "minisandbox", *words],
-        capture_output=True, text=True, check=False, env=without_ray(tmp_path), cwd=tmp_path, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 18, done.stderr
-    assert "pip install 'swe-minisandbox[ray]'" in done.stderr
+def test_without_ray_one_line_says_how_to_have_it(
+    tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == MissingExtra.exit_code
+    assert "pip install 'swe-minisandbox[ray]'" in capsys.readouterr().err
     assert not (tmp_path / "run" / "rollouts.sqlite").exists()
 
 

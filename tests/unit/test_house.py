@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import itertools
 import os
 import re
@@ -76,7 +77,11 @@ def source_files() -> list[Path]:
 
 @cache
 def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    gc.disable()  # it would walk all trees again and again: four fifths of the time
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    finally:
+        gc.enable()
 
 
 def house_of(path: Path) -> str:

@@ -33,6 +33,7 @@ def import_seconds(module: str, cache: Path) -> float:
 
 
 # A part of what asyncio takes, measured in turns with it: a machine three times as slow is no fault of ours.
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "limit"), [("minisandbox", 0.7), ("minisandbox.launch", 0.5)])
 def test_import_time(module: str, limit: float, tmp_path: Path) -> None:
     best = {name: import_seconds(name, tmp_path) for name in (module, YARDSTICK)}  # compiles

@@ -322,7 +322,9 @@ def on_disk(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_an_interrupted_pull_resumes(server: Registry, bases: list[OciBase], tmp_path: Path, number: int) -> None:
     images = [digest(MadeImage([part]).pack(part)) for part in PARTS]  # type: ignore[operator]
     server.faults[images[3]] = [slowly]
