@@ -54,7 +54,7 @@ def test_the_distribution_has_that_readme(hook: ModuleType) -> None:
     assert readme["text"] == hook.absolute(README, HOME)
 
 
-@pytest.mark.parametrize(("name", "most"), [("README", 7), ("ARCHITECTURE", 12), ("CHANGELOG", 6), ("CONTRIBUTING", 7)])
+@pytest.mark.parametrize(("name", "most"), [("README", 7), ("ARCHITECTURE", 12), ("CHANGELOG", 8), ("CONTRIBUTING", 7)])
 def test_documents_stay_short(name: str, most: int) -> None:
     assert (ROOT / f"{name}.md").stat().st_size <= most << 10
 
