@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from minisandbox.errors import CommandFailed, FileAccessError, GradingError, SandboxGone
 from minisandbox.grade.submission import MAX_SUBMISSION
-from minisandbox.grade.workspace import Workspace
+from minisandbox.grade.workspace import Workspace, run_as_owner
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
 from minisandbox.types import ExecResult, Network
@@ -33,7 +33,7 @@ _RESET_5 = "git checkout -- . ; git clean -fd"
 """Run by swebench 5 between two commands; the others leave in place what a failed ``--reject`` changed."""
 _IS_APPLIED_5 = "git apply --check --reverse"
 _PATCH = "/tmp/patch.diff"  # noqa: S108 - in the sandbox, where the harness has it
-_TIMEOUT = 120.0
+_DIFF_TIMEOUT = 120.0
 _LIST_IGNORED = "git ls-files -o -i --exclude-standard -z | LC_ALL=C sort -z"
 # git diff leaves out new files that git ignores, though the tests see them.
 _DIFF_IGNORED = rf"""{_LIST_IGNORED} | LC_ALL=C comm -z -13 /tmp/ignored - | while IFS= read -r -d '' path; do
@@ -84,13 +84,13 @@ def apply_like_harness(workspace: Workspace, submission: bytes) -> Applied | Non
 
 def _apply(box: Sandbox, submission: bytes, task: Task) -> Applied | None:
     box.files.write_bytes(_PATCH, submission)
-    box.exec(["bash", "-c", f"{_LIST_IGNORED} > /tmp/ignored"], timeout=_TIMEOUT)
+    run_as_owner(box, ["bash", "-c", f"{_LIST_IGNORED} > /tmp/ignored"])
     is_5 = str(getattr(task.grader, "parser", "")).startswith("swebench5:")
     command = _try_5(box) if is_5 else next((name for name in _COMMANDS if _run(box, name).ok), None)
     if command is None:
         return None
-    patch = box.patch(limit=MAX_SUBMISSION, timeout=_TIMEOUT)
-    ignored = box.exec(["bash", "-c", _DIFF_IGNORED], timeout=_TIMEOUT)
+    patch = box.patch(limit=MAX_SUBMISSION, timeout=_DIFF_TIMEOUT)
+    ignored = run_as_owner(box, ["bash", "-c", _DIFF_IGNORED])
     return None if ignored.dropped_stdout else Applied(patch + ignored.stdout_bytes, command)
 
 
@@ -98,7 +98,7 @@ def _try_5(box: Sandbox) -> str | None:
     """Return the first command of swebench 5 that applies the patch, or None."""
     for number, command in enumerate(_COMMANDS_5):
         if number:
-            box.exec(["bash", "-c", _RESET_5], timeout=_TIMEOUT)
+            run_as_owner(box, ["bash", "-c", _RESET_5])
         if _run(box, command).ok:
             return command
     return _IS_APPLIED_5 if _run(box, _IS_APPLIED_5).ok else None
@@ -106,7 +106,7 @@ def _try_5(box: Sandbox) -> str | None:
 
 def _run(box: Sandbox, command: str) -> ExecResult:
     arguments: Sequence[str] = (*command.split(), _PATCH)
-    result = box.exec(arguments, timeout=_TIMEOUT)
+    result = run_as_owner(box, arguments)
     if result.exit_code == 127 and box.image.host_usr:
         raise GradingError(
             f"cannot apply a damaged patch as the benchmark's harness does: there is no {arguments[0]!r}",

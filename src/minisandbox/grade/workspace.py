@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import FileAccessError
+from minisandbox.errors import FileAccessError, InvalidValue
 from minisandbox.grade.graders.carry import carried_files
 from minisandbox.grade.graders.log import LOG_LIMIT, LogRunner
 from minisandbox.grade.graders.pytest import PytestRunner, files_of
@@ -149,7 +149,7 @@ class Workspace:
         """
         hidden = [f"--exclude={_literal(path)}" for path in self.task.hidden_files]
         with self.box(Network.off()) as box:
-            result = box.exec(["git", "apply", "--check", *hidden, "-"], stdin=change.patch, timeout=_STEP_TIMEOUT)
+            result = run_as_owner(box, ["git", "apply", "--check", *hidden, "-"], change.patch)
         return f"the patch does not apply: {_said(result)}" if result.exit_code in _GIT_REFUSED else ""
 
     @contextlib.contextmanager
@@ -188,6 +188,14 @@ def _test_files(task: Task) -> tuple[str, ...]:
     return files_of(named)
 
 
+def run_as_owner(box: Sandbox, command: Sequence[str], stdin: bytes = b"") -> ExecResult:
+    """Run a command as the owner of the repository: others may not write there, and git refuses to work for them."""
+    owner = box.files.stat(".").uid
+    with contextlib.suppress(InvalidValue):  # a sandbox with one id has root only
+        return box.exec(command, stdin=stdin, timeout=_STEP_TIMEOUT, user=owner)
+    return box.exec(command, stdin=stdin, timeout=_STEP_TIMEOUT, user=0)
+
+
 def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
     """Apply a change, all or nothing; returns what went wrong, or None."""
     if change.is_empty:
@@ -198,7 +206,7 @@ def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
     if len(json.dumps(excluded)) > _MOST_EXCLUDED:
         return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, "it changes more protected files than git can be told"))
     command = [*_APPLY, *(["-R"] if change.reverse else []), *excluded, "-"]
-    result = box.exec(command, stdin=change.patch, timeout=_STEP_TIMEOUT)
+    result = run_as_owner(box, command, change.patch)
     doubt = _about_patch(result, change)
     return _unless_other_links(box, change) if doubt is None else SuiteRun.not_run(doubt, log_of(result))
 
@@ -208,7 +216,7 @@ def _unless_other_links(box: Sandbox, change: Change) -> SuiteRun | None:
     if change.only is None:
         return None
     names = b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in sorted(change.only))
-    result = box.exec(_LINKS, stdin=names, timeout=_STEP_TIMEOUT)
+    result = run_as_owner(box, _LINKS, names)
     if not result.ok:
         return SuiteRun.not_run(Doubt(Reason.PATCH_STEP_FAILED, f"looking for links: {result.fate}"), log_of(result))
     parts = result.stdout_bytes.split(b"\0")
@@ -226,7 +234,7 @@ def _unless_same_sources(box: Sandbox, change: Change) -> SuiteRun | None:
     """
     if change.only is None:
         return None
-    result = box.exec(_SOURCES, stdin=change.patch, timeout=_STEP_TIMEOUT)
+    result = run_as_owner(box, _SOURCES, change.patch)
     if not result.ok:
         doubt = _about_patch(result, change)
     elif result.dropped_stdout:
@@ -265,9 +273,9 @@ def _literal(path: str) -> str:
 
 def _restore(box: Sandbox, task: Task) -> SuiteRun | None:
     """Put the task's own test files back, over whatever lies there; those that its tests' patch removes are removed."""
-    result = box.exec([*_RESTORE, str(box.image.workdir)], timeout=_STEP_TIMEOUT)
+    result = box.exec([*_RESTORE, str(box.image.workdir)], timeout=_STEP_TIMEOUT, user=0)
     if result.ok and (gone := removed_files(task.test_patch)):
-        result = box.exec(["rm", "-f", "--", *gone], timeout=_STEP_TIMEOUT)
+        result = box.exec(["rm", "-f", "--", *gone], timeout=_STEP_TIMEOUT, user=0)
     if result.ok:
         return None
     doubt = Doubt(Reason.RESTORE_FAILED, f"test files: {result.fate}: {_said(result)}")

@@ -117,7 +117,7 @@ def test_damaged_fixes_resolve_with_a_flag(smith: Task, smith_image: Image) -> N
     )
     for patch in (fix, fix.replace(b"\n", b"\r\n") + b"\r\n", b"Here it is:\n\n" + fix):
         graded = grade(smith, smith_image, patch)
-        assert graded.verdict is Verdict.RESOLVED, graded
+        assert graded.verdict is Verdict.RESOLVED, graded.detail
         assert graded.flags[0].kind == APPLIED_WITH_FUZZ
     assert grade(smith, smith_image, fix).flags == (Flag(APPLIED_WITH_FUZZ, "", FUZZY),)
 
@@ -165,3 +165,13 @@ def test_a_host_without_patch_is_our_failure(numbers: Task, numbers_image: Image
     patch = DAMAGES["no final newline"](FIX.encode(), Path())
     with pytest.raises(GradingError, match=r"there is no 'patch'.*apt-get install patch"):
         apply_like_harness(Workspace.of(numbers, image), patch)
+
+
+def test_a_user_who_does_not_own_the_repository_hinders_nothing(smith: Task, smith_image: Image) -> None:
+    """The harness applies patches as root, whatever the image's user is."""
+    fix = BROKEN.replace("1,4", "1,3").replace("+    # nothing is fixed\n", "")
+    fix = fix.replace("     return a - b\n", "-    return a - b\n+    return b + a\n")
+    image = replace(smith_image, user="nobody")
+    for patch in (fix, fix.rstrip()):
+        graded = grade(smith, image, patch.encode())
+        assert graded.verdict is Verdict.RESOLVED, graded.detail

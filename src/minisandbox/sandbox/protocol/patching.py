@@ -262,4 +262,4 @@ def _run_as_owner(
     if owner != 0:
         with contextlib.suppress(InvalidValue):  # there is one id only, and the owner has none
             return (yield from run(core, command, cwd=path, timeout=timeout, user=owner))
-    return (yield from run(core, command, cwd=path, timeout=timeout))
+    return (yield from run(core, command, cwd=path, timeout=timeout, user=0))
