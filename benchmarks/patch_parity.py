@@ -22,7 +22,7 @@ from benchmarks.parity.damages import TREE, damaged, harness, tree_of
 from benchmarks.parity.variants import reference_patch
 
 from minisandbox.grade import Grade, Verdict, grade
-from minisandbox.grade.harness_apply import APPLIED_WITH_FUZZ
+from minisandbox.grade.verdict import APPLIED_WITH_FUZZ
 from minisandbox.images import Image, build
 from minisandbox.store import Store
 from minisandbox.tasks import Form, PythonBuild, ScriptGrader, SourceSpec, Task, TaskSet

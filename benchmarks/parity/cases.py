@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -75,12 +75,12 @@ class Recorded(Workspace):
     runs: list[SuiteRun] = field(default_factory=list)
     references: list[SuiteRun] = field(default_factory=list)
 
-    def run(self, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
+    def run(self, change: Change, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()) -> SuiteRun:
         """Run the tests, unless this is the control and there is one already; see :meth:`.Workspace.run`."""
-        control = edited is None and change == reference_change(self.task)
+        control = edited is None and not chosen and change == reference_change(self.task)
         if control and self.references:
             return self.references[0]
-        found = Workspace.run(self, change, edited)
+        found = Workspace.run(self, change, edited, chosen)
         (self.references if control else self.runs).append(found)
         return found
 

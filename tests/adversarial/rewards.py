@@ -71,8 +71,15 @@ def kinds(graded: Grade) -> set[str]:
     return {flag.kind.removeprefix("suspicious: ") for flag in graded.flags}
 
 
-def make_task(root: Path, changed: Mapping[str, str] | None = None) -> Task:
-    """Write a project into a directory; return a task of SWE-smith's form on it, in which add() subtracts."""
+def make_task(root: Path, changed: Mapping[str, str] | None = None, style: str = "") -> Task:
+    """Write a project into a directory; return a task of SWE-smith's form on it, in which add() subtracts.
+
+    Args:
+        root: the directory.
+        changed: other contents of files.
+        style: ``table`` if test_add has parameters.
+    """
+    added = ("tests/test_add.py::test_add[2-3-5]",) if style == "table" else ("tests/test_add.py::test_add",)
     for name, text in {**FILES, **(changed or {})}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -85,7 +92,7 @@ def make_task(root: Path, changed: Mapping[str, str] | None = None) -> Task:
         problem_statement="add() subtracts",
         patch=BUG,
         test_patch="",
-        FAIL_TO_PASS=("tests/test_add.py::test_add", "tests/test_unit.py::TestUnit::test_unit"),
+        FAIL_TO_PASS=(*added, "tests/test_unit.py::TestUnit::test_unit"),
         PASS_TO_PASS=("tests/test_more.py::test_more",),
         form=Form.SWESMITH,
         build=PythonBuild(

@@ -20,9 +20,9 @@ from tests.adversarial.rewards import (
 
 from minisandbox.agents import ReplayAgent
 from minisandbox.grade import Flag, Reason, Verdict, grade, validate
-from minisandbox.grade.harness_apply import APPLIED_WITH_FUZZ
 from minisandbox.grade.report import Record, Report
 from minisandbox.grade.submission import Change
+from minisandbox.grade.verdict import APPLIED_WITH_FUZZ
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image
 from minisandbox.rollouts import rollout

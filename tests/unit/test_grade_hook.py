@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import minisandbox.grade
@@ -17,7 +19,7 @@ from minisandbox.tasks import harness
 from minisandbox.types import ExecResult, Outcome
 
 INSIDE = Path(minisandbox.grade.__file__).parent / "inside"
-KEY = b"00ff"
+KEY = b"00ff" * 16
 TESTS = """\
     import unittest
 
@@ -66,6 +68,10 @@ RUNNER = """\
     sys.exit(not result.wasSuccessful())
 """
 SYMPY = """\
+    class SymPyTests:
+        def matches(self, function):
+            return True
+
     class PyTestReporter:
         def __init__(self):
             self.failed = 0
@@ -105,25 +111,32 @@ SYMPY_TEST = """\
     import sys
     import types
     sys.path.insert(0, ".")
-    from sympy.testing.runtests import PyTestReporter
+    from sympy.testing.runtests import PyTestReporter, SymPyTests
 
     reporter = PyTestReporter()
     reporter.start()
     for name in sys.argv[1:]:
-        reporter.entering_test(types.SimpleNamespace(__name__=name))
-        reporter.test_fail(None) if "bad" in name else reporter.test_pass()
+        function = types.FunctionType(compile("def f():\\n    assert 0", "t.py", "exec").co_consts[0], {}, name)
+        if not SymPyTests().matches(function):
+            continue
+        reporter.entering_test(function)
+        try:
+            function() if "bad" in name else None
+            reporter.test_pass()
+        except AssertionError:
+            reporter.test_fail(sys.exc_info())
     sys.exit(0 if reporter.finish() else 1)
 """
 
 
-def run(tmp_path: Path, program: str, *arguments: str) -> tuple[Report, ExecResult, str]:
+def run(tmp_path: Path, program: str, *arguments: str, chosen: Sequence[str] = ()) -> tuple[Report, ExecResult, str]:
     """Run a program of the project with the hook, as a grading sandbox does."""
     hook = tmp_path / "hook"
     hook.mkdir()
     shutil.copy(INSIDE / "runner_hook.py", hook / "sitecustomize.py")
     shutil.copy(INSIDE / "report_lines.py", hook / "sitecustomize_lines.py")
     (key, key_writer), (reader, lines) = os.pipe(), os.pipe()
-    os.write(key_writer, KEY)
+    os.write(key_writer, KEY + (json.dumps(list(chosen)).encode() if chosen else b""))
     os.close(key_writer)
     setting = f"{key}:{lines}={Path(program).name}"
     # another interpreter comes first, as setup commands do: it leaves the lines alone
@@ -201,3 +214,25 @@ def test_sympys_reporter_is_told_test_by_test(tmp_path: Path) -> None:
     assert doubt_about(result, report) is None, (report, output)
     assert report.outcomes() == {"test_one": "passed", "test_bad": "failed"}
     assert harness.parse("swebench:sympy/sympy", as_log(report, printed=True))["test_one"] == "PASSED"
+
+
+def test_only_chosen_tests_run_and_a_failure_has_its_place(tmp_path: Path) -> None:
+    _project(tmp_path, sums=TESTS + FAILING)
+    (tmp_path / "project/runtests.py").write_text(textwrap.dedent(RUNNER))
+    chosen = ["test_good (sums.Sums)", "Adds, and says so.", "test_bad (sums.Sums)"]
+    report, _, output = run(tmp_path, "runtests.py", chosen=chosen)
+    names = [test.partition(" ")[0] for test in report.outcomes()]
+    assert sorted(names) == ["test_bad", "test_described", "test_good"], output
+    (line,) = report.places.values()
+    assert (tmp_path / "project/sums.py").read_text().splitlines()[line - 1].strip() == "self.fail()"
+
+
+def test_sympy_runs_only_chosen_tests(tmp_path: Path) -> None:
+    _project(tmp_path, sympy__testing__runtests=SYMPY)
+    (tmp_path / "project/sympy/__init__.py").touch()
+    (tmp_path / "project/sympy/testing/__init__.py").touch()
+    (tmp_path / "project/bin").mkdir()
+    (tmp_path / "project/bin/test").write_text(textwrap.dedent(SYMPY_TEST))
+    report, _, _ = run(tmp_path, "bin/test", "test_one", "test_bad", "test_two", chosen=["test_two", "test_bad"])
+    assert report.outcomes() == {"test_bad": "failed", "test_two": "passed"}
+    assert report.places == {"test_bad": 2}

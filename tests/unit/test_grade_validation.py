@@ -13,6 +13,7 @@ from tests.unit.test_tasks_jsonl import row as own_row
 
 from minisandbox.cli.validate import detail
 from minisandbox.grade import Cause, Grade, Reason, Status, Validated, validate, validation_report, validation_table
+from minisandbox.grade.confirm.changeable import ChangeableTests
 from minisandbox.grade.validation import Validation
 from minisandbox.images import Image
 from minisandbox.pool.runner import read_record
@@ -48,6 +49,8 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
         for name, ends in runs.items():
             monkeypatch.setattr(f"minisandbox.grade.validation.{name}", lambda *_, _ends=ends, **__: next(_ends))
         monkeypatch.setattr("minisandbox.grade.validation.find_leaks", lambda *_: ())
+        monkeypatch.setattr("minisandbox.grade.validation.Workspace.of", lambda *_, **__: None)
+        monkeypatch.setattr("minisandbox.grade.validation.changeable_tests", lambda _: ChangeableTests())
         return validate(task, cast("Image", None), runs=len(reference))
 
     return validated

@@ -95,6 +95,7 @@ def test_repositories_by_id(name: str, repo: str) -> None:
         (example(exit_status=None), Collect(), None),
         (example(flags=(FLAG,)), Collect(), "flagged"),
         (example(flags=(FLAG,)), Collect(any_flags=True), None),
+        (example(flags=(replace(FLAG, kind="not_confirmed"),)), Collect(), None),
         (example(agent="replay"), Collect(agents=("bash",)), "agent"),
         (example(model="m-2"), Collect(models=("m-1",)), "model"),
         (example(messages=()), Collect(), "no_answers"),

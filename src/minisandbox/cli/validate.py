@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.backends import add_backend_argument, backend_config, backend_of
@@ -23,7 +23,15 @@ from minisandbox.cli.common.output import (
 from minisandbox.cli.common.set_runs import SetRun, show_progress
 from minisandbox.cli.common.task_sets import add_run_arguments, add_tasks_arguments, load_both
 from minisandbox.errors import GradingError, InvalidValue
-from minisandbox.grade import Status, Validated, run_validations, validation_report, write_validation_reports
+from minisandbox.grade import (
+    Kind,
+    Status,
+    Validated,
+    changeable_counts,
+    run_validations,
+    validation_report,
+    write_validation_reports,
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +126,14 @@ def detail(found: Validated) -> str:
     return found.detail + tests
 
 
+def _changeable_line(counts: Mapping[str, int]) -> str:
+    """Return the share of FAIL_TO_PASS tests that state an expectation, by where it is written."""
+    total = sum(counts.values())
+    stated = {kind: count for kind, count in counts.items() if kind not in ("none", Kind.APPENDED)}
+    kinds = ", ".join(f"{kind} {count / total:.0%}" for kind, count in sorted(stated.items(), key=lambda one: -one[1]))
+    return f"{sum(stated.values()) / total:.0%} of {total} FAIL_TO_PASS tests can be changed ({kinds})"
+
+
 def _print(args: argparse.Namespace, found: Sequence[Validated], selected: Sequence[Validated], total: int) -> None:
     if args.json:
         print_json(validation_report(found, total))
@@ -133,6 +149,8 @@ def _print(args: argparse.Namespace, found: Sequence[Validated], selected: Seque
         ),
         [(one.instance_id, one.status, one.cause or "", _reason(one, once), f"{one.seconds:.1f}") for one in selected],
     )
+    if counts := changeable_counts(selected):
+        put(f"\n{_changeable_line(counts)}")
     if args.out is not None:
         valid = sum(one.valid for one in found)
         put(f"\n{valid} of {total} tasks are valid; report in {args.out}")

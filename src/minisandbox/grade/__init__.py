@@ -1,9 +1,10 @@
 """Grading: hidden tests in a fresh sandbox, per-test outcomes, and what of them is believed."""
 
+from minisandbox.grade.confirm.variants import Kind
 from minisandbox.grade.graders.script import LIVE, REGRADED, grade_work
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
-from minisandbox.grade.options import ALWAYS, FLAGGED, GradingOptions, confirmed_share
+from minisandbox.grade.options import ALWAYS, ONCE, GradingOptions, confirmed_share
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.sets.evaluations import (
     Evaluated,
@@ -24,6 +25,7 @@ from minisandbox.grade.sets.predictions import (
 )
 from minisandbox.grade.sets.validations import (
     Validated,
+    changeable_counts,
     run_validations,
     validation_report,
     validation_table,
@@ -39,10 +41,10 @@ __all__ = [
     "ALWAYS",
     "DATABASE",
     "EMPTY",
-    "FLAGGED",
     "GOLD",
     "LIVE",
     "MAX_SUBMISSION",
+    "ONCE",
     "REGRADED",
     "Cause",
     "Evaluated",
@@ -50,6 +52,7 @@ __all__ = [
     "Flag",
     "Grade",
     "GradingOptions",
+    "Kind",
     "Measurement",
     "Policy",
     "Prediction",
@@ -59,6 +62,7 @@ __all__ = [
     "Validated",
     "Validation",
     "Verdict",
+    "changeable_counts",
     "confirmed_share",
     "derive_test_lists",
     "empty_predictions",

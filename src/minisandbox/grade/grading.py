@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
-from minisandbox.grade.confirm.checks import ACCIDENTS, Confirmation
+from minisandbox.grade.confirm.confirmation import ACCIDENTS, Confirmation
 from minisandbox.grade.graders.log import misreadings
-from minisandbox.grade.harness_apply import APPLIED_WITH_FUZZ, apply_like_harness
+from minisandbox.grade.harness_apply import apply_like_harness
 from minisandbox.grade.imports import protect_imports
 from minisandbox.grade.judging import Doubt, SuiteRun, infrastructure_grade, judge
-from minisandbox.grade.options import FLAGGED, confirmed_share, is_confirmed
+from minisandbox.grade.options import ALWAYS, NEVER, ONCE, confirmed_share, is_confirmed
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.scan import scan
 from minisandbox.grade.submission import MAX_SUBMISSION, Change, reference_change, screen
-from minisandbox.grade.verdict import NOT_CONFIRMED, Flag, Grade, Reason, Verdict
+from minisandbox.grade.verdict import APPLIED_WITH_FUZZ, NOT_CONFIRMED, REPEATED, Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.tasks import ScriptGrader, Task
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 # Nothing but the submission itself can cause these, so that no second run is needed to blame it.
+_REPEATED = frozenset({Reason.TIMEOUT, Reason.KILLED, Reason.OUT_OF_MEMORY})
 _CERTAINLY_THE_SUBMISSION = frozenset({Reason.PATCH_INVALID, Reason.REPORT_DAMAGED})
 
 
@@ -36,14 +37,14 @@ def grade(
     *,
     timeout: float | None = None,
     limits: Limits | None = None,
-    confirm: str = FLAGGED,
+    confirm: str = ONCE,
     cancellation: Cancellation | None = None,
 ) -> Grade:
     """Grade a submission: apply it to clean code in a fresh sandbox and run the task's tests.
 
     A run that cannot be believed is repeated with the reference in place of the submission: if that one is believed,
-    the submission is at fault, else we are. So nothing a submission does can turn its failure into ours. A run in which
-    everything passed is confirmed by further runs (:mod:`.confirm.checks`) where the policy asks for it. A script that
+    the submission is at fault, else we are. So nothing a submission does can turn its failure into ours. A pass is
+    confirmed by a further run, on tests of which some are changed (:mod:`.confirm.confirmation`). A script that
     gives no reward is our failure. A task that is judged in the live sandbox is judged here on its patch alone.
 
     Args:
@@ -52,7 +53,7 @@ def grade(
         submission: the agent's patch; empty for none.
         timeout: seconds the tests may take; the task's own if None.
         limits: what the grading sandbox may use.
-        confirm: which passes are confirmed: ``always``, ``flagged`` or ``share(P)`` (:class:`.GradingOptions`).
+        confirm: how passes are confirmed: ``once``, ``always`` or ``share(P)`` (:class:`.GradingOptions`).
         cancellation: calls it off, from another thread.
 
     Returns:
@@ -76,16 +77,14 @@ def grade_reference(
     *,
     timeout: float | None = None,
     limits: Limits | None = None,
-    confirm: str = FLAGGED,
+    confirm: str = ONCE,
 ) -> Grade:
     """Grade the task's reference, applied as it is and never screened. Arguments and result as for :func:`grade`.
-
-    It has no flags, so that only a policy other than ``flagged`` confirms it: to see whether the task's passes can be.
 
     Raises:
         InvalidValue: the task's tests are not pytest's, or the policy is unknown.
     """
-    return _grade_own(reference_change(task), Workspace.of(task, image, timeout=timeout, limits=limits), confirm)
+    return grade_own(reference_change(task), Workspace.of(task, image, timeout=timeout, limits=limits), confirm)
 
 
 def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, limits: Limits | None = None) -> Grade:
@@ -97,23 +96,38 @@ def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, l
     Raises:
         InvalidValue: the task's tests are not pytest's.
     """
-    return _grade_own(Change(), Workspace.of(task, image, timeout=timeout, limits=limits), FLAGGED)
+    return grade_own(Change(), Workspace.of(task, image, timeout=timeout, limits=limits), NEVER)
 
 
-def _grade_own(change: Change, place: Workspace, confirm: str) -> Grade:
-    """Grade a change of ours."""
+def grade_own(change: Change, place: Workspace, confirm: str) -> Grade:
+    """Grade a change of ours in a workspace. Arguments and result as for :func:`grade_reference`."""
     confirmed_share(confirm)
     started = time.monotonic()
     try:
-        run = place.run(change)
-        verdict = _confirmed(place, change, run, judge(place.task, run), confirm)
+        run, flags = _run_of_ours(place, change)
+        verdict = _confirmed(place, change, run, judge(place.task, run, flags), confirm)
         verdict = replace(verdict, misread=misreadings(place.task, run))
     except (MiniSandboxError, OSError) as error:
         verdict = infrastructure_grade(place.task, error)
     return replace(verdict, duration=time.monotonic() - started)
 
 
-def grade_in(place: Workspace, submission: bytes, confirm: str = FLAGGED) -> Grade:
+def _run_of_ours(place: Workspace, change: Change) -> tuple[SuiteRun, tuple[Flag, ...]]:
+    """Run tests on code of ours; once more, with other string hashes, after a timeout, a kill or lack of memory.
+
+    A test of a project can hang by chance, and a loaded machine makes that likelier.
+
+    Returns:
+        The run that counts, and a flag with the fate of the first if there were two.
+    """
+    run = place.run(change)
+    if run.doubt is None or run.doubt.reason not in _REPEATED:
+        return run, ()
+    flag = Flag(REPEATED, "", f"the first run: {run.doubt.reason}: {run.doubt.detail}")
+    return place.reseeded().run(change), (flag,)
+
+
+def grade_in(place: Workspace, submission: bytes, confirm: str = ONCE) -> Grade:
     """Grade a submission in a workspace, which makes all runs that takes; without the time it took.
 
     A patch that git does not take as it is may still be one that the task's official harness applies.
@@ -168,7 +182,8 @@ def _run_and_judge(place: Workspace, change: Change, flags: tuple[Flag, ...], co
         return judge(task, run, flags)
     if run.doubt is not None and run.doubt.reason not in _CERTAINLY_THE_SUBMISSION:
         late = run.doubt.reason is Reason.TIMEOUT
-        control = (place.patient() if late else place).run(reference_change(task))
+        control, repeated = _run_of_ours(place.patient() if late else place, reference_change(task))
+        flags += repeated
         if control.doubt is not None:
             return _untrusted(judge(task, run, flags), control)
         if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # that one was tried twice
@@ -183,8 +198,12 @@ def _confirmed(place: Workspace, change: Change, run: SuiteRun, graded: Grade, c
         return graded
     if place.task.grader.reporter == "none":
         return replace(graded, flags=(*graded.flags, Flag(NOT_CONFIRMED, "", "no runner reports its tests")))
-    further = is_confirmed(confirm, flagged=bool(graded.flags))
-    return Confirmation(place, change).confirm(run, graded, further=further)
+    confirmation = Confirmation(place, change, thorough=confirm == ALWAYS)
+    graded = confirmation.check_collection(run, graded)
+    suspicious = any(flag.is_suspicious for flag in graded.flags)
+    if not graded.resolved or not is_confirmed(confirm, flagged=suspicious):
+        return graded
+    return confirmation.confirm(run, graded)
 
 
 def _run_surely(place: Workspace, change: Change) -> SuiteRun:

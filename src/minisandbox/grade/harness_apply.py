@@ -19,9 +19,6 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
 from minisandbox.types import ExecResult, Network
 
-APPLIED_WITH_FUZZ = "applied_with_fuzz"
-"""Kind of the flag of a submission that is not a clean patch; its detail is the command that applied it."""
-
 _COMMANDS = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
 _COMMANDS_5 = (
     "git apply --verbose",

@@ -157,7 +157,11 @@ def _calls(box: Sandbox, task: Task) -> dict[tuple[str, int], tuple[str, ...]]:
         "PYTHONPATH": f"{known}:{_INSIDE}" if known else _INSIDE,
         "MINISANDBOX_CALLS": f"{box.image.workdir}:{_INSIDE}/calls.json",
     }
-    box.exec(f"{task.grader.command} -q -p calls_plugin -p no:cacheprovider", timeout=task.grader.timeout * 5, env=env)
+    box.exec(
+        f"{task.grader.command} -q -p calls_plugin -o cache_dir={_INSIDE}/cache",
+        timeout=task.grader.timeout * 5,
+        env=env,
+    )
     try:
         found = json.loads(box.files.read_bytes(f"{_INSIDE}/calls.json", limit=64 * MiB))
     except (FileAccessError, ValueError, RecursionError):

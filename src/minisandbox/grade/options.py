@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from minisandbox.errors import InvalidValue
 
+ONCE = "once"
+"""Confirm every pass by one run of the FAIL_TO_PASS tests."""
 ALWAYS = "always"
-"""Confirm every pass."""
-FLAGGED = "flagged"
-"""Confirm passes with a flag."""
+"""Confirm every pass by two runs of all tests."""
+NEVER = "share(0)"
+"""Confirm only passes with a flag."""
 
 _SHARE = re.compile(r"share\((\d+(?:\.\d*)?|\.\d+)\)")
 
@@ -22,7 +24,7 @@ class GradingOptions:
 
     Attributes:
         timeout: seconds that one run of a task's tests may take; the task's own limit if None.
-        confirm: which passes further runs confirm: ``always``, ``flagged`` or ``share(P)``.
+        confirm: how passes are confirmed by further runs: ``once``, ``always`` or ``share(P)``.
     """
 
     timeout: float | None = field(
@@ -30,11 +32,11 @@ class GradingOptions:
         metadata={"metavar": "SECONDS", "help": "time limit of one run of a task's tests; without: the task's own"},
     )
     confirm: str = field(
-        default=FLAGGED,
+        default=ONCE,
         metadata={
             "metavar": "POLICY",
-            "help": "passes that further runs confirm: always; flagged: those with a flag; share(P): those with a flag "
-            "and, drawn at random, the share P of the others",
+            "help": "how passes are confirmed: once: by a further run of the FAIL_TO_PASS tests; always: by two "
+            "further runs of all tests; share(P): as once, but only passes with a flag, and the share P of the others",
         },
     )
 
@@ -48,17 +50,17 @@ def confirmed_share(policy: str) -> float:
     """Return the share of passes without a flag that a policy confirms.
 
     Args:
-        policy: ``always``, ``flagged`` or ``share(P)``.
+        policy: ``once``, ``always`` or ``share(P)``.
 
     Raises:
         InvalidValue: it is none of these, or P is above 1.
     """
-    if policy in (ALWAYS, FLAGGED):
-        return float(policy == ALWAYS)
+    if policy in (ONCE, ALWAYS):
+        return 1.0
     match = _SHARE.fullmatch(policy)
     if match is None or float(match[1]) > 1:
         raise InvalidValue(
-            f"confirm is {policy!r}", hint=f"give {ALWAYS}, {FLAGGED}, or a share from 0 to 1 such as share(0.1)"
+            f"confirm is {policy!r}", hint=f"give {ONCE}, {ALWAYS}, or a share from 0 to 1 such as share(0.1)"
         )
     return float(match[1])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 PASSED = "passed"
 MISSING = "missing"
@@ -14,6 +14,8 @@ CONFLICTING = "conflicting"
 INCOMPLETE = "incomplete"
 UNCOLLECTED = "uncollected"
 
+Parameters = Mapping[str, tuple[int, str | None]]
+"""Of a test's parameters the row of its table, and the text of its value if that is plain."""
 _PHASES = frozenset({"setup", "call", "teardown", "subtest", "collect"})
 
 
@@ -55,7 +57,9 @@ class Report:
         end: the last line, or None where the run ended before it.
         damage: why the text cannot be the plugin's alone, or None.
         versions: of Python and pytest inside, for people.
-        changed: functions and plugins that judge the tests and were replaced or added while the tests ran.
+        places: the line of its own file at which a test failed first, by node id.
+        seconds: how long a test took, by node id, if that was more than a moment.
+        parameters: of each test that has some, by node id.
     """
 
     records: tuple[Record, ...] = ()
@@ -63,7 +67,9 @@ class Report:
     end: End | None = None
     damage: str | None = None
     versions: str = ""
-    changed: tuple[str, ...] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    parameters: Mapping[str, Parameters] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, data: bytes, key: bytes) -> Report:
@@ -84,7 +90,10 @@ class Report:
                 damage = f"line {number} of the report {problem}"
                 break
         damage = damage or draft.miscount()
-        return cls(tuple(draft.records), draft.started, draft.end, damage, draft.versions, tuple(draft.changed))
+        return cls(
+            tuple(draft.records), draft.started, draft.end, damage, draft.versions, draft.places, draft.seconds,
+            draft.parameters,
+        )  # fmt: skip
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -139,7 +148,9 @@ class _Draft:
 
     def __init__(self, key: bytes) -> None:
         self.state = key
-        self.changed: dict[str, None] = {}
+        self.places: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+        self.parameters: dict[str, Parameters] = {}
         self.records: list[Record] = []
         self.started = False
         self.end: End | None = None
@@ -168,17 +179,29 @@ class _Draft:
             return self._frame(when, value)
         if not (isinstance(test, str) and isinstance(when, str) and isinstance(value, str)):
             return False
+        if self.started and when in ("place", "seconds"):
+            return self._measure(test, when, value)
         if not self.started or when not in _PHASES:
             return False
         self.records.append(Record(test, when, value))
         return True
 
+    def _measure(self, test: str, when: str, value: str) -> bool:
+        try:
+            if when == "place":
+                self.places.setdefault(test, int(value))
+            else:
+                self.seconds[test] = float(value)
+        except ValueError:
+            return False
+        return True
+
     def _frame(self, when: object, value: object) -> bool:
-        if when == "changed" and isinstance(value, list):
-            self.changed |= dict.fromkeys(str(name)[:200] for name in value)
-            return True
         if not isinstance(value, dict):
             return False
+        if when == "collected":
+            self.parameters |= {test: _parameters(found) for test, found in value.items()}
+            return self.started
         if when == "start" and not self.started:
             self.started = True
             self.versions = f"Python {value.get('python')}, pytest {value.get('pytest')}"[:100]
@@ -194,6 +217,18 @@ class _Draft:
         if self.end is None or self.end.records == self.lines - 1:
             return None
         return f"the report has {self.lines - 1} lines before its end, and the plugin wrote {self.end.records}"
+
+
+def _parameters(found: object) -> Parameters:
+    """Read what the plugin says of a test's parameters; what it cannot have said is left out."""
+    if not isinstance(found, dict):
+        return {}
+    pairs = ((name, value) for name, value in found.items() if isinstance(value, list) and len(value) == 2)
+    return {
+        name: (index, text if isinstance(text, str) else None)
+        for name, (index, text) in pairs
+        if isinstance(index, int)
+    }
 
 
 def not_passed(outcomes: dict[str, str], tests: Iterable[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ among the arguments. Code under test that wants to forge a line has to find the 
 from __future__ import annotations
 
 import enum
+import json
 import os
 import re
 import secrets
@@ -118,6 +119,7 @@ def run_reported(
     *,
     timeout: float,
     env: Mapping[str, str],
+    chosen: Sequence[str] = (),
     folder: str = "",
     program: str = "",
 ) -> tuple[ExecResult, Report]:
@@ -129,6 +131,7 @@ def run_reported(
         arguments: what is appended to it, past the shell's own parsing.
         timeout: seconds it may take.
         env: variables for it.
+        chosen: the tests to run, as the reporter knows them; all are collected. None: all run.
         folder: a directory inside, for a command that does not hand descriptors on (tox): the pipes have names there.
         program: the name of the program that runs the tests, for reporters that any interpreter loads.
 
@@ -147,7 +150,7 @@ def run_reported(
     environment = {**env, REPORT_VARIABLE: f"{place}={program}" if program else place}
     data, excess = bytearray(), False
     with box.start(argv, timeout=timeout, env=environment) as process:
-        process.write(key)
+        process.write(key + (json.dumps(list(chosen)).encode() if chosen else b""))
         process.close_stdin()
         for event in process.events():
             if isinstance(event, ExecResult):

@@ -45,6 +45,14 @@ def hidden_files(hidden: Path | None, names: Sequence[str]) -> dict[str, bytes]:
     return {name: (hidden / name).read_bytes() for name in names if _is_plain(hidden, name)}
 
 
+def snapshots_of(hidden: Path | None) -> list[str]:
+    """Return the paths of files of the tests layer that hold expected output (syrupy, pytest-snapshot)."""
+    if hidden is None:
+        return []
+    paths = (path.relative_to(hidden) for path in hidden.rglob("*") if path.is_file() and not path.is_symlink())
+    return [str(path) for path in paths if path.suffix == ".ambr" or "snapshots" in path.parts]
+
+
 def _is_plain(hidden: Path, name: str) -> bool:
     """Whether a path leads to a regular file of the layer, without a link on the way."""
     place = hidden / name  # which an absolute path would lead out of

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue
+from minisandbox.grade.confirm.changeable import changeable_tests
 from minisandbox.grade.grading import grade_reference, grade_untouched
 from minisandbox.grade.judging import NOT_FOUND
 from minisandbox.grade.leaks import Leak, find_leaks
-from minisandbox.grade.options import FLAGGED
+from minisandbox.grade.options import ALWAYS, NEVER, ONCE
 from minisandbox.grade.report import MISSING, UNCOLLECTED
-from minisandbox.grade.verdict import Grade, Reason
+from minisandbox.grade.verdict import REPEATED, Grade, Reason
+from minisandbox.grade.workspace import Workspace
 from minisandbox.tasks import LogGrader, ScriptGrader, Task
 from minisandbox.tasks.harness import Misreading
 from minisandbox.types import Limits
@@ -57,6 +59,19 @@ class Cause(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeableShare:
+    """FAIL_TO_PASS tests by where their expectation can be changed.
+
+    Attributes:
+        kind: a word of :class:`.Kind`; ``none`` for tests that cannot be changed.
+        tests: how many.
+    """
+
+    kind: str
+    tests: int
+
+
+@dataclass(frozen=True, slots=True)
 class Validity:
     """Whether a task can be used.
 
@@ -67,7 +82,8 @@ class Validity:
         detail: the same in a sentence.
         tests: the tests that the sentence is about.
         flaky: the named tests that did not do the same in all runs.
-        notes: what its benchmark's parser misreads; what is odd about a task that is valid by its benchmark's rules.
+        notes: what its benchmark's parser misreads; what is odd about a task that is valid all the same.
+        changeable: how the FAIL_TO_PASS tests of a valid task can be changed, to confirm passes.
     """
 
     instance_id: str
@@ -77,6 +93,7 @@ class Validity:
     tests: tuple[str, ...] = ()
     flaky: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    changeable: tuple[ChangeableShare, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -106,7 +123,7 @@ def validate(
     runs: int = 1,
     timeout: float | None = None,
     limits: Limits | None = None,
-    confirm: str = FLAGGED,
+    confirm: str = ONCE,
 ) -> Validation:
     """Check that a task tells a solution from none: several times, to find tests that waver.
 
@@ -121,7 +138,7 @@ def validate(
         runs: how often both are run, at least once.
         timeout: seconds the tests may take; the task's own if None.
         limits: what each sandbox may use.
-        confirm: whether the reference's passes are confirmed, as for :func:`.grade_reference`.
+        confirm: ``always``: confirm the reference's passes, too; ``share(0)``: do not look which tests can be changed.
 
     Raises:
         InvalidValue: ``runs`` is less than 1, or nothing of ours can run the task's tests.
@@ -129,9 +146,8 @@ def validate(
     """
     if runs < 1:
         raise InvalidValue(f"runs is {runs}", hint="give 1 or more")
-    reference = tuple(
-        grade_reference(task, image, timeout=timeout, limits=limits, confirm=confirm) for _ in range(runs)
-    )
+    policy = ALWAYS if confirm == ALWAYS else NEVER
+    reference = tuple(grade_reference(task, image, timeout=timeout, limits=limits, confirm=policy) for _ in range(runs))
     empty = tuple(grade_untouched(task, image, timeout=timeout, limits=limits) for _ in range(runs))
     flaky = tuple(sorted(_wavering(reference) | _wavering(empty)))
     broken = next((one for one in reference + empty if one.resolved is None), None)
@@ -148,7 +164,21 @@ def validate(
     if isinstance(task.grader, ScriptGrader) and task.grader.mode == "live" and task.grader.carry:
         clean = replace(task, grader=replace(task.grader, mode="fresh"))
         return replace(found, notes=_about_regrade(grade_reference(clean, image, timeout=timeout, limits=limits)))
-    return replace(found, notes=notes + _notes(task, empty, flaky)) if isinstance(task.grader, LogGrader) else found
+    notes += _repetitions(reference + empty)
+    if isinstance(task.grader, LogGrader):
+        notes += _notes(task, empty, flaky)
+    if confirm == NEVER or task.grader.reporter == "none":
+        return replace(found, notes=notes)
+    changeable = changeable_tests(Workspace.of(task, image, timeout=timeout, limits=limits))
+    if changeable.doubt:
+        notes += (f"the reference's run on changed tests is not believed: {changeable.doubt}",)
+    shares = tuple(ChangeableShare(kind, count) for kind, count in sorted(changeable.by_kind().items()))
+    return replace(found, notes=notes, changeable=shares)
+
+
+def _repetitions(runs: Sequence[Grade]) -> tuple[str, ...]:
+    """Say which runs were repeated, and why."""
+    return tuple(dict.fromkeys(flag.detail for run in runs for flag in run.flags if flag.kind == REPEATED))
 
 
 def _has_reference(task: Task) -> bool:

@@ -31,6 +31,7 @@ class Reason(enum.StrEnum):
     RESOLVED = "resolved"
     UNCONFIRMED = "unconfirmed"
     TESTS_NOT_PASSED = "tests_not_passed"
+    NOT_REPEATED = "not_repeated"
     NOTHING_TO_TEST = "nothing_to_test"
 
     PATCH_INVALID = "patch_invalid"
@@ -54,14 +55,18 @@ class Reason(enum.StrEnum):
     LOG_MISMATCH = "log_mismatch"
     LOG_UNREADABLE = "log_unreadable"
     NO_RESULTS = "no_results"
-    RUNNER_CHANGED = "runner_changed"
-    SENTINEL_WRONG = "sentinel_wrong"
-    EQUALITY_FORGED = "equality_forged"
+    COLLECTION_CHANGED = "collection_changed"
+    CHANGED_TEST_PASSED = "changed_test_passed"
     TESTS_CHANGED = "tests_changed"
 
     NO_REWARD = "no_reward"
     INFRASTRUCTURE = "infrastructure"
     REFERENCE_UNTRUSTED = "reference_untrusted"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        """Read the reasons of older records."""
+        return cls.CHANGED_TEST_PASSED if value in _FORMER else None
 
     @property
     def verdict(self) -> Verdict:
@@ -69,6 +74,7 @@ class Reason(enum.StrEnum):
         return _VERDICTS.get(self, Verdict.FAILED)
 
 
+_FORMER = frozenset({"runner_changed", "sentinel_wrong", "equality_forged"})
 _WITHOUT_REWARD = frozenset({Verdict.UNCONFIRMED, Verdict.INFRA_ERROR})
 _VERDICTS = {
     Reason.RESOLVED: Verdict.RESOLVED,
@@ -79,9 +85,8 @@ _VERDICTS = {
     Reason.REPORT_DAMAGED: Verdict.TAMPERED,
     Reason.EXIT_FORGED: Verdict.TAMPERED,
     Reason.LOG_MISMATCH: Verdict.TAMPERED,
-    Reason.RUNNER_CHANGED: Verdict.TAMPERED,
-    Reason.SENTINEL_WRONG: Verdict.TAMPERED,
-    Reason.EQUALITY_FORGED: Verdict.TAMPERED,
+    Reason.COLLECTION_CHANGED: Verdict.TAMPERED,
+    Reason.CHANGED_TEST_PASSED: Verdict.TAMPERED,
     Reason.TESTS_CHANGED: Verdict.TAMPERED,
     Reason.NO_REWARD: Verdict.INFRA_ERROR,
     Reason.INFRASTRUCTURE: Verdict.INFRA_ERROR,
@@ -91,6 +96,11 @@ _VERDICTS = {
 
 NOT_CONFIRMED = "not_confirmed"
 """The kind of a flag: no further run confirmed the pass."""
+REPEATED = "repeated"
+"""The kind of a flag: a run of ours was repeated, because its first fate may have been an accident."""
+APPLIED_WITH_FUZZ = "applied_with_fuzz"
+"""The kind of a flag: the patch is damaged; its detail is the official harness's command that applied it."""
+_ABOUT_GRADING = frozenset({NOT_CONFIRMED, REPEATED, APPLIED_WITH_FUZZ})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,11 @@ class Flag:
     kind: str
     path: str
     detail: str = ""
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether it is about the submission, and not about how it was graded."""
+        return self.kind not in _ABOUT_GRADING
 
 
 @dataclass(frozen=True, slots=True)

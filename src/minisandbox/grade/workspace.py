@@ -59,6 +59,7 @@ class Workspace:
         timeout: seconds the tests may take.
         limits: what each sandbox may use.
         cancellation: calls the runs off.
+        hash_seed: the seed of Python's string hashes in the tests.
     """
 
     image: Image
@@ -67,6 +68,7 @@ class Workspace:
     timeout: float
     limits: Limits
     cancellation: Cancellation = field(default_factory=Cancellation)
+    hash_seed: int = 0
 
     @classmethod
     def of(
@@ -96,12 +98,13 @@ class Workspace:
         seconds = task.grader.timeout if timeout is None else timeout
         return cls(image, task, chosen, seconds, task.needs.limits(limits), cancellation or Cancellation())
 
-    def run(self, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
+    def run(self, change: Change, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()) -> SuiteRun:
         """Run the tests on clean code with a change, in a fresh sandbox.
 
         Args:
             change: what is applied to the code.
             edited: test files that are not to be the task's own, with their content.
+            chosen: the tests to run, as the reporter knows them; none for all. All are collected.
 
         Returns:
             What they showed; a step that failed before them is a doubt.
@@ -124,7 +127,7 @@ class Workspace:
             failed = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
             # only now: the reference itself may change a file with tests in its docstrings
             named = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
-            return failed or _unless_changed(box, runner.run(box), named)
+            return failed or _unless_changed(box, runner.run(box, chosen), named)
 
     def _run_script(self, grader: ScriptGrader, change: Change) -> SuiteRun:
         """Run a script; after a solution that is judged by what it leaves, in a sandbox that has nothing else of it."""
@@ -170,10 +173,14 @@ class Workspace:
         """
         return replace(self, timeout=max(self.timeout, _PATIENCE * (needed or self.timeout)))
 
+    def reseeded(self) -> Workspace:
+        """Return it with another seed for Python's string hashes: a test that hung once may depend on their order."""
+        return replace(self, hash_seed=self.hash_seed + 1)
+
     def _runner(self, grader: PytestGrader | LogGrader) -> LogRunner | PytestRunner:
         if isinstance(grader, LogGrader):
-            return LogRunner(self.task, self.timeout)
-        return PytestRunner(grader.command, self.files, self.timeout)
+            return LogRunner(self.task, self.timeout, self.hash_seed)
+        return PytestRunner(grader.command, self.files, self.timeout, self.hash_seed)
 
 
 def _test_files(task: Task) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from minisandbox.errors import (
     ModelError,
     SandboxGone,
 )
-from minisandbox.grade import FLAGGED, MAX_SUBMISSION, Grade, Reason, Verdict, grade, grade_work, start_up
+from minisandbox.grade import MAX_SUBMISSION, ONCE, Grade, Reason, Verdict, grade, grade_work, start_up
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.setup import Setup
@@ -60,7 +60,7 @@ def rollout(
     attempt: int = 0,
     limits: Limits | None = None,
     timeout: float | None = None,
-    confirm: str = FLAGGED,
+    confirm: str = ONCE,
 ) -> Trajectory:
     """Run an agent without a model on a task once, and grade its submission.
 

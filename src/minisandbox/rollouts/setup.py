@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from minisandbox.agents import Agent, AgentLimits
 from minisandbox.errors import InvalidValue
-from minisandbox.grade import FLAGGED, confirmed_share
+from minisandbox.grade import ONCE, confirmed_share
 from minisandbox.models import Model, Sampling
 from minisandbox.models.seeding import SeededModel
 from minisandbox.rollouts.grades import KnownGrades
@@ -43,7 +43,7 @@ class Setup:
         agent_limits: limits of each rollout's agent. An agent that reaches one ends normally, and is graded.
         limits: resource limits of each of a rollout's sandboxes.
         timeout: seconds for the tests; each task's own if None.
-        confirm: which passes are confirmed: ``always``, ``flagged`` or ``share(P)`` (:class:`.GradingOptions`).
+        confirm: how passes are confirmed: ``once``, ``always`` or ``share(P)`` (:class:`.GradingOptions`).
         deadline: seconds after which the agent is stopped, whatever it waits for, and graded.
         configuration: the agent's configuration, stored with each trajectory.
         grades: shares grades among equal submissions, for deterministic tests; None grades each submission.
@@ -55,7 +55,7 @@ class Setup:
     agent_limits: AgentLimits = field(default_factory=AgentLimits)
     limits: Limits | None = None
     timeout: float | None = None
-    confirm: str = FLAGGED
+    confirm: str = ONCE
     deadline: float = DEADLINE
     configuration: Mapping[str, object] = field(default_factory=dict)
     grades: KnownGrades | None = None

@@ -50,7 +50,7 @@ class Collect:
             return "no_reward", "whether it resolves its task is not known"
         if self.min_reward is not None and example.reward is not None and example.reward < self.min_reward:
             return "reward", f"{example.reward:g}"
-        return ("flagged", _kinds(example)) if example.flags and not self.any_flags else None
+        return ("flagged", _kinds(example)) if _is_suspicious(example) and not self.any_flags else None
 
     def _by_name(self, example: Example) -> Refusal | None:
         for name, wanted, value in (("agent", self.agents, example.agent), ("model", self.models, example.model)):
@@ -127,7 +127,7 @@ class Filtering:
         return None
 
     def _by_flags(self, example: Example) -> Refusal | None:
-        if self._rules.no_flags and example.flags:
+        if self._rules.no_flags and _is_suspicious(example):
             return "flagged", _kinds(example)
         for pattern in self._rules.flags:
             if any(re.search(pattern, flag.kind) for flag in example.flags):
@@ -197,6 +197,10 @@ def normalised(patch: bytes) -> bytes:
     plain = _HUNK.sub(rb"\1", _NOISE.sub(b"", patch.replace(b"\r\n", b"\n")))
     files = re.split(rb"^(?=diff --git )", plain, flags=re.MULTILINE)
     return b"".join(sorted(one.strip(b"\n") + b"\n" for one in files if one.strip()))
+
+
+def _is_suspicious(example: Example) -> bool:
+    return any(flag.is_suspicious for flag in example.flags)
 
 
 def _kinds(example: Example) -> str:

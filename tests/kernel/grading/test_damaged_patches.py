@@ -12,7 +12,8 @@ from benchmarks.patch_parity import outcome, theirs
 
 from minisandbox.errors import GradingError
 from minisandbox.grade import Flag, Reason, Verdict, grade
-from minisandbox.grade.harness_apply import APPLIED_WITH_FUZZ, apply_like_harness
+from minisandbox.grade.harness_apply import apply_like_harness
+from minisandbox.grade.verdict import APPLIED_WITH_FUZZ
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image, build
 from minisandbox.store import Store

@@ -74,7 +74,7 @@ def made(place: Path, name: str, store: Store) -> tuple[Task, Image]:
     return task, build(task.recipe(), store=store, name=name)
 
 
-def validated(place: Path, name: str, store: Store, confirm: str = "flagged") -> Validation:
+def validated(place: Path, name: str, store: Store, confirm: str = "once") -> Validation:
     task, image = made(place, name, store)
     return validate(task, image, confirm=confirm)
 
@@ -242,7 +242,7 @@ class Commands(Agent):
         return Ending("submitted")
 
 
-def rolled(task: Task, image: Image, command: str | None, confirm: str = "flagged") -> Trajectory:
+def rolled(task: Task, image: Image, command: str | None, confirm: str = "once") -> Trajectory:
     agent = OracleAgent() if command is None else Commands(command)
     return asyncio.run(rollout_async(task, image, Setup(agent=agent, confirm=confirm)))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import codecs
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self
@@ -14,16 +16,11 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Text in place of a range of bytes.
-
-    Attributes:
-        strength: of several, the strongest is made.
-    """
+    """Text in place of a range of bytes."""
 
     start: int
     end: int
     text: str
-    strength: int = 0
 
     def moved(self, by: int) -> Edit:
         """Return it for a text that begins elsewhere."""
@@ -32,9 +29,26 @@ class Edit:
 
 def apply_edits(content: bytes, edits: Iterable[Edit]) -> bytes:
     """Make edits, which do not overlap."""
-    for edit in sorted(edits, key=lambda one: one.start, reverse=True):
+    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         content = content[: edit.start] + edit.text.encode() + content[edit.end :]
     return content
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of parameters.
+
+    Attributes:
+        names: the parameters.
+        written: the expression in the mark.
+        values: the expression that the rows are written in: the same, or what a variable is set to.
+        rows: the values of each row.
+    """
+
+    names: list[str]
+    written: ast.expr
+    values: ast.expr
+    rows: list[list[ast.expr]]
 
 
 class Source:
@@ -43,27 +57,78 @@ class Source:
     def __init__(self, content: bytes, tree: ast.Module) -> None:
         self.content = content
         self._tree = tree
-        lengths = [len(line) for line in content.split(b"\n")]
-        self._starts = [sum(lengths[:number]) + number for number in range(len(lengths))]
+        self._all_functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+        self._classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        self._tests = dict(_functions(tree.body, ""))
+        lengths = [len(line) + 1 for line in content.split(b"\n")]
+        self._starts = [0, *itertools.accumulate(lengths)]
+        if content.startswith(codecs.BOM_UTF8):  # which the parser does not count
+            self._starts[0] = len(codecs.BOM_UTF8)
 
     @classmethod
     def read(cls, content: bytes) -> Self | None:
-        """Read a file; None for what this Python cannot parse (Python 2's own syntax), or is not plain UTF-8."""
-        if content.startswith(b"\xef\xbb\xbf") or b"\r" in content or b"\f" in content:
-            return None
+        """Read a file; None if this Python cannot parse it (Python 2's own syntax), or it is not UTF-8."""
+        if b"\r" in content.replace(b"\r\n", b"") or b"\f" in content:
+            return None  # Python and its parser count lines differently
         try:
-            tree = parse_python(content.decode())
+            tree = parse_python(content.decode("utf-8-sig"))
         except UnicodeDecodeError:
             return None
         return None if tree is None else cls(content, tree)
 
     def functions(self) -> Iterator[tuple[str, Function]]:
         """Yield test functions and methods by what pytest calls them."""
-        return _functions(self._tree.body, "")
+        yield from self._tests.items()
 
-    def walk(self) -> Iterator[ast.AST]:
-        """Yield every node."""
-        return ast.walk(self._tree)
+    def function(self, name: str) -> Function | None:
+        """Return a test by what pytest calls it in the file, as ``TestIt::test_x``; an inherited one, too."""
+        if name in self._tests:
+            return self._tests[name]
+        owner, _, method = name.rpartition("::")
+        base = next((node for node in self._classes if node.name == owner), None)
+        inherited = (self.function(f"{ast.unparse(parent)}::{method}") for parent in base.bases) if base else ()
+        return next((function for function in inherited if function), None)
+
+    def named(self, name: str) -> Function | None:
+        """Return the first function or method of the file that has a name."""
+        return next((function for function in self._all_functions if function.name == name), None)
+
+    def enclosing(self, line: int) -> Function | None:
+        """Return the innermost function that a line belongs to."""
+        around = [node for node in self._all_functions if node.lineno <= line <= (node.end_lineno or node.lineno)]
+        return max(around, key=lambda node: node.lineno, default=None)
+
+    def tables(self, function: Function) -> Iterator[Table]:
+        """Yield the tables of parameters above a test (``pytest.mark.parametrize``) that are written out.
+
+        A table may be a variable of the module.
+        """
+        for mark in function.decorator_list:
+            if isinstance(mark, ast.Call) and ast.unparse(mark.func).endswith("parametrize") and len(mark.args) > 1:
+                names, written = _names_of(mark.args[0]), mark.args[1]
+                values = next(self.module_values(ast.unparse(written)), written)
+                if names and isinstance(values, ast.List | ast.Tuple) and not _is_indirect(mark, values):
+                    yield Table(names, written, values, [_cells(row, len(names)) for row in values.elts])
+
+    def fixture_values(self, name: str) -> Iterator[ast.expr]:
+        """Yield what a fixture of the file returns."""
+        fixture = self.named(name)
+        if fixture is not None and any("fixture" in ast.unparse(mark) for mark in fixture.decorator_list):
+            for node in ast.walk(fixture):
+                if isinstance(node, ast.Return | ast.Yield) and node.value is not None:
+                    yield node.value
+
+    def module_values(self, name: str) -> Iterator[ast.expr]:
+        """Yield what the module assigns to a variable."""
+        yield from assigned_values(self._tree.body, name)
+
+    def attribute_values(self, name: str) -> Iterator[ast.expr]:
+        """Yield what classes of the file, and their set-up methods, assign to an attribute."""
+        for owner in self._classes:
+            yield from assigned_values(owner.body, name)
+            for method in owner.body:
+                if isinstance(method, Function) and "setup" in method.name.lower().replace("_", ""):
+                    yield from assigned_values(method.body, f"self.{name}")
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         """Return where a node lies, in bytes."""
@@ -85,10 +150,10 @@ class Source:
         before = self.content[start : start + statement.col_offset].decode()
         return before if not before.strip() else None
 
-    def copied(self, function: Function, name: str, edit: Edit | None) -> Edit | None:
-        """Return what adds a copy of a function below it, under another name and with an edit, if any, made in it.
+    def copied(self, function: Function, name: str, edits: Iterable[Edit] = ()) -> Edit | None:
+        """Return the edit that adds a copy of a function below it, under another name and with edits made in it.
 
-        None where something else stands on its first or last line.
+        None if something else stands on the function's first or last line.
         """
         begin = min((function, *function.decorator_list), key=lambda node: node.lineno)
         start = self._starts[begin.lineno - 1]
@@ -97,8 +162,9 @@ class Source:
         before = self.content[start : start + begin.col_offset]
         if before.strip(b" \t@") or (after and not after.startswith(b"#")):
             return None
-        edits = [self.renamed(function, name), edit]
-        text = apply_edits(self.content[start:end], [one.moved(-start) for one in edits if one])
+        text = apply_edits(
+            self.content[start:end], [edit.moved(-start) for edit in (self.renamed(function, name), *edits)]
+        )
         return Edit(end, end, f"\n\n{text.decode()}")
 
     def renamed(self, function: Function, name: str) -> Edit:
@@ -110,6 +176,43 @@ class Source:
         """Return where the line of a position ends."""
         found = self.content.find(b"\n", position)
         return len(self.content) if found < 0 else found
+
+
+def assigned_values(nodes: Iterable[ast.AST], name: str) -> Iterator[ast.expr]:
+    """Yield what assignments among some nodes give a variable, or an attribute as ``self.x``."""
+    for node in nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and name in [_text(each) for each in targets]:
+            yield node.value
+
+
+def _text(node: ast.expr | None) -> str:
+    return ast.unparse(node) if node is not None else ""
+
+
+def _names_of(node: ast.expr) -> list[str]:
+    """Return the names of parameters in the first argument of a mark; none if they are not written out."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return []
+    names = value.split(",") if isinstance(value, str) else value
+    return [str(name).strip() for name in names if str(name).strip()]
+
+
+def _is_indirect(mark: ast.Call, values: ast.List | ast.Tuple) -> bool:
+    return any(word.arg == "indirect" for word in mark.keywords) or any(
+        isinstance(row, ast.Starred) for row in values.elts
+    )
+
+
+def _cells(row: ast.expr, count: int) -> list[ast.expr]:
+    """Return the values of a row of a table; those of ``pytest.param(...)`` are its arguments."""
+    if isinstance(row, ast.Call) and ast.unparse(row.func).rpartition(".")[2] == "param":
+        return row.args
+    if count > 1:
+        return row.elts if isinstance(row, ast.Tuple | ast.List) else []
+    return [row]
 
 
 def _functions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[str, Function]]:

@@ -40,12 +40,14 @@ class LogRunner:
     Args:
         task: the task.
         timeout: seconds the run may take.
+        hash_seed: the seed of Python's string hashes.
     """
 
-    def __init__(self, task: Task, timeout: float) -> None:
+    def __init__(self, task: Task, timeout: float, hash_seed: int = 0) -> None:
         assert isinstance(task.grader, LogGrader)
         self._task, self._grader = task, task.grader
         self._timeout = timeout
+        self._hash_seed = hash_seed
         self._named = task.FAIL_TO_PASS + task.PASS_TO_PASS
         self._there: frozenset[str] = frozenset()
         self._program = _program(task.grader)
@@ -66,8 +68,12 @@ class LogRunner:
             self._reporter.install(box)
             self._there = _existing(box, {file_of(test) for test in self._named})
 
-    def run(self, box: Sandbox) -> SuiteRun:
+    def run(self, box: Sandbox, chosen: Sequence[str] = ()) -> SuiteRun:
         """Run the tests.
+
+        Args:
+            box: the sandbox.
+            chosen: the tests to run, as the reporter knows them; none for all.
 
         Returns:
             What they showed; whatever the code under test does, it is a value.
@@ -76,7 +82,7 @@ class LogRunner:
             SandboxGone: the sandbox has ended.
         """
         alone = self._grader.reporter == "none"
-        result, report = self._run_alone(box) if alone else self._run_watched(box)
+        result, report = self._run_alone(box) if alone else self._run_watched(box, chosen)
         run = SuiteRun(report, None, result.exit_code, result.duration, log_of(result))
         doubt = _about_command(result) if alone else doubt_about(result, report) or _about_log(result)
         unwatched = self._program and doubt is not None and doubt.reason is Reason.NOT_STARTED
@@ -90,8 +96,8 @@ class LogRunner:
         except HarnessError as error:  # code under test wrote what the parser met: whose fault it is the control says
             return replace(run, doubt=Doubt(Reason.LOG_UNREADABLE, str(error)))
 
-    def _run_watched(self, box: Sandbox) -> tuple[ExecResult, Report]:
-        variables = {**self._reporter.environment(box), "PYTHONHASHSEED": "0"}
+    def _run_watched(self, box: Sandbox, chosen: Sequence[str]) -> tuple[ExecResult, Report]:
+        variables = {**self._reporter.environment(box), "PYTHONHASHSEED": str(self._hash_seed)}
         by_tox = re.match(r"tox\b", self._grader.command) is not None
         if by_tox:  # tox passes on the variables of its configuration; this adds some (tox 4: "Configuration override")
             variables["TOX_OVERRIDE"] = f"testenv.pass_env+={','.join((REPORT_VARIABLE, *variables))}"
@@ -101,6 +107,7 @@ class LogRunner:
             () if self._program else ("-p", self._reporter.module),
             timeout=self._timeout,
             env=variables,
+            chosen=chosen,
             folder=self._reporter.directory if by_tox else "",
             program=self._program,
         )

@@ -9,7 +9,7 @@ from minisandbox.grade.judging import SuiteRun, doubt_about, log_of
 from minisandbox.grade.reporter import Kind, Reporter, run_reported
 from minisandbox.sandbox import Sandbox
 
-_OPTIONS = ("-p", "no:cacheprovider", "--continue-on-collection-errors")
+_OPTIONS = ("--continue-on-collection-errors",)
 """A file that cannot be collected costs its own tests only: the same for the lists as they were measured."""
 
 
@@ -20,20 +20,26 @@ class PytestRunner:
         command: the task's test command, a shell command to which arguments can be appended.
         files: files to run, relative to the workdir; none for what the command itself chooses.
         timeout: seconds the run may take.
+        hash_seed: the seed of Python's string hashes.
     """
 
-    def __init__(self, command: str, files: Sequence[str], timeout: float) -> None:
+    def __init__(self, command: str, files: Sequence[str], timeout: float, hash_seed: int = 0) -> None:
         self._command = command
         self._files = tuple(files)
         self._timeout = timeout
+        self._hash_seed = hash_seed
         self._reporter = Reporter.make(Kind.PYTEST)
 
     def install(self, box: Sandbox) -> None:
         """Put the plugin into the sandbox; see :meth:`.Reporter.install`."""
         self._reporter.install(box)
 
-    def run(self, box: Sandbox) -> SuiteRun:
+    def run(self, box: Sandbox, chosen: Sequence[str] = ()) -> SuiteRun:
         """Run the tests.
+
+        Args:
+            box: the sandbox.
+            chosen: the tests to run, by their ids without parameters; none for all.
 
         Returns:
             What they showed; whatever the code under test does, it is a value.
@@ -41,13 +47,22 @@ class PytestRunner:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        options = ("-p", self._reporter.module, *_OPTIONS, *self._files)
-        result, report = run_reported(box, self._command, options, timeout=self._timeout, env=self._environment(box))
+        # pytest's cache lies outside of the repository: a submission could bring one, and options such as --lf obey it
+        cache = ("-o", f"cache_dir={self._reporter.directory}/cache")
+        options = ("-p", self._reporter.module, *cache, *_OPTIONS, *self._files)
+        environment = self._environment(box)
+        result, report = run_reported(
+            box, self._command, options, timeout=self._timeout, env=environment, chosen=chosen
+        )
         doubt = doubt_about(result, report)
         return SuiteRun(report, doubt, result.exit_code, result.duration, log_of(result))
 
     def _environment(self, box: Sandbox) -> dict[str, str]:
-        return {**self._reporter.environment(box), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+        return {
+            **self._reporter.environment(box),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": str(self._hash_seed),
+        }
 
 
 def files_of(tests: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from minisandbox.errors import FileAccessError, MiniSandboxError
 from minisandbox.grade.graders.carry import Carried, carried_files
 from minisandbox.grade.judging import Doubt, SuiteRun, infrastructure_grade, judge, log_of
-from minisandbox.grade.options import FLAGGED, GradingOptions, is_confirmed
+from minisandbox.grade.options import ONCE, GradingOptions, is_confirmed
 from minisandbox.grade.report import Report
 from minisandbox.grade.startup import task_sandbox
 from minisandbox.grade.verdict import NOT_CONFIRMED, Flag, Grade, Reason
@@ -153,7 +153,7 @@ def grade_work(
     *,
     timeout: float | None = None,
     limits: Limits | None = None,
-    confirm: str = FLAGGED,
+    confirm: str = ONCE,
 ) -> Grade:
     """Grade the work in the sandbox where an agent has done it.
 

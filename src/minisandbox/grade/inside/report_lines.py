@@ -1,7 +1,8 @@
 """The lines that a reporter inside a grading sandbox writes to a reader outside.
 
 A setting names two descriptors, or two FIFOs where descriptors are not handed on (tox): a pipe that holds this run's
-key, read and closed here before any code of the project is loaded, and the pipe that takes the lines.
+key and perhaps the tests to run, read and closed here before any code of the project is loaded, and the pipe that takes
+the lines.
 
 A line is a hash, a space and a JSON array of ASCII text: [name, when, value]. Each hash is taken over a secret state,
 which starts as the key and moves on with every line: a line cannot be forged, changed, left out or moved without the
@@ -14,6 +15,8 @@ import hashlib
 import json
 import os
 
+KEY = 64
+"""Length of the key; a JSON array of tests to run may follow."""
 HIGH = 300
 """Lowest number of our descriptor: programs under test close and count the low ones."""
 
@@ -58,12 +61,13 @@ def hide_from_children():
 
 
 def make_writer(setting):
-    """Return a function that writes one line, and how many it has written, in a list of one.
+    """Return a function that writes one line, how many it has written, in a list of one, and the tests to run, if given.
 
     Everything it uses is bound here: tests replace os.write, json.dumps and whole modules (pyfakefs, mock) while
     their reports are being written.
     """
-    key, channel = _take_descriptors(setting)
+    sent, channel = _take_descriptors(setting)
+    key, chosen = sent[:KEY], sent[KEY:]
     process = os.getpid()
     getpid, os_write = os.getpid, os.write
     encode = json.JSONEncoder(ensure_ascii=True).encode
@@ -93,4 +97,4 @@ def make_writer(setting):
         send(mark + b" " + data + b"\n")
         written[0] += 1
 
-    return write, written
+    return write, written, frozenset(json.loads(chosen.decode("utf-8"))) if chosen else frozenset()

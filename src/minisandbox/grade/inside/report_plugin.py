@@ -4,135 +4,69 @@ It runs inside a sandbox, under the task's own interpreter: Python 2.7 to 3.14, 
 The sandbox has it under a random module name, and the module of the lines next to it. A variable says where the lines go.
 Without it (pytest-xdist's workers, nested runs) the plugin does nothing.
 
-A line is [node id, when, outcome]. ``when`` is setup, call, teardown, subtest or collect. The first line is
-[null, "start", {...}], the last one [null, "end", {"exit_status", "records"}]. [null, "changed", [...]] names functions
-of pytest, pluggy and unittest that are no longer what they were when the plugin was loaded.
+A line is [node id, when, outcome]. ``when`` is setup, call, teardown, subtest or collect; or place, with the line of the
+test's file at which a test failed, or seconds. The first line is [null, "start", {...}], the last one
+[null, "end", {"exit_status", "records"}]. [null, "collected", {node id: {name: [index, value]}}] has the parameters of
+tests. With the key may come the functions to run: other tests are collected, and not run.
 
 PYTEST_DONT_REWRITE: it has no assertions, and is loaded before pytest could rewrite them.
 """
 
 import os
+import re
 import sys
-import types
 
 import pytest
 
-try:
-    import builtins
-except ImportError:  # Python 2
-    import __builtin__ as builtins
-
 VARIABLE = "MINISANDBOX_REPORT"
-_WATCHED = (
-    "_pytest.assertion", "_pytest.assertion.rewrite", "_pytest.assertion.util", "_pytest.main",
-    "_pytest.nodes", "_pytest.outcomes", "_pytest.python", "_pytest.python_api", "_pytest.raises", "_pytest.reports",
-    "_pytest.runner", "_pytest.skipping", "_pytest.unittest", "pluggy", "pluggy.callers", "pluggy.hooks",
-    "pluggy.manager", "pluggy._callers", "pluggy._hooks", "pluggy._manager", "unittest.case",
-)  # fmt: skip
-_WATCHED_BUILTINS = (
-    "AssertionError", "BaseException", "Exception", "all", "any", "compile", "exec", "getattr", "hasattr",
-    "isinstance", "issubclass", "len", "repr", "setattr", "type",
-)  # fmt: skip
-_HOOKS = (
-    "pytest_collection_modifyitems", "pytest_itemcollected", "pytest_pycollect_makeitem", "pytest_pyfunc_call",
-    "pytest_report_to_serializable", "pytest_runtest_call", "pytest_runtest_logreport", "pytest_runtest_makereport",
-    "pytest_runtest_protocol", "pytest_runtestloop", "pytest_sessionfinish",
-)  # fmt: skip
+_AT_ONCE = 200
+_LONGEST_VALUE = 200
+_OUTSIDE = re.compile(r"^(?:\.\./)+[^/]+/")
 
 
-def _code_of(value):
-    """Return the code of a function, or of the one in a method, a class method or a property."""
-    try:
-        function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-        return getattr(function, "__code__", None)
-    except Exception:  # an object that does as it likes with attributes
+def _spelled(value, spell=ascii if bytes is not str else repr, depth=0):
+    """Return the text of a plain value, which is the same for equal values; None for all others."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, complex, str, bytes):
+        return spell(value)
+    if depth > 9 or kind not in (list, tuple, set, frozenset, dict):
         return None
+    items = [pair for items in value.items() for pair in items] if kind is dict else list(value)
+    parts = [_spelled(item, spell, depth + 1) for item in items]
+    if None in parts:
+        return None
+    return kind.__name__ + "(" + ",".join(sorted(parts) if kind in (set, frozenset) else parts) + ")"
 
 
-def _functions_of(owner, label):
-    for name, value in list(vars(owner).items()):
-        if _code_of(value) is not None:
-            yield owner, name, value, _code_of(value), label + "." + name
+def _parameters(item):
+    """Return a test's parameters: the row of its table that each comes from, and its value if that is plain."""
+    callspec = getattr(item, "callspec", None)
+    indices = getattr(callspec, "indices", None) or {}
+    found = {}
+    for name, index in indices.items():
+        text = None if bytes is str else _spelled(callspec.params.get(name, pytest))
+        found[name] = [index, text if text is None or len(text) <= _LONGEST_VALUE else None]
+    return found
 
 
-def _watched(own):
-    """Yield (owner, name, value, code, label) for all that pytest's verdicts pass through."""
-    for name in _WATCHED + (own, own + "_lines"):
-        module = sys.modules.get(name)
-        if module is None:
-            continue
-        label = name.replace(own, "plugin")
-        for entry in _functions_of(module, label):
-            yield entry
-        for key, value in list(vars(module).items()):
-            if isinstance(value, type) and value.__module__ == name:
-                for entry in _functions_of(value, label + "." + key):
-                    yield entry
-    for name in _WATCHED_BUILTINS:
-        if hasattr(builtins, name):
-            yield builtins, name, getattr(builtins, name), None, "builtins." + name
-
-
-class Watch(object):
-    """Compares pytest's own functions with what they were."""
-
-    def __init__(self, own):
-        self._entries = list(_watched(own))
-        self._told = set()
-        self._plugins = None
-
-    def changes(self):
-        """Return the labels of what has changed and was not told before."""
-        code_of, found = _code_of, []
-        for owner, name, value, code, label in self._entries:
-            now = owner.__dict__.get(name)
-            if (now is not value or (code is not None and code_of(now) is not code)) and label not in self._told:
-                self._told.add(label)
-                found.append(label)
-        return found
-
-    def newcomers(self, manager):
-        """Return plugins with a say in results that were registered since the first call; conftest.py files may be."""
-        try:
-            now = self._hook_plugins(manager)
-        except Exception:  # whatever somebody did to the manager is seen elsewhere
-            return []
-        if self._plugins is None:
-            self._plugins = now
-            return []
-        found = ["plugin " + name for name in sorted(now - self._plugins)]
-        self._plugins |= now
-        return found
-
-    def _hook_plugins(self, manager):
-        names = set()
-        for hook in _HOOKS:
-            caller = getattr(manager.hook, hook, None)
-            for one in caller.get_hookimpls() if hasattr(caller, "get_hookimpls") else ():
-                where = getattr(one.plugin, "__file__", None) or ""
-                if os.path.basename(where) not in ("conftest.py", "conftest.pyc"):
-                    names.add(_name_of(one.plugin))
-        return names
-
-
-def _name_of(plugin):
-    if isinstance(plugin, types.ModuleType):
-        return plugin.__name__
-    kind = type(plugin)
-    return "%s.%s" % (kind.__module__, kind.__name__)
+def _line_of(item, call):
+    """Return the innermost line of the test's own file at which it failed; None if there is none."""
+    file, line, trace = str(item.fspath), None, call.excinfo.tb
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
 
 
 class Reporter(object):
     """Turns pytest's reports into lines."""
 
-    def __init__(self, write, written, watch, manager):
-        self._write, self._written = write, written
-        self._watch, self._manager = watch, manager
+    def __init__(self, write, written, chosen):
+        self._write, self._written, self._chosen = write, written, chosen
 
-    def _tell_changes(self):
-        found = self._watch.changes() + self._watch.newcomers(self._manager)
-        if found:
-            self._write(None, "changed", found[:50])
+    def _is_chosen(self, item):
+        return _OUTSIDE.sub("", item.nodeid.partition("[")[0]) in self._chosen
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session):
@@ -141,7 +75,24 @@ class Reporter(object):
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session):
-        self._tell_changes()
+        if self._chosen and not any(self._is_chosen(item) for item in session.items):
+            self._chosen = ()
+        items = [item for item in session.items if not self._chosen or self._is_chosen(item)]
+        found = [(item.nodeid, parameters) for item in items for parameters in [_parameters(item)] if parameters]
+        for start in range(0, len(found), _AT_ONCE):
+            self._write(None, "collected", dict(found[start:start + _AT_ONCE]))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        return True if self._chosen and not self._is_chosen(item) else None
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item, call):
+        outcome = yield
+        if call.excinfo is not None and outcome.get_result().outcome == "failed":
+            line = _line_of(item, call)
+            if line is not None:
+                self._write(item.nodeid, "place", str(line))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collectreport(self, report):
@@ -150,13 +101,12 @@ class Reporter(object):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report):
-        if report.when == "call":
-            self._tell_changes()
+        if report.when == "call" and getattr(report, "duration", 0) > 0.05:
+            self._write(report.nodeid, "seconds", "%.2f" % report.duration)
         self._write(report.nodeid, _when(report), _outcome(report))
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session, exitstatus):
-        self._tell_changes()
         yield
         status = getattr(session, "exitstatus", exitstatus)  # other plugins may have changed it
         self._write(None, "end", {"exit_status": int(status), "records": self._written[0]})
@@ -178,12 +128,10 @@ _lines = __import__(__name__ + "_lines")
 _lines.hide_from_children()
 _setting = os.environ.pop(VARIABLE, None)
 _writer = None if _setting is None else _lines.make_writer(_setting)
-_watch = None if _setting is None else Watch(__name__)
 
 
 def pytest_configure(config):
     global _writer
     if _writer is not None:
-        (write, written), _writer = _writer, None
-        manager = config.pluginmanager
-        manager.register(Reporter(write, written, _watch, manager), __name__ + "-reporter")
+        reporter, _writer = Reporter(*_writer), None
+        config.pluginmanager.register(reporter, __name__ + "-reporter")

@@ -4,7 +4,8 @@ It runs inside a sandbox, under the task's own interpreter: Python 3.4 to 3.14, 
 setting for the lines (see the module of them) and the name of the program that runs the tests: interpreters that the
 test command starts for something else leave it alone. Nothing is imported before the program imports it.
 
-Lines are [name, "call", outcome]; a subtest that failed is [name, "subtest", "failed"]. The name is what the runner
+Lines are [name, "call", outcome]; a subtest that failed is [name, "subtest", "failed"]; [name, "place", line] comes before
+a failure. With the key may come the names of the tests to run. The name is what the runner
 prints. The last line is written when the outermost runner has ended; runners that the tests make themselves say nothing.
 """
 
@@ -27,6 +28,8 @@ def _watch_unittest_results(module, channel):
 
         def method(self, test, *arguments):
             if self is channel.result:
+                if outcome == "failed" and arguments:
+                    channel.tell_place(_described(self, test), _file_of(test), arguments[0])
                 channel.tell(_described(self, test), "call", outcome)
             return original(self, test, *arguments)
 
@@ -43,6 +46,11 @@ def _watch_unittest_results(module, channel):
         return add_subtest(self, test, subtest, err)
 
     module.TestResult.addSubTest = addSubTest
+
+
+def _file_of(test):
+    module = sys.modules.get(type(test).__module__)
+    return getattr(module, "__file__", None)
 
 
 def _described(result, test):
@@ -64,12 +72,29 @@ def _watch_unittest_runner(module, channel):
 
     def _run(self, test):
         outermost = channel.result is None
+        if outermost and channel.chosen:
+            _keep_chosen(test, channel.chosen)
         result = run(self, test)
         if outermost and result is channel.result:
             channel.end(0 if result.wasSuccessful() else 1)
         return result
 
     runner.run, runner._makeResult = _run, _makeResult
+
+
+def _keep_chosen(suite, chosen):
+    """Take the tests that are not to run out of a suite."""
+    for test in list(suite):
+        if hasattr(test, "_tests"):
+            _keep_chosen(test, chosen)
+        elif not chosen.intersection(_names_of(test)):
+            suite._tests.remove(test)
+
+
+def _names_of(test):
+    """Return what runners print for a test: its name, and the first line of its description."""
+    name, described = str(test), getattr(test, "shortDescription", lambda: None)()
+    return name, name.replace(".%s)" % getattr(test, "_testMethodName", ""), ")"), described
 
 
 def _watch_sympy(module, channel):
@@ -85,6 +110,8 @@ def _watch_sympy(module, channel):
 
         def method(self, *arguments):
             if self is channel.result:
+                if outcome == "failed":
+                    channel.tell_place(self._active_f.__name__, self._active_f.__code__.co_filename, arguments[0])
                 channel.tell(self._active_f.__name__, "call", outcome)
             return original(self, *arguments)
 
@@ -93,6 +120,12 @@ def _watch_sympy(module, channel):
 
     for name, outcome in outcomes.items():
         wrap(name, outcome)
+    matches = module.SymPyTests.matches
+
+    def _matches(self, function):
+        return matches(self, function) and (not channel.chosen or function.__name__ in channel.chosen)
+
+    module.SymPyTests.matches = _matches
     start, finish, import_error = reporter.start, reporter.finish, reporter.import_error
 
     def _start(self, *arguments, **options):
@@ -118,8 +151,8 @@ def _watch_sympy(module, channel):
 class _Channel(object):
     """Where the lines go, and whose."""
 
-    def __init__(self, write, written):
-        self._write, self._written = write, written
+    def __init__(self, write, written, chosen):
+        self._write, self._written, self.chosen = write, written, chosen
         self.result = None
 
     def start(self, kind):
@@ -127,6 +160,16 @@ class _Channel(object):
 
     def tell(self, name, when, outcome):
         self._write(name, when, outcome)
+
+    def tell_place(self, name, file, exc_info):
+        """Tell the innermost line of the test's own file at which it failed."""
+        trace, line = exc_info[2] if isinstance(exc_info, tuple) else None, None
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == file:
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        if line is not None:
+            self.tell(name, "place", str(line))
 
     def end(self, status):
         self._write(None, "end", {"exit_status": status, "records": self._written[0]})

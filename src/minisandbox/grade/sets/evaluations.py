@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import MiniSandboxError
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.judging import infrastructure_grade
-from minisandbox.grade.options import FLAGGED, recorded_policy
+from minisandbox.grade.options import ONCE, recorded_policy
 from minisandbox.grade.sets.fingerprint import fingerprint
 from minisandbox.grade.sets.predictions import EMPTY, GOLD, Prediction
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
@@ -113,7 +113,7 @@ def run_evaluation(
     out: Path | None = None,
     workers: int = 1,
     timeout: float | None = None,
-    confirm: str = FLAGGED,
+    confirm: str = ONCE,
     limits: Limits | None = None,
     config: Mapping[str, str] | None = None,
     build: Callable[[Sequence[Task]], None] | None = None,

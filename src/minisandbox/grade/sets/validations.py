@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.grade.options import FLAGGED
+from minisandbox.grade.options import ONCE
 from minisandbox.grade.sets.fingerprint import fingerprint
 from minisandbox.grade.sets.reports import markdown_table, write_reports
 from minisandbox.grade.validation import Cause, Status, Validation, Validity, validate
@@ -108,7 +108,7 @@ def run_validations(
     runs: int = 1,
     workers: int = 1,
     timeout: float | None = None,
-    confirm: str = FLAGGED,
+    confirm: str = ONCE,
     limits: Limits | None = None,
     config: Mapping[str, str] | None = None,
     build: Callable[[Sequence[Task]], None] | None = None,
@@ -148,7 +148,7 @@ def run_validations(
     if runs < 1:
         raise InvalidValue(f"runs is {runs}", hint="give 1 or more")
     everything = list(tasks)
-    given = {} if confirm == FLAGGED else {"confirm": confirm}  # which says nothing of a reference
+    given = {} if confirm == ONCE else {"confirm": confirm}
     resolved = {**(config or {}), "runs": runs, "timeout": timeout, "workers": workers, **given}
     check = partial(validate, runs=runs, timeout=timeout, limits=limits, confirm=confirm)
     with open_results(ValidationDirectory, out, resolved) as results:
@@ -249,6 +249,7 @@ def validation_report(found: Sequence[Validated], total: int) -> dict[str, objec
         "counts": {status.value: sum(one.status is status for one in found) for status in Status},
         "causes": dict(sorted(Counter(str(one.cause) for one in found if one.cause).items())),
         "flaky": sum(bool(one.flaky) for one in found),
+        "changeable": changeable_counts(found),
         "noted": sum(bool(one.notes) for one in found),
         "measured": {
             "layer_bytes": sum(layer.bytes for layer in layers.values()),
@@ -257,6 +258,14 @@ def validation_report(found: Sequence[Validated], total: int) -> dict[str, objec
         },
         "results": [_row(one, uses) for one in found],
     }
+
+
+def changeable_counts(found: Sequence[Validated]) -> dict[str, int]:
+    """Count the FAIL_TO_PASS tests of valid tasks by where their expectation can be changed."""
+    counts: Counter[str] = Counter()
+    for one in found:
+        counts.update({share.kind: share.tests for share in one.changeable})
+    return dict(sorted(counts.items()))
 
 
 def _row(one: Validated, uses: Mapping[str, int]) -> dict[str, object]:
@@ -269,6 +278,7 @@ def _row(one: Validated, uses: Mapping[str, int]) -> dict[str, object]:
         "tests": list(one.tests),
         "flaky": list(one.flaky),
         "notes": list(one.notes),
+        "changeable": {share.kind: share.tests for share in one.changeable},
         "python": one.python,
         "image_key": one.image_key,
         "reference": [[run.verdict, run.reason] for run in one.reference],

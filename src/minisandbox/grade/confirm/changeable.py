@@ -1,0 +1,285 @@
+"""Changeable tests: which expectations of a task's tests can be changed, checked once against the reference.
+
+The result lies next to the layer with the hidden tests and is removed with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from minisandbox.grade.confirm.editions import Change, Edition, Readout, Version, make_edition
+from minisandbox.grade.confirm.variants import WEAK, Kind, Variant, base_of, variants_of
+from minisandbox.grade.judging import SuiteRun
+from minisandbox.grade.names import first_words, located
+from minisandbox.grade.submission import reference_change
+from minisandbox.grade.testfiles import hidden_files, snapshots_of
+from minisandbox.grade.workspace import Workspace
+from minisandbox.store.disk.durable import write_atomic
+from minisandbox.tasks import Task, node_id
+
+_FORMAT = 1
+_MOST_COPIES = 60
+"""Copies in one run, over all functions."""
+_MOST_OF_ONE = 9
+_FAILING = frozenset({"failed", "error"})
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedVariant:
+    """A variant that the reference fails.
+
+    Attributes:
+        variant: the edit, with the texts that the reference fails.
+        failing: for each text the items that fail, each with the place.
+    """
+
+    variant: Variant
+    failing: tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changeable:
+    """A function with FAIL_TO_PASS tests.
+
+    Attributes:
+        test: pytest's id without parameters.
+        name: what the runner calls it.
+        named: its items that are FAIL_TO_PASS tests.
+        passing: its items that the reference passes when only FAIL_TO_PASS tests run.
+        copies: whether a copy of it passes next to it.
+        seconds: how long it takes; 0 for a moment.
+        variants: those that the reference fails, the strongest first.
+    """
+
+    test: str
+    name: str
+    named: tuple[str, ...] = ()
+    passing: tuple[str, ...] = ()
+    copies: bool = False
+    seconds: float = 0.0
+    variants: tuple[CheckedVariant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeableTests:
+    """What of a task's FAIL_TO_PASS tests can be changed.
+
+    Attributes:
+        functions: the functions with FAIL_TO_PASS tests that lead to a file of the hidden tests.
+        doubt: why the reference's run on changed tests was not believed; "" if it was.
+    """
+
+    functions: tuple[Changeable, ...] = ()
+    doubt: str = ""
+
+    def by_kind(self) -> Counter[str]:
+        """Count FAIL_TO_PASS tests by where their strongest variant is written; ``none`` without one."""
+        counts: Counter[str] = Counter()
+        for function in self.functions:
+            for item in function.named:
+                able = (one for one in function.variants if any(item in failing for failing in one.failing))
+                kinds = (one.variant.kind.value for one in able)
+                counts[next(kinds, "none")] += 1
+        return counts
+
+
+def changeable_tests(place: Workspace) -> ChangeableTests:
+    """Return which expectations of a task's tests can be changed; check it if that is not known yet.
+
+    Args:
+        place: where the task is graded.
+
+    Raises:
+        MiniSandboxError: a sandbox could not be made.
+        CancelledError: it was called off.
+    """
+    path = _path(place)
+    if path is not None and (known := _read(path)) is not None:
+        return known
+    if path is None or not (store := place.image.store).writable:
+        return _check(place)
+    with store.lock(f"changeable-{path.stem[-24:]}"):  # of many rollouts of a task, one checks
+        if (known := _read(path)) is not None:
+            return known
+        checked = _check(place)
+        if not checked.doubt:
+            with contextlib.suppress(OSError):  # it is checked again
+                write_atomic(path, json.dumps({"format": _FORMAT, **asdict(checked)}).encode())
+        return checked
+
+
+def _path(place: Workspace) -> Path | None:
+    """Return where the result is kept; None if the image has no hidden tests."""
+    layer = place.image.tests_layer
+    if layer is None:
+        return None
+    task = place.task
+    definition = [_FORMAT, place.image.key, task.FAIL_TO_PASS, task.grader.command, task.patch, task.test_patch]
+    digest = hashlib.sha256(json.dumps(definition).encode()).hexdigest()
+    return place.image.store.layer_directory(layer) / f"changeable-{digest[:24]}.json"
+
+
+def _read(path: Path) -> ChangeableTests | None:
+    try:
+        data = json.loads(path.read_bytes())
+        functions = tuple(_function(each) for each in data["functions"])
+        return ChangeableTests(functions) if data["format"] == _FORMAT else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _function(data: Any) -> Changeable:
+    return Changeable(
+        data["test"],
+        data["name"],
+        tuple(data["named"]),
+        tuple(data["passing"]),
+        data["copies"],
+        data["seconds"],
+        tuple(CheckedVariant(_variant(**one["variant"]), tuple(one["failing"])) for one in data["variants"]),
+    )
+
+
+def _variant(test: str, path: str, start: int, end: int, texts: list[str], kind: str) -> Variant:
+    return Variant(test, path, start, end, tuple(texts), Kind(kind))
+
+
+def _check(place: Workspace) -> ChangeableTests:
+    """Run the reference on changed tests: with all variants at once, each in a copy; then without copies."""
+    check = _Check(place)
+    for most in (_MOST_OF_ONE, 2):  # a test that takes long must not be copied often
+        run = check.run(check.in_copies(most))
+        if run.doubt is None:
+            break
+    else:
+        return ChangeableTests(doubt=f"{run.doubt.reason}: {run.doubt.detail}" if run.doubt else "")
+    if alone := check.in_place():
+        check.run(alone)
+    return check.result()
+
+
+class _Check:
+    """The check of a task's tests.
+
+    Args:
+        place: where the task is graded.
+    """
+
+    def __init__(self, place: Workspace) -> None:
+        self._place = place
+        self._files = test_files(place)
+        self._names = function_names(place.task)
+        self._dice = random.SystemRandom()
+        self._variants = variants_of(self._files, tuple(self._names), self._dice)
+        self._passing: dict[str, tuple[str, ...]] = {}
+        self._named: dict[str, tuple[str, ...]] = {}
+        self._copies: set[str] = set()
+        self._seconds: dict[str, float] = {}
+        self._failing: dict[tuple[str, Change], Mapping[str, str]] = {}
+
+    def in_copies(self, most: int) -> dict[str, list[Change | None]]:
+        """Return for each test: unchanged, an unchanged copy, and a copy for each of its variants."""
+        most = max(2, min(most, _MOST_COPIES // max(1, len(self._variants))))
+        wanted: dict[str, list[Change | None]] = {}
+        for test, variants in self._variants.items():
+            local = [variant for variant in variants if variant.is_local]
+            rounds = [(variant, number) for number in range(3) for variant in local if number < len(variant.texts)]
+            general = next((variant for variant in local if variant.kind in WEAK), None)
+            kept = [*rounds[: most - 1], (general, 0)] if general else rounds[:most]  # one for every row of a table
+            wanted[test] = [None, None, *dict.fromkeys(kept)]
+        return wanted
+
+    def in_place(self) -> dict[str, list[Change | None]]:
+        """Return for each test that no copy could show to be changeable its strongest variant."""
+        shown = {test for test, _ in self._failing}
+        return {test: [(variants[0], 0)] for test, variants in self._variants.items() if variants and test not in shown}
+
+    def run(self, wanted: Mapping[str, Sequence[Change | None]]) -> SuiteRun:
+        """Run the reference on an edition, and note what it shows."""
+        edition = make_edition(self._files, wanted, self._dice)
+        chosen = tuple(called(self._place.task, version, self._names[version.original]) for version in edition.versions)
+        run = self._place.run(reference_change(self._place.task), edition.files, chosen)
+        if run.doubt is None:
+            self._note(edition, chosen, run)
+        return run
+
+    def _note(self, edition: Edition, chosen: Sequence[str], run: SuiteRun) -> None:
+        readout = Readout(run, {**self._files, **edition.files})
+        for version, name in zip(edition.versions, chosen, strict=True):
+            items = readout.items(name, version.test)
+            passing = tuple(item for item, found in items.items() if found.outcome == "passed")
+            if version.change is not None:
+                failing = {item: found.place for item, found in items.items() if found.outcome in _FAILING}
+                if failing:
+                    self._failing[version.original, version.change] = failing
+            elif version.test == version.original:
+                self._passing[version.test] = passing
+                self._named[version.test] = tuple(item for item, found in items.items() if self._is_named(found.test))
+                self._seconds[version.test] = readout.seconds(name)
+            elif passing and passing == self._passing.get(version.original):
+                self._copies.add(version.original)
+
+    def _is_named(self, test: str) -> bool:
+        return not {test, node_id(test), *first_words({test: ""})}.isdisjoint(self._place.task.FAIL_TO_PASS)
+
+    def result(self) -> ChangeableTests:
+        """Return what the runs showed."""
+        return ChangeableTests(tuple(self._result(test, name) for test, name in self._names.items()))
+
+    def _result(self, test: str, name: str) -> Changeable:
+        checked = [self._checked(test, variant) for variant in self._variants.get(test, ())]
+        return Changeable(
+            test,
+            name,
+            self._named.get(test, ()),
+            self._passing.get(test, ()),
+            test in self._copies,
+            self._seconds.get(test, 0.0),
+            tuple(one for one in checked if one.failing),
+        )
+
+    def _checked(self, test: str, variant: Variant) -> CheckedVariant:
+        passing = set(self._passing.get(test, ()))
+        numbers = [number for number in range(len(variant.texts)) if (test, (variant, number)) in self._failing]
+        failing = [
+            {item: place for item, place in self._failing[test, (variant, number)].items() if item in passing}
+            for number in numbers
+        ]
+        kept = [(number, items) for number, items in zip(numbers, failing, strict=True) if items]
+        texts = tuple(variant.texts[number] for number, _ in kept)
+        return CheckedVariant(replace(variant, texts=texts), tuple(items for _, items in kept))
+
+
+def test_files(place: Workspace) -> dict[str, bytes]:
+    """Return the hidden files of a task's tests, with their content: sources and snapshots."""
+    hidden = place.image.tests_dir()
+    return hidden_files(hidden, (*place.files, *snapshots_of(hidden)))
+
+
+def function_names(task: Task) -> dict[str, str]:
+    """Return the functions of a task's FAIL_TO_PASS tests: pytest's id without parameters, and the runner's name."""
+    ids = located(task, task.FAIL_TO_PASS)
+    return {base_of(test): base_of(name) if task.grader.reporter == "pytest" else name for test, name in ids.items()}
+
+
+def called(task: Task, version: Version, name: str) -> str:
+    """Return what the runner calls a version of a test.
+
+    Args:
+        task: the task.
+        version: the version.
+        name: what the runner calls the original.
+    """
+    if task.grader.reporter == "pytest":
+        return version.test
+    before, after = (test.rpartition("::")[2] for test in (version.original, version.test))
+    return re.sub(rf"(^|\.){re.escape(before)}(?=[ )]|$)", rf"\1{after}", name)  # test_it (module.TestIt.test_it)

@@ -1,0 +1,261 @@
+"""Confirmation: one more run that tells a pass that was earned from one that was forged.
+
+The run has two kinds of tests: unchanged ones, which must pass, and ones with a changed expectation, which must fail
+where the reference fails them (:mod:`.variants`). A submission that recognises the run gains nothing by it, unless it
+knows which tests are changed. A run that is not believed (timeout, out of memory, dead sandbox) is no evidence. It is
+repeated once; if the second is not believed either, the pass is ``unconfirmed``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from minisandbox.errors import SandboxGone
+from minisandbox.grade.confirm.changeable import called, changeable_tests, function_names, test_files
+from minisandbox.grade.confirm.collection import mismatches
+from minisandbox.grade.confirm.draws import Draw, draw, draws_without_copies
+from minisandbox.grade.confirm.editions import Edition, Readout, Version, make_edition
+from minisandbox.grade.judging import Doubt, SuiteRun
+from minisandbox.grade.submission import Change, reference_change
+from minisandbox.grade.verdict import NOT_CONFIRMED, Flag, Grade, Reason, Verdict
+from minisandbox.grade.workspace import Workspace
+
+ACCIDENTS = frozenset(
+    {
+        Reason.TIMEOUT, Reason.OUT_OF_MEMORY, Reason.KILLED, Reason.SANDBOX_DIED, Reason.PATCH_STEP_FAILED,
+        Reason.RESTORE_FAILED, Reason.LOG_UNREADABLE,
+    }
+)  # fmt: skip
+"""Doubts that the machine may have caused. They say nothing about a submission until they come twice."""
+_FAILING = frozenset({"failed", "error"})
+_NO_EDITION = Edition({}, ())
+
+
+class _TamperedError(Exception):
+    """There is evidence that the pass was forged."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class _UnconfirmedError(Exception):
+    """The pass could be neither confirmed nor refuted."""
+
+    @classmethod
+    def by_doubt(cls, what: str, doubt: Doubt) -> _UnconfirmedError:
+        return cls(f"every named test passed, but {what} is not believed: {doubt.reason}: {doubt.detail}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """A test that did not do in a run what it had to.
+
+    Attributes:
+        version: which version of it.
+        item: its parameters.
+        kind: ``spared``: changed, and passed; ``elsewhere``: changed, and neither passed nor failed at its place;
+            ``lost``: unchanged, and did not pass.
+    """
+
+    version: Version
+    item: str
+    kind: str
+
+    def __str__(self) -> str:
+        return self.version.test + (self.item if self.item.startswith("[") else "")
+
+
+class Confirmation:
+    """The confirmation of one pass.
+
+    Args:
+        place: where the tests run.
+        change: what of the submission is applied.
+        thorough: run all tests, not FAIL_TO_PASS alone, and confirm twice, with different draws.
+    """
+
+    def __init__(self, place: Workspace, change: Change, *, thorough: bool = False) -> None:
+        self._place = place
+        self._change = change
+        self._thorough = thorough
+        self._names = function_names(place.task)
+        self._files = test_files(place)
+        self._dice = random.SystemRandom()
+
+    def check_collection(self, run: SuiteRun, graded: Grade) -> Grade:
+        """Compare the tests that a run collected with what their files say.
+
+        Args:
+            run: the run in which every named test passed.
+            graded: its grade.
+
+        Returns:
+            The grade; one that says tampered if tests differ from their files that do not in the reference's run.
+
+        Raises:
+            MiniSandboxError: a sandbox could not be made.
+            CancelledError: it was called off.
+        """
+        found = mismatches(self._files, run.report.parameters)
+        if not found:
+            return graded
+        try:
+            known = mismatches(self._files, self._control("the reference's run", _NO_EDITION, ()).report.parameters)
+        except _UnconfirmedError as error:
+            return _unconfirmed(graded, error)
+        foreign = [each for each in found if each not in known]
+        detail = f"collected tests differ from their files: {_some(foreign)}"
+        return _tampered(graded, _TamperedError(Reason.COLLECTION_CHANGED, detail)) if foreign else graded
+
+    def confirm(self, run: SuiteRun, graded: Grade) -> Grade:
+        """Run the tests once more, some of them changed.
+
+        Args:
+            run: the run in which every named test passed.
+            graded: its grade.
+
+        Returns:
+            The grade, perhaps with a flag; or one that says tampered, failed or unconfirmed.
+
+        Raises:
+            MiniSandboxError: a sandbox could not be made.
+            CancelledError: it was called off.
+        """
+        tests = changeable_tests(self._place)
+        if tests.doubt:
+            return _unconfirmed(graded, f"the reference's run on changed tests is not believed: {tests.doubt}")
+        if not any(function.variants for function in tests.functions):
+            flag = Flag(NOT_CONFIRMED, "", "no FAIL_TO_PASS test states an expectation that can be changed")
+            return replace(graded, flags=(*graded.flags, flag))
+        try:
+            for _ in range(2 if self._thorough else 1):
+                lost = self._try(draw(tests, run.duration, self._dice))
+                if any(finding.version.test != finding.version.original for finding in lost):
+                    # a copy shares a process with its original, and a solution may keep a state
+                    lost = next(filter(None, map(self._try, draws_without_copies(tests, self._dice))), [])
+                if lost:
+                    detail = f"tests that passed once failed in two further runs: {_some(lost)}"
+                    return replace(graded, verdict=Verdict.FAILED, reason=Reason.NOT_REPEATED, detail=detail)
+        except _TamperedError as error:
+            return _tampered(graded, error)
+        except _UnconfirmedError as error:
+            return _unconfirmed(graded, error)
+        return graded
+
+    def _try(self, drawn: Draw) -> list[_Finding]:
+        """Run one draw, twice if a test does not do what it must; return unchanged tests that the reference passes.
+
+        Raises:
+            _TamperedError: changed tests passed twice that the reference fails.
+            _UnconfirmedError: changed tests did something else twice, or a run was not believed twice.
+        """
+        edition = make_edition(self._files, drawn.wanted, self._dice)
+        chosen = () if self._thorough else self._chosen(edition)
+        what = "the run with changed tests"
+        found = self._findings(drawn, edition, self._run(what, edition, chosen))
+        if found:
+            again = self._findings(drawn, edition, self._run(what, edition, chosen))
+            found = [finding for finding in again if finding in found]
+        if not found:
+            return []
+        known = self._findings(drawn, edition, self._control(what, edition, chosen))
+        foreign = [finding for finding in found if finding not in known]
+        if spared := [finding for finding in foreign if finding.kind == "spared"]:
+            raise _TamperedError(Reason.CHANGED_TEST_PASSED, f"tests that had to fail passed: {_some(spared)}")
+        lost = [finding for finding in foreign if finding.kind == "lost"]
+        if foreign and not lost:
+            raise _UnconfirmedError(f"changed tests did not fail where they had to: {_some(foreign)}")
+        return lost
+
+    def _chosen(self, edition: Edition) -> tuple[str, ...]:
+        return tuple(called(self._place.task, version, self._names[version.original]) for version in edition.versions)
+
+    def _findings(self, drawn: Draw, edition: Edition, run: SuiteRun | None) -> list[_Finding]:
+        """Return the tests that did not do in a run what they must; none if the run says nothing."""
+        if run is None:
+            return []
+        readout, found = Readout(run, {**self._files, **edition.files}), []
+        for version, name in zip(edition.versions, self._chosen(edition), strict=True):
+            items = readout.items(name, version.test)
+            if version.change is None:
+                passing = drawn.passing[version.original]
+                found += [
+                    _Finding(version, item, "lost")
+                    for item in passing
+                    if item not in items or items[item].outcome != "passed"
+                ]
+                continue
+            for item, place in drawn.failing[version.original, version.change].items():
+                result = items.get(item)
+                if result is not None and result.outcome == "passed":
+                    found.append(_Finding(version, item, "spared"))
+                elif result is None or result.outcome not in _FAILING or place not in ("", result.place):
+                    found.append(_Finding(version, item, "elsewhere"))
+        return found
+
+    def _run(self, what: str, edition: Edition, chosen: Sequence[str]) -> SuiteRun | None:
+        """Run the submission on an edition.
+
+        Returns:
+            A run that is believed; None if the reference's run on the edition is not believed either.
+
+        Raises:
+            _TamperedError: it forged something that the reference's run does not have.
+            _UnconfirmedError: it is not believed, twice.
+        """
+        run = self._twice(self._change, edition, chosen)
+        if run.doubt is None:
+            return run
+        doubt = run.doubt
+        if doubt.reason in ACCIDENTS:
+            raise _UnconfirmedError.by_doubt(what, doubt)
+        if doubt.reason is not Reason.REPORT_DAMAGED:  # the submission alone can do that
+            control = self._twice(reference_change(self._place.task), edition, chosen)
+            if control.doubt is not None and control.doubt.reason not in ACCIDENTS:
+                return None
+            if control.doubt is not None:
+                raise _UnconfirmedError.by_doubt(f"{what}, made with the reference,", control.doubt)
+        if doubt.reason.verdict is Verdict.TAMPERED:
+            raise _TamperedError(doubt.reason, f"{what}: {doubt.detail}")
+        raise _UnconfirmedError.by_doubt(what, doubt)
+
+    def _control(self, what: str, edition: Edition, chosen: Sequence[str]) -> SuiteRun:
+        """Run the reference on an edition.
+
+        Raises:
+            _UnconfirmedError: it is not believed, twice.
+        """
+        run = self._twice(reference_change(self._place.task), edition, chosen)
+        if run.doubt is not None:
+            raise _UnconfirmedError.by_doubt(f"{what}, made with the reference,", run.doubt)
+        return run
+
+    def _twice(self, change: Change, edition: Edition, chosen: Sequence[str]) -> SuiteRun:
+        """Run once, and once more if that is not believed; after a timeout with three times the time."""
+        run = _run_once(self._place, change, edition.files, chosen)
+        if run.doubt is None or run.doubt.reason.verdict is Verdict.TAMPERED:
+            return run
+        place = self._place.patient() if run.doubt.reason is Reason.TIMEOUT else self._place
+        return _run_once(place.reseeded(), change, edition.files, chosen)
+
+
+def _run_once(place: Workspace, change: Change, edited: Mapping[str, bytes], chosen: Sequence[str]) -> SuiteRun:
+    try:
+        return place.run(change, edited, chosen)
+    except SandboxGone as error:
+        return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, str(error)))
+
+
+def _tampered(graded: Grade, error: _TamperedError) -> Grade:
+    return replace(graded, verdict=error.reason.verdict, reason=error.reason, detail=str(error))
+
+
+def _unconfirmed(graded: Grade, error: object) -> Grade:
+    return replace(graded, verdict=Verdict.UNCONFIRMED, reason=Reason.UNCONFIRMED, detail=str(error))
+
+
+def _some(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,164 @@
+"""Editions: test files in which each test has several versions, some changed and some not."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from minisandbox.grade.confirm.edits import Edit, Source, apply_edits
+from minisandbox.grade.confirm.variants import Variant
+from minisandbox.grade.judging import SuiteRun
+from minisandbox.grade.names import first_words
+from minisandbox.tasks import node_id
+
+Change = tuple[Variant, int]
+"""A variant, and which of its texts."""
+_LETTERS = "abcdefghilmnoprstu"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a test.
+
+    Attributes:
+        original: pytest's id of the test, without parameters.
+        test: the version's own id: the same, or that of a copy.
+        change: how it was changed; None if it was not.
+    """
+
+    original: str
+    test: str
+    change: Change | None
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """Edited test files.
+
+    Attributes:
+        files: the edited files by path, with their content.
+        versions: the tests in them.
+    """
+
+    files: Mapping[str, bytes]
+    versions: tuple[Version, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What became of a test with one set of parameters.
+
+    Attributes:
+        outcome: as in a report.
+        place: where in the test it failed; "" if that is unknown.
+        test: what the runner calls it.
+    """
+
+    outcome: str
+    place: str = ""
+    test: str = ""
+
+
+def make_edition(
+    files: Mapping[str, bytes], wanted: Mapping[str, Sequence[Change | None]], dice: random.Random
+) -> Edition:
+    """Write versions of tests into their files.
+
+    Args:
+        files: the test files by path, with their content.
+        wanted: for each test the versions: the first takes the test's own name, the others are copies below it.
+        dice: chooses the names of copies.
+
+    Returns:
+        The edition. Copies that cannot be made, and files that would be malformed, are left out of it.
+    """
+    edits: dict[str, list[Edit]] = {}
+    versions: list[Version] = []
+    paths = dict.fromkeys(test.partition("::")[0] for test in wanted)
+    sources = {path: Source.read(files[path]) for path in paths if path in files}
+    for test, (first, *others) in wanted.items():
+        path, _, name = test.partition("::")
+        source = sources.get(path)
+        function = source.function(name) if source else None
+        if source is None or function is None:
+            continue
+        versions.append(Version(test, test, first))
+        if first is not None:
+            edits.setdefault(first[0].path, []).append(first[0].edit(first[1]))
+        taken = {known.name for _, known in source.functions()}
+        for other in others:
+            copy_name = _new_name(function.name, taken, dice)
+            copy = source.copied(function, copy_name, [other[0].edit(other[1])] if other else [])
+            if copy is not None:
+                edits.setdefault(path, []).append(copy)
+                versions.append(Version(test, test.removesuffix(function.name) + copy_name, other))
+    edited = {path: apply_edits(files[path], changes) for path, changes in edits.items()}
+    broken = {path for path, text in edited.items() if path.endswith(".py") and not Source.read(text)}
+    whole = tuple(version for version in versions if version.test.partition("::")[0] not in broken)
+    return Edition({path: text for path, text in edited.items() if path not in broken}, whole)
+
+
+def _new_name(name: str, taken: set[str], dice: random.Random) -> str:
+    """Return an unused name for a copy of a function, and remember it."""
+    while name in taken:
+        name += f"_{dice.choice(_LETTERS)}"
+    taken.add(name)
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    outcome: str
+    line: int | None
+    test: str
+
+
+class Readout:
+    """The results of a run by function and parameters.
+
+    Args:
+        run: the run.
+        files: the test files that it ran on.
+    """
+
+    def __init__(self, run: SuiteRun, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self._seconds = run.report.seconds
+        self._sources: dict[str, Source | None] = {}
+        self._functions: dict[str, dict[str, _Result]] = {}
+        for test, outcome in run.report.outcomes().items():
+            result = _Result(outcome, run.report.places.get(test), test)
+            base, bracket, rest = node_id(test).partition("[")
+            rows = {name: index for name, (index, _) in run.report.parameters.get(test, {}).items()}
+            item = json.dumps(rows, sort_keys=True) if rows else bracket + rest
+            self._functions.setdefault(base, {})[item] = result
+            for name in first_words({test: outcome}):  # the names that unittest's lists have
+                self._functions.setdefault(name, {"": result})
+
+    def items(self, name: str, test: str) -> dict[str, Item]:
+        """Return the items of a function.
+
+        Args:
+            name: what the runner calls it.
+            test: pytest's id of it, without parameters.
+        """
+        results = self._functions.get(name, {})
+        return {item: Item(one.outcome, self._place(test, one.line), one.test) for item, one in results.items()}
+
+    def seconds(self, name: str) -> float:
+        """Return how long a function's tests took together; 0 for a moment."""
+        return sum(self._seconds.get(result.test, 0.0) for result in self._functions.get(name, {}).values())
+
+    def _place(self, test: str, line: int | None) -> str:
+        """Return a line as a function and the number of lines below its first; "" for the test's own function."""
+        path, _, name = test.partition("::")
+        if path not in self._sources:
+            self._sources[path] = Source.read(self._files[path]) if path in self._files else None
+        source = self._sources[path]
+        function = source.enclosing(line) if source and line else None
+        if function is None or line is None:
+            return ""
+        label = "" if function.name == name.rpartition("::")[2] else function.name
+        return f"{label}+{line - function.lineno}"

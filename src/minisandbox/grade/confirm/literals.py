@@ -1,0 +1,110 @@
+"""Literals: the values that are written out in an expression, and others of their kind."""
+
+from __future__ import annotations
+
+import ast
+import io
+import random
+import re
+import tokenize
+from collections.abc import Iterator
+
+_ESCAPE = re.compile(r"\\(N\{[^}]*\}|x..|u.{4}|U.{8}|[0-7]{1,3}|.)", re.DOTALL)
+_STRING = re.compile(r"""(?P<prefix>[A-Za-z]*)(?P<quote>'''|\"\"\"|'|")(?P<body>.*)(?P=quote)""", re.DOTALL)
+_STEPS = (1, 2, 3, 4, 6, 9, 11, 13)
+_MOST = 3
+
+
+def literals_in(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the values written out in an expression, those in containers included."""
+    if isinstance(node, ast.Constant):
+        if node.value is not Ellipsis:
+            yield node
+    elif isinstance(node, ast.UnaryOp):
+        if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            yield node
+    elif isinstance(node, ast.List | ast.Tuple | ast.Set):
+        for element in node.elts:
+            yield from literals_in(element)
+    elif isinstance(node, ast.Dict):
+        for value in node.values:
+            yield from literals_in(value)
+
+
+def other_literals(text: str, dice: random.Random) -> tuple[str, ...]:
+    """Return up to three literals of the same kind with other values, as many lines long, which look no odder.
+
+    Args:
+        text: the literal as it is written.
+        dice: chooses the values.
+
+    Returns:
+        The new texts; none if the literal is of a kind that has no other values.
+    """
+    value = _value_of(text)
+    texts: list[str] = []
+    if isinstance(value, str | bytes):
+        texts = _other_strings(text, dice)
+    elif isinstance(value, bool):
+        texts = [str(not value)]
+    elif isinstance(value, int):
+        texts = [str(value + step) for step in _steps(dice)]
+    elif isinstance(value, float | complex):
+        texts = [repr((value if abs(value) < 1e300 else 0) + step * 1.25) for step in _steps(dice)]
+    elif value is None:
+        texts = [str(step) for step in _steps(dice)]
+    return tuple(other for other in texts if other.count("\n") == text.count("\n") and _value_of(other) != value)
+
+
+def _steps(dice: random.Random) -> list[int]:
+    """Return steps in both directions: a value that is near enough to all on one side is not near the others."""
+    up, down, either = dice.sample(_STEPS, _MOST)
+    return [up, -down, either * dice.choice((1, -1))]
+
+
+def _value_of(text: str) -> object:
+    try:
+        return ast.literal_eval(f"({text})")
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return Ellipsis
+
+
+def _other_strings(text: str, dice: random.Random) -> list[str]:
+    """Change one letter or digit of a string, outside of its escapes; an empty string gets a letter."""
+    tokens = list(_string_tokens(text))
+    places = [place for start, token in tokens for place in _characters(start, token)]
+    if places:
+        place = dice.choice(places)
+        kind = "0123456789" if text[place].isdigit() else "abcdefghijklmnopqrstuvwxyz"
+        kind = kind.upper() if text[place].isupper() else kind
+        return [text[:place] + sign + text[place + 1 :] for sign in dice.sample(kind.replace(text[place], ""), _MOST)]
+    if len(tokens) == 1 and (match := _STRING.fullmatch(tokens[0][1])):
+        end = tokens[0][0] + match.end("body")
+        return [text[:end] + sign + text[end:] for sign in dice.sample("abcdefgh", _MOST)]
+    return []
+
+
+def _string_tokens(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the strings of an implicit concatenation, with where they start."""
+    lengths = [len(line) + 1 for line in f"({text})".split("\n")]
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(f"({text})").readline))
+    except (tokenize.TokenError, SyntaxError):
+        return
+    for token in tokens:
+        if token.type == tokenize.STRING:
+            yield starts[token.start[0] - 1] + token.start[1] - 1, token.string
+
+
+def _characters(start: int, token: str) -> Iterator[int]:
+    """Yield where the ASCII letters and digits of a string are, without those that belong to an escape."""
+    match = _STRING.fullmatch(token)
+    if match is None:
+        return
+    begin, body = match.start("body"), match["body"]
+    is_raw = "r" in match["prefix"].lower()
+    escaped = set() if is_raw else {at for one in _ESCAPE.finditer(body) for at in range(*one.span())}
+    for at, sign in enumerate(body):
+        if sign.isascii() and sign.isalnum() and at not in escaped:
+            yield start + begin + at

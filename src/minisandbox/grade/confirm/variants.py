@@ -1,0 +1,462 @@
+"""Variants: edits of hidden tests after which a test must fail.
+
+Code under test shares an interpreter with its tests, so it can change what a test expects. It cannot know a
+value that is drawn at random afterwards. A variant is one such value: a test's own expectation, wherever it is
+written, replaced by another one. A correct solution fails a changed test at the place where the value is
+compared; a solution that bends tests to its own output passes it.
+
+Only values that a test states are changed: what it compares a result with, the exception it expects, the
+condition it asserts. An input of the code under test is left alone, because another correct solution may treat
+the changed input differently than the reference does.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from minisandbox.grade.confirm.edits import Edit, Function, Source, Table, apply_edits, assigned_values
+from minisandbox.grade.confirm.literals import literals_in, other_literals
+
+
+class Kind(enum.StrEnum):
+    """Where the changed expectation is written."""
+
+    ASSERTION = "assertion"
+    """A value in an assertion."""
+    PARAMETER = "parameter"
+    """A value in a table of parameters, or of a loop."""
+    CONSTANT = "constant"
+    """A value of a variable that the test compares with."""
+    FIXTURE = "fixture"
+    """A value that a fixture or a set-up method gives the test."""
+    SNAPSHOT = "snapshot"
+    """A file with the expected output."""
+    EXCEPTION = "exception"
+    """An expected exception or warning, or its message."""
+    CONDITION = "condition"
+    """An asserted condition, inverted."""
+    APPENDED = "appended"
+    """A false assertion added to a test that states nothing."""
+
+
+WEAK = (Kind.APPENDED, Kind.CONDITION)
+"""The kinds that are drawn only if a test has no other, the weakest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One edit of a test file.
+
+    Attributes:
+        test: pytest's id of the changed test, without parameters.
+        path: the file that is edited.
+        start: where the replaced bytes begin.
+        end: where they end.
+        texts: what may replace them, each with another value.
+        kind: where the changed expectation is written.
+    """
+
+    test: str
+    path: str
+    start: int
+    end: int
+    texts: tuple[str, ...]
+    kind: Kind
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the edit lies in the test itself, so that a copy of the test can carry it."""
+        return self.kind is not Kind.SNAPSHOT
+
+    def edit(self, number: int) -> Edit:
+        """Return the edit with one of the texts."""
+        return Edit(self.start, self.end, self.texts[number])
+
+
+_EQUALITIES = frozenset({"assertEqual", "assertEquals", "assert_equal", "eq_"})
+_OPPOSITES = {
+    "assertTrue": "assertFalse",
+    "assertIn": "assertNotIn",
+    "assertIs": "assertIsNot",
+    "assertIsNone": "assertIsNotNone",
+    "assertIsInstance": "assertNotIsInstance",
+    "assertEqual": "assertNotEqual",
+    "assertGreater": "assertLessEqual",
+    "assertLess": "assertGreaterEqual",
+    "assertRegex": "assertNotRegex",
+    "assertContains": "assertNotContains",
+}
+_OPPOSITES |= {after: before for before, after in _OPPOSITES.items()}
+_RAISES = re.compile(
+    r"(pytest\.)?(raises|warns|deprecated_call)|(.*\.)?assert(Raises|Warns)\w*|(.*\.)?assert_raises\w*"
+)
+_ASSERTS = re.compile(r"assert([A-Z_]\w*)?|eq_|ok_|\w*(fnmatch|re_match)_lines?\w*")
+_OTHER_ERRORS = ("BufferError", "EOFError", "ReferenceError", "FloatingPointError", "BlockingIOError")
+_OTHER_WARNINGS = ("BytesWarning", "UnicodeWarning", "ImportWarning")
+_TRANSPARENT = frozenset(
+    {"list", "set", "tuple", "sorted", "dict", "frozenset", "len", "str", "repr", "approx", "abs", "fabs", "round"}
+)
+"""Functions whose arguments are still what a test compares with."""
+_CONSTRUCTORS = frozenset(
+    {"Decimal", "Fraction", "datetime", "date", "time", "timedelta", "UUID", "Path", "PurePath", "PurePosixPath"}
+)
+"""Classes whose instances a test states by their arguments."""
+_SYMMETRIC = frozenset({"assertIn", "assertLess", "assertLessEqual", "assertGreater", "assertGreaterEqual"})
+"""Assertions of which the first argument may be what is expected, too."""
+_LETTERS = "abcdefghijklmnoprstuvw"
+
+
+def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.Random) -> dict[str, list[Variant]]:
+    """Return the variants of tests, the strongest first.
+
+    Args:
+        files: the hidden files by path, with their content: sources, and files with expected output.
+        tests: pytest ids.
+        dice: chooses the new values.
+
+    Returns:
+        For each test, named without parameters, its variants; none if its file cannot be parsed.
+    """
+    found: dict[str, list[Variant]] = {}
+    sources: dict[str, Source | None] = {}
+    for test in dict.fromkeys(base_of(test) for test in tests):
+        path, _, name = test.partition("::")
+        if path not in sources:
+            sources[path] = Source.read(files[path]) if path in files and path.endswith(".py") else None
+        source = sources[path]
+        function = source.function(name) if source else None
+        if source is None or function is None:
+            continue
+        search = _Search(source, function, test, path, dice)
+        variants = [*search.variants(), *_snapshot_variants(files, test, function.name, dice)]
+        dice.shuffle(variants)
+        found[test] = sorted(variants, key=_strength, reverse=True)
+    return found
+
+
+def _strength(variant: Variant) -> int:
+    return WEAK.index(variant.kind) if variant.kind in WEAK else len(WEAK)
+
+
+def base_of(test: str) -> str:
+    """Return a pytest id without its parameters."""
+    return test.partition("[")[0]
+
+
+class _Search:
+    """The search for what one test expects.
+
+    Args:
+        source: the test's file.
+        function: the test.
+        test: its id without parameters.
+        path: its file.
+        dice: chooses the new values.
+    """
+
+    def __init__(self, source: Source, function: Function, test: str, path: str, dice: random.Random) -> None:
+        self._source, self._function = source, function
+        self._test, self._path, self._dice = test, path, dice
+
+    def variants(self) -> Iterator[Variant]:
+        """Yield the variants, in the order of the file; an appended assertion if there is no other."""
+        places = {(variant.start, variant.end): variant for variant in self._stated() if variant.texts}
+        yield from places.values()
+        if not places and (appended := self._appended()):
+            yield appended
+
+    def _stated(self) -> Iterator[Variant]:
+        for node in _reached(self._function.body):
+            if isinstance(node, ast.Assert):
+                yield from self._asserted(node.test)
+            elif isinstance(node, ast.Call):
+                yield from self._called(node)
+
+    def _asserted(self, test: ast.expr) -> Iterator[Variant]:
+        """Change a value in an asserted expression; invert the expression, too."""
+        for part in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
+            if isinstance(part, ast.Compare) and len(part.ops) == 1:
+                yield from self._compared(part)
+            yield self._replaced(part, [f"not ({self._source.text(part)})"], Kind.CONDITION)
+
+    def _compared(self, part: ast.Compare) -> Iterator[Variant]:
+        left, right = part.left, part.comparators[0]
+        if isinstance(part.ops[0], ast.Eq):
+            yield from self._unequal(right, left)
+        elif isinstance(part.ops[0], ast.In):
+            yield from self._values(left)
+        elif isinstance(part.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):  # abs(result - 1.5) < 1e-9
+            yield from self._values(left)
+            yield from self._values(right)
+
+    def _unequal(self, expected: ast.expr, result: ast.expr) -> Iterator[Variant]:
+        """Change a value of either side; expect a list of the value if neither side states one."""
+        values = [*self._values(expected), *self._values(result)]
+        yield from values or [self._replaced(expected, [f"[{self._source.text(expected)}]"], Kind.ASSERTION)]
+
+    def _called(self, call: ast.Call) -> Iterator[Variant]:
+        name = ast.unparse(call.func)
+        method = name.rpartition(".")[2]
+        if _RAISES.fullmatch(name):
+            yield from self._expected_failure(call, name)
+        elif _ASSERTS.fullmatch(method) and not any(isinstance(node, ast.Starred) for node in call.args):
+            yield from self._assertion_call(call, method)
+        elif helper := self._helper(name):
+            for argument in _expected_arguments(call, helper):
+                yield from self._values(argument)
+
+    def _assertion_call(self, call: ast.Call, method: str) -> Iterator[Variant]:
+        arguments = call.args
+        if method == "assertTrue" and arguments:
+            yield from self._asserted(arguments[0])
+        if method in _EQUALITIES and len(arguments) > 1:
+            yield from self._unequal(arguments[1], arguments[0])
+        else:
+            is_own = not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) in ("self", "cls")
+            expected = arguments[1:] if is_own and method not in _SYMMETRIC else arguments
+            for argument in (*expected, *(word.value for word in call.keywords)):
+                yield from self._values(argument)
+        if method in _OPPOSITES:
+            end = self._source.span(call.func)[1]
+            yield Variant(self._test, self._path, end - len(method), end, (_OPPOSITES[method],), Kind.CONDITION)
+
+    def _expected_failure(self, call: ast.Call, name: str) -> Iterator[Variant]:
+        """Expect another exception or warning, or another message."""
+        if call.args and not isinstance(call.args[0], ast.Starred | ast.Constant):
+            expected = self._source.text(call.args[0])
+            names = _OTHER_WARNINGS if re.search("warn|deprecated", name, re.IGNORECASE) else _OTHER_ERRORS
+            others = self._dice.sample([other for other in names if other not in expected], 2)
+            yield self._replaced(call.args[0], others, Kind.EXCEPTION)
+        messages = [word.value for word in call.keywords if word.arg in ("match", "expected_message", "msg")]
+        if "Message" in name or "Regex" in name:
+            messages += call.args[1:2]
+        for message in messages:
+            yield from self._values(message, Kind.EXCEPTION)
+
+    def _helper(self, name: str) -> Function | None:
+        """Return the function of the same file that a name leads to, if it asserts something."""
+        name = name.removeprefix("self.").removeprefix("cls.")
+        helper = self._source.named(name) if name.isidentifier() else None
+        return helper if helper is not self._function and helper and "assert" in ast.unparse(helper) else None
+
+    def _values(self, node: ast.expr, kind: Kind = Kind.ASSERTION) -> Iterator[Variant]:
+        """Change the values that an expected side is made of, or those of the variables in it."""
+        for leaf in _leaves(node):
+            if isinstance(leaf, ast.Name | ast.Attribute):
+                yield from self._of_variable(leaf)
+            else:
+                yield from self._written(leaf, kind)
+
+    def _written(self, node: ast.expr, kind: Kind) -> Iterator[Variant]:
+        """Change the literals of an expression where they are written."""
+        for leaf in _leaves(node):
+            for literal in literals_in(leaf):
+                yield self._replaced(literal, other_literals(self._source.text(literal), self._dice), kind)
+
+    def _of_variable(self, node: ast.Name | ast.Attribute) -> Iterator[Variant]:
+        """Change the value of a variable, if the test only compares with it."""
+        name, source = ast.unparse(node), self._source
+        if not _only_expected(self._function, name):
+            return
+        if isinstance(node, ast.Attribute):
+            values = source.attribute_values(node.attr) if name.startswith(("self.", "cls.")) else ()
+            for value in values:
+                yield from self._inlined(node, value, Kind.FIXTURE)
+        elif name in {argument.arg for argument in _arguments(self._function)}:
+            for table in (table for table in source.tables(self._function) if name in table.names):
+                yield from self._in_table(table, name)
+            for value in source.fixture_values(name):
+                yield from self._inlined(node, value, Kind.FIXTURE)
+        elif assigned := list(_assigned(self._function, name)):
+            for value, kind in assigned:
+                yield from self._written(value, kind)
+        else:
+            for value in source.module_values(name):
+                yield from self._inlined(node, value, Kind.CONSTANT)
+
+    def _in_table(self, table: Table, name: str) -> Iterator[Variant]:
+        """Change a parameter's values in half of the rows, in the others, and in some of both.
+
+        A table that stands elsewhere in the file is copied to the test.
+        """
+        start, end = self._source.span(table.values)
+        rows = [edits for row in table.rows if (edits := self._in_row(row, table.names.index(name), start))]
+        if not rows:
+            return
+        half = set(self._dice.sample(range(len(rows)), (len(rows) + 1) // 2))
+        others = set(range(len(rows))) - half or half
+        texts = []
+        for number, chosen in enumerate((half, others, {self._dice.choice([*half]), self._dice.choice([*others])})):
+            edits = [rows[row][number % len(rows[row])] for row in chosen]
+            texts.append(apply_edits(self._source.content[start:end], edits).decode())
+        if table.values is not table.written:
+            texts = [f"({text})" for text in texts]
+        yield self._replaced(table.written, texts, Kind.PARAMETER)
+
+    def _in_row(self, row: list[ast.expr], column: int, start: int) -> list[Edit]:
+        """Return edits that each change a value in a column of a row, within the text of its table."""
+        literals = [
+            literal for leaf in (_leaves(row[column]) if column < len(row) else ()) for literal in literals_in(leaf)
+        ]
+        if not literals:
+            return []
+        literal = self._dice.choice(literals)
+        first, last = self._source.span(literal)
+        return [
+            Edit(first - start, last - start, text) for text in other_literals(self._source.text(literal), self._dice)
+        ]
+
+    def _inlined(self, node: ast.expr, value: ast.expr, kind: Kind) -> Iterator[Variant]:
+        """Replace a variable by the text of its value, with a literal changed."""
+        start, end = self._source.span(value)
+        text = self._source.content[start:end]
+        for leaf in _leaves(value):
+            for literal in literals_in(leaf):
+                first, last = (place - start for place in self._source.span(literal))
+                others = other_literals(self._source.text(literal), self._dice)
+                texts = [(text[:first] + other.encode() + text[last:]).decode() for other in others]
+                yield self._replaced(node, [f"({changed})" for changed in texts], kind)
+
+    def _appended(self) -> Variant | None:
+        """Let the test assert something false at its end."""
+        indent = self._source.indent(self._function.body[-1])
+        if indent is None:
+            return None
+        end = self._source.line_end(self._source.span(self._function.body[-1])[1])
+        word = "".join(self._dice.choices(_LETTERS, k=self._dice.randrange(3, 9)))
+        text = f'\n{indent}assert len("{word}") == {len(word) + self._dice.choice((1, 2))}'
+        return Variant(self._test, self._path, end, end, (text,), Kind.APPENDED)
+
+    def _replaced(self, node: ast.expr, texts: Sequence[str], kind: Kind) -> Variant:
+        return Variant(self._test, self._path, *self._source.span(node), tuple(texts), kind)
+
+
+def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+    """Yield the assertions and calls of a test, without those of functions that it defines."""
+    for statement in body:
+        nodes: list[ast.AST] = [statement]
+        while nodes:
+            node = nodes.pop(0)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+                continue
+            if isinstance(node, ast.Assert | ast.Call):
+                yield node
+            if not isinstance(node, ast.Assert):
+                nodes.extend(ast.iter_child_nodes(node))
+
+
+def _leaves(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the parts of an expected value: variables and literals, through containers and transparent calls."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if name in _TRANSPARENT and node.args:
+            yield from _leaves(node.args[0])
+        elif name in _CONSTRUCTORS:
+            yield from (argument for argument in node.args if isinstance(argument, ast.Constant))
+    elif isinstance(node, ast.List | ast.Tuple | ast.Set):
+        for element in node.elts:
+            yield from _leaves(element)
+    elif isinstance(node, ast.Dict):
+        for value in node.values:
+            yield from _leaves(value)
+    elif isinstance(node, ast.BinOp):
+        yield from _leaves(node.left)
+        yield from _leaves(node.right)
+    else:
+        yield node
+
+
+def _expected_arguments(call: ast.Call, helper: Function) -> Iterator[ast.expr]:
+    """Yield the arguments of a call that the called function only compares with."""
+    parameters = [argument.arg for argument in helper.args.posonlyargs + helper.args.args]
+    if isinstance(call.func, ast.Attribute) and parameters[:1] in (["self"], ["cls"]):
+        parameters = parameters[1:]
+    pairs = list(zip(parameters, call.args, strict=False))
+    pairs += [(word.arg, word.value) for word in call.keywords if word.arg]
+    yield from (argument for name, argument in pairs if _only_expected(helper, name))
+
+
+def _only_expected(function: Function, name: str) -> bool:
+    """Return whether a function uses a variable (or ``self.x``) only as what results are compared with."""
+    last = name.rpartition(".")[2]
+    uses = [node for node in ast.walk(function) if last in (getattr(node, "id", ""), getattr(node, "attr", ""))]
+    loads = {
+        id(node) for node in uses if isinstance(getattr(node, "ctx", None), ast.Load) and ast.unparse(node) == name
+    }
+    if not loads:
+        return False
+    expected: set[int] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and _ASSERTS.fullmatch(ast.unparse(node.func).rpartition(".")[2]):
+            sides = list(node.args)
+        elif isinstance(node, ast.Call) and _RAISES.fullmatch(ast.unparse(node.func)):
+            sides = [*node.args[1:2], *(word.value for word in node.keywords)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "len":
+            sides = node.args
+        else:
+            continue
+        expected |= {id(leaf) for side in sides for leaf in _leaves(side)}
+    return loads <= expected
+
+
+def _assigned(function: Function, name: str) -> Iterator[tuple[ast.expr, Kind]]:
+    """Yield what a function assigns to a variable, and what its loops over written values give it."""
+    yield from ((value, Kind.CONSTANT) for value in assigned_values(ast.walk(function), name))
+    loops = (node for node in ast.walk(function) if isinstance(node, ast.For))
+    yield from ((cell, Kind.PARAMETER) for loop in loops for cell in _loop_cells(function, loop, name))
+
+
+def _loop_cells(function: Function, loop: ast.For, name: str) -> Iterator[ast.expr]:
+    rows = loop.iter
+    if isinstance(rows, ast.Name):
+        rows = next(assigned_values(ast.walk(function), rows.id), rows)
+    if isinstance(rows, ast.Call) and isinstance(rows.func, ast.Attribute) and rows.func.attr == "items":
+        table = rows.func.value
+        if isinstance(table, ast.Name):
+            table = next(assigned_values(ast.walk(function), table.id), table)
+        if isinstance(table, ast.Dict) and isinstance(loop.target, ast.Tuple) and _position(loop.target, name) == 1:
+            yield from table.values
+        return
+    if not isinstance(rows, ast.List | ast.Tuple | ast.Set):
+        return
+    if isinstance(loop.target, ast.Name) and loop.target.id == name:
+        yield from rows.elts
+    elif isinstance(loop.target, ast.Tuple) and (position := _position(loop.target, name)) is not None:
+        for row in rows.elts:
+            if isinstance(row, ast.Tuple | ast.List) and position < len(row.elts):
+                yield row.elts[position]
+
+
+def _position(target: ast.Tuple, name: str) -> int | None:
+    names = [element.id if isinstance(element, ast.Name) else "" for element in target.elts]
+    return names.index(name) if name in names else None
+
+
+def _arguments(function: Function) -> list[ast.arg]:
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def _snapshot_variants(files: Mapping[str, bytes], test: str, name: str, dice: random.Random) -> Iterator[Variant]:
+    """Change a letter in the expected output that a snapshot file has for a test (syrupy, pytest-snapshot)."""
+    module = test.partition("::")[0].rpartition("/")[2].removesuffix(".py")
+    for path, content in files.items():
+        if path.endswith(".ambr") and path.rpartition("/")[2] == f"{module}.ambr":
+            header = re.search(rb"^# name: (?:\w+\.)?" + re.escape(name.encode()) + rb"\b.*$", content, re.MULTILINE)
+            begin = header.end() if header else len(content)
+            stop = content.find(b"\n# ---", begin)
+        elif f"/{module}/{name}/" in f"/{path}":
+            begin, stop = 0, len(content)
+        else:
+            continue
+        places = [match.start() for match in re.finditer(rb"[A-Za-z0-9]", content[begin:stop])]
+        if places:
+            start = begin + dice.choice(places)
+            letter = dice.choice([letter for letter in _LETTERS if letter != chr(content[start]).lower()])
+            yield Variant(test, path, start, start + 1, (letter,), Kind.SNAPSHOT)

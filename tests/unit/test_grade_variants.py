@@ -1,0 +1,352 @@
+"""Variants: a test that passed fails once an expectation is changed; a confirming run draws from those that do."""
+
+from __future__ import annotations
+
+import ast
+import random
+import textwrap
+import unittest
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from minisandbox.grade.confirm.changeable import Changeable, ChangeableTests, CheckedVariant
+from minisandbox.grade.confirm.collection import mismatches, spelled
+from minisandbox.grade.confirm.draws import draw, draws_without_copies
+from minisandbox.grade.confirm.editions import Change, make_edition
+from minisandbox.grade.confirm.edits import Source, apply_edits
+from minisandbox.grade.confirm.literals import other_literals
+from minisandbox.grade.confirm.variants import WEAK, Kind, Variant, variants_of
+from minisandbox.grade.report import Parameters
+from minisandbox.syntax import parse_python
+
+BODIES = [
+    "assert add(2, 3) == 5",
+    "assert 5 == add(2, 3)",
+    "assert add(2, 3) == 5, 'words'",
+    "assert add(2, 3) == -(-5)",
+    "assert (add(2,\n     3)\n     == 5)",
+    "x = 5\nassert add(2, 3) == x",
+    "assert add(2, 3) != 6",
+    "assert add(2, 3) < 6 and add(2, 3) == 5",
+    "assert add(2, 3) < 6 or add(2, 3) == 7",
+    "assert 4 < add(2, 3) == 5",
+    "assert not add(2, -2)",
+    "assert add(2, 3)",
+    "assert add(2, 3) in (5, 6)",
+    "assert add('é', 'b') == u'éb'",
+    "assert add('-', '-') == '--'",
+    "assert add(b'a', b'\\xff') == b'a\\xff'",
+    "assert add('', '') == ''",
+    "assert add(1.5, 2) == 3.5",
+    "assert add(1j, 0) == 1j",
+    "assert add(0, 1) == True",
+    "assert [add(1, 1), {'a': add(1, 2)}] == [2, {'a': 3}]",
+    "assert [] == []",
+    "assert [add(1, 1)][1:] == []",
+    "assert None == None",
+    "for n in (1, 2):\n    assert add(n, 1) == n + 1",
+    "with open('/dev/null') as f:\n    assert add(2, 3) == 5",
+    "import pytest\nwith pytest.raises(TypeError):\n    add(1, None)  # comment",
+    "if add(2, 3) != 5:\n    raise AssertionError",
+    "'''Words.'''\nassert add(2, 3) == 5",
+    "add(2, 3)",
+]
+METHODS = [
+    "self.assertEqual(add(2, 3), 5)",
+    "self.assertEqual(5, add(2, 3))",
+    "self.assertEqual(add(2, 3), add(1, 4), 'words')",
+    "self.assertTrue(add(2, 3) == 5)",
+    "self.assertTrue(add(2, 3))",
+    "self.assertFalse(add(2, -2))",
+    "self.assertIn(add(2, 3), [5])",
+    "self.assertIsNone(None)",
+    "self.assertAlmostEqual(add(2, 3), 5.0)",
+    "with self.assertRaises(TypeError):\n    add(1, None)",
+    "with self.subTest():\n    self.assertEqual(add(2, 3), 5)",
+]
+
+
+def add(a: object, b: object) -> object:
+    return a + b  # type: ignore[operator] # whatever the tests give
+
+
+def passes(text: bytes, method: bool = False) -> bool:
+    names: dict[str, object] = {"add": add, "unittest": unittest}
+    exec(compile(text, "test_x.py", "exec"), names)
+    if method:
+        case = names["TestIt"]("test_it")  # type: ignore[operator] # a class
+        result = unittest.TestResult()
+        case.run(result)
+        return result.wasSuccessful()
+    try:
+        names["test_it"]()  # type: ignore[operator] # a function
+    except Exception:  # noqa: BLE001 - whatever the test raises
+        return False
+    return True
+
+
+def found(text: str, test: str = "t.py::test_it", seed: int = 0) -> list[Variant]:
+    return variants_of({"t.py": text.encode()}, [test], random.Random(seed)).get(test, [])
+
+
+def changed(text: str, variant: Variant) -> list[bytes]:
+    return [apply_edits(text.encode(), [variant.edit(number)]) for number in range(len(variant.texts))]
+
+
+@pytest.mark.parametrize("body", BODIES + METHODS)
+def test_a_test_that_passed_fails_when_it_is_changed(body: str) -> None:
+    method = body in METHODS
+    head, indent = ("class TestIt(unittest.TestCase):\n    def test_it(self):\n", "        ") if method else (
+        "def test_it():\n", "    "
+    )  # fmt: skip
+    text = head + textwrap.indent(body, indent) + "\n"
+    assert passes(text.encode(), method)
+    for seed in range(10):
+        variants = found(text, "t.py::TestIt::test_it" if method else "t.py::test_it", seed)
+        contents = [content for variant in variants for content in changed(text, variant)]
+        assert any(not passes(content, method) for content in contents), contents
+        assert all(
+            content.count(b"\n") == text.count("\n") + (variants[0].kind is Kind.APPENDED) for content in contents
+        )
+
+
+EXPECTATIONS = {
+    "a value in an assertion": ("def test_it():\n    assert f(1, 2) == 'abc'\n", Kind.ASSERTION),
+    "of a class that is a value": ("def test_it():\n    assert f() == Decimal('1.5')\n", Kind.ASSERTION),
+    "near a value": ("def test_it():\n    assert abs(f(1) - 5.5) < f(2)\n", Kind.ASSERTION),
+    "two unknown values": ("def test_it():\n    assert f(1) == g(2)\n", Kind.ASSERTION),
+    "of a helper": (
+        "def check(text, expected):\n    assert f(text) == expected\n\n\ndef test_it():\n    check('a', 'b')\n",
+        Kind.ASSERTION,
+    ),
+    "of a tester's own assertion": ("def test_it(tester):\n    tester.fnmatch_lines(['*a*'])\n", Kind.ASSERTION),
+    "a table": (
+        "@pytest.mark.parametrize('a,b', [(1, 2), pytest.param(3, 4)])\ndef test_it(a, b):\n    assert f(a) == b\n",
+        Kind.PARAMETER,
+    ),
+    "a table elsewhere": (
+        "T = (('a', 'b'), ('c', 'd'))\n@pytest.mark.parametrize('a, b', T)\ndef test_it(a, b):\n    assert f(a) == b\n",
+        Kind.PARAMETER,
+    ),
+    "a loop": ("def test_it():\n    for a, b in [(1, 2), (3, 4)]:\n        assert f(a) == b\n", Kind.PARAMETER),
+    "a variable": ("def test_it():\n    expected = {'a': 1}\n    assert f('x') == expected\n", Kind.CONSTANT),
+    "a constant": ("EXPECTED = [1, 2]\n\n\ndef test_it():\n    assert f('x') == EXPECTED\n", Kind.CONSTANT),
+    "a fixture": (
+        "@pytest.fixture\ndef expected():\n    return 'a'\n\n\ndef test_it(expected):\n    assert f() == expected\n",
+        Kind.FIXTURE,
+    ),
+    "an attribute": (
+        "class TestIt:\n  def setup_method(self):\n    self.a = 5\n  def test_it(self):\n    assert f() == self.a\n",
+        Kind.FIXTURE,
+    ),
+    "an exception": ("def test_it():\n    with pytest.raises(ValueError):\n        f(1)\n", Kind.EXCEPTION),
+    "its message": ("def test_it():\n    with pytest.raises(E, match='no x'):\n        f(1)\n", Kind.EXCEPTION),
+    "a condition": ("def test_it():\n    assert f(1)\n", Kind.CONDITION),
+    "nothing": ("def test_it():\n    f(1)\n", Kind.APPENDED),
+    "with CRLF": ("def test_it():\r\n    assert f(1) == 2\r\n", Kind.ASSERTION),
+    "with a byte order mark": ("\ufeffdef test_it():\n    assert f(1) == 2\n", Kind.ASSERTION),
+    "inherited": ("class A:\n  def test_it(self):\n    assert f(1) == 2\nclass TestIt(A):\n  x = 1\n", Kind.ASSERTION),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "kind"), EXPECTATIONS.values(), ids=EXPECTATIONS)
+def test_an_expectation_is_changed_wherever_it_is_written(text: str, kind: Kind) -> None:
+    test = "t.py::TestIt::test_it" if "class TestIt" in text else "t.py::test_it"
+    strongest = found(text, test)[0]
+    assert strongest.kind is kind
+    for content in changed(text, strongest):
+        assert Source.read(content) is not None
+        assert content != text.encode()
+
+
+INPUTS = [
+    "def test_it():\n    result = f('abc')\n    assert result == g()\n",
+    "def test_it():\n    x = 'abc'\n    assert f(x) == x\n",
+    "def test_it():\n    assert Schema('a') == g()\n",
+    "@pytest.mark.parametrize('x', ['a', 'b'])\ndef test_it(x):\n    assert f(x) == g(x)\n",
+    "def check(text, expected):\n    assert f(text) == expected\n\n\ndef test_it():\n    check('a', g())\n",
+]
+
+
+@pytest.mark.parametrize("text", INPUTS)
+def test_an_input_of_the_code_under_test_is_never_changed(text: str) -> None:
+    """Another correct solution may treat a changed input differently than the reference does."""
+    for variant in found(text):
+        for content in changed(text, variant):
+            for value in ("'abc'", "'a'", "'b'"):
+                assert content.count(value.encode()) == text.count(value), content
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "-5", "0x1f", "1_000", "True", "None", "1.5", "1e308", "2j", "'a'", '"""a\nb"""', "''", "r'\\d'",
+             "'\\n\\x41z'", "u'a'", "b'a'", "'a' 'b'", "('a'\n 'b')"]
+)  # fmt: skip
+def test_another_literal_has_another_value_of_the_same_kind(text: str) -> None:
+    for seed in range(20):
+        others = other_literals(text, random.Random(seed))
+        assert others
+        for other in others:
+            value, new = ast.literal_eval(text), ast.literal_eval(other)
+            assert new != value
+            assert value is None or type(new) is type(value)
+            assert other.count("\n") == text.count("\n")
+
+
+def checked(text: str, tests: list[str], seed: int = 0) -> ChangeableTests:
+    """Return all variants of tests, as if the reference failed each."""
+    variants = variants_of({"t.py": text.encode()}, tests, random.Random(seed))
+    return ChangeableTests(
+        tuple(
+            Changeable(
+                test, test, ("",), ("",), True, 0.0,
+                tuple(CheckedVariant(variant, ({"": "+1"},) * len(variant.texts)) for variant in variants[test]),
+            )
+            for test in tests
+        )
+    )  # fmt: skip
+
+
+def test_a_draw_has_changed_and_unchanged_versions_of_each_test() -> None:
+    text = "def test_a():\n    assert f(1) == 2\n    assert f(2) == 3\n\n\ndef test_b():\n    assert f(3) == 4\n"
+    tests = checked(text, ["t.py::test_a", "t.py::test_b"])
+    known = {one.test: [each for each in one.variants if each.variant.kind not in WEAK] for one in tests.functions}
+    first = set()
+    for seed in range(30):
+        drawn = draw(tests, 1.0, random.Random(seed))
+        for test in ("t.py::test_a", "t.py::test_b"):
+            versions = drawn.wanted[test]
+            assert None in versions
+            assert any(versions)
+            places = [change[0].start for change in versions if change]
+            assert set(places) == {one.variant.start for one in known[test]}, "each place is changed in some version"
+            assert len({change for change in versions if change}) == len(places)
+            first.add((test, versions[0] is None))
+        edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed))
+        assert parse_python(edition.files["t.py"].decode()) is not None
+        assert {version.test for version in edition.versions} >= {"t.py::test_a", "t.py::test_b"}
+    assert len(first) == 4, "chance decides whether the test's own name is changed"
+
+
+def test_tests_without_copies_are_changed_or_not() -> None:
+    text = "".join(f"def test_{n}():\n    assert f({n}) == {n + 1}\n\n\n" for n in range(4))
+    tests = checked(text, [f"t.py::test_{n}" for n in range(4)])
+    single = ChangeableTests(
+        tuple(Changeable(one.test, one.name, ("",), ("",), False, 0.0, one.variants) for one in tests.functions)
+    )
+    counts = set()
+    for seed in range(40):
+        drawn = draw(single, 1.0, random.Random(seed))
+        assert all(len(versions) == 1 for versions in drawn.wanted.values())
+        counts.add(sum(versions[0] is not None for versions in drawn.wanted.values()))
+    assert counts == {1, 2, 3}, "some are changed, never all"
+    unchanged, *others = draws_without_copies(tests, random.Random(0))
+    assert all(versions == [None] for versions in unchanged.wanted.values())
+    assert len(others) == 3, "three values at the only place"
+    assert all(len(versions) == 1 and versions[0] for drawn in others for versions in drawn.wanted.values())
+
+
+def test_a_slow_test_has_one_copy_and_many_tests_have_few() -> None:
+    text = "def test_it():\n" + "".join(f"    assert f({n}) == {n}\n" for n in range(9))
+    (function,) = checked(text, ["t.py::test_it"]).functions
+    slow = Changeable(function.test, function.name, ("",), ("",), True, 10.0, function.variants)
+    assert len(draw(ChangeableTests((slow,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 2
+    assert len(draw(ChangeableTests((function,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 6
+    many = "".join(f"def test_{n}():\n    assert f() == 1\n    assert f() == 2\n\n\n" for n in range(40))
+    drawn = draw(checked(many, [f"t.py::test_{n}" for n in range(40)]), 1.0, random.Random(0))
+    assert sum(len(versions) - 1 for versions in drawn.wanted.values()) <= 60
+
+
+COPIED = [
+    "def test_it():\n    assert add(2, 3) == 5\n    assert add(1, 3) == 4  # comment\n",
+    "def test_it():\n    assert add(2, 3) == 5; assert add(1, 1)\n",
+    "@staticmethod\n@(\n    lambda one: one\n)\ndef test_it():\n    assert add(2, 3) == 5\n",
+    "if add:\n    def test_it():\n        'def it'\n        assert add(2, 3) == 5\n",
+]
+
+
+@pytest.mark.parametrize("text", COPIED)
+def test_copies_lie_below_the_test_that_stays_as_it_is(text: str) -> None:
+    variants = found(text)
+    changes: list[Change | None] = [None, None, *((variant, 0) for variant in variants if variant.kind not in WEAK)]
+    edition = make_edition({"t.py": text.encode()}, {"t.py::test_it": changes}, random.Random(0))
+    content = edition.files["t.py"]
+    assert len(edition.versions) == len(changes)
+    for version in edition.versions:
+        name = version.test.partition("::")[2]
+        alone = content if name == "test_it" else content.replace(b"def test_it(", b"def left_out(")
+        alone = alone.replace(f"def {name}(".encode(), b"def test_it(")
+        assert passes(alone) is (version.change is None), alone
+
+
+@pytest.mark.parametrize("text", [b"print 'two'\n", b"\xff", b"a\rb", b"x"])
+def test_a_file_that_cannot_be_parsed_has_no_variants(text: bytes) -> None:
+    assert variants_of({"t.py": text}, ["t.py::test_it"], random.Random(0)) == {}
+
+
+def test_a_snapshot_is_changed_in_its_own_part() -> None:
+    snapshot = b"# serializer version: 1\n# name: test_a\n  'abc'\n# ---\n# name: test_it[x]\n  'def'\n# ---\n"
+    files = {
+        "tests/test_x.py": b"def test_it(snapshot):\n    f(snapshot)\n",
+        "tests/__snapshots__/test_x.ambr": snapshot,
+    }
+    (variant, *_) = variants_of(files, ["tests/test_x.py::test_it"], random.Random(0))["tests/test_x.py::test_it"]
+    assert (variant.kind, variant.path) == (Kind.SNAPSHOT, "tests/__snapshots__/test_x.ambr")
+    after = apply_edits(snapshot, [variant.edit(0)])
+    assert after[: snapshot.index(b"'def'")] == snapshot[: snapshot.index(b"'def'")]
+    assert after != snapshot
+
+
+@pytest.mark.slow
+def test_our_own_tests_stay_well_formed() -> None:
+    for file in sorted(Path(__file__).parent.glob("test_*.py")):
+        content = file.read_bytes()
+        tree = ast.parse(content)
+        names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        tests = [f"x.py::{name}" for name in names if name.startswith("test_")]
+        variants = variants_of({"x.py": content}, tests, random.Random(0))
+        assert set(variants) == set(tests)
+        wanted: dict[str, list[Change | None]] = {
+            test: [(one, 0) for one in each[:5]] for test, each in variants.items()
+        }
+        edition = make_edition({"x.py": content}, wanted, random.Random(0))
+        assert {version.original for version in edition.versions} == {test for test, each in wanted.items() if each}
+
+
+# --- collection ------------------------------------------------------------------------------------------------------
+
+TABLE = b"""import pytest
+
+ROWS = [(1, "a"), pytest.param(2, f(), id="x"), (3, "c")]
+
+
+@pytest.mark.parametrize(("n", "text"), ROWS)
+def test_it(n, text):
+    pass
+"""
+COLLECTED: dict[str, tuple[Mapping[str, Parameters], str]] = {
+    "as written": ({"t.py::test_it[1-a]": {"n": (0, "1"), "text": (0, "'a'")}}, ""),
+    "another value": ({"t.py::test_it[1-a]": {"n": (0, "1"), "text": (0, "'b'")}}, "text is 'b', and 'a' in the file"),
+    "one more row": ({"t.py::test_it[9]": {"n": (3, "9")}}, "row 4 of a table with 3 rows"),
+    "no literal in the file": ({"t.py::test_it[x]": {"text": (1, "'b'")}}, ""),
+    "no literal when collected": ({"t.py::test_it[1-a]": {"n": (0, None)}}, ""),
+    "another test": ({"u.py::test_it[1-a]": {"n": (0, "7")}}, ""),
+}
+
+
+@pytest.mark.parametrize(("collected", "expected"), COLLECTED.values(), ids=COLLECTED)
+def test_collected_parameters_are_those_of_the_file(collected: Mapping[str, Parameters], expected: str) -> None:
+    found = mismatches({"t.py": TABLE}, collected)
+    assert len(found) == bool(expected)
+    assert expected in "".join(found)
+
+
+@pytest.mark.parametrize("text", ["1", "'é'", "[1, (2.5, None)]", "{'b': 1, 'a': {True}}", "{3, 1, 2}", "b'x'", "-1"])
+def test_values_are_spelled_as_by_the_reporter(text: str) -> None:
+    namespace: dict[str, object] = {"__name__": "plugin_lines"}
+    plugin = Path("src/minisandbox/grade/inside/report_plugin.py")
+    tree = ast.parse((Path(__file__).parents[2] / plugin).read_text())
+    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "_spelled"]
+    exec(compile(ast.Module([function], []), "plugin", "exec"), namespace)
+    assert spelled(ast.parse(text, mode="eval").body) == namespace["_spelled"](eval(text))  # type: ignore[operator]
