@@ -2,7 +2,7 @@
 
 python -m benchmarks.patch_parity ROWS... --repo-mirrors DIR [--only GLOB] [--damages NAME,NAME] [--rows N] [--five]
 
-Each row's reference patch is damaged in about 45 ways. ``grade`` gets it with a script in place of the tests, which
+Each row's reference patch is damaged in 49 ways. ``grade`` gets it with a script in place of the tests, which
 prints a hash of the work tree; no Python environment is built. On the host, the commands of swebench 4.1.0 and swesmith
 (with --five: of swebench 5.0.2) run as they are. Both must name the same command that applies the patch, and have the
 same tree afterwards. The exit status is 1 if they differ.

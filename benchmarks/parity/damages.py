@@ -18,11 +18,12 @@ SWEBENCH_5 = (
 )
 """Those of swebench 5.0.2, which restores the tree between two of them."""
 TREE = """\
+git ls-files -o -z -- '*.orig' '*.rej' | xargs -0 -r rm -f --
 export GIT_INDEX_FILE=$(mktemp -u)
 git read-tree "$1" && git -c core.autocrlf=false -c core.fileMode=true add -A -f . && echo "tree $(git write-tree)"
 rm -f "$GIT_INDEX_FILE"
 """
-"""Prints the hash of all files of a work tree, ignored ones included."""
+"""Prints the hash of all files of a work tree, ignored ones included, without what ``patch`` and ``--reject`` leave."""
 _HUNK = re.compile(rb"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@", re.MULTILINE)
 _BINARY = b"""\
 diff --git a/data.bin b/data.bin
@@ -108,6 +109,12 @@ def _fuzz(depth: int) -> Damage:
     return lambda patch, _: _edge_context(patch, depth, lambda line: line.rstrip(b"\n") + b" # other\n")
 
 
+def _last_hunk_fuzzy(patch: bytes, tree: Path) -> bytes:
+    """Damage the context of the last hunk alone."""
+    start = patch.rindex(b"\n@@ -") + 1
+    return patch[:start] + _fuzz(1)(patch[start:], tree)
+
+
 def _applied_hunk(patch: bytes, _: Path) -> bytes:
     """Repeat the first hunk, so that it is already applied when it comes again."""
     parts = re.split(rb"(?m)^(?=@@ -|diff --git )", patch)
@@ -181,6 +188,7 @@ DAMAGES: Mapping[str, Damage] = {
     "one hunk twice": _applied_hunk,
     "reversed": _reversed,
     **{f"fuzz {depth}": _fuzz(depth) for depth in range(1, 6)},
+    "fuzz 1 in the last hunk": _last_hunk_fuzzy,
     "tabs for blanks": lambda patch, _: re.sub(
         rb"(?m)^([ +-])((?:    )+)", lambda m: m[1] + b"\t" * (len(m[2]) // 4), patch
     ),

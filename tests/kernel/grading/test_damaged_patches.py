@@ -16,6 +16,7 @@ from minisandbox.grade.harness_apply import apply_like_harness
 from minisandbox.grade.verdict import APPLIED_WITH_FUZZ
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image, build
+from minisandbox.patches import touched_files
 from minisandbox.store import Store
 from minisandbox.tasks import Form, PythonBuild, ScriptGrader, SourceSpec, Task
 
@@ -52,7 +53,7 @@ QUICK = (
     "no final newline",
     "CRLF",
     "counts too low",
-    "fuzz 2",
+    "fuzz 1 in the last hunk",
     "reversed",
     "ignored file, trimmed",
     "name of odd bytes",
@@ -121,6 +122,13 @@ def test_damaged_fixes_resolve_with_a_flag(smith: Task, smith_image: Image) -> N
         assert graded.verdict is Verdict.RESOLVED, graded.detail
         assert graded.flags[0].kind == APPLIED_WITH_FUZZ
     assert grade(smith, smith_image, fix).flags == (Flag(APPLIED_WITH_FUZZ, "", FUZZY),)
+
+
+def test_what_patch_leaves_beside_the_files_is_dropped(numbers: Task, numbers_image: Image) -> None:
+    patch = DAMAGES["fuzz 2"](FIX.encode(), Path())
+    applied = apply_like_harness(Workspace.of(numbers, numbers_image), patch)
+    assert applied is not None
+    assert touched_files(applied.patch) == ("pkg/code.py",)
 
 
 OUTSIDE = "--- a/../../etc/added\n+++ b/../../etc/added\n@@ -0,0 +1 @@\n+x\n"
