@@ -43,7 +43,7 @@ WIDE = 15
 """Attempts at each task, so that there are more rollouts than sandboxes."""
 PROJECTS = "toolz|click|boltons|cachetools|schema"
 ROWS, VALID, IMAGES = 10, 9, 5
-NO_BUG = "pytoolz__toolz-1.0.0.no_bug"
+INVALID = "pytoolz__toolz-1.0.0.wrong_test"
 DEADLINE = 1200.0
 SFT = """\
 model: student
@@ -124,13 +124,17 @@ class Journey:
         return Path("status.out").read_text()
 
     def data_set(self) -> None:
-        """Data set: ten rows, one of which has no bug"""
+        """Data set: ten rows, one of which names a test that passes anyway"""
         self.online(
             "tasks", "filter", "quickstart", "--id", "toolz|click|boltons|cachetools|schema", "-o", "bugs.jsonl"
         )
         lines = Path("bugs.jsonl").read_text().splitlines()
         row = next(row for row in map(json.loads, lines) if row["instance_id"] == "pytoolz__toolz-1.0.0.update_in")
-        row |= {"instance_id": NO_BUG, "patch": _harmless(row["patch"])}
+        row |= {
+            "instance_id": INVALID,
+            "FAIL_TO_PASS": row["PASS_TO_PASS"][:1],
+            "PASS_TO_PASS": row["PASS_TO_PASS"][1:],
+        }
         Path("rows.jsonl").write_text("\n".join([*lines, json.dumps(row)]) + "\n")
         assert len(_ids("rows.jsonl")) == ROWS
 
@@ -152,14 +156,14 @@ class Journey:
         self.run(*words, name="validate", status=1)
         report = json.loads(Path("validation/report.json").read_text())
         assert report["counts"] == {"valid": VALID, "invalid": 1, "error": 0}
-        assert [one["instance_id"] for one in report["results"] if one["verdict"] == "invalid"] == [NO_BUG]
+        assert [one["instance_id"] for one in report["results"] if one["verdict"] == "invalid"] == [INVALID]
 
     def passed(self) -> None:
         """Filter the passed rows"""
         self.online(
             "tasks", "filter", "rows.jsonl", "--statuses", "validation", "--status", "passed", "-o", "passed.jsonl"
         )  # fmt: skip
-        assert _ids("passed.jsonl") == [name for name in _ids("rows.jsonl") if name != NO_BUG]
+        assert _ids("passed.jsonl") == [name for name in _ids("rows.jsonl") if name != INVALID]
 
     def trajectories(self) -> None:
         """Four rollouts of each, with a scripted model"""
@@ -243,7 +247,7 @@ class Journey:
         found = results(Path("runs/inference"))
         assert report["resolved_ids"] == sorted(name for (name, _), one in found.items() if one[2] == 1.0)
         assert report["empty_patch_ids"] == sorted(name for (name, _), one in found.items() if not one[3])
-        assert report["incomplete_ids"] == [NO_BUG]
+        assert report["incomplete_ids"] == [INVALID]
         assert report["error_ids"] == []
 
     def official_report(self) -> None:
@@ -296,15 +300,6 @@ def test_the_whole_journey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 def _command(words: Sequence[str]) -> list[str]:
     """A command of minisandbox, or a module of Python."""
     return [sys.executable, *words] if words[0] == "-m" else [sys.executable, "-m", "minisandbox", *words]
-
-
-def _harmless(patch: str) -> str:
-    """A patch without a bug at the place of one that has a bug: its removed lines come back, with a blank."""
-    lines = patch.splitlines()
-    removed = [line[1:] for line in lines if line.startswith("-") and not line.startswith("---")]
-    kept = [line for line in lines if not line.startswith("+") or line.startswith("+++")]
-    last = max(number for number, line in enumerate(kept) if line.startswith("-") and not line.startswith("---"))
-    return "\n".join([*kept[: last + 1], *(f"+{line} " for line in removed), *kept[last + 1 :]]) + "\n"
 
 
 def _ids(path: str) -> list[str]:
