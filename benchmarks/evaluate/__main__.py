@@ -6,7 +6,8 @@ Needs root. ROWS is a file or folder of SWE-bench and SWE-smith rows; images tha
 (MINISANDBOX_STORE) are built first. A round runs, one after the other and each with so many workers: `minisandbox
 validate`, as typed and in a fresh run directory; the same two runs per task on the bare host (:mod:`.host`);
 `minisandbox evaluate` of what an agent that copies the references submits; the same single runs on the bare host. No
-pass is confirmed, so that both sides run the tests equally often. It prints wall times, their ratio and the load.
+pass is confirmed, so that both sides run the tests equally often. It prints wall times, CPU times, their ratios and the
+load. Other work on the machine distorts ratios of wall times, and hardly those of CPU times.
 
 Then every submission is graded with the default policy. The cost of a resolved one is the time of grading it, divided
 by the time of its first run of tests. Exits with 1 if a verdict is not the expected one.
@@ -22,9 +23,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from benchmarks.engines.accounts import Account, accounts_of
 from benchmarks.evaluate.host import REFERENCE, UNTOUCHED, HostTask
 from benchmarks.grading_runs import count_runs, submission_of
 
@@ -34,7 +37,7 @@ from minisandbox.pool import as_finished
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 
-_PLACE = "MINISANDBOX_BENCHMARK_PLACE"
+_PLACE, _ACCOUNT = "MINISANDBOX_BENCHMARK_PLACE", "bench-evaluate"
 _UNCONFIRMED = "share(0)"
 _PAIRS = {"validate": (REFERENCE, UNTOUCHED), "evaluate": (REFERENCE,)}
 
@@ -46,7 +49,11 @@ def main() -> int:
         return _measure(options, Path(name))
     words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "benchmarks.evaluate"]
     with tempfile.TemporaryDirectory(dir=options.directory) as place:  # removed where the child's mounts are not
-        return subprocess.run([*words, *sys.argv[1:]], env={**os.environ, _PLACE: place}, check=False).returncode
+        try:
+            return subprocess.run([*words, *sys.argv[1:]], env={**os.environ, _PLACE: place}, check=False).returncode
+        finally:
+            for account in accounts_of(_ACCOUNT):
+                account.remove()
 
 
 def _measure(options: argparse.Namespace, directory: Path) -> int:
@@ -71,47 +78,56 @@ class Comparison:
 
     def __init__(self, options: argparse.Namespace, directory: Path, hosts: Sequence[HostTask]) -> None:
         self._options, self._directory, self._hosts = options, directory, hosts
+        self._accounts = {name: Account(f"{_ACCOUNT}-{name}") for name in ("minisandbox", "host")}
         self._predictions = directory / "preds.jsonl"
         lines = (_prediction(host.task, host.image) for host in hosts)
         self._predictions.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def run(self) -> bool:
         """Run the rounds and print them; returns whether the verdicts of both sides are as expected."""
-        ratios: dict[str, list[float]] = {name: [] for name in _PAIRS}
+        ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in _PAIRS}
         right = True
         for number in range(self._options.rounds):
             for name, states in _PAIRS.items():
-                ours, said = self._ours(name, number)
-                host = self._on_host(states)
-                ratios[name].append(ours / host)
-                right &= said and all(each.resolved(state) == (state == REFERENCE) for each in self._hosts
-                                      for state in states)  # fmt: skip
-                print(f"round {number + 1} {name}: minisandbox {ours:.1f} s, host {host:.1f} s, "
-                      f"ratio {ours / host:.3f}, load {os.getloadavg()[0]:.1f}", flush=True)  # fmt: skip
-        for name, values in ratios.items():
-            print(f"{name}: ratio {statistics.median(values):.3f} (median of {len(values)}, "
-                  f"{min(values):.3f} to {max(values):.3f})", flush=True)  # fmt: skip
+                out = self._directory / f"{name}-{number}"
+                wall, cpu = self._timed("minisandbox", partial(self._ours, name, out))
+                for host in self._hosts:
+                    host.prepare(states)
+                host_wall, host_cpu = self._timed("host", partial(self._on_host, states))
+                ratios[name].append((wall / host_wall, cpu / host_cpu))
+                right &= self._is_expected(name, out, states)
+                print(f"round {number + 1} {name}: wall {wall:.1f} and {host_wall:.1f} s on the host, ratio "
+                      f"{wall / host_wall:.3f}; CPU {cpu:.1f} and {host_cpu:.1f} s, ratio {cpu / host_cpu:.3f}; load "
+                      f"{os.getloadavg()[0]:.1f}", flush=True)  # fmt: skip
+        for name, pairs in ratios.items():
+            walls, cpus = zip(*pairs, strict=True)
+            print(f"{name}: ratio of wall times {statistics.median(walls):.3f} ({min(walls):.3f} to {max(walls):.3f}), "
+                  f"of CPU times {statistics.median(cpus):.3f} ({min(cpus):.3f} to {max(cpus):.3f})")  # fmt: skip
         return right
 
-    def _ours(self, name: str, number: int) -> tuple[float, bool]:
-        """Run a command of ours; returns its wall time, and whether every task is valid or resolved."""
-        out = self._directory / f"{name}-{number}"
+    def _timed(self, side: str, work: Callable[[], None]) -> tuple[float, float]:
+        """Return the wall time and the CPU time of work that this process starts."""
+        account = self._accounts[side]
+        account.enter(os.getpid())
+        start, before = time.monotonic(), account.cpu()
+        work()
+        return time.monotonic() - start, account.cpu() - before
+
+    def _ours(self, name: str, out: Path) -> None:
         more = ("-p", str(self._predictions)) if name == "evaluate" else ()
         workers = ("--workers", str(self._options.workers), "--confirm", _UNCONFIRMED)
-        start = time.monotonic()
         _minisandbox(name, *self._options.given, *more, *workers, "-o", str(out))
-        seconds = time.monotonic() - start
-        report = json.loads((out / "report.json").read_text())
-        count = report["resolved_instances"] if name == "evaluate" else report["counts"]["valid"]
-        return seconds, count == len(self._hosts)
 
-    def _on_host(self, states: Sequence[str]) -> float:
-        for host in self._hosts:
-            host.prepare(states)
-        start = time.monotonic()
+    def _on_host(self, states: Sequence[str]) -> None:
         for _ in as_finished(lambda host: host.run(states), self._hosts, self._options.workers):
             pass
-        return time.monotonic() - start
+
+    def _is_expected(self, name: str, out: Path, states: Sequence[str]) -> bool:
+        """Return whether every task is valid or resolved, and the host's logs say the same."""
+        report = json.loads((out / "report.json").read_text())
+        count = report["resolved_instances"] if name == "evaluate" else report["counts"]["valid"]
+        logs = [host.resolved(state) == (state == REFERENCE) for host in self._hosts for state in states]
+        return count == len(self._hosts) and all(logs)
 
 
 def _costs(images: Sequence[tuple[Task, Image]]) -> bool:
