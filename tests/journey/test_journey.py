@@ -60,9 +60,9 @@ RL = """\
 model: runs/sft/model
 tasks: [data/train.parquet]
 out: runs/rl
-steps: 2
-groups: {tasks: 2, size: 4, refill: 0}
-policy: {agent: bash, prompt: prompts, steps: 8, max_tokens: 300, temperature: 1.0, seconds: 300, deadline: 600}
+steps: 3
+groups: {tasks: 3, size: 4, refill: 0}
+policy: {agent: bash, prompt: prompts, steps: 8, max_tokens: 300, temperature: 0.5, seconds: 300, deadline: 600}
 optimizer: {learning_rate: 1e-5, schedule: constant, warmup_steps: 0, weight_decay: 0.0}
 micro_batch: 4
 workers: 8
@@ -214,18 +214,24 @@ class Journey:
 
     def rl_data(self) -> None:
         """RL data"""
-        self.online("tasks", "export", "passed.jsonl", "--to", "skyrl", "--validation", "unique.jsonl", "-o", "data")
-        assert _ids("data/train.parquet") == _ids("passed.jsonl")
-        assert _ids("data/validation.parquet") == _ids("unique.jsonl")
+        split = ("--split", "train=0.75", "--split", "test=0.25")
+        self.online("tasks", "filter", "passed.jsonl", *split, "-o", "valid.jsonl")
+        self.online("tasks", "export", "valid-train.jsonl", "--to", "skyrl", "--validation", "valid-test.jsonl", "-o",
+                    "data")  # fmt: skip
+        train, test = _ids("data/train.parquet"), _ids("data/validation.parquet")
+        assert (len(train), len(test)) == (7, 2)
+        assert sorted(train + test) == sorted(_ids("passed.jsonl"))
 
     def reinforcement_learning(self) -> None:
-        """Two steps of RL, on three nodes"""
+        """Three steps of RL, on three nodes"""
         Path("rl.yaml").write_text(RL)
         self.run("train", "rl", "rl.yaml", "--cluster", self.cluster.head, name="rl")
-        rewards = [one["reward"] for one in _lines("runs/rl/log.jsonl") if "reward" in one]
-        assert len(rewards) == 2
-        assert all(0 <= reward <= 1 for reward in rewards)
-        assert len(results(Path("runs/rl/rollouts"))) == 2 * 2 * 4
+        steps = [one for one in _lines("runs/rl/log.jsonl") if "reward" in one]
+        assert [one["step"] for one in steps] == [1, 2, 3]
+        assert any(one["groups"] and one["grad_norm"] > 0 for one in steps), steps
+        found = results(Path("runs/rl/rollouts"))
+        assert len(found) == 3 * 3 * 4
+        assert {one[2] for one in found.values()} == {0.0, 1.0}
         assert Path("runs/rl/model/model.safetensors").exists()
 
     def inference(self) -> None:
