@@ -94,7 +94,7 @@ def test_an_archives_image_is_named_in_from(tmp_path: Path, context: Path, store
 def exported(store: Store, tmp_path: Path) -> dict[str, tarfile.TarInfo]:
     """The members of all layers of the built image, as its export has them."""
     export_images(store, ["made"], tmp_path / "exported")
-    members: dict[str, object] = {}
+    members: dict[str, tarfile.TarInfo] = {}
     for blob in (tmp_path / "exported/blobs/sha256").iterdir():
         with contextlib.suppress(tarfile.ReadError), tarfile.open(blob) as tar:
             members |= {member.name: member for member in tar}
