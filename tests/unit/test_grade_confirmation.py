@@ -303,7 +303,7 @@ def test_a_reference_that_fails_on_changed_tests_confirms_nothing(place: Place) 
     assert (found.verdict, found.reward) == (Verdict.UNCONFIRMED, None), found
 
 
-ROWS = {"tests/test_calc.py::test_add[5]": {"n": (0, "5")}}
+ROWS = {"tests/test_calc.py::test_add[5]": {"n": "5"}}
 
 
 def test_a_table_that_was_changed_when_it_was_collected_is_tampering(place: Place) -> None:

@@ -7,6 +7,7 @@ import random
 import textwrap
 import unittest
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -200,7 +201,7 @@ def checked(text: str, tests: list[str], seed: int = 0) -> ChangeableTests:
     return ChangeableTests(
         tuple(
             Changeable(
-                test, test, ("",), ("",), True, 0.0,
+                test, test, ("",), ("",), True, 0.0, test,
                 tuple(CheckedVariant(variant, ({"": "+1"},) * len(variant.texts)) for variant in variants[test]),
             )
             for test in tests
@@ -232,9 +233,7 @@ def test_a_draw_has_changed_and_unchanged_versions_of_each_test() -> None:
 def test_tests_without_copies_are_changed_or_not() -> None:
     text = "".join(f"def test_{n}():\n    assert f({n}) == {n + 1}\n\n\n" for n in range(4))
     tests = checked(text, [f"t.py::test_{n}" for n in range(4)])
-    single = ChangeableTests(
-        tuple(Changeable(one.test, one.name, ("",), ("",), False, 0.0, one.variants) for one in tests.functions)
-    )
+    single = ChangeableTests(tuple(replace(one, copies=False) for one in tests.functions))
     counts = set()
     for seed in range(40):
         drawn = draw(single, 1.0, random.Random(seed))
@@ -250,12 +249,27 @@ def test_tests_without_copies_are_changed_or_not() -> None:
 def test_a_slow_test_has_one_copy_and_many_tests_have_few() -> None:
     text = "def test_it():\n" + "".join(f"    assert f({n}) == {n}\n" for n in range(9))
     (function,) = checked(text, ["t.py::test_it"]).functions
-    slow = Changeable(function.test, function.name, ("",), ("",), True, 10.0, function.variants)
+    slow = replace(function, seconds=10.0)
     assert len(draw(ChangeableTests((slow,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 2
     assert len(draw(ChangeableTests((function,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 6
+    rows = replace(function, passing=tuple(map(str, range(60))))
+    assert len(draw(ChangeableTests((rows,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 2
     many = "".join(f"def test_{n}():\n    assert f() == 1\n    assert f() == 2\n\n\n" for n in range(40))
     drawn = draw(checked(many, [f"t.py::test_{n}" for n in range(40)]), 1.0, random.Random(0))
     assert sum(len(versions) - 1 for versions in drawn.wanted.values()) <= 60
+
+
+def test_a_shared_test_is_changed_in_copies_only() -> None:
+    text = "class A:\n    def test_it(self):\n        assert f() == 2\n\n\nclass B(A):\n    pass\n"
+    tests = checked(text, ["t.py::A::test_it", "t.py::B::test_it"])
+    tests = ChangeableTests(tuple(replace(function, definition="t.py:2") for function in tests.functions))
+    for seed in range(10):
+        drawn = draw(tests, 1.0, random.Random(seed))
+        assert [versions[0] for versions in drawn.wanted.values()] == [None, None]
+        edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed))
+        names = [version.test.rpartition("::")[2] for version in edition.versions]
+        assert len(set(names)) == len(names) - 1, "copies of both have names of their own"
+    assert all(len(drawn.wanted) == 1 for drawn in draws_without_copies(tests, random.Random(0)))
 
 
 COPIED = [
@@ -324,15 +338,25 @@ ROWS = [(1, "a"), pytest.param(2, f(), id="x"), (3, "c")]
 @pytest.mark.parametrize(("n", "text"), ROWS)
 def test_it(n, text):
     pass
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_two(n):
+    pass
 """
+ROW_1: Parameters = {"n": "1", "text": "'a'"}
+ROW_3: Parameters = {"n": "3", "text": "'c'"}
 COLLECTED: dict[str, tuple[Mapping[str, Parameters], str]] = {
-    "as written": ({"t.py::test_it[1-a]": {"n": (0, "1"), "text": (0, "'a'")}}, ""),
-    "another value": ({"t.py::test_it[1-a]": {"n": (0, "1"), "text": (0, "'b'")}}, "text is 'b', and 'a' in the file"),
-    "one more row": ({"t.py::test_it[9]": {"n": (3, "9")}}, "row 4 of a table with 3 rows"),
-    "no literal in the file": ({"t.py::test_it[x]": {"text": (1, "'b'")}}, ""),
-    "no literal when collected": ({"t.py::test_it[1-a]": {"n": (0, None)}}, ""),
-    "another test": ({"u.py::test_it[1-a]": {"n": (0, "7")}}, ""),
-}
+    "as written": ({"t.py::test_it[1-a]": ROW_1, "t.py::test_it[3-c]": ROW_3}, ""),
+    "another value": ({"t.py::test_it[1-a]": {"n": "1", "text": "'b'"}}, "no row of its table has n=1, text='b'"),
+    "the value of another row": ({"t.py::test_it[1-a]": {"n": "1", "text": "'c'"}}, "no row of its table has"),
+    "no literal in the file": ({"t.py::test_it[x]": {"n": "2", "text": "'b'"}}, ""),
+    "no literal when collected": ({"t.py::test_it[1-a]": {"n": None, "text": "'a'"}}, ""),
+    "another test": ({"u.py::test_it[1-a]": {"n": "7", "text": "8"}}, ""),
+    "one row twice": (
+        {"t.py::test_two[a]": {"n": "1"}, "t.py::test_two[b]": {"n": "1"}}, "collected [0, 2] times"
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("collected", "expected"), COLLECTED.values(), ids=COLLECTED)

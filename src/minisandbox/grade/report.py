@@ -14,8 +14,8 @@ CONFLICTING = "conflicting"
 INCOMPLETE = "incomplete"
 UNCOLLECTED = "uncollected"
 
-Parameters = Mapping[str, tuple[int, str | None]]
-"""Of a test's parameters the row of its table, and the text of its value if that is plain."""
+Parameters = Mapping[str, str | None]
+"""The parameters of a test: the text of each value that is plain."""
 _PHASES = frozenset({"setup", "call", "teardown", "subtest", "collect"})
 
 
@@ -223,12 +223,7 @@ def _parameters(found: object) -> Parameters:
     """Read what the plugin says of a test's parameters; what it cannot have said is left out."""
     if not isinstance(found, dict):
         return {}
-    pairs = ((name, value) for name, value in found.items() if isinstance(value, list) and len(value) == 2)
-    return {
-        name: (index, text if isinstance(text, str) else None)
-        for name, (index, text) in pairs
-        if isinstance(index, int)
-    }
+    return {name: text if isinstance(text, str) else None for name, text in found.items()}
 
 
 def not_passed(outcomes: dict[str, str], tests: Iterable[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.grade.confirm.editions import Change, Edition, Readout, Version, make_edition
+from minisandbox.grade.confirm.edits import Source
 from minisandbox.grade.confirm.variants import WEAK, Kind, Variant, base_of, variants_of
 from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.names import first_words, located
@@ -57,6 +58,7 @@ class Changeable:
         passing: its items that the reference passes when only FAIL_TO_PASS tests run.
         copies: whether a copy of it passes next to it.
         seconds: how long it takes; 0 for a moment.
+        definition: where it is defined, which inherited tests share.
         variants: those that the reference fails, the strongest first.
     """
 
@@ -66,6 +68,7 @@ class Changeable:
     passing: tuple[str, ...] = ()
     copies: bool = False
     seconds: float = 0.0
+    definition: str = ""
     variants: tuple[CheckedVariant, ...] = ()
 
 
@@ -145,6 +148,7 @@ def _function(data: Any) -> Changeable:
         tuple(data["passing"]),
         data["copies"],
         data["seconds"],
+        data["definition"],
         tuple(CheckedVariant(_variant(**one["variant"]), tuple(one["failing"])) for one in data["variants"]),
     )
 
@@ -244,8 +248,15 @@ class _Check:
             self._passing.get(test, ()),
             test in self._copies,
             self._seconds.get(test, 0.0),
+            self._definition(test),
             tuple(one for one in checked if one.failing),
         )
+
+    def _definition(self, test: str) -> str:
+        path, _, name = test.partition("::")
+        source = Source.read(self._files[path]) if path in self._files else None
+        function = source.function(name) if source else None
+        return f"{path}:{function.lineno}" if function else ""
 
     def _checked(self, test: str, variant: Variant) -> CheckedVariant:
         passing = set(self._passing.get(test, ()))

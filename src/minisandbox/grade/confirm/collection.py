@@ -6,9 +6,10 @@ This process only parses the files. It never imports code of a submission, so a 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
-from minisandbox.grade.confirm.edits import Source
+from minisandbox.grade.confirm.edits import Source, Table
 from minisandbox.grade.report import Parameters
 from minisandbox.tasks import node_id
 
@@ -21,35 +22,46 @@ def mismatches(files: Mapping[str, bytes], collected: Mapping[str, Parameters]) 
         collected: for each node id the parameters, as the reporter sent them.
 
     Returns:
-        A sentence for each test that has another value than its table, or a row that its table lacks. Only tables that
-        are written out count, and of these only literal values.
+        A sentence for each test whose values are in no row of its table, and for each row that is collected more or
+        less often than the others. Only tables that are written out count, and of these only literal values.
     """
     sources: dict[str, Source | None] = {}
-    found = []
+    functions: dict[str, dict[str, Parameters]] = {}
     for test, parameters in collected.items():
-        path, _, name = node_id(test).partition("[")[0].partition("::")
+        functions.setdefault(node_id(test).partition("[")[0], {})[test] = parameters
+    found: list[str] = []
+    for base, tests in functions.items():
+        path, _, name = base.partition("::")
         if path not in sources:
             sources[path] = Source.read(files[path]) if path in files and path.endswith(".py") else None
         source = sources[path]
         function = source.function(name) if source else None
-        tables = source.tables(function) if source and function else ()
-        for table in tables:
-            for column, parameter in enumerate(table.names):
-                if parameter in parameters and (problem := _problem(table.rows, column, parameters[parameter])):
-                    found.append(f"{test}: {parameter} {problem}")
+        for table in source.tables(function) if source and function else ():
+            found += _of_table(base, table, tests)
     return tuple(found)
 
 
-def _problem(rows: list[list[ast.expr]], column: int, collected: tuple[int, str | None]) -> str:
-    """Return how a collected value differs from its table; "" if it does not, or if that cannot be told."""
-    index, text = collected
-    if index >= len(rows):
-        return f"comes from row {index + 1} of a table with {len(rows)} rows"
-    row = rows[index]
-    written = spelled(row[column]) if column < len(row) else None
-    if written is None or text is None or text == written:
-        return ""
-    return f"is {text}, and {written} in the file"
+def _of_table(base: str, table: Table, tests: Mapping[str, Parameters]) -> Iterator[str]:
+    rows = [[spelled(cell) for cell in row] for row in table.rows]
+    counts = Counter[int]()
+    for test, parameters in tests.items():
+        if not all(name in parameters for name in table.names):
+            continue  # a class or a plugin has parameters of the same names
+        values = [parameters[name] for name in table.names]
+        matching = [number for number, row in enumerate(rows) if _is_row(row, values)]
+        if not matching:
+            texts = ", ".join(f"{name}={text}" for name, text in zip(table.names, values, strict=True))
+            yield f"{test}: no row of its table has {texts}"
+        counts.update(matching[:1] if len(matching) == 1 else ())
+    is_whole = all(None not in row for row in rows) and len({tuple(row) for row in rows}) == len(rows)
+    if is_whole and counts and len({counts[number] for number in range(len(rows))}) > 1:
+        yield f"{base}: rows of its table are collected {sorted(counts[number] for number in range(len(rows)))} times"
+
+
+def _is_row(row: list[str | None], values: list[str | None]) -> bool:
+    """Return whether values can be those of a row; a value that either side cannot spell may be any."""
+    pairs = zip(row, values, strict=False)
+    return len(row) != len(values) or all(written is None or text is None or text == written for written, text in pairs)
 
 
 def spelled(node: ast.expr) -> str | None:

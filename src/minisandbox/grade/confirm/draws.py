@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ _MOST_CHANGED = 5
 """Changed versions of one test."""
 _MOST_COPIES = 60
 """Copies in one run, over all tests."""
+_MOST_ITEMS = 120
+"""Items of one test, over its versions, that are run: each set of parameters is one."""
 _SHARE = 0.15
 """The share of the first run's time that a test's versions may take together, unless it has only two."""
 
@@ -45,6 +48,7 @@ def draw(tests: ChangeableTests, seconds: float, dice: random.Random) -> Draw:
     """
     drawn = Draw()
     most = max(1, min(_MOST_CHANGED, _MOST_COPIES // max(1, len(tests.functions)) - 1))
+    definitions = Counter(function.definition for function in tests.functions)
     single = [function for function in tests.functions if function.variants and not function.copies]
     changed = set(dice.sample(range(len(single)), _some_of(len(single), dice)))
     for number, function in enumerate(single):
@@ -52,8 +56,11 @@ def draw(tests: ChangeableTests, seconds: float, dice: random.Random) -> Draw:
     for function in tests.functions:
         if function.variants and function.copies:
             affordable = max(1, int(_SHARE * seconds / function.seconds) - 1) if function.seconds else most
+            affordable = min(affordable, max(1, _MOST_ITEMS // max(1, len(function.passing)) - 1))
             chosen = _changes(function, dice)[: min(most, affordable)]
             _add(drawn, function, chosen, dice, unchanged=2 if len(chosen) == 1 < affordable else 1)
+            if definitions[function.definition] > 1:  # what is changed in place would be changed for the others, too
+                drawn.wanted[function.test].sort(key=bool)
         elif not function.variants:
             _add(drawn, function, [], dice)
     return drawn
@@ -66,10 +73,11 @@ def draws_without_copies(tests: ChangeableTests, dice: random.Random) -> Iterato
         tests: what can be changed.
         dice: decides how.
     """
-    changes = {function.test: _changes(function, dice)[:_MOST_CHANGED] for function in tests.functions}
+    functions = list({function.definition: function for function in tests.functions}.values())
+    changes = {function.test: _changes(function, dice)[:_MOST_CHANGED] for function in functions}
     for turn in range(-1, max(map(len, changes.values()))):
         drawn = Draw()
-        for function in tests.functions:
+        for function in functions:
             mine = changes[function.test]
             _add(drawn, function, [mine[turn % len(mine)]] if mine and turn >= 0 else [], dice, unchanged=0)
         yield drawn

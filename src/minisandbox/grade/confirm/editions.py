@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from minisandbox.grade.confirm.edits import Edit, Source, apply_edits
@@ -77,6 +77,7 @@ def make_edition(
     edits: dict[str, list[Edit]] = {}
     versions: list[Version] = []
     paths = dict.fromkeys(test.partition("::")[0] for test in wanted)
+    taken: dict[str, set[str]] = {}
     sources = {path: Source.read(files[path]) for path in paths if path in files}
     for test, (first, *others) in wanted.items():
         path, _, name = test.partition("::")
@@ -87,9 +88,9 @@ def make_edition(
         versions.append(Version(test, test, first))
         if first is not None:
             edits.setdefault(first[0].path, []).append(first[0].edit(first[1]))
-        taken = {known.name for _, known in source.functions()}
+        names = taken.setdefault(path, {known.name for _, known in source.functions()})
         for other in others:
-            copy_name = _new_name(function.name, taken, dice)
+            copy_name = _new_name(function.name, names, dice)
             copy = source.copied(function, copy_name, [other[0].edit(other[1])] if other else [])
             if copy is not None:
                 edits.setdefault(path, []).append(copy)
@@ -115,6 +116,17 @@ class _Result:
     test: str
 
 
+def _numbered(tests: Iterable[str]) -> dict[str, str]:
+    """Number the tests of each function in the order of collection: a changed table changes their ids."""
+    counts = Counter[str]()
+    numbers = {}
+    for test in tests:
+        base = node_id(test).partition("[")[0]
+        numbers[test] = f"#{counts[base]}"
+        counts[base] += 1
+    return numbers
+
+
 class Readout:
     """The results of a run by function and parameters.
 
@@ -128,12 +140,11 @@ class Readout:
         self._seconds = run.report.seconds
         self._sources: dict[str, Source | None] = {}
         self._functions: dict[str, dict[str, _Result]] = {}
+        numbers = _numbered(run.report.parameters)
         for test, outcome in run.report.outcomes().items():
             result = _Result(outcome, run.report.places.get(test), test)
             base, bracket, rest = node_id(test).partition("[")
-            rows = {name: index for name, (index, _) in run.report.parameters.get(test, {}).items()}
-            item = json.dumps(rows, sort_keys=True) if rows else bracket + rest
-            self._functions.setdefault(base, {})[item] = result
+            self._functions.setdefault(base, {})[numbers.get(test, bracket + rest)] = result
             for name in first_words({test: outcome}):  # the names that unittest's lists have
                 self._functions.setdefault(name, {"": result})
 

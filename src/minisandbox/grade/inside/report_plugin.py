@@ -6,7 +6,7 @@ Without it (pytest-xdist's workers, nested runs) the plugin does nothing.
 
 A line is [node id, when, outcome]. ``when`` is setup, call, teardown, subtest or collect; or place, with the line of the
 test's file at which a test failed, or seconds. The first line is [null, "start", {...}], the last one
-[null, "end", {"exit_status", "records"}]. [null, "collected", {node id: {name: [index, value]}}] has the parameters of
+[null, "end", {"exit_status", "records"}]. [null, "collected", {node id: {name: value}}] has the parameters of
 tests. With the key may come the functions to run: other tests are collected, and not run.
 
 PYTEST_DONT_REWRITE: it has no assertions, and is loaded before pytest could rewrite them.
@@ -39,13 +39,12 @@ def _spelled(value, spell=ascii if bytes is not str else repr, depth=0):
 
 
 def _parameters(item):
-    """Return a test's parameters: the row of its table that each comes from, and its value if that is plain."""
+    """Return the names of a test's parameters, each with the text of its value if that is plain."""
     callspec = getattr(item, "callspec", None)
-    indices = getattr(callspec, "indices", None) or {}
     found = {}
-    for name, index in indices.items():
-        text = None if bytes is str else _spelled(callspec.params.get(name, pytest))
-        found[name] = [index, text if text is None or len(text) <= _LONGEST_VALUE else None]
+    for name, value in getattr(callspec, "params", {}).items():
+        text = None if bytes is str else _spelled(value)
+        found[name] = text if text is None or len(text) <= _LONGEST_VALUE else None
     return found
 
 
@@ -64,6 +63,7 @@ class Reporter(object):
 
     def __init__(self, write, written, chosen):
         self._write, self._written, self._chosen = write, written, chosen
+        self._items = []
 
     def _is_chosen(self, item):
         return _OUTSIDE.sub("", item.nodeid.partition("[")[0]) in self._chosen
@@ -75,16 +75,24 @@ class Reporter(object):
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session):
-        if self._chosen and not any(self._is_chosen(item) for item in session.items):
-            self._chosen = ()
-        items = [item for item in session.items if not self._chosen or self._is_chosen(item)]
+        self._items = [item for item in session.items if self._is_chosen(item)]
+        items = self._items or session.items
         found = [(item.nodeid, parameters) for item in items for parameters in [_parameters(item)] if parameters]
         for start in range(0, len(found), _AT_ONCE):
             self._write(None, "collected", dict(found[start:start + _AT_ONCE]))
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item, nextitem):
-        return True if self._chosen and not self._is_chosen(item) else None
+    def pytest_runtestloop(self, session):
+        """Run the chosen tests alone, as pytest's own loop runs all; not for pytest-xdist, whose workers run the tests."""
+        if not self._items or session.config.pluginmanager.hasplugin("dsession"):
+            return None
+        for item, following in zip(self._items, self._items[1:] + [None]):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if getattr(session, "shouldfail", False):
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+        return True
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
