@@ -67,7 +67,9 @@ def server(files: Path, authority: Path) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine whose system trusts nobody, and a user without settings."""
-    for name in os.environ:
+    for name in certificates.variables(Path()):
+        monkeypatch.setenv(name, "")  # so that it is restored, whatever a test exports
+    for name in [*os.environ]:
         own = name in certificates.variables(Path()) or "proxy" in name.lower()
         if own or name.startswith(("PIP_", "UV_", "SSL_CERT_")):
             monkeypatch.delenv(name)

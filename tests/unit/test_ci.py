@@ -31,7 +31,8 @@ def ci(place: Path, first: str, second: str) -> tuple[int, list[str]]:
     (place / "Makefile").write_text(MAKEFILE.format(first=first, second=second))
     for words in ("init -q", "add -A", "-c user.name=a -c user.email=a@localhost commit -qm a"):
         subprocess.run(["git", *words.split()], cwd=place, check=True)
-    environment = {**os.environ, "SSL_CERT_FILE": "/ca.pem", "PYTEST_ARGS": "-x", "TMPDIR": str(place)}
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    environment = {**outer, "SSL_CERT_FILE": "/ca.pem", "PYTEST_ARGS": "-x", "TMPDIR": str(place)}
     done = subprocess.run([place / ".ci/run"], capture_output=True, text=True, env=environment, check=False)
     assert not list(place.glob("minisandbox-ci.*"))
     return done.returncode, done.stdout.splitlines()

@@ -29,12 +29,10 @@ def failed(name: str, reason: str = "a cause") -> MiniSandboxError:
 
 
 def test_a_set_without_an_index(no_index: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["image", "build", "quickstart", "--only", "pallets*", "--only", "r1chard*"]) == SourceError.exit_code
+    assert main(["image", "build", "quickstart", "--only", "pallets*"]) == SourceError.exit_code
     said = capsys.readouterr().err
     assert said.count("cannot read http://127.0.0.1:9/simple/click/") == 1
     assert "3 tasks: cannot read http://127.0.0.1:9/simple/click/ (first: pallets__click-8.1.7." in said
-    assert said.count("cannot read http://127.0.0.1:9/simple/parse/") == 1
-    assert "minisandbox: r1chardj0n3s__parse-1.20.1.hyphen_names: cannot read" in said
 
 
 def test_a_shared_error_names_each_task_alone(no_index: None, capsys: pytest.CaptureFixture[str]) -> None:
