@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import random
+import re
 import textwrap
 import unittest
 from collections.abc import Mapping
@@ -193,6 +195,29 @@ def test_another_literal_has_another_value_of_the_same_kind(text: str) -> None:
             assert new != value
             assert value is None or type(new) is type(value)
             assert other.count("\n") == text.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("expected", "related"),
+    [
+        ("ValueError", ()),
+        ("(KeyError, OSError)", ("IndexError",)),
+        ("LookupError", ()),
+        ("mylib.E", ()),
+        ("Exception", ()),
+    ],
+)
+def test_changed_tests_expect_common_exceptions_unrelated_to_their_own(expected: str, related: tuple[str, ...]) -> None:
+    text = f"def test_it():\n    with pytest.raises({expected}):\n        f(1)\n"
+    named = [getattr(builtins, name) for name in re.findall("[A-Z][A-Za-z]+", expected) if hasattr(builtins, name)]
+    drawn = set()
+    for seed in range(40):
+        (variant,) = variants_of({"t.py": text.encode()}, ["t.py::test_it"], random.Random(seed))["t.py::test_it"]
+        drawn |= set(variant.texts)
+    assert drawn if expected == "Exception" else {"TypeError", "RuntimeError", *related} <= drawn
+    for name in drawn:
+        kind = getattr(builtins, name)
+        assert not any(issubclass(kind, other) or issubclass(other, kind) for other in named), name
 
 
 def checked(text: str, tests: list[str], seed: int = 0) -> ChangeableTests:
