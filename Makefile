@@ -46,7 +46,7 @@ help:
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
 	@echo "make test-harbor  Harbor itself over sandboxes, and its models of what we export: Python 3.12, 0.5 GB; two minutes"
-	@echo "make test-newest  what meets other projects' code, with the newest version of each instead of the locked one; Python 3.12, too; ten minutes"
+	@echo "make test-newest  what meets other projects' code, with the newest version of each instead of the locked one; Python 3.12, too; 15 minutes"
 	@echo "make test-kernels  what depends on the kernel, on Debian's 6.1 and 6.12 in QEMU; as root; 45 minutes; KERNELS='6.1', KERNELS_CACHE=DIR"
 	@echo "make test-cpython  CPython's own tests of system calls, in a sandbox and on the host; CPYTHON='--suite DIR'; minutes"
 	@echo "make dockerfile-conformance  109 Dockerfiles by buildah and by us, compared; as root; 15 minutes; CASES='--cache DIR NAME...'"
