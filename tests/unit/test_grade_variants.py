@@ -276,6 +276,8 @@ def test_a_slow_test_has_one_copy_and_many_tests_have_few() -> None:
     (function,) = checked(text, ["t.py::test_it"]).functions
     slow = replace(function, seconds=10.0)
     assert len(draw(ChangeableTests((slow,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 2
+    two = ChangeableTests((slow, replace(slow, test="t.py::test_other", definition="other")))
+    assert all(len(versions) == 1 for versions in draw(two, 25.0, random.Random(0)).wanted.values())
     assert len(draw(ChangeableTests((function,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 6
     rows = replace(function, passing=tuple(map(str, range(60))))
     assert len(draw(ChangeableTests((rows,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 2

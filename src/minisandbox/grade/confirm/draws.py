@@ -17,8 +17,8 @@ _MOST_COPIES = 60
 """Copies in one run, over all tests."""
 _MOST_ITEMS = 120
 """Items of one test, over its versions, that are run: each set of parameters is one."""
-_SHARE = 0.15
-"""The share of the first run's time that a test's versions may take together, unless it has only two."""
+_SHARE = 0.1
+"""The share of the first run's time that copies may take; a test that takes longer is changed in place, or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +47,39 @@ def draw(tests: ChangeableTests, seconds: float, dice: random.Random) -> Draw:
         dice: decides.
     """
     drawn = Draw()
-    most = max(1, min(_MOST_CHANGED, _MOST_COPIES // max(1, len(tests.functions)) - 1))
+    copies = _copies(tests, seconds, dice)
     definitions = Counter(function.definition for function in tests.functions)
-    single = [function for function in tests.functions if function.variants and not function.copies]
-    changed = set(dice.sample(range(len(single)), _some_of(len(single), dice)))
-    for number, function in enumerate(single):
-        _add(drawn, function, _changes(function, dice)[:1] if number in changed else [], dice)
+    in_place = [function for function in tests.functions if function.variants and not copies[function.test]]
+    changed = set(dice.sample(range(len(in_place)), _some_of(len(in_place), dice)))
+    for number, function in enumerate(in_place):
+        _add(drawn, function, _changes(function, dice)[:1] if number in changed else [], dice, unchanged=0)
     for function in tests.functions:
-        if function.variants and function.copies:
-            affordable = max(1, int(_SHARE * seconds / function.seconds) - 1) if function.seconds else most
-            affordable = min(affordable, max(1, _MOST_ITEMS // max(1, len(function.passing)) - 1))
-            chosen = _changes(function, dice)[: min(most, affordable)]
-            _add(drawn, function, chosen, dice, unchanged=2 if len(chosen) == 1 < affordable else 1)
+        if not function.variants:
+            _add(drawn, function, [], dice)
+        elif most := copies[function.test]:
+            chosen = _changes(function, dice)[:most]
+            _add(drawn, function, chosen, dice, unchanged=2 if len(chosen) == 1 < most else 1)
             if definitions[function.definition] > 1:  # what is changed in place would be changed for the others, too
                 drawn.wanted[function.test].sort(key=bool)
-        elif not function.variants:
-            _add(drawn, function, [], dice)
     return drawn
+
+
+def _copies(tests: ChangeableTests, seconds: float, dice: random.Random) -> dict[str, int]:
+    """Return how many copies of each test the time allows; 0 for tests that are changed in place, or not at all."""
+    able = [function for function in tests.functions if function.variants and function.copies]
+    definitions = Counter(function.definition for function in able)
+    copies = dict.fromkeys((function.test for function in tests.functions), 0)
+    most = max(1, min(_MOST_CHANGED, _MOST_COPIES // max(1, len(able))))
+    budget = _SHARE * seconds
+    for function in dice.sample(able, len(able)):
+        count = min(most, max(1, _MOST_ITEMS // max(1, len(function.passing)) - 1))
+        if function.seconds:
+            count = min(count, int(budget / function.seconds))
+        if len(able) == 1 or definitions[function.definition] > 1:
+            count = max(1, count)
+        copies[function.test] = count
+        budget -= count * function.seconds
+    return copies
 
 
 def draws_without_copies(tests: ChangeableTests, dice: random.Random) -> Iterator[Draw]:
@@ -107,7 +123,7 @@ def _shuffled(count: int, dice: random.Random) -> list[int]:
 def _add(
     drawn: Draw, function: Changeable, chosen: list[tuple[CheckedVariant, int]], dice: random.Random, unchanged: int = 1
 ) -> None:
-    versions: list[Change | None] = [None] * (unchanged if chosen and function.copies else int(not chosen))
+    versions: list[Change | None] = [None] * (unchanged if chosen else 1)
     for checked, number in chosen:
         change = (checked.variant, number)
         versions.append(change)

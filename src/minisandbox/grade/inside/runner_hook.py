@@ -12,6 +12,7 @@ prints. The last line is written when the outermost runner has ended; runners th
 import importlib.util
 import os
 import sys
+import time
 
 VARIABLE = "MINISANDBOX_REPORT"
 
@@ -38,7 +39,14 @@ def _watch_unittest_results(module, channel):
 
     for name, outcome in outcomes.items():
         wrap(name, outcome)
-    add_subtest = module.TestResult.addSubTest
+    add_subtest, start_test = module.TestResult.addSubTest, module.TestResult.startTest
+
+    def startTest(self, test):
+        if self is channel.result:
+            channel.begin()
+        return start_test(self, test)
+
+    module.TestResult.startTest = startTest
 
     def addSubTest(self, test, subtest, err):
         if self is channel.result and err is not None:
@@ -120,6 +128,14 @@ def _watch_sympy(module, channel):
 
     for name, outcome in outcomes.items():
         wrap(name, outcome)
+    entering_test = reporter.entering_test
+
+    def _entering_test(self, function):
+        if self is channel.result:
+            channel.begin()
+        return entering_test(self, function)
+
+    reporter.entering_test = _entering_test
     matches = module.SymPyTests.matches
 
     def _matches(self, function):
@@ -154,11 +170,18 @@ class _Channel(object):
     def __init__(self, write, written, chosen):
         self._write, self._written, self.chosen = write, written, chosen
         self.result = None
+        self._clock, self._started = time.time, time.time()
 
     def start(self, kind):
         self._write(None, "start", {"pytest": kind, "python": "%d.%d.%d" % sys.version_info[:3]})
 
+    def begin(self):
+        self._started = self._clock()
+
     def tell(self, name, when, outcome):
+        took = self._clock() - self._started
+        if when == "call" and took > 0.05:
+            self._write(name, "seconds", "%.2f" % took)
         self._write(name, when, outcome)
 
     def tell_place(self, name, file, exc_info):
