@@ -130,7 +130,7 @@ def _grade_all(todo: Sequence[Needs], times: float, workers: int) -> Iterator[Gr
         task, image = needs.task, needs.image
         limits = Limits(memory=int(times * needs.memory))
         submission = _submission(task, image)
-        return grade(task, image, submission, timeout=times * needs.seconds, limits=limits, confirm="always")
+        return grade(task, image, submission, timeout=times * needs.seconds, limits=limits)
 
     for number, (_, found) in enumerate(as_finished(one, todo, workers), 1):
         said = f": {found.reason}: {found.detail}" if found.verdict is not Verdict.RESOLVED else ""
