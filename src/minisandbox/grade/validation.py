@@ -172,7 +172,9 @@ def validate(
     changeable = changeable_tests(Workspace.of(task, image, timeout=timeout, limits=limits))
     if changeable.doubt:
         notes += (f"the reference's run on changed tests is not believed: {changeable.doubt}",)
-    shares = tuple(ChangeableShare(kind, count) for kind, count in sorted(changeable.by_kind().items()))
+    shares = tuple(
+        ChangeableShare(kind, count) for kind, count in sorted(changeable.by_kind(len(task.FAIL_TO_PASS)).items())
+    )
     return replace(found, notes=notes, changeable=shares)
 
 

@@ -84,15 +84,20 @@ class ChangeableTests:
     functions: tuple[Changeable, ...] = ()
     doubt: str = ""
 
-    def by_kind(self) -> Counter[str]:
-        """Count FAIL_TO_PASS tests by where their strongest variant is written; ``none`` without one."""
+    def by_kind(self, total: int) -> Counter[str]:
+        """Count a task's FAIL_TO_PASS tests by where their strongest variant is written; ``none`` without one.
+
+        Args:
+            total: how many FAIL_TO_PASS tests there are; some may lead to no file.
+        """
         counts: Counter[str] = Counter()
         for function in self.functions:
             for item in function.named:
                 able = (one for one in function.variants if any(item in failing for failing in one.failing))
                 kinds = (one.variant.kind.value for one in able)
                 counts[next(kinds, "none")] += 1
-        return counts
+        counts["none"] += max(0, total - counts.total())
+        return +counts
 
 
 def changeable_tests(place: Workspace) -> ChangeableTests:
