@@ -31,6 +31,8 @@ _FORMAT = 3
 _MOST_COPIES = 60
 """Copies in one run, over all functions."""
 _MOST_OF_ONE = 9
+_MOST_ITEMS = 300
+"""Items of one function, over its copies, when it is checked: each set of parameters is one."""
 _FAILING = frozenset({"failed", "error"})
 
 
@@ -197,13 +199,15 @@ class _Check:
 
     def in_copies(self, most: int) -> dict[str, list[Change | None]]:
         """Return for each test: unchanged, an unchanged copy, and a copy for each of its variants."""
-        most = max(2, min(most, _MOST_COPIES // max(1, len(self._variants))))
+        share = _MOST_COPIES // max(1, len(self._variants))
+        items = Counter(map(base_of, self._place.task.FAIL_TO_PASS + self._place.task.PASS_TO_PASS))
         wanted: dict[str, list[Change | None]] = {}
         for test, variants in self._variants.items():
+            count = max(2, min(most, share, _MOST_ITEMS // max(1, items[test])))
             local = [variant for variant in variants if variant.is_local]
             rounds = [(variant, number) for number in range(3) for variant in local if number < len(variant.texts)]
             general = next((variant for variant in local if variant.kind in WEAK), None)
-            kept = [*rounds[: most - 1], (general, 0)] if general else rounds[:most]  # one for every row of a table
+            kept = [*rounds[: count - 1], (general, 0)] if general else rounds[:count]  # one for every row of a table
             wanted[test] = [None, None, *dict.fromkeys(kept)]
         return wanted
 
@@ -216,7 +220,8 @@ class _Check:
         """Run the reference on an edition, and note what it shows."""
         edition = make_edition(self._files, wanted, self._dice)
         chosen = tuple(called(self._place.task, version, self._names[version.original]) for version in edition.versions)
-        run = self._place.run(reference_change(self._place.task), edition.files, chosen)
+        # all copies together may take longer than the tests, which have a limit
+        run = self._place.patient().run(reference_change(self._place.task), edition.files, chosen)
         if run.doubt is None:
             self._note(edition, chosen, run)
         return run
