@@ -152,8 +152,8 @@ class Confirmation:
         something else in every run, must not gain by repetitions.
 
         Raises:
-            _TamperedError: changed tests passed that the reference fails.
-            _UnconfirmedError: changed tests did something else, or a run was not believed twice.
+            _TamperedError: changed tests passed in two runs that the reference fails.
+            _UnconfirmedError: tests did different things in two runs, or a run was not believed twice.
         """
         edition = make_edition(self._files, drawn.wanted, self._dice)
         chosen = () if self._thorough else self._chosen(edition)
@@ -165,14 +165,15 @@ class Confirmation:
         if not (last := next(filter(None, again), [])):
             return []
         known = self._findings(drawn, edition, self._control(what, edition, chosen))
-        foreign = [finding for finding in last if finding not in known]
-        spared = [finding for finding in (*first, *last) if finding.kind == "spared" and finding not in known]
-        if spared:
-            raise _TamperedError(Reason.CHANGED_TEST_PASSED, f"tests that had to fail passed: {_some(spared)}")
-        lost = [finding for finding in foreign if finding.kind == "lost"]
-        if foreign and not lost:
-            raise _UnconfirmedError(f"changed tests did not fail where they had to: {_some(foreign)}")
-        return lost
+        runs = [[finding for finding in run if finding not in known] for run in (first, last)]
+        spared, lost = ([_of_kind(run, kind) for run in runs] for kind in ("spared", "lost"))
+        if all(spared):
+            raise _TamperedError(Reason.CHANGED_TEST_PASSED, f"tests that had to fail passed: {_some(spared[-1])}")
+        if all(lost):
+            return lost[-1]
+        if runs[-1]:
+            raise _UnconfirmedError(f"tests did not do what they had to in two of three runs: {_some(runs[-1])}")
+        return []
 
     def _chosen(self, edition: Edition) -> tuple[str, ...]:
         return tuple(called(self._place.task, version, self._names[version.original]) for version in edition.versions)
@@ -251,6 +252,10 @@ def _run_once(place: Workspace, change: Change, edited: Mapping[str, bytes], cho
         return place.run(change, edited, chosen)
     except SandboxGone as error:
         return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, str(error)))
+
+
+def _of_kind(findings: Sequence[_Finding], kind: str) -> list[_Finding]:
+    return [finding for finding in findings if finding.kind == kind]
 
 
 def _tampered(graded: Grade, error: _TamperedError) -> Grade:
