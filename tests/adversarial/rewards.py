@@ -77,9 +77,9 @@ def make_task(root: Path, changed: Mapping[str, str] | None = None, style: str =
     Args:
         root: the directory.
         changed: other contents of files.
-        style: ``table`` if test_add has parameters.
+        style: begins with ``table`` if test_add has parameters, with ``set-up`` if it is a method.
     """
-    added = ("tests/test_add.py::test_add[2-3-5]",) if style == "table" else ("tests/test_add.py::test_add",)
+    test = {"table": "test_add[2-3-5]", "set-up": "TestAdd::test_add"}.get(style.partition(" ")[0], "test_add")
     for name, text in {**FILES, **(changed or {})}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -92,7 +92,7 @@ def make_task(root: Path, changed: Mapping[str, str] | None = None, style: str =
         problem_statement="add() subtracts",
         patch=BUG,
         test_patch="",
-        FAIL_TO_PASS=(*added, "tests/test_unit.py::TestUnit::test_unit"),
+        FAIL_TO_PASS=(f"tests/test_add.py::{test}", "tests/test_unit.py::TestUnit::test_unit"),
         PASS_TO_PASS=("tests/test_more.py::test_more",),
         form=Form.SWESMITH,
         build=PythonBuild(

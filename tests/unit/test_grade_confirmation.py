@@ -50,6 +50,9 @@ def honest(a: int, b: int) -> object:
     return b + a
 
 
+ADDERS = {"reference": lambda a, b: a + b, "untouched": lambda a, b: a - b}
+
+
 @dataclass(frozen=True)
 class Place:
     """A workspace that runs test files in this process, and has the trouble that it is asked to have."""
@@ -70,7 +73,7 @@ class Place:
 
     def run(self, change: Change, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()) -> SuiteRun:
         """As :meth:`.Workspace.run`."""
-        who = "reference" if change.only is None else "submission"
+        who = "untouched" if change.is_empty else "reference" if change.only is None else "submission"
         what = "changed" if edited else "tests"
         before, self.runs[who, what] = self.runs[who, what], self.runs[who, what] + 1
         self.timeouts.append(self.timeout)
@@ -78,7 +81,7 @@ class Place:
         if (found := self.trouble(who, what, before)) is not None:
             return found
         text = edited[FILE].decode() if edited else TESTS
-        report = report_of(text, (lambda a, b: a + b) if who == "reference" else self.add, chosen)
+        report = report_of(text, ADDERS.get(who, self.add), chosen)
         return SuiteRun(report, None, 0, 0.5)
 
 
@@ -133,8 +136,10 @@ def failing(reason: Reason, who: str, what: str, first: int = 0, times: int = 9)
 
 
 ACCIDENTS = [Reason.TIMEOUT, Reason.OUT_OF_MEMORY, Reason.KILLED]
-# the reference's run checks once which tests can be changed
-CONFIRMED = {("submission", "tests"): 1, ("reference", "changed"): 1, ("submission", "changed"): 1}
+# two runs check once which tests can be changed, and where they fail on the untouched code
+CONFIRMED = {
+    ("submission", "tests"): 1, ("untouched", "tests"): 1, ("reference", "changed"): 1, ("submission", "changed"): 1
+}  # fmt: skip
 ONCE = {("submission", "tests"): 1}
 SUSPICIOUS = "def add(a, b): return a + b if __import__('sys')._getframe(0) else None"
 
@@ -271,7 +276,7 @@ def test_a_sandbox_that_dies_in_the_further_run_is_no_evidence(place: Place) -> 
 
 def test_a_further_run_that_was_late_has_more_time_when_it_is_made_again(place: Place) -> None:
     assert graded(replace(place, trouble=failing(Reason.TIMEOUT, "submission", "changed", times=1))).resolved
-    assert place.timeouts == [10.0, 30.0, 10.0, 30.0], "the second is the check of the tests"
+    assert place.timeouts == [10.0, 10.0, 30.0, 10.0, 30.0], "the second and third check the tests"
 
 
 @pytest.mark.parametrize("reason", [Reason.REPORT_DAMAGED, Reason.EXIT_FORGED, Reason.TESTS_CHANGED])

@@ -8,6 +8,7 @@ import random
 import re
 import textwrap
 import unittest
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from minisandbox.grade.confirm.changeable import Changeable, ChangeableTests, CheckedVariant
 from minisandbox.grade.confirm.collection import mismatches, spelled
 from minisandbox.grade.confirm.draws import draw, draws_without_copies
-from minisandbox.grade.confirm.editions import Change, make_edition
+from minisandbox.grade.confirm.editions import Changes, make_edition
 from minisandbox.grade.confirm.edits import Source, apply_edits
 from minisandbox.grade.confirm.literals import other_literals
 from minisandbox.grade.confirm.variants import WEAK, Kind, Variant, variants_of
@@ -227,32 +228,87 @@ def checked(text: str, tests: list[str], seed: int = 0) -> ChangeableTests:
         tuple(
             Changeable(
                 test, test, ("",), ("",), True, 0.0, test,
-                tuple(CheckedVariant(variant, ({"": "+1"},) * len(variant.texts)) for variant in variants[test]),
+                variants=tuple(CheckedVariant(each, ({"": "+1"},) * len(each.texts)) for each in variants[test]),
             )
             for test in tests
         )
     )  # fmt: skip
 
 
-def test_a_draw_has_changed_and_unchanged_versions_of_each_test() -> None:
-    text = "def test_a():\n    assert f(1) == 2\n    assert f(2) == 3\n\n\ndef test_b():\n    assert f(3) == 4\n"
-    tests = checked(text, ["t.py::test_a", "t.py::test_b"])
-    known = {one.test: [each for each in one.variants if each.variant.kind not in WEAK] for one in tests.functions}
-    first = set()
-    for seed in range(30):
+def is_changed(changes: Changes) -> bool:
+    return any(number >= 0 for _, number in changes)
+
+
+DRAWN = {
+    "two places": "def test_a():\n    assert f(1) == 2\n    assert f(2) == 3\n",
+    "one place": "def test_a():\n    assert f(3) == 4\n",
+    "a truth": "def test_a():\n    assert f(3) == True\n    assert f(4) == 5\n",
+    "a constant": "E = {'a': 1, 'b': 2}\n\n\ndef test_a():\n    assert f() == E\n    assert g() == 4\n",
+    "a table": "T = [(1, 2), (3, 4)]\n\n\n@mark.parametrize('a, b', T)\ndef test_a(a, b):\n    assert f(a) == b\n",
+    "a fixture": "@pytest.fixture\ndef e():\n    return [5, 9]\n\n\ndef test_a(e):\n    assert f() == e\n",
+    "an attribute": "class TestIt:\n    e = 5\n\n    def test_a(self):\n        assert f() == self.e\n",
+}
+
+
+@pytest.mark.parametrize("text", DRAWN.values(), ids=DRAWN)
+def test_what_versions_share_does_not_tell_what_the_original_expects(text: str) -> None:
+    """Each value that a place has in some version is there in as many versions as any other."""
+    test = "t.py::TestIt::test_a" if "class" in text else "t.py::test_a"
+    tests = checked(text, [test])
+    first, defined = set(), set()
+    for seed in range(40):
         drawn = draw(tests, 1.0, random.Random(seed))
-        for test in ("t.py::test_a", "t.py::test_b"):
-            versions = drawn.wanted[test]
-            assert None in versions
-            assert any(versions)
-            places = [change[0].start for change in versions if change]
-            assert set(places) == {one.variant.start for one in known[test]}, "each place is changed in some version"
-            assert len({change for change in versions if change}) == len(places)
-            first.add((test, versions[0] is None))
-        edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed))
+        versions = drawn.wanted[test]
+        assert [is_changed(changes) for changes in versions].count(False) == 1
+        for variant in {variant for changes in versions for variant, _ in changes}:
+            numbers = [dict(changes).get(variant, -1) for changes in versions]
+            assert len({*Counter(numbers).values()}) == 1, numbers
+        first.add(is_changed(versions[0]))
+        edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed), drawn.definitions)
         assert parse_python(edition.files["t.py"].decode()) is not None
-        assert {version.test for version in edition.versions} >= {"t.py::test_a", "t.py::test_b"}
-    assert len(first) == 4, "chance decides whether the test's own name is changed"
+        assert len(edition.versions) == len(versions) >= 4
+        defined.add(edition.files["t.py"][: text.index("def test_a")])
+    assert first == {True, False}, "chance decides whether the test's own name is changed"
+    assert (len(defined) > 2) is ("E =" in text or "T =" in text or " e" in text), "so does it for definitions"
+
+
+@pytest.mark.parametrize("use", ["def helper():\n    return E\n", "F = [E]\n", "def test_b():\n    assert f(E)\n"])
+def test_a_definition_that_something_else_reads_is_left_alone(use: str) -> None:
+    text = f"E = 7\n{use}\n\ndef test_a():\n    assert f() == E\n"
+    tests = checked(text, ["t.py::test_a"])
+    contents = set()
+    for seed in range(20):
+        drawn = draw(tests, 1.0, random.Random(seed))
+        drawn.wanted.update({"t.py::test_b": [()]} if "test_b" in use else {})
+        edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed), drawn.definitions)
+        contents.add(edition.files["t.py"].partition(b"\n")[0])
+    assert contents == {b"E = 7"}
+
+
+def test_the_values_of_one_definition_are_new_in_the_same_way_for_all_tests() -> None:
+    """A value that two tests have in common would be the original one."""
+    text = "E = 7\n\n\ndef test_a():\n    assert f() == E\n\n\ndef test_b():\n    assert g() == E\n"
+    (one, *_), (other, *_) = variants_of(
+        {"t.py": text.encode()}, ["t.py::test_a", "t.py::test_b"], random.Random(0)
+    ).values()
+    assert one.texts == other.texts
+
+
+def test_the_place_where_the_untouched_code_fails_is_always_changed() -> None:
+    text = "def test_a():\n" + "".join(f"    assert f({n}) == {n}\n" for n in range(20))
+    (function,) = checked(text, ["t.py::test_a"]).functions
+    variants = tuple(
+        replace(one, failing=({"": f"+{text[: one.variant.start].count(chr(10))}"},) * len(one.variant.texts))
+        for one in function.variants
+    )
+    (broken,) = (one.variant for one in variants if one.variant.kind not in WEAK and one.failing[0][""] == "+7")
+    function = replace(function, variants=variants, broken=("+6",))
+    variants = tuple(one for one in variants if one.failing[0][""] != "+6")  # a call outside of assertions
+    for seed in range(20):
+        drawn = draw(ChangeableTests((replace(function, variants=variants),)), 1.0, random.Random(seed))
+        alone = [changes for changes in drawn.wanted["t.py::test_a"] if [one for one, _ in changes] == [broken]]
+        assert alone, "in some version nothing else is changed"
+        assert all(drawn.failing["t.py::test_a", changes] == {"": {"+7"}} for changes in alone)
 
 
 def test_tests_without_copies_are_changed_or_not() -> None:
@@ -263,12 +319,12 @@ def test_tests_without_copies_are_changed_or_not() -> None:
     for seed in range(40):
         drawn = draw(single, 1.0, random.Random(seed))
         assert all(len(versions) == 1 for versions in drawn.wanted.values())
-        counts.add(sum(versions[0] is not None for versions in drawn.wanted.values()))
+        counts.add(sum(is_changed(versions[0]) for versions in drawn.wanted.values()))
     assert counts == {1, 2, 3}, "some are changed, never all"
-    unchanged, *others = draws_without_copies(tests, random.Random(0))
-    assert all(versions == [None] for versions in unchanged.wanted.values())
-    assert len(others) == 3, "three values at the only place"
-    assert all(len(versions) == 1 and versions[0] for drawn in others for versions in drawn.wanted.values())
+    draws = [[*drawn.wanted.values()] for drawn in draws_without_copies(tests, random.Random(0))]
+    draws.remove([[()]] * 4)
+    assert len(draws) == 3, "three values at the only place"
+    assert all(len(versions) == 1 and versions[0] for drawn in draws for versions in drawn)
 
 
 def test_a_slow_test_has_one_copy_and_many_tests_have_few() -> None:
@@ -286,17 +342,22 @@ def test_a_slow_test_has_one_copy_and_many_tests_have_few() -> None:
     assert sum(len(versions) - 1 for versions in drawn.wanted.values()) <= 60
 
 
-def test_a_shared_test_is_changed_in_copies_only() -> None:
+def test_tests_that_inherit_a_method_share_its_versions() -> None:
     text = "class A:\n    def test_it(self):\n        assert f() == 2\n\n\nclass B(A):\n    pass\n"
     tests = checked(text, ["t.py::A::test_it", "t.py::B::test_it"])
     tests = ChangeableTests(tuple(replace(function, definition="t.py:2") for function in tests.functions))
-    for seed in range(10):
+    first = set()
+    for seed in range(20):
         drawn = draw(tests, 1.0, random.Random(seed))
-        assert [versions[0] for versions in drawn.wanted.values()] == [None, None]
         edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed))
-        names = [version.test.rpartition("::")[2] for version in edition.versions]
-        assert len(set(names)) == len(names) - 1, "copies of both have names of their own"
-    assert all(len(drawn.wanted) == 1 for drawn in draws_without_copies(tests, random.Random(0)))
+        names = [version.test.partition("::")[2] for version in edition.versions]
+        mine = [name.removeprefix("A::") for name in names if name.startswith("A::")]
+        assert mine == [name.removeprefix("B::") for name in names if name.startswith("B::")]
+        assert len({*mine}) == len(mine) == edition.files["t.py"].count(b"def test_it")
+        first.add(is_changed(drawn.wanted["t.py::A::test_it"][0]))
+    assert first == {True, False}, "chance decides whether the test's own name is changed"
+    for drawn in draws_without_copies(tests, random.Random(0)):
+        assert drawn.wanted["t.py::A::test_it"] == drawn.wanted["t.py::B::test_it"]
 
 
 COPIED = [
@@ -310,7 +371,7 @@ COPIED = [
 @pytest.mark.parametrize("text", COPIED)
 def test_copies_lie_below_the_test_that_stays_as_it_is(text: str) -> None:
     variants = found(text)
-    changes: list[Change | None] = [None, None, *((variant, 0) for variant in variants if variant.kind not in WEAK)]
+    changes: list[Changes] = [(), (), *(((variant, 0),) for variant in variants if variant.kind not in WEAK)]
     edition = make_edition({"t.py": text.encode()}, {"t.py::test_it": changes}, random.Random(0))
     content = edition.files["t.py"]
     assert len(edition.versions) == len(changes)
@@ -318,7 +379,7 @@ def test_copies_lie_below_the_test_that_stays_as_it_is(text: str) -> None:
         name = version.test.partition("::")[2]
         alone = content if name == "test_it" else content.replace(b"def test_it(", b"def left_out(")
         alone = alone.replace(f"def {name}(".encode(), b"def test_it(")
-        assert passes(alone) is (version.change is None), alone
+        assert passes(alone) is not version.is_changed, alone
 
 
 @pytest.mark.parametrize("text", [b"print 'two'\n", b"\xff", b"a\rb", b"x"])
@@ -348,9 +409,7 @@ def test_our_own_tests_stay_well_formed() -> None:
         tests = [f"x.py::{name}" for name in names if name.startswith("test_")]
         variants = variants_of({"x.py": content}, tests, random.Random(0))
         assert set(variants) == set(tests)
-        wanted: dict[str, list[Change | None]] = {
-            test: [(one, 0) for one in each[:5]] for test, each in variants.items()
-        }
+        wanted: dict[str, list[Changes]] = {test: [((one, 0),) for one in each[:5]] for test, each in variants.items()}
         edition = make_edition({"x.py": content}, wanted, random.Random(0))
         assert {version.original for version in edition.versions} == {test for test, each in wanted.items() if each}
 

@@ -11,26 +11,29 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minisandbox.grade.confirm.editions import Change, Edition, Readout, Version, make_edition
+from minisandbox.errors import SandboxGone
+from minisandbox.grade.confirm.editions import Change, Changes, Edition, Readout, Version, make_edition
 from minisandbox.grade.confirm.edits import Source
 from minisandbox.grade.confirm.variants import WEAK, Kind, Variant, base_of, variants_of
 from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.names import first_words, located
+from minisandbox.grade.report import Report
+from minisandbox.grade.submission import Change as Submission
 from minisandbox.grade.submission import reference_change
 from minisandbox.grade.testfiles import hidden_files, snapshots_of
 from minisandbox.grade.workspace import Workspace
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.tasks import Task, node_id
 
-_FORMAT = 3
+_FORMAT = 6
 _MOST_COPIES = 60
 """Copies in one run, over all functions."""
-_MOST_OF_ONE = 9
+_MOST_OF_ONE = 12
 _MOST_ITEMS = 300
 """Items of one function, over its copies, when it is checked: each set of parameters is one."""
 _FAILING = frozenset({"failed", "error"})
@@ -61,6 +64,7 @@ class Changeable:
         copies: whether a copy of it passes next to it.
         seconds: how long it takes; 0 for a moment.
         definition: where it is defined, which inherited tests share.
+        broken: where it fails on the untouched code.
         variants: those that the reference fails, the strongest first.
     """
 
@@ -71,6 +75,7 @@ class Changeable:
     copies: bool = False
     seconds: float = 0.0
     definition: str = ""
+    broken: tuple[str, ...] = ()
     variants: tuple[CheckedVariant, ...] = ()
 
 
@@ -156,17 +161,20 @@ def _function(data: Any) -> Changeable:
         data["copies"],
         data["seconds"],
         data["definition"],
+        tuple(data["broken"]),
         tuple(CheckedVariant(_variant(**one["variant"]), tuple(one["failing"])) for one in data["variants"]),
     )
 
 
-def _variant(test: str, path: str, start: int, end: int, texts: list[str], kind: str) -> Variant:
-    return Variant(test, path, start, end, tuple(texts), Kind(kind))
+def _variant(**data: Any) -> Variant:
+    kind, texts, definition = Kind(data["kind"]), tuple(data["texts"]), data["definition"] and tuple(data["definition"])
+    return Variant(**{**data, "kind": kind, "texts": texts, "definition": definition})
 
 
 def _check(place: Workspace) -> ChangeableTests:
     """Run the reference on changed tests: with all variants at once, each in a copy; then without copies."""
     check = _Check(place)
+    check.run_untouched()
     for most in (_MOST_OF_ONE, 2):  # a test that takes long must not be copied often
         run = check.run(check.in_copies(most))
         if run.doubt is None:
@@ -196,27 +204,53 @@ class _Check:
         self._copies: set[str] = set()
         self._seconds: dict[str, float] = {}
         self._failing: dict[tuple[str, Change], Mapping[str, str]] = {}
+        self._inlined: set[str] = set()
+        self._broken: dict[str, tuple[str, ...]] = {}
 
-    def in_copies(self, most: int) -> dict[str, list[Change | None]]:
-        """Return for each test: unchanged, an unchanged copy, and a copy for each of its variants."""
+    def in_copies(self, most: int) -> dict[str, list[Changes]]:
+        """Return for each test: unchanged, two unchanged copies, and a copy for each of its variants.
+
+        The second unchanged copy has values in place of their names.
+        """
         share = _MOST_COPIES // max(1, len(self._variants))
         items = Counter(map(base_of, self._place.task.FAIL_TO_PASS + self._place.task.PASS_TO_PASS))
-        wanted: dict[str, list[Change | None]] = {}
+        wanted: dict[str, list[Changes]] = {}
         for test, variants in self._variants.items():
             count = max(2, min(most, share, _MOST_ITEMS // max(1, items[test])))
             local = [variant for variant in variants if variant.is_local]
             rounds = [(variant, number) for number in range(3) for variant in local if number < len(variant.texts)]
+            rounds.sort(key=lambda change: change[0] != local[0])
             general = next((variant for variant in local if variant.kind in WEAK), None)
             kept = [*rounds[: count - 1], (general, 0)] if general else rounds[:count]  # one for every row of a table
-            wanted[test] = [None, None, *dict.fromkeys(kept)]
+            wanted[test] = [(), (), inlined(local), *((change,) for change in dict.fromkeys(kept))]
         return wanted
 
-    def in_place(self) -> dict[str, list[Change | None]]:
+    def in_place(self) -> dict[str, list[Changes]]:
         """Return for each test that no copy could show to be changeable its strongest variant."""
         shown = {test for test, _ in self._failing}
-        return {test: [(variants[0], 0)] for test, variants in self._variants.items() if variants and test not in shown}
+        return {
+            test: [((variants[0], 0),)] for test, variants in self._variants.items() if variants and test not in shown
+        }
 
-    def run(self, wanted: Mapping[str, Sequence[Change | None]]) -> SuiteRun:
+    def run_untouched(self) -> None:
+        """Note where the tests fail on the untouched code: a submission that fixes nothing has to cheat there."""
+        run = SuiteRun(Report())
+        with contextlib.suppress(SandboxGone):
+            run = self._place.run(Submission(), {}, tuple(self._names.values()))
+        readout = Readout(run, self._files)
+        for test, name in self._names.items():
+            items = readout.items(name, test).values()
+            places = dict.fromkeys(found.place for found in items if self._is_named(found.test) and found.place)
+            self._broken[test] = tuple(places)
+            self._variants.get(test, []).sort(key=lambda variant: self._distance(test, variant))
+
+    def _distance(self, test: str, variant: Variant) -> tuple[bool, int]:
+        """Return how far from where a test fails on the untouched code a variant lies, conditions last."""
+        lines = [int(line) for label, _, line in (place.rpartition("+") for place in self._broken[test]) if not label]
+        line = self._files[variant.path].count(b"\n", 0, variant.start) + 1 - self._line(test)
+        return variant.kind in WEAK, min((abs(line - broken) for broken in lines if line >= 0), default=0)
+
+    def run(self, wanted: Mapping[str, Sequence[Changes]]) -> SuiteRun:
         """Run the reference on an edition, and note what it shows."""
         edition = make_edition(self._files, wanted, self._dice)
         chosen = tuple(called(self._place.task, version, self._names[version.original]) for version in edition.versions)
@@ -231,16 +265,16 @@ class _Check:
         for version, name in zip(edition.versions, chosen, strict=True):
             items = readout.items(name, version.test)
             passing = tuple(item for item, found in items.items() if found.outcome == "passed")
-            if version.change is not None:
+            if version.is_changed:
                 failing = {item: found.place for item, found in items.items() if found.outcome in _FAILING}
                 if failing:
-                    self._failing[version.original, version.change] = failing
+                    self._failing[version.original, version.changes[0]] = failing
             elif version.test == version.original:
                 self._passing[version.test] = passing
                 self._named[version.test] = tuple(item for item, found in items.items() if self._is_named(found.test))
                 self._seconds[version.test] = readout.seconds(name)
             elif passing and passing == self._passing.get(version.original):
-                self._copies.add(version.original)
+                (self._inlined if version.changes else self._copies).add(version.original)
 
     def _is_named(self, test: str) -> bool:
         return not {test, node_id(test), *first_words({test: ""})}.isdisjoint(self._place.task.FAIL_TO_PASS)
@@ -250,7 +284,8 @@ class _Check:
         return ChangeableTests(tuple(self._result(test, name) for test, name in self._names.items()))
 
     def _result(self, test: str, name: str) -> Changeable:
-        checked = [self._checked(test, variant) for variant in self._variants.get(test, ())]
+        usable = [one for one in self._variants.get(test, ()) if not one.own or test in self._inlined]
+        checked = [self._checked(test, variant) for variant in usable]
         return Changeable(
             test,
             name,
@@ -258,15 +293,17 @@ class _Check:
             self._passing.get(test, ()),
             test in self._copies,
             self._seconds.get(test, 0.0),
-            self._definition(test),
+            f"{test.partition('::')[0]}:{line}" if (line := self._line(test)) else "",
+            self._broken.get(test, ()),
             tuple(one for one in checked if one.failing),
         )
 
-    def _definition(self, test: str) -> str:
+    def _line(self, test: str) -> int:
+        """Return the line at which a test is defined; 0 if its file cannot be read."""
         path, _, name = test.partition("::")
         source = Source.read(self._files[path]) if path in self._files else None
         function = source.function(name) if source else None
-        return f"{path}:{function.lineno}" if function else ""
+        return function.lineno if function else 0
 
     def _checked(self, test: str, variant: Variant) -> CheckedVariant:
         passing = set(self._passing.get(test, ()))
@@ -278,6 +315,11 @@ class _Check:
         kept = [(number, items) for number, items in zip(numbers, failing, strict=True) if items]
         texts = tuple(variant.texts[number] for number, _ in kept)
         return CheckedVariant(replace(variant, texts=texts), tuple(items for _, items in kept))
+
+
+def inlined(variants: Iterable[Variant]) -> Changes:
+    """Return the changes that put unchanged values in place of their names."""
+    return tuple({(one.start, one.end): (one, -1) for one in variants if one.own}.values())
 
 
 def test_files(place: Workspace) -> dict[str, bytes]:

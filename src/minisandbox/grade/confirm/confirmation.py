@@ -155,7 +155,7 @@ class Confirmation:
             _TamperedError: changed tests passed in two runs that the reference fails.
             _UnconfirmedError: tests did different things in two runs, or a run was not believed twice.
         """
-        edition = make_edition(self._files, drawn.wanted, self._dice)
+        edition = make_edition(self._files, drawn.wanted, self._dice, drawn.definitions)
         chosen = () if self._thorough else self._chosen(edition)
         what = "the run with changed tests"
         first = self._findings(drawn, edition, self._run(what, edition, chosen))
@@ -185,7 +185,7 @@ class Confirmation:
         readout, found = Readout(run, {**self._files, **edition.files}), []
         for version, name in zip(edition.versions, self._chosen(edition), strict=True):
             items = readout.items(name, version.test)
-            if version.change is None:
+            if not version.is_changed:
                 passing = drawn.passing[version.original]
                 found += [
                     _Finding(version, item, "lost")
@@ -193,11 +193,11 @@ class Confirmation:
                     if item not in items or items[item].outcome != "passed"
                 ]
                 continue
-            for item, place in drawn.failing[version.original, version.change].items():
+            for item, places in drawn.failing[version.original, version.changes].items():
                 result = items.get(item)
                 if result is not None and result.outcome == "passed":
                     found.append(_Finding(version, item, "spared"))
-                elif result is None or result.outcome not in _FAILING or place not in ("", result.place):
+                elif result is None or result.outcome not in _FAILING or not {"", result.place} & places:
                     found.append(_Finding(version, item, "elsewhere"))
         return found
 

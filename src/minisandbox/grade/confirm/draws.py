@@ -1,22 +1,30 @@
-"""Draws: which tests of a confirming run are changed, and how, chosen at random."""
+"""Draws: which tests of a confirming run are changed, and how, chosen at random.
+
+Code under test can read all versions of a test. So each value that some versions have at a place is there in as many
+versions as any other, and what most versions share tells nothing of what the original expects.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from minisandbox.grade.confirm.changeable import Changeable, ChangeableTests, CheckedVariant
-from minisandbox.grade.confirm.editions import Change
+from minisandbox.grade.confirm.changeable import Changeable, ChangeableTests, CheckedVariant, inlined
+from minisandbox.grade.confirm.editions import Change, Changes
+from minisandbox.grade.confirm.literals import spread
 from minisandbox.grade.confirm.variants import WEAK
 
-_MOST_CHANGED = 5
-"""Changed versions of one test."""
+_MOST_VERSIONS = 6
+"""Versions of one test."""
 _MOST_COPIES = 60
 """Copies in one run, over all tests."""
 _MOST_ITEMS = 120
 """Items of one test, over its versions, that are run: each set of parameters is one."""
+_MOST_RUNS = 5
+"""Runs with changes, if tests are run without copies."""
 _SHARE = 0.1
 """The share of the first run's time that copies may take; a test that takes longer is changed in place, or not."""
 
@@ -26,18 +34,20 @@ class Draw:
     """The versions of tests for one run.
 
     Attributes:
-        wanted: the versions of each test: how each is changed, None for unchanged ones. The first has the test's name.
-        failing: for each change of a test, the items that it makes fail, with the place.
+        wanted: the versions of each test. The first has the test's name.
+        failing: for each changed version of a test, the items that it makes fail, with the places where they may.
         passing: for each test the items that must pass unchanged.
+        definitions: the values of definitions that no version reads.
     """
 
-    wanted: dict[str, list[Change | None]] = field(default_factory=dict)
-    failing: dict[tuple[str, Change], Mapping[str, str]] = field(default_factory=dict)
+    wanted: dict[str, list[Changes]] = field(default_factory=dict)
+    failing: dict[tuple[str, Changes], Mapping[str, frozenset[str]]] = field(default_factory=dict)
     passing: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    definitions: list[Change] = field(default_factory=list)
 
 
 def draw(tests: ChangeableTests, seconds: float, dice: random.Random) -> Draw:
-    """Draw versions of every test: at least one unchanged, and others that are each changed at another place.
+    """Draw versions of every test: one unchanged, and others that are changed at one place, at another, or at both.
 
     A test of which no copy can be made has one version, changed or not.
 
@@ -46,57 +56,67 @@ def draw(tests: ChangeableTests, seconds: float, dice: random.Random) -> Draw:
         seconds: how long the first run took.
         dice: decides.
     """
-    drawn = Draw()
-    copies = _copies(tests, seconds, dice)
-    definitions = Counter(function.definition for function in tests.functions)
-    in_place = [function for function in tests.functions if function.variants and not copies[function.test]]
-    changed = set(dice.sample(range(len(in_place)), _some_of(len(in_place), dice)))
-    for number, function in enumerate(in_place):
-        _add(drawn, function, _changes(function, dice)[:1] if number in changed else [], dice, unchanged=0)
-    for function in tests.functions:
-        if not function.variants:
-            _add(drawn, function, [], dice)
-        elif most := copies[function.test]:
-            chosen = _changes(function, dice)[:most]
-            _add(drawn, function, chosen, dice, unchanged=2 if len(chosen) == 1 < most else 1)
-            if definitions[function.definition] > 1:  # what is changed in place would be changed for the others, too
-                drawn.wanted[function.test].sort(key=bool)
+    drawn, groups = Draw(), _groups(tests)
+    counts = _counts(groups, seconds, dice)
+    in_place = [number for number, group in enumerate(groups) if group[0].variants and counts[number] < 2]
+    changed = dice.sample(in_place, _some_of(len(in_place), dice))
+    for number, group in enumerate(groups):
+        versions: list[Changes] = [()]
+        if number in changed:
+            versions = [(_shuffled_changes(group[0], dice)[0],)]
+        elif counts[number] > 1:
+            versions = _versions(group[0], counts[number], dice)
+        _add(drawn, group, versions)
+    values: dict[tuple[str, tuple[int, int]], Change] = {}
+    for each in drawn.wanted.values():
+        values |= {(one.path, one.definition): (one, number) for one, number in dice.choice(each) if one.definition}
+    drawn.definitions.extend(values.values())
     return drawn
 
 
-def _copies(tests: ChangeableTests, seconds: float, dice: random.Random) -> dict[str, int]:
-    """Return how many copies of each test the time allows; 0 for tests that are changed in place, or not at all."""
-    able = [function for function in tests.functions if function.variants and function.copies]
-    definitions = Counter(function.definition for function in able)
-    copies = dict.fromkeys((function.test for function in tests.functions), 0)
-    most = max(1, min(_MOST_CHANGED, _MOST_COPIES // max(1, len(able))))
-    budget = _SHARE * seconds
-    for function in dice.sample(able, len(able)):
-        count = min(most, max(1, _MOST_ITEMS // max(1, len(function.passing)) - 1))
-        if function.seconds:
-            count = min(count, int(budget / function.seconds))
-        if len(able) == 1 or definitions[function.definition] > 1:
-            count = max(1, count)
-        copies[function.test] = count
-        budget -= count * function.seconds
-    return copies
+def _counts(groups: Sequence[Sequence[Changeable]], seconds: float, dice: random.Random) -> list[int]:
+    """Return how many versions of each test the time allows; 1 for tests that are changed in place, or not at all."""
+    able = [number for number, group in enumerate(groups) if _has_copies(group)]
+    counts, budget = [1] * len(groups), _SHARE * seconds
+    most = max(2, min(_MOST_VERSIONS, _MOST_COPIES // max(1, len(able)) + 1))
+    for number in dice.sample(able, len(able)):
+        items = sum(len(function.passing) for function in groups[number])
+        duration = sum(function.seconds for function in groups[number])
+        count = min(most, max(2, _MOST_ITEMS // max(1, items)))
+        if duration:
+            count = min(count, int(budget / duration) + 1)
+        counts[number] = max(2, count) if len(able) == 1 else count
+        budget -= (counts[number] - 1) * duration
+    return counts
 
 
 def draws_without_copies(tests: ChangeableTests, dice: random.Random) -> Iterator[Draw]:
-    """Yield draws in which every test has one version: first none is changed, then each place of each test in turn.
+    """Yield draws in which every test has one version: none is changed, or each at one of its places.
 
     Args:
         tests: what can be changed.
-        dice: decides how.
+        dice: decides how, and in which order.
     """
-    functions = list({function.definition: function for function in tests.functions}.values())
-    changes = {function.test: _changes(function, dice)[:_MOST_CHANGED] for function in functions}
-    for turn in range(-1, max(map(len, changes.values()))):
+    groups = _groups(tests)
+    changes = [_shuffled_changes(group[0], dice)[:_MOST_RUNS] for group in groups]
+    turns = range(-1, max(map(len, changes)))
+    for turn in dice.sample(turns, len(turns)):
         drawn = Draw()
-        for function in functions:
-            mine = changes[function.test]
-            _add(drawn, function, [mine[turn % len(mine)]] if mine and turn >= 0 else [], dice, unchanged=0)
+        for group, mine in zip(groups, changes, strict=True):
+            _add(drawn, group, [(mine[turn % len(mine)],) if mine and turn >= 0 else ()])
         yield drawn
+
+
+def _groups(tests: ChangeableTests) -> list[list[Changeable]]:
+    """Return the tests, with those together that inherit one method: an edit of it changes all."""
+    groups: dict[str, list[Changeable]] = {}
+    for function in tests.functions:
+        groups.setdefault(function.definition or function.test, []).append(function)
+    return list(groups.values())
+
+
+def _has_copies(group: Sequence[Changeable]) -> bool:
+    return all(function.copies for function in group) and bool(_local(group[0]))
 
 
 def _some_of(count: int, dice: random.Random) -> int:
@@ -104,30 +124,78 @@ def _some_of(count: int, dice: random.Random) -> int:
     return dice.randint(1, count - 1) if count > 1 else dice.randint(0, count)
 
 
-def _changes(function: Changeable, dice: random.Random) -> list[tuple[CheckedVariant, int]]:
-    """Return changes of a test in a random order: first one of each place, then other values at the same places.
-
-    Values come before conditions, since an object can satisfy any condition.
-    """
+def _places(function: Changeable) -> list[CheckedVariant]:
+    """Return what can be changed; values rather than conditions, since an object can satisfy any condition."""
     values = [checked for checked in function.variants if checked.variant.kind not in WEAK]
-    places = [(checked, _shuffled(len(checked.variant.texts), dice)) for checked in values or function.variants]
+    return values or list(function.variants)
+
+
+def _shuffled_changes(function: Changeable, dice: random.Random) -> list[Change]:
+    """Return changes of a test in a random order: first one of each place, then other values at the same places."""
+    places = [(checked.variant, _shuffled(len(checked.variant.texts), dice)) for checked in _places(function)]
     dice.shuffle(places)
     rounds = range(max((len(numbers) for _, numbers in places), default=0))
-    return [(checked, numbers[turn]) for turn in rounds for checked, numbers in places if turn < len(numbers)]
+    return [(variant, numbers[turn]) for turn in rounds for variant, numbers in places if turn < len(numbers)]
 
 
 def _shuffled(count: int, dice: random.Random) -> list[int]:
     return dice.sample(range(count), count)
 
 
-def _add(
-    drawn: Draw, function: Changeable, chosen: list[tuple[CheckedVariant, int]], dice: random.Random, unchanged: int = 1
-) -> None:
-    versions: list[Change | None] = [None] * (unchanged if chosen else 1)
-    for checked, number in chosen:
-        change = (checked.variant, number)
-        versions.append(change)
-        drawn.failing[function.test, change] = checked.failing[number]
+def _versions(function: Changeable, count: int, dice: random.Random) -> list[Changes]:
+    """Return versions of a test with all combinations of some values at two places, in a random order.
+
+    The first place is where the untouched code fails, or the next: there a submission that fixes nothing has to cheat.
+    """
+    places = dice.sample(_local(function), len(_local(function)))
+    first, *others = [checked.variant for checked in sorted(places, key=lambda one: _lines_until(function, one))]
+    dice.shuffle(others)
+    second = next((other for other in others if other.start >= first.end or other.end <= first.start), None)
+    columns = 2 if second and count >= 4 else 1
+    rows = min(count // columns, len(first.texts) + 1)
+    if second and columns > 1:
+        columns = min(count // rows, len(second.texts) + 1)
+    numbers = [spread(len(first.texts), rows, dice), spread(len(second.texts) if second else 0, columns, dice)]
+    edited = [variant for variant in (first, second if columns > 1 else None) if variant]
+    named = {(one.start, one.end): one for one in (checked.variant for checked in places) if one.own}
+    own = inlined(named[span] for span in named if span not in {(one.start, one.end) for one in edited})
+    versions = [
+        (
+            *own,
+            *((variant, number) for variant, number in zip(edited, pair, strict=False) if number >= 0 or variant.own),
+        )
+        for pair in itertools.product(*numbers)
+    ]
     dice.shuffle(versions)
-    drawn.wanted[function.test] = versions
-    drawn.passing[function.test] = function.passing
+    return versions
+
+
+def _local(function: Changeable) -> list[CheckedVariant]:
+    """Return what a copy of a test can carry."""
+    return [checked for checked in _places(function) if checked.variant.is_local]
+
+
+def _lines_until(function: Changeable, checked: CheckedVariant) -> float:
+    """Return how many lines below the first failure on the untouched code a changed test fails; endless if above."""
+    lines = [math.inf]
+    for broken, place in itertools.product(
+        function.broken, {place for each in checked.failing for place in each.values()}
+    ):
+        (label, _, start), (other, _, end) = broken.rpartition("+"), place.rpartition("+")
+        if label == other and start and end and int(end) >= int(start):
+            lines.append(int(end) - int(start))
+    return min(lines)
+
+
+def _add(drawn: Draw, group: Sequence[Changeable], versions: list[Changes]) -> None:
+    for function in group:
+        drawn.wanted[function.test] = versions
+        drawn.passing[function.test] = function.passing
+        checked = {one.variant: one.failing for one in function.variants}
+        for changes in versions:
+            places: dict[str, frozenset[str]] = {}
+            for variant, number in changes:
+                failing = checked[variant][number] if number >= 0 and variant in checked else {}
+                for item, place in failing.items():
+                    places[item] = places.get(item, frozenset()) | {place}
+            drawn.failing[function.test, changes] = places

@@ -14,7 +14,9 @@ from minisandbox.grade.names import first_words
 from minisandbox.tasks import node_id
 
 Change = tuple[Variant, int]
-"""A variant, and which of its texts."""
+"""A variant, and which of its texts; -1 for its own."""
+Changes = tuple[Change, ...]
+"""What is changed in one version of a test; nothing in an unchanged one but for own texts in place of names."""
 _LETTERS = "abcdefghilmnoprstu"
 
 
@@ -25,12 +27,17 @@ class Version:
     Attributes:
         original: pytest's id of the test, without parameters.
         test: the version's own id: the same, or that of a copy.
-        change: how it was changed; None if it was not.
+        changes: how it was edited.
     """
 
     original: str
     test: str
-    change: Change | None
+    changes: Changes
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it expects something else than the original."""
+        return any(number >= 0 for _, number in self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +69,77 @@ class Item:
 
 
 def make_edition(
-    files: Mapping[str, bytes], wanted: Mapping[str, Sequence[Change | None]], dice: random.Random
+    files: Mapping[str, bytes],
+    wanted: Mapping[str, Sequence[Changes]],
+    dice: random.Random,
+    definitions: Sequence[Change] = (),
 ) -> Edition:
     """Write versions of tests into their files.
 
     Args:
         files: the test files by path, with their content.
-        wanted: for each test the versions: the first takes the test's own name, the others are copies below it.
+        wanted: for each test the versions: the first takes the test's own name, the others are copies below it. Tests
+            that inherit one method have the same versions.
         dice: chooses the names of copies.
+        definitions: which values definitions get that no version reads any more.
 
     Returns:
         The edition. Copies that cannot be made, and files that would be malformed, are left out of it.
     """
     edits: dict[str, list[Edit]] = {}
     versions: list[Version] = []
+    written: dict[int, list[str | None]] = {}
     paths = dict.fromkeys(test.partition("::")[0] for test in wanted)
-    taken: dict[str, set[str]] = {}
     sources = {path: Source.read(files[path]) for path in paths if path in files}
-    for test, (first, *others) in wanted.items():
+    taken = {path: {function.name for _, function in source.functions()} for path, source in sources.items() if source}
+    for test, each in wanted.items():
         path, _, name = test.partition("::")
         source = sources.get(path)
         function = source.function(name) if source else None
         if source is None or function is None:
             continue
-        versions.append(Version(test, test, first))
-        if first is not None:
-            edits.setdefault(first[0].path, []).append(first[0].edit(first[1]))
-        names = taken.setdefault(path, {known.name for _, known in source.functions()})
-        for other in others:
-            copy_name = _new_name(function.name, names, dice)
-            copy = source.copied(function, copy_name, [other[0].edit(other[1])] if other else [])
-            if copy is not None:
-                edits.setdefault(path, []).append(copy)
-                versions.append(Version(test, test.removesuffix(function.name) + copy_name, other))
+        if id(function) not in written:
+            for variant, number in each[0]:
+                edits.setdefault(variant.path, []).append(variant.edit(number))
+            written[id(function)] = [function.name]
+            for changes in each[1:]:
+                copy_name = _new_name(function.name, taken[path], dice)
+                copy = source.copied(function, copy_name, [variant.edit(number) for variant, number in changes])
+                written[id(function)].append(copy_name if copy else None)
+                edits.setdefault(path, []).extend([copy] if copy else [])
+        prefix = test.removesuffix(function.name)
+        pairs = zip(written[id(function)], each, strict=True)
+        versions += [Version(test, prefix + name, changes) for name, changes in pairs if name]
     edited = {path: apply_edits(files[path], changes) for path, changes in edits.items()}
+    for path, text in edited.items():
+        edited[path] = _with_definitions(files[path], text, edits[path], versions, path, definitions)
     broken = {path for path, text in edited.items() if path.endswith(".py") and not Source.read(text)}
     whole = tuple(version for version in versions if version.test.partition("::")[0] not in broken)
     return Edition({path: text for path, text in edited.items() if path not in broken}, whole)
+
+
+def _with_definitions(
+    content: bytes,
+    text: bytes,
+    edits: Sequence[Edit],
+    versions: Sequence[Version],
+    path: str,
+    definitions: Sequence[Change],
+) -> bytes:
+    """Give definitions of a file other values, if no version of a test reads them."""
+    source = Source.read(text)
+    if source is None:
+        return text
+    tests = [version.test.partition("::") for version in versions]
+    functions = [function for file, _, name in tests if file == path and (function := source.function(name))]
+    others = [
+        edit
+        for variant, number in definitions
+        if variant.path == path
+        and not source.uses(variant.name, functions)
+        and (edit := variant.definition_edit(number))
+    ]
+    return apply_edits(content, [*edits, *others]) if others else text
 
 
 def _new_name(name: str, taken: set[str], dice: random.Random) -> str:

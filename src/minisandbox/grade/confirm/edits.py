@@ -130,6 +130,19 @@ class Source:
                 if isinstance(method, Function) and "setup" in method.name.lower().replace("_", ""):
                     yield from assigned_values(method.body, f"self.{name}")
 
+    def uses(self, name: str, functions: Iterable[Function]) -> bool:
+        """Return whether one of some functions reads a variable or an attribute."""
+        return any(_reads(node, name) for function in functions for node in ast.walk(function))
+
+    def is_read_by_tests_alone(self, name: str) -> bool:
+        """Return whether all that reads a variable, an attribute or a fixture are test functions."""
+        functions = [function for function in self._tests.values() if function.name.startswith("test")]
+        inside = {id(node) for function in functions for node in ast.walk(function)}
+        return not any(
+            id(node) not in inside and (_reads(node, name) or (isinstance(node, ast.arg) and node.arg == name))
+            for node in ast.walk(self._tree)
+        )
+
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         """Return where a node lies, in bytes."""
         assert node.end_lineno is not None
@@ -176,6 +189,11 @@ class Source:
         """Return where the line of a position ends."""
         found = self.content.find(b"\n", position)
         return len(self.content) if found < 0 else found
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    own = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return own == name and isinstance(getattr(node, "ctx", None), ast.Load)
 
 
 def assigned_values(nodes: Iterable[ast.AST], name: str) -> Iterator[ast.expr]:

@@ -56,6 +56,26 @@ def other_literals(text: str, dice: random.Random) -> tuple[str, ...]:
     return tuple(other for other in texts if other.count("\n") == text.count("\n") and _value_of(other) != value)
 
 
+def spread(values: int, versions: int, dice: random.Random) -> list[int]:
+    """Spread values over versions, as evenly as possible; -1 stands for the first version's own value.
+
+    Which value is the first version's cannot be told from how often each occurs.
+
+    Args:
+        values: how many there are besides the first version's own.
+        versions: how many there are.
+        dice: decides.
+
+    Returns:
+        For each version the number of its value.
+    """
+    spots = [version % (values + 1) for version in range(versions)]
+    dice.shuffle(spots)
+    others = sorted({*spots} - {spots[0]})
+    names = dict(zip(others, dice.sample(range(len(others)), len(others)), strict=True))
+    return [names.get(spot, -1) for spot in spots]
+
+
 def _steps(dice: random.Random) -> list[int]:
     """Return steps in both directions: a value that is near enough to all on one side is not near the others."""
     up, down, either = dice.sample(_STEPS, _MOST)

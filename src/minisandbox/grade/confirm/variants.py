@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from minisandbox.grade.confirm.edits import Edit, Function, Source, Table, apply_edits, assigned_values
-from minisandbox.grade.confirm.literals import literals_in, other_literals
+from minisandbox.grade.confirm.literals import literals_in, other_literals, spread
 
 
 class Kind(enum.StrEnum):
@@ -54,20 +54,24 @@ class Variant:
     """One edit of a test file.
 
     Attributes:
-        test: pytest's id of the changed test, without parameters.
         path: the file that is edited.
         start: where the replaced bytes begin.
         end: where they end.
         texts: what may replace them, each with another value.
         kind: where the changed expectation is written.
+        own: the text of the unchanged value, if that is written elsewhere in the file and its name is replaced.
+        name: its name.
+        definition: where it is written, in bytes; None if more than tests read it.
     """
 
-    test: str
     path: str
     start: int
     end: int
     texts: tuple[str, ...]
     kind: Kind
+    own: str = ""
+    name: str = ""
+    definition: tuple[int, int] | None = None
 
     @property
     def is_local(self) -> bool:
@@ -75,8 +79,14 @@ class Variant:
         return self.kind is not Kind.SNAPSHOT
 
     def edit(self, number: int) -> Edit:
-        """Return the edit with one of the texts."""
-        return Edit(self.start, self.end, self.texts[number])
+        """Return the edit with one of the texts; -1 stands for the value's own text."""
+        return Edit(self.start, self.end, self.texts[number] if number >= 0 else self.own)
+
+    def definition_edit(self, number: int) -> Edit | None:
+        """Return the edit that gives the definition one of the values, if it is another and may be given."""
+        if number < 0 or self.definition is None:
+            return None
+        return Edit(*self.definition, self.texts[number][1:-1])  # without the parentheses
 
 
 _EQUALITIES = frozenset({"assertEqual", "assertEquals", "assert_equal", "eq_"})
@@ -114,6 +124,8 @@ _CONSTRUCTORS = frozenset(
 _SYMMETRIC = frozenset({"assertIn", "assertLess", "assertLessEqual", "assertGreater", "assertGreaterEqual"})
 """Assertions of which the first argument may be what is expected, too."""
 _LETTERS = "abcdefghijklmnoprstuvw"
+_TEXTS = 3
+"""New texts of one place."""
 
 
 def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.Random) -> dict[str, list[Variant]]:
@@ -129,6 +141,8 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.R
     """
     found: dict[str, list[Variant]] = {}
     sources: dict[str, Source | None] = {}
+    shared: dict[str, dict[object, tuple[str, ...]]] = {}
+    searches: dict[int, list[Variant]] = {}
     for test in dict.fromkeys(base_of(test) for test in tests):
         path, _, name = test.partition("::")
         if path not in sources:
@@ -137,8 +151,10 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.R
         function = source.function(name) if source else None
         if source is None or function is None:
             continue
-        search = _Search(source, function, test, path, dice)
-        variants = [*search.variants(), *_snapshot_variants(files, test, function.name, dice)]
+        if id(function) not in searches:  # tests that inherit a method share its variants
+            search = _Search(source, function, path, dice, shared.setdefault(path, {}))
+            searches[id(function)] = [*search.variants()]
+        variants = [*searches[id(function)], *_snapshot_variants(files, test, function.name, dice)]
         dice.shuffle(variants)
         found[test] = sorted(variants, key=_strength, reverse=True)
     return found
@@ -159,18 +175,26 @@ class _Search:
     Args:
         source: the test's file.
         function: the test.
-        test: its id without parameters.
         path: its file.
         dice: chooses the new values.
+        shared: the new values of what is written once in the file, for all of its tests: values that only one test
+            has would tell which are new.
     """
 
-    def __init__(self, source: Source, function: Function, test: str, path: str, dice: random.Random) -> None:
+    def __init__(
+        self,
+        source: Source,
+        function: Function,
+        path: str,
+        dice: random.Random,
+        shared: dict[object, tuple[str, ...]],
+    ) -> None:
         self._source, self._function = source, function
-        self._test, self._path, self._dice = test, path, dice
+        self._path, self._dice, self._shared = path, dice, shared
 
     def variants(self) -> Iterator[Variant]:
         """Yield the variants, in the order of the file; an appended assertion if there is no other."""
-        places = {(variant.start, variant.end): variant for variant in self._stated() if variant.texts}
+        places = {(variant.start, variant.end, variant.texts): variant for variant in self._stated() if variant.texts}
         yield from places.values()
         if not places and (appended := self._appended()):
             yield appended
@@ -228,7 +252,7 @@ class _Search:
                 yield from self._values(argument)
         if method in _OPPOSITES:
             end = self._source.span(call.func)[1]
-            yield Variant(self._test, self._path, end - len(method), end, (_OPPOSITES[method],), Kind.CONDITION)
+            yield Variant(self._path, end - len(method), end, (_OPPOSITES[method],), Kind.CONDITION)
 
     def _expected_failure(self, call: ast.Call, name: str) -> Iterator[Variant]:
         """Expect another exception or warning, or another message."""
@@ -261,7 +285,7 @@ class _Search:
         """Change the literals of an expression where they are written."""
         for leaf in _leaves(node):
             for literal in literals_in(leaf):
-                yield self._replaced(literal, other_literals(self._source.text(literal), self._dice), kind)
+                yield self._replaced(literal, self._others(literal), kind)
 
     def _of_variable(self, node: ast.Name | ast.Attribute) -> Iterator[Variant]:
         """Change the value of a variable, if the test only compares with it."""
@@ -274,7 +298,7 @@ class _Search:
                 yield from self._inlined(node, value, Kind.FIXTURE)
         elif name in {argument.arg for argument in _arguments(self._function)}:
             for table in (table for table in source.tables(self._function) if name in table.names):
-                yield from self._in_table(table, name)
+                yield from self._in_table(table)
             for value in source.fixture_values(name):
                 yield from self._inlined(node, value, Kind.FIXTURE)
         elif assigned := list(_assigned(self._function, name)):
@@ -284,48 +308,60 @@ class _Search:
             for value in source.module_values(name):
                 yield from self._inlined(node, value, Kind.CONSTANT)
 
-    def _in_table(self, table: Table, name: str) -> Iterator[Variant]:
-        """Change a parameter's values in half of the rows, in the others, and in some of both.
+    def _in_table(self, table: Table) -> Iterator[Variant]:
+        """Change one expected value in each row of a table; a table that stands elsewhere is copied to the test."""
+        columns = [number for number, name in enumerate(table.names) if _only_expected(self._function, name)]
+        span = self._source.span(table.values)
+        key = (span, tuple(columns))
+        if key not in self._shared:
+            rows = [edits for row in table.rows if (edits := self._in_row(row, columns, span[0]))]
+            text = self._source.content[slice(*span)]
+            texts = [apply_edits(text, filter(None, edits)).decode() for edits in zip(*rows, strict=True)]
+            self._shared[key] = tuple(other for other in dict.fromkeys(texts) if other != text.decode())
+        if table.values is table.written:
+            yield self._replaced(table.written, self._shared[key], Kind.PARAMETER)
+        else:
+            yield self._defined(table.written, span, self._shared[key], Kind.PARAMETER)
 
-        A table that stands elsewhere in the file is copied to the test.
-        """
-        start, end = self._source.span(table.values)
-        rows = [edits for row in table.rows if (edits := self._in_row(row, table.names.index(name), start))]
-        if not rows:
-            return
-        half = set(self._dice.sample(range(len(rows)), (len(rows) + 1) // 2))
-        others = set(range(len(rows))) - half or half
-        texts = []
-        for number, chosen in enumerate((half, others, {self._dice.choice([*half]), self._dice.choice([*others])})):
-            edits = [rows[row][number % len(rows[row])] for row in chosen]
-            texts.append(apply_edits(self._source.content[start:end], edits).decode())
-        if table.values is not table.written:
-            texts = [f"({text})" for text in texts]
-        yield self._replaced(table.written, texts, Kind.PARAMETER)
-
-    def _in_row(self, row: list[ast.expr], column: int, start: int) -> list[Edit]:
-        """Return edits that each change a value in a column of a row, within the text of its table."""
-        literals = [
-            literal for leaf in (_leaves(row[column]) if column < len(row) else ()) for literal in literals_in(leaf)
-        ]
+    def _in_row(self, row: list[ast.expr], columns: Sequence[int], start: int) -> list[Edit | None]:
+        """Return for each new text of a table the edit in one of its rows; None if the row keeps its value there."""
+        leaves = (leaf for column in columns if column < len(row) for leaf in _leaves(row[column]))
+        literals = [literal for leaf in leaves for literal in literals_in(leaf) if self._others(literal)]
         if not literals:
             return []
         literal = self._dice.choice(literals)
         first, last = self._source.span(literal)
-        return [
-            Edit(first - start, last - start, text) for text in other_literals(self._source.text(literal), self._dice)
-        ]
+        others = self._others(literal)
+        _, *numbers = spread(len(others), _TEXTS + 1, self._dice)
+        return [Edit(first - start, last - start, others[number]) if number >= 0 else None for number in numbers]
 
     def _inlined(self, node: ast.expr, value: ast.expr, kind: Kind) -> Iterator[Variant]:
         """Replace a variable by the text of its value, with a literal changed."""
         start, end = self._source.span(value)
-        text = self._source.content[start:end]
+        text = self._source.content[start:end].decode()
         for leaf in _leaves(value):
             for literal in literals_in(leaf):
                 first, last = (place - start for place in self._source.span(literal))
-                others = other_literals(self._source.text(literal), self._dice)
-                texts = [(text[:first] + other.encode() + text[last:]).decode() for other in others]
-                yield self._replaced(node, [f"({changed})" for changed in texts], kind)
+                texts = [
+                    text.encode()[:first].decode() + other + text.encode()[last:].decode()
+                    for other in self._others(literal)
+                ]
+                yield self._defined(node, (start, end), texts, kind)
+
+    def _defined(self, node: ast.expr, definition: tuple[int, int], texts: Sequence[str], kind: Kind) -> Variant:
+        """Return the variant that replaces the name of a value that is written elsewhere."""
+        name = ast.unparse(node).rpartition(".")[2]
+        own, *others = (f"({text})" for text in (self._source.content[slice(*definition)].decode(), *texts))
+        is_free = self._source.is_read_by_tests_alone(name)
+        span = self._source.span(node)
+        return Variant(self._path, *span, tuple(others), kind, own, name, definition if is_free else None)
+
+    def _others(self, literal: ast.expr) -> tuple[str, ...]:
+        """Return other values of a literal, for all tests the same."""
+        span = self._source.span(literal)
+        if span not in self._shared:
+            self._shared[span] = other_literals(self._source.text(literal), self._dice)
+        return self._shared[span]
 
     def _appended(self) -> Variant | None:
         """Let the test assert something false at its end."""
@@ -335,10 +371,10 @@ class _Search:
         end = self._source.line_end(self._source.span(self._function.body[-1])[1])
         word = "".join(self._dice.choices(_LETTERS, k=self._dice.randrange(3, 9)))
         text = f'\n{indent}assert len("{word}") == {len(word) + self._dice.choice((1, 2))}'
-        return Variant(self._test, self._path, end, end, (text,), Kind.APPENDED)
+        return Variant(self._path, end, end, (text,), Kind.APPENDED)
 
     def _replaced(self, node: ast.expr, texts: Sequence[str], kind: Kind) -> Variant:
-        return Variant(self._test, self._path, *self._source.span(node), tuple(texts), kind)
+        return Variant(self._path, *self._source.span(node), tuple(texts), kind)
 
 
 def _unrelated(expected: ast.expr, pool: Sequence[type[BaseException]]) -> list[type[BaseException]]:
@@ -471,4 +507,4 @@ def _snapshot_variants(files: Mapping[str, bytes], test: str, name: str, dice: r
         if places:
             start = begin + dice.choice(places)
             letter = dice.choice([letter for letter in _LETTERS if letter != chr(content[start]).lower()])
-            yield Variant(test, path, start, start + 1, (letter,), Kind.SNAPSHOT)
+            yield Variant(path, start, start + 1, (letter,), Kind.SNAPSHOT)
