@@ -285,6 +285,20 @@ def test_a_definition_that_something_else_reads_is_left_alone(use: str) -> None:
     assert contents == {b"E = 7"}
 
 
+def test_without_copies_a_definition_does_not_tell_whether_the_test_is_changed() -> None:
+    text = "E = 7\n\n\ndef test_a():\n    assert f() == E\n"
+    tests, contents = checked(text, ["t.py::test_a"]), set()
+    for seed in range(40):
+        for drawn in draws_without_copies(tests, random.Random(seed)):
+            edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed), drawn.definitions)
+            content = edition.files["t.py"].decode()
+            (version,) = edition.versions
+            numbers = re.findall(r"\d+", content)
+            assert ("== (7)" in content) is not version.is_changed
+            contents.add((version.is_changed, numbers[0] == "7", numbers[0] == numbers[1]))
+    assert contents == {(False, True, True), (False, False, False), (True, True, False), (True, False, True)}
+
+
 def test_the_values_of_one_definition_are_new_in_the_same_way_for_all_tests() -> None:
     """A value that two tests have in common would be the original one."""
     text = "E = 7\n\n\ndef test_a():\n    assert f() == E\n\n\ndef test_b():\n    assert g() == E\n"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from minisandbox.grade.confirm.changeable import Changeable, ChangeableTests, CheckedVariant, inlined
 from minisandbox.grade.confirm.editions import Change, Changes
 from minisandbox.grade.confirm.literals import spread
-from minisandbox.grade.confirm.variants import WEAK
+from minisandbox.grade.confirm.variants import WEAK, Variant
 
 _MOST_VERSIONS = 6
 """Versions of one test."""
@@ -61,17 +61,12 @@ def draw(tests: ChangeableTests, seconds: float, dice: random.Random) -> Draw:
     in_place = [number for number, group in enumerate(groups) if group[0].variants and counts[number] < 2]
     changed = dice.sample(in_place, _some_of(len(in_place), dice))
     for number, group in enumerate(groups):
-        versions: list[Changes] = [()]
-        if number in changed:
-            versions = [(_shuffled_changes(group[0], dice)[0],)]
-        elif counts[number] > 1:
-            versions = _versions(group[0], counts[number], dice)
-        _add(drawn, group, versions)
-    values: dict[tuple[str, tuple[int, int]], Change] = {}
-    for each in drawn.wanted.values():
-        values |= {(one.path, one.definition): (one, number) for one, number in dice.choice(each) if one.definition}
-    drawn.definitions.extend(values.values())
-    return drawn
+        if counts[number] > 1:
+            _add(drawn, group, _versions(group[0], counts[number], dice))
+        else:
+            change = _changes(group[0], dice)[0] if number in changed else None
+            _add(drawn, group, [_version(group[0], change)])
+    return _with_definitions(drawn, dice)
 
 
 def _counts(groups: Sequence[Sequence[Changeable]], seconds: float, dice: random.Random) -> list[int]:
@@ -91,20 +86,19 @@ def _counts(groups: Sequence[Sequence[Changeable]], seconds: float, dice: random
 
 
 def draws_without_copies(tests: ChangeableTests, dice: random.Random) -> Iterator[Draw]:
-    """Yield draws in which every test has one version: none is changed, or each at one of its places.
+    """Yield draws in which every test has one version: first none is changed, then each place of each test in turn.
 
     Args:
         tests: what can be changed.
-        dice: decides how, and in which order.
+        dice: decides how.
     """
     groups = _groups(tests)
-    changes = [_shuffled_changes(group[0], dice)[:_MOST_RUNS] for group in groups]
-    turns = range(-1, max(map(len, changes)))
-    for turn in dice.sample(turns, len(turns)):
+    changes = [_changes(group[0], dice)[:_MOST_RUNS] for group in groups]
+    for turn in range(-1, max(map(len, changes))):
         drawn = Draw()
         for group, mine in zip(groups, changes, strict=True):
-            _add(drawn, group, [(mine[turn % len(mine)],) if mine and turn >= 0 else ()])
-        yield drawn
+            _add(drawn, group, [_version(group[0], mine[turn % len(mine)] if mine and turn >= 0 else None)])
+        yield _with_definitions(drawn, dice)
 
 
 def _groups(tests: ChangeableTests) -> list[list[Changeable]]:
@@ -130,11 +124,22 @@ def _places(function: Changeable) -> list[CheckedVariant]:
     return values or list(function.variants)
 
 
-def _shuffled_changes(function: Changeable, dice: random.Random) -> list[Change]:
-    """Return changes of a test in a random order: first one of each place, then other values at the same places."""
-    places = [(checked.variant, _shuffled(len(checked.variant.texts), dice)) for checked in _places(function)]
-    dice.shuffle(places)
-    rounds = range(max((len(numbers) for _, numbers in places), default=0))
+def _ordered(checked: Sequence[CheckedVariant], function: Changeable, dice: random.Random) -> list[Variant]:
+    """Return variants in a random order, but for the first.
+
+    That is where the untouched code fails, or the next: there a submission that fixes nothing has to cheat.
+    """
+    shuffled = dice.sample(checked, len(checked))
+    first = min(shuffled, key=lambda one: _lines_until(function, one))
+    return [first.variant, *(one.variant for one in shuffled if one is not first)]
+
+
+def _changes(function: Changeable, dice: random.Random) -> list[Change]:
+    """Return changes of a test: first one of each place, then other values at the same places."""
+    if not function.variants:
+        return []
+    places = [(one, _shuffled(len(one.texts), dice)) for one in _ordered(_places(function), function, dice)]
+    rounds = range(max(len(numbers) for _, numbers in places))
     return [(variant, numbers[turn]) for turn in rounds for variant, numbers in places if turn < len(numbers)]
 
 
@@ -143,31 +148,38 @@ def _shuffled(count: int, dice: random.Random) -> list[int]:
 
 
 def _versions(function: Changeable, count: int, dice: random.Random) -> list[Changes]:
-    """Return versions of a test with all combinations of some values at two places, in a random order.
-
-    The first place is where the untouched code fails, or the next: there a submission that fixes nothing has to cheat.
-    """
-    places = dice.sample(_local(function), len(_local(function)))
-    first, *others = [checked.variant for checked in sorted(places, key=lambda one: _lines_until(function, one))]
-    dice.shuffle(others)
-    second = next((other for other in others if other.start >= first.end or other.end <= first.start), None)
+    """Return versions of a test with all combinations of some values at two places, in a random order."""
+    first, *others = _ordered(_local(function), function, dice)
+    second = next((other for other in others if not other.overlaps(first)), None)
     columns = 2 if second and count >= 4 else 1
     rows = min(count // columns, len(first.texts) + 1)
     if second and columns > 1:
         columns = min(count // rows, len(second.texts) + 1)
     numbers = [spread(len(first.texts), rows, dice), spread(len(second.texts) if second else 0, columns, dice)]
     edited = [variant for variant in (first, second if columns > 1 else None) if variant]
-    named = {(one.start, one.end): one for one in (checked.variant for checked in places) if one.own}
-    own = inlined(named[span] for span in named if span not in {(one.start, one.end) for one in edited})
-    versions = [
-        (
-            *own,
-            *((variant, number) for variant, number in zip(edited, pair, strict=False) if number >= 0 or variant.own),
-        )
-        for pair in itertools.product(*numbers)
-    ]
+    versions = [_version(function, *zip(edited, pair, strict=False)) for pair in itertools.product(*numbers)]
     dice.shuffle(versions)
     return versions
+
+
+def _version(function: Changeable, *changes: Change | None) -> Changes:
+    """Return a version of a test, with own texts in place of all names that are not changed."""
+    edited = [change for change in changes if change]
+    named = [one.variant for one in function.variants if one.variant.own and function.copies]
+    own = inlined(one for one in named if not any(one.overlaps(variant) for variant, _ in edited))
+    return (*own, *((variant, number) for variant, number in edited if number >= 0 or variant.own))
+
+
+def _with_definitions(drawn: Draw, dice: random.Random) -> Draw:
+    """Draw the values of definitions among those that the versions have; of one version, its own or another."""
+    values: dict[tuple[str, tuple[int, int]], Change] = {}
+    for versions in drawn.wanted.values():
+        for variant, number in dice.choice(versions):
+            if variant.definition:
+                other = number if len(versions) > 1 else -1 if number >= 0 else dice.randrange(len(variant.texts))
+                values[variant.path, variant.definition] = (variant, dice.choice((number, other)))
+    drawn.definitions.extend(values.values())
+    return drawn
 
 
 def _local(function: Changeable) -> list[CheckedVariant]:

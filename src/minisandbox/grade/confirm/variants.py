@@ -78,6 +78,10 @@ class Variant:
         """Whether the edit lies in the test itself, so that a copy of the test can carry it."""
         return self.kind is not Kind.SNAPSHOT
 
+    def overlaps(self, other: Variant) -> bool:
+        """Return whether both edit the same bytes."""
+        return self.path == other.path and self.start < other.end and other.start < self.end
+
     def edit(self, number: int) -> Edit:
         """Return the edit with one of the texts; -1 stands for the value's own text."""
         return Edit(self.start, self.end, self.texts[number] if number >= 0 else self.own)
