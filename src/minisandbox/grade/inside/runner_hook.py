@@ -170,7 +170,7 @@ class _Channel(object):
     def __init__(self, write, written, chosen):
         self._write, self._written, self.chosen = write, written, chosen
         self.result = None
-        self._clock, self._started = time.time, time.time()
+        self._clock, self._started = time.monotonic, time.monotonic()
 
     def start(self, kind):
         self._write(None, "start", {"pytest": kind, "python": "%d.%d.%d" % sys.version_info[:3]})
