@@ -52,6 +52,15 @@ def test_a_good_submission_resolves(smith: Task, smith_image: Image) -> None:
     assert graded.duration > 0
 
 
+@pytest.mark.parametrize("options", ["--ff", "--lf --lfnf=none", "--lf", "--nf", "--cache-clear", "--sw"])
+def test_a_project_may_use_pytests_cache(smith: Task, smith_image: Image, options: str) -> None:
+    """Its options are there, and what a submission puts where a cache would be in the repository is not read."""
+    cached = replace(smith, grader=replace(smith.grader, command=f"{smith.grader.command} {options}"))
+    forged = adding(".pytest_cache/v/cache/lastfailed", '{"tests/test_double.py::test_double": true}')
+    graded = grade(cached, smith_image, (FIX + forged).encode())
+    assert graded.verdict is Verdict.RESOLVED, graded.log
+
+
 def test_an_empty_submission_does_not(smith: Task, smith_image: Image) -> None:
     graded = grade(smith, smith_image, b"")
     assert (graded.verdict, graded.reason, graded.reward) == (Verdict.FAILED, Reason.NOTHING_TO_TEST, 0.0)
