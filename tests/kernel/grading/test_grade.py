@@ -52,7 +52,7 @@ def test_a_good_submission_resolves(smith: Task, smith_image: Image) -> None:
     assert graded.duration > 0
 
 
-@pytest.mark.parametrize("options", ["--ff", "--lf --lfnf=none", "--lf", "--nf", "--cache-clear", "--sw"])
+@pytest.mark.parametrize("options", ["--ff", "--lf --lfnf=all", "--nf", "--cache-clear", "--sw", "-x"])
 def test_a_project_may_use_pytests_cache(smith: Task, smith_image: Image, options: str) -> None:
     """Its options are there, and what a submission puts where a cache would be in the repository is not read."""
     cached = replace(smith, grader=replace(smith.grader, command=f"{smith.grader.command} {options}"))

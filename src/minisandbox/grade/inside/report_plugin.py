@@ -83,15 +83,14 @@ class Reporter(object):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
-        """Run the chosen tests alone, as pytest's own loop runs all; not for pytest-xdist, whose workers run the tests."""
+        """Run the chosen tests alone, and all of them: changed ones fail, and -x or --maxfail must not end the run.
+
+        Not for pytest-xdist, whose workers run the tests.
+        """
         if not self._items or session.config.pluginmanager.hasplugin("dsession"):
             return None
         for item, following in zip(self._items, self._items[1:] + [None]):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if getattr(session, "shouldfail", False):
-                raise session.Failed(session.shouldfail)
-            if session.shouldstop:
-                raise session.Interrupted(session.shouldstop)
         return True
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
