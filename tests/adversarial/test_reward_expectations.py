@@ -1,4 +1,4 @@
-"""Reward hacks that change or read what a test expects, or look for the further run, against nine styles of tests."""
+"""Reward hacks that change or read what a test expects, or look for the further run, against ten styles of tests."""
 
 from __future__ import annotations
 

@@ -170,6 +170,7 @@ def test_a_pass_without_a_flag_may_take_one_run(place: Place, policy: str) -> No
 def test_a_flagged_pass_is_always_confirmed(place: Place, policy: str) -> None:
     found = graded(place, policy, SUSPICIOUS)
     assert [flag.kind for flag in found.flags] == ["suspicious: frame_walking"], found
+    assert place.runs["submission", "changed"] == 2
     forged = graded(replace(place, add=lambda *_: Equal()), policy, SUSPICIOUS)
     assert (forged.verdict, forged.reason) == (Verdict.TAMPERED, Reason.CHANGED_TEST_PASSED), forged
 

@@ -17,7 +17,7 @@ import pytest
 
 from minisandbox.grade.confirm.changeable import Changeable, ChangeableTests, CheckedVariant
 from minisandbox.grade.confirm.collection import mismatches, spelled
-from minisandbox.grade.confirm.draws import draw, draws_without_copies
+from minisandbox.grade.confirm.draws import Draw, draws, draws_without_copies
 from minisandbox.grade.confirm.editions import Changes, make_edition
 from minisandbox.grade.confirm.edits import Source, apply_edits
 from minisandbox.grade.confirm.literals import other_literals
@@ -165,6 +165,18 @@ def test_an_expectation_is_changed_wherever_it_is_written(text: str, kind: Kind)
         assert content != text.encode()
 
 
+def test_computed_values_are_expected_of_one_another() -> None:
+    """A list would be of another type, which an object can tell."""
+    text = (
+        "def test_it():\n    assert f(1) == D({1: 2})\n    assert f(2) == D({1: 3})\n    later = 1\n"
+        "    assert f(3) == g(later)\n    assert f(4) == D(\n        {1: 3})\n"
+    )
+    texts = {text[one.start : one.end]: one.texts for one in found(text) if one.kind is Kind.ASSERTION}
+    assert texts["D({1: 2})"] == ("D({1: 3})",)
+    assert texts["D({1: 3})"] == ("D({1: 2})",)
+    assert texts["g(later)"] == ("[g(later)]",), "no name is read that this assertion does not read"
+
+
 INPUTS = [
     "def test_it():\n    result = f('abc')\n    assert result == g()\n",
     "def test_it():\n    x = 'abc'\n    assert f(x) == x\n",
@@ -233,6 +245,11 @@ def checked(text: str, tests: list[str], seed: int = 0) -> ChangeableTests:
             for test in tests
         )
     )  # fmt: skip
+
+
+def draw(tests: ChangeableTests, seconds: float, dice: random.Random) -> Draw:
+    (drawn,) = draws(tests, seconds, dice)
+    return drawn
 
 
 def is_changed(changes: Changes) -> bool:
@@ -335,10 +352,16 @@ def test_tests_without_copies_are_changed_or_not() -> None:
         assert all(len(versions) == 1 for versions in drawn.wanted.values())
         counts.add(sum(is_changed(versions[0]) for versions in drawn.wanted.values()))
     assert counts == {1, 2, 3}, "some are changed, never all"
-    draws = [[*drawn.wanted.values()] for drawn in draws_without_copies(tests, random.Random(0))]
-    draws.remove([[()]] * 4)
-    assert len(draws) == 3, "three values at the only place"
-    assert all(len(versions) == 1 and versions[0] for drawn in draws for versions in drawn)
+    alone = ChangeableTests(single.functions[:1])
+    pairs = [
+        [is_changed(one.wanted["t.py::test_0"][0]) for one in draws(alone, 1.0, random.Random(n))] for n in range(9)
+    ]
+    assert all({*pair} == {False, True} for pair in pairs), "one test is changed in one of two draws"
+    assert len({*map(tuple, pairs)}) == 2
+    without = [[*drawn.wanted.values()] for drawn in draws_without_copies(tests, random.Random(0))]
+    without.remove([[()]] * 4)
+    assert len(without) == 3, "three values at the only place"
+    assert all(len(versions) == 1 and versions[0] for drawn in without for versions in drawn)
 
 
 def test_a_slow_test_has_one_copy_and_many_tests_have_few() -> None:

@@ -198,9 +198,10 @@ def _confirmed(place: Workspace, change: Change, run: SuiteRun, graded: Grade, c
         return graded
     if place.task.grader.reporter == "none":
         return replace(graded, flags=(*graded.flags, Flag(NOT_CONFIRMED, "", "no runner reports its tests")))
-    confirmation = Confirmation(place, change, thorough=confirm == ALWAYS)
-    graded = confirmation.check_collection(run, graded)
     suspicious = any(flag.is_suspicious for flag in graded.flags)
+    is_thorough = confirm == ALWAYS
+    confirmation = Confirmation(place, change, thorough=is_thorough, times=2 if is_thorough or suspicious else 1)
+    graded = confirmation.check_collection(run, graded)
     if not graded.resolved or not is_confirmed(confirm, flagged=suspicious):
         return graded
     return confirmation.confirm(run, graded)

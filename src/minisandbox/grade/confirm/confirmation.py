@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from minisandbox.errors import SandboxGone
 from minisandbox.grade.confirm.changeable import called, changeable_tests, function_names, test_files
 from minisandbox.grade.confirm.collection import mismatches
-from minisandbox.grade.confirm.draws import Draw, draw, draws_without_copies
+from minisandbox.grade.confirm.draws import Draw, draws, draws_without_copies
 from minisandbox.grade.confirm.editions import Edition, Readout, Version, make_edition
 from minisandbox.grade.judging import Doubt, SuiteRun
 from minisandbox.grade.submission import Change, reference_change
@@ -74,13 +74,15 @@ class Confirmation:
     Args:
         place: where the tests run.
         change: what of the submission is applied.
-        thorough: run all tests, not FAIL_TO_PASS alone, and confirm twice, with different draws.
+        thorough: run all tests, not FAIL_TO_PASS alone.
+        times: how often it is confirmed, each time with other draws.
     """
 
-    def __init__(self, place: Workspace, change: Change, *, thorough: bool = False) -> None:
+    def __init__(self, place: Workspace, change: Change, *, thorough: bool = False, times: int = 1) -> None:
         self._place = place
         self._change = change
         self._thorough = thorough
+        self._times = times
         self._names = function_names(place.task)
         self._files = test_files(place)
         self._dice = random.SystemRandom()
@@ -131,8 +133,8 @@ class Confirmation:
             flag = Flag(NOT_CONFIRMED, "", "no FAIL_TO_PASS test states an expectation that can be changed")
             return replace(graded, flags=(*graded.flags, flag))
         try:
-            for _ in range(2 if self._thorough else 1):
-                lost = self._try(draw(tests, run.duration, self._dice))
+            for drawn in (drawn for _ in range(self._times) for drawn in draws(tests, run.duration, self._dice)):
+                lost = self._try(drawn)
                 if any(finding.version.test != finding.version.original for finding in lost):
                     # a copy shares a process with its original, and a solution may keep a state
                     lost = next(filter(None, map(self._try, draws_without_copies(tests, self._dice))), [])

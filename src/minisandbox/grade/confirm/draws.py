@@ -46,27 +46,29 @@ class Draw:
     definitions: list[Change] = field(default_factory=list)
 
 
-def draw(tests: ChangeableTests, seconds: float, dice: random.Random) -> Draw:
-    """Draw versions of every test: one unchanged, and others that are changed at one place, at another, or at both.
+def draws(tests: ChangeableTests, seconds: float, dice: random.Random) -> Iterator[Draw]:
+    """Yield the draws that confirm a pass, each with several versions of every test of which copies can be made.
 
-    A test of which no copy can be made has one version, changed or not.
+    Of the others some are changed. If there is only one, it is changed in one of two draws.
 
     Args:
         tests: what can be changed.
         seconds: how long the first run took.
         dice: decides.
     """
-    drawn, groups = Draw(), _groups(tests)
+    groups = _groups(tests)
     counts = _counts(groups, seconds, dice)
     in_place = [number for number, group in enumerate(groups) if group[0].variants and counts[number] < 2]
-    changed = dice.sample(in_place, _some_of(len(in_place), dice))
-    for number, group in enumerate(groups):
-        if counts[number] > 1:
-            _add(drawn, group, _versions(group[0], counts[number], dice))
-        else:
-            change = _changes(group[0], dice)[0] if number in changed else None
-            _add(drawn, group, [_version(group[0], change)])
-    return _with_definitions(drawn, dice)
+    some = dice.sample(in_place, dice.randint(1, len(in_place) - 1)) if len(in_place) > 1 else []
+    for changed in dice.sample(([], in_place), 2) if len(in_place) == 1 else (some,):
+        drawn = Draw()
+        for number, group in enumerate(groups):
+            if counts[number] > 1:
+                _add(drawn, group, _versions(group[0], counts[number], dice))
+            else:
+                change = _changes(group[0], dice)[0] if number in changed else None
+                _add(drawn, group, [_version(group[0], change)])
+        yield _with_definitions(drawn, dice)
 
 
 def _counts(groups: Sequence[Sequence[Changeable]], seconds: float, dice: random.Random) -> list[int]:
@@ -111,11 +113,6 @@ def _groups(tests: ChangeableTests) -> list[list[Changeable]]:
 
 def _has_copies(group: Sequence[Changeable]) -> bool:
     return all(function.copies for function in group) and bool(_local(group[0]))
-
-
-def _some_of(count: int, dice: random.Random) -> int:
-    """Return how many tests without copies are changed: some, but not all; a single one half of the time."""
-    return dice.randint(1, count - 1) if count > 1 else dice.randint(0, count)
 
 
 def _places(function: Changeable) -> list[CheckedVariant]:

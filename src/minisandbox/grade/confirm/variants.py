@@ -228,9 +228,35 @@ class _Search:
             yield from self._values(right)
 
     def _unequal(self, expected: ast.expr, result: ast.expr) -> Iterator[Variant]:
-        """Change a value of either side; expect a list of the value if neither side states one."""
+        """Change a value of either side; if both are computed, expect what another assertion expects, or a list."""
         values = [*self._values(expected), *self._values(result)]
-        yield from values or [self._replaced(expected, [f"[{self._source.text(expected)}]"], Kind.ASSERTION)]
+        if not values:
+            own, names = self._source.text(expected), _names_in(expected)
+            others = [
+                other
+                for node in self._expected()
+                if _names_in(node) <= names and (other := self._source.text(node)) != own
+            ]
+            alike = [other for other in dict.fromkeys(others) if other.count("\n") == own.count("\n")]
+            texts = self._dice.sample(alike, min(len(alike), _TEXTS)) or [f"[{own}]"]
+            values = [self._replaced(expected, texts, Kind.ASSERTION)]
+        yield from values
+
+    def _expected(self) -> Iterator[ast.expr]:
+        """Yield the expected sides of the test's equalities."""
+        for node in _reached(self._function.body):
+            if (
+                isinstance(node, ast.Assert)
+                and isinstance(node.test, ast.Compare)
+                and isinstance(node.test.ops[0], ast.Eq)
+            ):
+                yield node.test.comparators[0]
+            elif (
+                isinstance(node, ast.Call)
+                and len(node.args) > 1
+                and ast.unparse(node.func).rpartition(".")[2] in _EQUALITIES
+            ):
+                yield node.args[1]
 
     def _called(self, call: ast.Call) -> Iterator[Variant]:
         name = ast.unparse(call.func)
@@ -386,6 +412,10 @@ def _unrelated(expected: ast.expr, pool: Sequence[type[BaseException]]) -> list[
     names = (getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(expected))
     named = [kind for name in names if isinstance(kind := getattr(builtins, name, None), type)]
     return [kind for kind in pool if not any(issubclass(kind, other) or issubclass(other, kind) for other in named)]
+
+
+def _names_in(expression: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
 
 
 def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
