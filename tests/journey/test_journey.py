@@ -67,7 +67,9 @@ optimizer: {learning_rate: 1e-5, schedule: constant, warmup_steps: 0, weight_dec
 micro_batch: 4
 workers: 8
 device: cpu
+tolerance: 1e-3
 """
+"""A model that knows its answers by heart has large logits, divided by the temperature: float32 rounds them by 2e-4."""
 
 
 @dataclass
