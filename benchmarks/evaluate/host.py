@@ -42,6 +42,8 @@ class HostTask:
         """
         host = cls(task, image, directory / task.instance_id)
         spec = image.spec()
+        if spec.host_usr and any(any(layer.glob("usr/*")) for layer in spec.layers):
+            raise SystemExit(f"{task.instance_id} has system packages over the host's /usr: leave it out by --only")
         host._copy_layers(spec.layers, directory / "merged")
         for name in ("usr", "proc") if spec.host_usr else ("proc",):
             (host.root / name).mkdir(exist_ok=True)
