@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -182,6 +183,7 @@ class Journey:
 
     def many(self) -> None:
         """128 sandboxes at once"""
+        shutil.rmtree("runs/wide", ignore_errors=True)  # an earlier call's rollouts need no sandboxes
         Path("wait.json").write_text(json.dumps({"*": [teacher.WAIT, teacher.SUBMIT]}))
         with self.serving("-m", "minisandbox.models.testing", "--script", "wait.json", port=8101) as url:
             words = (*self._rollout("waiting", url, "wide"), "--attempts", str(WIDE), "--warm", "0")
