@@ -93,7 +93,7 @@ class Namespace:
 
     def entered(self, *words: str) -> list[str]:
         """A command, inside."""
-        return ["nsenter", "-t", str(self.anchor.pid), "-n", "-m", f"--wd={os.getcwd()}", *words]
+        return ["nsenter", "-t", str(self.anchor.pid), "-n", "-m", f"--wdns={os.getcwd()}", *words]
 
     def processes(self) -> list[int]:
         """Who is inside, the anchor aside."""
