@@ -48,7 +48,6 @@ def main() -> int:
         except MiniSandboxError as error:
             print(f"{task.instance_id}: left out: {error.what}", flush=True)
             continue
-        changeable_tests(Workspace.of(task, image))
         for policy in options.policies:
             found, seconds = count_runs(task, image, policy)
             flags = ", ".join(sorted({flag.kind for flag in found.flags})) or "no flags"
@@ -66,7 +65,11 @@ def main() -> int:
 
 
 def count_runs(task: Task, image: Image, policy: str) -> tuple[Grade, list[float]]:
-    """Grade a task's reference as a submission; returns the grade, and the seconds of each run of tests."""
+    """Grade a task's reference as a submission; returns the grade, and the seconds of each run of tests.
+
+    What is found out once per task about the tests that can be changed is not counted.
+    """
+    changeable_tests(Workspace.of(task, image))
     submission, run, seconds = submission_of(task, image), Workspace.run, []
 
     def timed(
