@@ -90,12 +90,11 @@ class Journey:
             found = process.wait(DEADLINE)
         assert found == status, f"{' '.join(words)}: {found}\n{_last(f'{name}.err')}"
 
-    def online(self, *words: str, threads: str = "2") -> str:
+    def online(self, *words: str) -> str:
         """Run a command on the head's store, in this machine's own network; returns what it prints."""
-        environment = {**self.cluster.all[0].environment, "OMP_NUM_THREADS": threads}
         done = subprocess.run(
-            _command(words), env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=DEADLINE, check=False,
+            _command(words), env=self.cluster.all[0].environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=DEADLINE, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stderr[-3000:]}"
         return done.stdout
@@ -212,7 +211,7 @@ class Journey:
             self.online("-m", "tests.journey.student", "balanced.jsonl", "-o", "student")
         self.online("trajectories", "export", "balanced.jsonl", "--to", "tokens", "--tokenizer", "student",
                     "-o", "sft.parquet")  # fmt: skip
-        self.online("train", "sft", "sft.yaml", threads="1")
+        self.online("train", "sft", "sft.yaml")
         losses = [one["loss"] for one in _lines("runs/sft/log.jsonl") if "loss" in one]
         assert losses[-1] < 0.2 < losses[0]
 
@@ -296,9 +295,9 @@ def test_the_whole_journey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     place = Path(PLACE) if "/" in PLACE else tmp_path
     place.mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(place)
-    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}  # a small model gains none by two
     start = time.monotonic()
-    with clean_hosts(place, 3, SANDBOXES, extra=dict.fromkeys(range(3), path)) as cluster, capsys.disabled():
+    with clean_hosts(place, 3, SANDBOXES, extra=dict.fromkeys(range(3), variables)) as cluster, capsys.disabled():
         print(f"\n[{time.monotonic() - start:6.1f} s] three hosts")
         journey = Journey(cluster)
         for step in STEPS:
