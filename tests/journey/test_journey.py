@@ -69,6 +69,7 @@ micro_batch: 4
 workers: 8
 device: cpu
 tolerance: 1e-3
+checkpoints: {every: 1}
 """
 """A model that knows its answers by heart has large logits, divided by the temperature: float32 rounds them by 2e-4."""
 
