@@ -262,9 +262,10 @@ class Journey:
 
     def official_report(self) -> None:
         """The official report: swebench's own code on our logs"""
-        print(self.online("-m", "tests.journey.official", "rows.jsonl", "runs/inference/preds.json", "evaluation"))
+        self.online("-m", "tests.journey.official", "rows.jsonl", "runs/inference/preds.json", "evaluation")
         official = json.loads(Path("evaluation/official.json").read_text())
-        assert official == json.loads(Path("evaluation/report.json").read_text())
+        about_containers = {"unstopped_instances": 0, "unstopped_containers": [], "unremoved_images": []}
+        assert official == json.loads(Path("evaluation/report.json").read_text()) | about_containers
 
     def _own(self, boxes: Sequence[Mapping[str, object]]) -> list[str]:
         """Return the ids of those sandboxes that nodes of this cluster own."""
