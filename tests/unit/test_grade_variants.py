@@ -206,8 +206,23 @@ def test_another_literal_has_another_value_of_the_same_kind(text: str) -> None:
         for other in others:
             value, new = ast.literal_eval(text), ast.literal_eval(other)
             assert new != value
-            assert value is None or type(new) is type(value)
+            assert {value, new} <= {None, False, True} or type(new) is type(value)
             assert other.count("\n") == text.count("\n")
+
+
+@pytest.mark.parametrize("form", ["{}", "-{}", "{}.5", "{}.25", "4_{}00"])
+def test_the_rank_of_a_number_among_its_others_is_random(form: str) -> None:
+    """If some were always less and some more, the one in the middle would be the original."""
+    ranks = Counter[int]()
+    for seed in range(400):
+        text = form.format(random.Random(seed).randrange(40))
+        value = ast.literal_eval(text)
+        others = [*map(ast.literal_eval, other_literals(text, random.Random(seed)))]
+        ranks[sorted([value, *others]).index(value)] += 1
+        assert {str(other).partition(".")[2] for other in others} == {str(value).partition(".")[2]}
+        assert all((other >= 0) is (value >= 0) for other in others)
+    assert {*ranks} == {0, 1, 2, 3}
+    assert min(ranks.values()) > 60
 
 
 @pytest.mark.parametrize(

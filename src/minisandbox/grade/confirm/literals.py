@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import math
 import random
 import re
 import tokenize
@@ -11,8 +12,10 @@ from collections.abc import Iterator
 
 _ESCAPE = re.compile(r"\\(N\{[^}]*\}|x..|u.{4}|U.{8}|[0-7]{1,3}|.)", re.DOTALL)
 _STRING = re.compile(r"""(?P<prefix>[A-Za-z]*)(?P<quote>'''|\"\"\"|'|")(?P<body>.*)(?P=quote)""", re.DOTALL)
-_STEPS = (1, 2, 3, 4, 6, 9, 11, 13)
 _MOST = 3
+_BLOCK = 14
+_COMMON = "0123456789etaoinshrdlc"
+"""Letters that are replaced, and by which: rare ones would tell."""
 
 
 def literals_in(node: ast.expr) -> Iterator[ast.expr]:
@@ -45,14 +48,17 @@ def other_literals(text: str, dice: random.Random) -> tuple[str, ...]:
     texts: list[str] = []
     if isinstance(value, str | bytes):
         texts = _other_strings(text, dice)
-    elif isinstance(value, bool):
-        texts = [str(not value)]
+    elif value is None or isinstance(value, bool):
+        texts = dice.sample([str(other) for other in (None, False, True) if other is not value], 2)
     elif isinstance(value, int):
-        texts = [str(value + step) for step in _steps(dice)]
-    elif isinstance(value, float | complex):
-        texts = [repr((value if abs(value) < 1e300 else 0) + step * 1.25) for step in _steps(dice)]
-    elif value is None:
-        texts = [str(step) for step in _steps(dice)]
+        texts = [str(value + step) for step in _steps(value, dice)]
+    elif isinstance(value, float) and abs(value) > 1e9:
+        texts = [repr(value * (1 + step / 100)) for step in _steps(0, dice)]
+    elif isinstance(value, float):
+        decimals = len(re.sub(r"(?i)e.*|[^.]*\.?", "", text, count=1))
+        texts = [repr(round(value + step, max(1, decimals))) for step in _steps(value, dice)]
+    elif isinstance(value, complex):
+        texts = [repr(value + step) for step in _steps(0, dice)]
     return tuple(other for other in texts if other.count("\n") == text.count("\n") and _value_of(other) != value)
 
 
@@ -76,10 +82,14 @@ def spread(values: int, versions: int, dice: random.Random) -> list[int]:
     return [names.get(spot, -1) for spot in spots]
 
 
-def _steps(dice: random.Random) -> list[int]:
-    """Return steps in both directions: a value that is near enough to all on one side is not near the others."""
-    up, down, either = dice.sample(_STEPS, _MOST)
-    return [up, -down, either * dice.choice((1, -1))]
+def _steps(value: float, dice: random.Random) -> list[int]:
+    """Return steps from a number to others, at random, of the same block of numbers.
+
+    Each number of a block has the others as often, so its rank among them does not tell which is the original.
+    """
+    own = math.floor(value)
+    start = own - own % _BLOCK
+    return [other - own for other in dice.sample([*range(start, own), *range(own + 1, start + _BLOCK)], _MOST)]
 
 
 def _value_of(text: str) -> object:
@@ -94,8 +104,8 @@ def _other_strings(text: str, dice: random.Random) -> list[str]:
     tokens = list(_string_tokens(text))
     places = [place for start, token in tokens for place in _characters(start, token)]
     if places:
-        place = dice.choice(places)
-        kind = "0123456789" if text[place].isdigit() else "abcdefghijklmnopqrstuvwxyz"
+        place = dice.choice([place for place in places if text[place].lower() in _COMMON] or places)
+        kind = "0123456789" if text[place].isdigit() else _COMMON[10:]
         kind = kind.upper() if text[place].isupper() else kind
         return [text[:place] + sign + text[place + 1 :] for sign in dice.sample(kind.replace(text[place], ""), _MOST)]
     if len(tokens) == 1 and (match := _STRING.fullmatch(tokens[0][1])):
