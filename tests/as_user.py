@@ -230,7 +230,8 @@ def copy_tree(user: User) -> Path:
         names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()]
         names = [name for name in names if not name.startswith((".git/", ".venv")) and "__pycache__" not in name]
     for name in names:
-        if (ROOT / name).is_file():  # a tracked file may be deleted in the working tree
+        # A tracked file may be deleted in the working tree; a link may lead to a directory, or nowhere.
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target / name, follow_symlinks=False)
     for path in (target, *target.rglob("*")):
