@@ -116,6 +116,61 @@ def test_a_test_that_passed_fails_when_it_is_changed(body: str) -> None:
         )
 
 
+HELPER = "def check(a, b):\n    assert f(a) == b\n\n\n"
+NAMES = "abc", "abd", "xyz", "xyzt"
+PLAUSIBLE = {
+    "a table": (
+        f"@pytest.mark.parametrize('a,b', {[*enumerate(NAMES)]})\ndef test_it(a, b):\n    assert f(a) == b\n", 2
+    ),
+    "a table with cells of several strings": (
+        f"@pytest.mark.parametrize('a', {[(1, NAMES[:2]), (2, NAMES[2:])]})\ndef test_it(a):\n    assert f() == a\n",
+        1,
+    ),
+    "assertions": ("def test_it():\n" + "".join(f"    assert f({name!r}) == {name!r}\n" for name in NAMES), 2),
+    "of other tests": (
+        "def test_it():\n    assert f() == 'abc'\n\n\ndef test_two(tester):\n    tester.assertEqual(f(), 'abd')\n", 1
+    ),
+    "a loop": (f"def test_it():\n    for a, b in {[*enumerate(NAMES)]}:\n        assert f(a) == b\n", 2),
+    "of a helper": (
+        HELPER + "def test_it():\n    check(1, 'abc')\n\n\ndef test_two():\n    assert f() == 'abd'\n",
+        1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "least"), PLAUSIBLE.values(), ids=PLAUSIBLE)
+@pytest.mark.parametrize("seed", range(5))
+def test_strings_are_replaced_by_others_that_tests_of_the_file_expect(text: str, least: int, seed: int) -> None:
+    for variant in found(text, seed=seed):
+        if variant.kind is not Kind.CONDITION:
+            strings = [
+                {literal.value for literal in ast.walk(ast.parse(content)) if isinstance(literal, ast.Constant)}
+                for content in changed(text, variant)
+            ]
+            likely = [each for each in strings if {one for one in each if isinstance(one, str)} <= {*NAMES, "a,b", "a"}]
+            assert len(likely) >= least
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def test_it():\n    assert 'abc' in f()\n\n\ndef test_two():\n    assert f() == 'xyz'\n",
+        "@pytest.mark.parametrize('a,b', [(1, 'abc'), (2, 'xyz')])\ndef test_it(a, b):\n    assert b in f(a)\n",
+    ],
+)
+def test_values_that_need_not_be_equal_are_not_exchanged(text: str) -> None:
+    """Another solution may well print another string that the file's tests look for."""
+    for seed in range(20):
+        for variant in found(text, seed=seed):
+            contents = [content.decode() for content in changed(text, variant)]
+            assert variant.kind is Kind.CONDITION or all(
+                text.count(name) >= content.count(name) for content in contents for name in ("'abc'", "'xyz'")
+            )
+            assert variant.kind is not Kind.PARAMETER or not any(
+                content.count("'abc'") == content.count("'xyz'") == 1 for content in contents
+            )
+
+
 EXPECTATIONS = {
     "a value in an assertion": ("def test_it():\n    assert f(1, 2) == 'abc'\n", Kind.ASSERTION),
     "of a class that is a value": ("def test_it():\n    assert f() == Decimal('1.5')\n", Kind.ASSERTION),
@@ -387,8 +442,9 @@ def test_a_slow_test_has_one_copy_and_many_tests_have_few() -> None:
     two = ChangeableTests((slow, replace(slow, test="t.py::test_other", definition="other")))
     assert all(len(versions) == 1 for versions in draw(two, 25.0, random.Random(0)).wanted.values())
     assert len(draw(ChangeableTests((function,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 6
-    rows = replace(function, passing=tuple(map(str, range(60))))
-    assert len(draw(ChangeableTests((rows,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 2
+    for count, versions in ((60, 6), (90, 4), (999, 2)):
+        rows = replace(function, passing=tuple(map(str, range(count))))
+        assert len(draw(ChangeableTests((rows,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == versions
     many = "".join(f"def test_{n}():\n    assert f() == 1\n    assert f() == 2\n\n\n" for n in range(40))
     drawn = draw(checked(many, [f"t.py::test_{n}" for n in range(40)]), 1.0, random.Random(0))
     assert sum(len(versions) - 1 for versions in drawn.wanted.values()) <= 60

@@ -21,7 +21,7 @@ _MOST_VERSIONS = 6
 """Versions of one test."""
 _MOST_COPIES = 60
 """Copies in one run, over all tests."""
-_MOST_ITEMS = 120
+_MOST_ITEMS = 360
 """Items of one test, over its versions, that are run: each set of parameters is one."""
 _MOST_RUNS = 5
 """Runs with changes, if tests are run without copies."""

@@ -17,11 +17,25 @@ import builtins
 import enum
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from minisandbox.grade.confirm.edits import Edit, Function, Source, Table, apply_edits, assigned_values
+from minisandbox.grade.confirm.edits import Edit, Function, Source, Table, apply_edits
 from minisandbox.grade.confirm.literals import literals_in, other_literals, spread
+from minisandbox.grade.confirm.uses import (
+    ASSERTS,
+    EQUALITIES,
+    RAISES,
+    arguments_of,
+    assigned_to,
+    equated,
+    expected_arguments,
+    is_only_expected,
+    leaves_of,
+    looped_over,
+    names_in,
+    reached,
+)
 
 
 class Kind(enum.StrEnum):
@@ -93,7 +107,6 @@ class Variant:
         return Edit(*self.definition, self.texts[number][1:-1])  # without the parentheses
 
 
-_EQUALITIES = frozenset({"assertEqual", "assertEquals", "assert_equal", "eq_"})
 _OPPOSITES = {
     "assertTrue": "assertFalse",
     "assertIn": "assertNotIn",
@@ -107,24 +120,12 @@ _OPPOSITES = {
     "assertContains": "assertNotContains",
 }
 _OPPOSITES |= {after: before for before, after in _OPPOSITES.items()}
-_RAISES = re.compile(
-    r"(pytest\.)?(raises|warns|deprecated_call)|(.*\.)?assert(Raises|Warns)\w*|(.*\.)?assert_raises\w*"
-)
-_ASSERTS = re.compile(r"assert([A-Z_]\w*)?|eq_|ok_|\w*(fnmatch|re_match)_lines?\w*")
 _ERRORS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OSError, ZeroDivisionError, EOFError,
     KeyboardInterrupt,
 )  # fmt: skip
 """What changed tests may expect: errors that other tests expect, too, so that a submission cannot tell them."""
 _WARNINGS = (UserWarning, RuntimeWarning, FutureWarning, SyntaxWarning, UnicodeWarning, ImportWarning)
-_TRANSPARENT = frozenset(
-    {"list", "set", "tuple", "sorted", "dict", "frozenset", "len", "str", "repr", "approx", "abs", "fabs", "round"}
-)
-"""Functions whose arguments are still what a test compares with."""
-_CONSTRUCTORS = frozenset(
-    {"Decimal", "Fraction", "datetime", "date", "time", "timedelta", "UUID", "Path", "PurePath", "PurePosixPath"}
-)
-"""Classes whose instances a test states by their arguments."""
 _SYMMETRIC = frozenset({"assertIn", "assertLess", "assertLessEqual", "assertGreater", "assertGreaterEqual"})
 """Assertions of which the first argument may be what is expected, too."""
 _LETTERS = "abcdefghijklmnoprstuvw"
@@ -204,7 +205,7 @@ class _Search:
             yield appended
 
     def _stated(self) -> Iterator[Variant]:
-        for node in _reached(self._function.body):
+        for node in reached(self._function.body):
             if isinstance(node, ast.Assert):
                 yield from self._asserted(node.test)
             elif isinstance(node, ast.Call):
@@ -229,51 +230,35 @@ class _Search:
 
     def _unequal(self, expected: ast.expr, result: ast.expr) -> Iterator[Variant]:
         """Change a value of either side; if both are computed, expect what another assertion expects, or a list."""
-        values = [*self._values(expected), *self._values(result)]
+        values = [*self._values(expected, is_equal=True), *self._values(result, is_equal=True)]
         if not values:
-            own, names = self._source.text(expected), _names_in(expected)
+            own, names = self._source.text(expected), names_in(expected)
             others = [
                 other
-                for node in self._expected()
-                if _names_in(node) <= names and (other := self._source.text(node)) != own
+                for node in equated(self._function)
+                if names_in(node) <= names and (other := self._source.text(node)) != own
             ]
             alike = [other for other in dict.fromkeys(others) if other.count("\n") == own.count("\n")]
             texts = self._dice.sample(alike, min(len(alike), _TEXTS)) or [f"[{own}]"]
             values = [self._replaced(expected, texts, Kind.ASSERTION)]
         yield from values
 
-    def _expected(self) -> Iterator[ast.expr]:
-        """Yield the expected sides of the test's equalities."""
-        for node in _reached(self._function.body):
-            if (
-                isinstance(node, ast.Assert)
-                and isinstance(node.test, ast.Compare)
-                and isinstance(node.test.ops[0], ast.Eq)
-            ):
-                yield node.test.comparators[0]
-            elif (
-                isinstance(node, ast.Call)
-                and len(node.args) > 1
-                and ast.unparse(node.func).rpartition(".")[2] in _EQUALITIES
-            ):
-                yield node.args[1]
-
     def _called(self, call: ast.Call) -> Iterator[Variant]:
         name = ast.unparse(call.func)
         method = name.rpartition(".")[2]
-        if _RAISES.fullmatch(name):
+        if RAISES.fullmatch(name):
             yield from self._expected_failure(call, name)
-        elif _ASSERTS.fullmatch(method) and not any(isinstance(node, ast.Starred) for node in call.args):
+        elif ASSERTS.fullmatch(method) and not any(isinstance(node, ast.Starred) for node in call.args):
             yield from self._assertion_call(call, method)
         elif helper := self._helper(name):
-            for argument in _expected_arguments(call, helper):
-                yield from self._values(argument)
+            for argument, is_equal in expected_arguments(call, helper):
+                yield from self._values(argument, is_equal=is_equal)
 
     def _assertion_call(self, call: ast.Call, method: str) -> Iterator[Variant]:
         arguments = call.args
         if method == "assertTrue" and arguments:
             yield from self._asserted(arguments[0])
-        if method in _EQUALITIES and len(arguments) > 1:
+        if method in EQUALITIES and len(arguments) > 1:
             yield from self._unequal(arguments[1], arguments[0])
         else:
             is_own = not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) in ("self", "cls")
@@ -303,73 +288,104 @@ class _Search:
         helper = self._source.named(name) if name.isidentifier() else None
         return helper if helper is not self._function and helper and "assert" in ast.unparse(helper) else None
 
-    def _values(self, node: ast.expr, kind: Kind = Kind.ASSERTION) -> Iterator[Variant]:
+    def _values(self, node: ast.expr, kind: Kind = Kind.ASSERTION, *, is_equal: bool = False) -> Iterator[Variant]:
         """Change the values that an expected side is made of, or those of the variables in it."""
-        for leaf in _leaves(node):
+        for leaf in leaves_of(node):
             if isinstance(leaf, ast.Name | ast.Attribute):
                 yield from self._of_variable(leaf)
             else:
-                yield from self._written(leaf, kind)
+                yield from self._written(leaf, kind, is_equal=is_equal)
 
-    def _written(self, node: ast.expr, kind: Kind) -> Iterator[Variant]:
+    def _written(self, node: ast.expr, kind: Kind, *, is_equal: bool = False) -> Iterator[Variant]:
         """Change the literals of an expression where they are written."""
-        for leaf in _leaves(node):
+        for leaf in leaves_of(node):
             for literal in literals_in(leaf):
-                yield self._replaced(literal, self._others(literal), kind)
+                others = self._equal_others(literal) if is_equal else self._others(literal)
+                yield self._replaced(literal, others, kind)
 
     def _of_variable(self, node: ast.Name | ast.Attribute) -> Iterator[Variant]:
         """Change the value of a variable, if the test only compares with it."""
         name, source = ast.unparse(node), self._source
-        if not _only_expected(self._function, name):
+        if not is_only_expected(self._function, name):
             return
         if isinstance(node, ast.Attribute):
             values = source.attribute_values(node.attr) if name.startswith(("self.", "cls.")) else ()
             for value in values:
                 yield from self._inlined(node, value, Kind.FIXTURE)
-        elif name in {argument.arg for argument in _arguments(self._function)}:
+        elif name in {argument.arg for argument in arguments_of(self._function)}:
             for table in (table for table in source.tables(self._function) if name in table.names):
                 yield from self._in_table(table)
             for value in source.fixture_values(name):
                 yield from self._inlined(node, value, Kind.FIXTURE)
-        elif assigned := list(_assigned(self._function, name)):
+        elif assigned := [
+            *((value, Kind.CONSTANT) for value in assigned_to(self._function, name)),
+            *((value, Kind.PARAMETER) for value in looped_over(self._function, name)),
+        ]:
+            is_equal = is_only_expected(self._function, name, is_equal=True)
             for value, kind in assigned:
-                yield from self._written(value, kind)
+                yield from self._written(value, kind, is_equal=is_equal)
         else:
             for value in source.module_values(name):
                 yield from self._inlined(node, value, Kind.CONSTANT)
 
     def _in_table(self, table: Table) -> Iterator[Variant]:
         """Change one expected value in each row of a table; a table that stands elsewhere is copied to the test."""
-        columns = [number for number, name in enumerate(table.names) if _only_expected(self._function, name)]
+        columns = [number for number, name in enumerate(table.names) if is_only_expected(self._function, name)]
         span = self._source.span(table.values)
         key = (span, tuple(columns))
         if key not in self._shared:
-            rows = [edits for row in table.rows if (edits := self._in_row(row, columns, span[0]))]
+            names = [table.names[column] for column in columns]
+            is_equal = all(is_only_expected(self._function, name, is_equal=True) for name in names)
             text = self._source.content[slice(*span)]
-            texts = [apply_edits(text, filter(None, edits)).decode() for edits in zip(*rows, strict=True)]
+            texts = [apply_edits(text, edits).decode() for edits in self._in_rows(table, columns, is_equal=is_equal)]
             self._shared[key] = tuple(other for other in dict.fromkeys(texts) if other != text.decode())
         if table.values is table.written:
             yield self._replaced(table.written, self._shared[key], Kind.PARAMETER)
         else:
             yield self._defined(table.written, span, self._shared[key], Kind.PARAMETER)
 
-    def _in_row(self, row: list[ast.expr], columns: Sequence[int], start: int) -> list[Edit | None]:
-        """Return for each new text of a table the edit in one of its rows; None if the row keeps its value there."""
-        leaves = (leaf for column in columns if column < len(row) for leaf in _leaves(row[column]))
-        literals = [literal for leaf in leaves for literal in literals_in(leaf) if self._others(literal)]
-        if not literals:
-            return []
-        literal = self._dice.choice(literals)
-        first, last = self._source.span(literal)
-        others = self._others(literal)
-        _, *numbers = spread(len(others), _TEXTS + 1, self._dice)
-        return [Edit(first - start, last - start, others[number]) if number >= 0 else None for number in numbers]
+    def _in_rows(self, table: Table, columns: Sequence[int], *, is_equal: bool) -> list[list[Edit]]:
+        """Return for each new text of a table its edits: one in each row, unless the row keeps its value there."""
+        slot, literals = self._dice.randrange(len(_LETTERS)), list[ast.expr]()
+        for row in table.rows:
+            leaves = (leaf for column in columns if column < len(row) for leaf in leaves_of(row[column]))
+            if able := [literal for leaf in leaves for literal in literals_in(leaf) if self._others(literal)]:
+                literals.append(able[slot % len(able)])
+        swaps = self._swaps(literals) if is_equal else []
+        swaps = self._dice.sample([*swaps, *({} for _ in range(_TEXTS - len(swaps)))], _TEXTS)
+        texts: list[list[Edit]] = [[] for _ in swaps]
+        start = self._source.span(table.values)[0]
+        for literal in literals:
+            first, last = self._source.span(literal)
+            others = self._others(literal)
+            _, *numbers = spread(len(others), _TEXTS + 1, self._dice)
+            for edits, swap, number in zip(texts, swaps, numbers, strict=True):
+                if other := swap.get(literal) or (others[number] if number >= 0 else None):
+                    edits.append(Edit(first - start, last - start, other))
+        return texts
+
+    def _swaps(self, literals: Sequence[ast.expr]) -> list[dict[ast.expr, str]]:
+        """Return up to two ways to give each string of a table the text of another row's.
+
+        Code that accepts whatever looks like a valid result accepts these values, too.
+        """
+        swaps: list[dict[ast.expr, str]] = [{}, {}]
+        groups: dict[object, list[ast.expr]] = {}
+        for literal in self._dice.sample(literals, len(literals)):
+            if isinstance(value := getattr(literal, "value", None), str | bytes):
+                groups.setdefault((type(value), self._source.text(literal).count("\n")), []).append(literal)
+        for ring in groups.values():
+            steps = range(1, len(ring))
+            for swap, step in zip(swaps, self._dice.sample(steps, min(2, len(steps))), strict=False):
+                pairs = zip(ring, [*ring[step:], *ring[:step]], strict=True)
+                swap |= {literal: self._source.text(other) for literal, other in pairs}
+        return [swap for swap in swaps if swap]
 
     def _inlined(self, node: ast.expr, value: ast.expr, kind: Kind) -> Iterator[Variant]:
         """Replace a variable by the text of its value, with a literal changed."""
         start, end = self._source.span(value)
         text = self._source.content[start:end].decode()
-        for leaf in _leaves(value):
+        for leaf in leaves_of(value):
             for literal in literals_in(leaf):
                 first, last = (place - start for place in self._source.span(literal))
                 texts = [
@@ -393,6 +409,39 @@ class _Search:
             self._shared[span] = other_literals(self._source.text(literal), self._dice)
         return self._shared[span]
 
+    def _equal_others(self, literal: ast.expr) -> tuple[str, ...]:
+        """Return other values of a literal that a result must equal: up to two that the file's tests expect, too."""
+        span, value = self._source.span(literal), getattr(literal, "value", None)
+        key = ("equal", span)
+        if key not in self._shared:
+            others = self._others(literal)
+            if isinstance(value, str | bytes) and others:
+                own, pool = self._source.text(literal), self._pool()
+                alike = [
+                    text
+                    for text, other in pool.items()
+                    if type(other) is type(value)
+                    and other != value
+                    and text.count("\n") == own.count("\n")
+                    and len(own) <= 2 * len(text) <= 4 * len(own)
+                ]
+                others = (*self._dice.sample(alike, min(2, len(alike))), *others)[:_TEXTS]
+            self._shared[key] = others
+        return self._shared[key]
+
+    def _pool(self) -> dict[str, str | bytes]:
+        """Return the strings that tests of the file compare with for equality, by how they are written."""
+        pool: dict[str, str | bytes] = {}
+        for _, function in self._source.functions():
+            leaves = [leaf for expected in equated(function) for leaf in leaves_of(expected)]
+            for name in {leaf.id for leaf in leaves if isinstance(leaf, ast.Name)}:
+                values = [*assigned_to(function, name), *looped_over(function, name)]
+                leaves += [leaf for value in values for leaf in leaves_of(value)]
+            for literal in (literal for leaf in leaves for literal in literals_in(leaf)):
+                if isinstance(value := getattr(literal, "value", None), str | bytes):
+                    pool[self._source.text(literal)] = value
+        return pool
+
     def _appended(self) -> Variant | None:
         """Let the test assert something false at its end."""
         indent = self._source.indent(self._function.body[-1])
@@ -412,117 +461,6 @@ def _unrelated(expected: ast.expr, pool: Sequence[type[BaseException]]) -> list[
     names = (getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(expected))
     named = [kind for name in names if isinstance(kind := getattr(builtins, name, None), type)]
     return [kind for kind in pool if not any(issubclass(kind, other) or issubclass(other, kind) for other in named)]
-
-
-def _names_in(expression: ast.expr) -> set[str]:
-    return {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
-
-
-def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield the assertions and calls of a test, without those of functions that it defines."""
-    for statement in body:
-        nodes: list[ast.AST] = [statement]
-        while nodes:
-            node = nodes.pop(0)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-                continue
-            if isinstance(node, ast.Assert | ast.Call):
-                yield node
-            if not isinstance(node, ast.Assert):
-                nodes.extend(ast.iter_child_nodes(node))
-
-
-def _leaves(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield the parts of an expected value: variables and literals, through containers and transparent calls."""
-    if isinstance(node, ast.Call):
-        name = ast.unparse(node.func).rpartition(".")[2]
-        if name in _TRANSPARENT and node.args:
-            yield from _leaves(node.args[0])
-        elif name in _CONSTRUCTORS:
-            yield from (argument for argument in node.args if isinstance(argument, ast.Constant))
-    elif isinstance(node, ast.List | ast.Tuple | ast.Set):
-        for element in node.elts:
-            yield from _leaves(element)
-    elif isinstance(node, ast.Dict):
-        for value in node.values:
-            yield from _leaves(value)
-    elif isinstance(node, ast.BinOp):
-        yield from _leaves(node.left)
-        yield from _leaves(node.right)
-    else:
-        yield node
-
-
-def _expected_arguments(call: ast.Call, helper: Function) -> Iterator[ast.expr]:
-    """Yield the arguments of a call that the called function only compares with."""
-    parameters = [argument.arg for argument in helper.args.posonlyargs + helper.args.args]
-    if isinstance(call.func, ast.Attribute) and parameters[:1] in (["self"], ["cls"]):
-        parameters = parameters[1:]
-    pairs = list(zip(parameters, call.args, strict=False))
-    pairs += [(word.arg, word.value) for word in call.keywords if word.arg]
-    yield from (argument for name, argument in pairs if _only_expected(helper, name))
-
-
-def _only_expected(function: Function, name: str) -> bool:
-    """Return whether a function uses a variable (or ``self.x``) only as what results are compared with."""
-    last = name.rpartition(".")[2]
-    uses = [node for node in ast.walk(function) if last in (getattr(node, "id", ""), getattr(node, "attr", ""))]
-    loads = {
-        id(node) for node in uses if isinstance(getattr(node, "ctx", None), ast.Load) and ast.unparse(node) == name
-    }
-    if not loads:
-        return False
-    expected: set[int] = set()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-        elif isinstance(node, ast.Call) and _ASSERTS.fullmatch(ast.unparse(node.func).rpartition(".")[2]):
-            sides = list(node.args)
-        elif isinstance(node, ast.Call) and _RAISES.fullmatch(ast.unparse(node.func)):
-            sides = [*node.args[1:2], *(word.value for word in node.keywords)]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "len":
-            sides = node.args
-        else:
-            continue
-        expected |= {id(leaf) for side in sides for leaf in _leaves(side)}
-    return loads <= expected
-
-
-def _assigned(function: Function, name: str) -> Iterator[tuple[ast.expr, Kind]]:
-    """Yield what a function assigns to a variable, and what its loops over written values give it."""
-    yield from ((value, Kind.CONSTANT) for value in assigned_values(ast.walk(function), name))
-    loops = (node for node in ast.walk(function) if isinstance(node, ast.For))
-    yield from ((cell, Kind.PARAMETER) for loop in loops for cell in _loop_cells(function, loop, name))
-
-
-def _loop_cells(function: Function, loop: ast.For, name: str) -> Iterator[ast.expr]:
-    rows = loop.iter
-    if isinstance(rows, ast.Name):
-        rows = next(assigned_values(ast.walk(function), rows.id), rows)
-    if isinstance(rows, ast.Call) and isinstance(rows.func, ast.Attribute) and rows.func.attr == "items":
-        table = rows.func.value
-        if isinstance(table, ast.Name):
-            table = next(assigned_values(ast.walk(function), table.id), table)
-        if isinstance(table, ast.Dict) and isinstance(loop.target, ast.Tuple) and _position(loop.target, name) == 1:
-            yield from table.values
-        return
-    if not isinstance(rows, ast.List | ast.Tuple | ast.Set):
-        return
-    if isinstance(loop.target, ast.Name) and loop.target.id == name:
-        yield from rows.elts
-    elif isinstance(loop.target, ast.Tuple) and (position := _position(loop.target, name)) is not None:
-        for row in rows.elts:
-            if isinstance(row, ast.Tuple | ast.List) and position < len(row.elts):
-                yield row.elts[position]
-
-
-def _position(target: ast.Tuple, name: str) -> int | None:
-    names = [element.id if isinstance(element, ast.Name) else "" for element in target.elts]
-    return names.index(name) if name in names else None
-
-
-def _arguments(function: Function) -> list[ast.arg]:
-    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
 def _snapshot_variants(files: Mapping[str, bytes], test: str, name: str, dice: random.Random) -> Iterator[Variant]:
