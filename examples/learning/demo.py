@@ -32,9 +32,9 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="where it all goes; the same directory goes on")
     out, began = parser.parse_args().out, time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    files = {name: _slice(name, out) for name in (TRAIN, HELD_OUT)}
+    train, held_out = _slice(TRAIN, out), _slice(HELD_OUT, out)
     Experiment(
-        out, seeds=(1,), rows=6000, steps=12, train=str(files[TRAIN]), held_out=str(files[HELD_OUT]),
+        out, seeds=(1,), rows=6000, steps=12, train=train, held_out=held_out,
         settings=SETTINGS, likeliest=False,
     ).run()  # fmt: skip
     (seed,) = read_seeds(out)
@@ -45,10 +45,10 @@ def main() -> None:
     print(f"{(time.monotonic() - began) / 60:.1f} minutes; the model is in {out / 'rl-1' / 'model'}")
 
 
-def _slice(name: str, out: Path) -> Path:
-    """Some tasks of one project, the same each time: one image is the ground of all."""
-    tasks = TaskSet.load(name)
-    path = out / f"{name}.jsonl"
+def _slice(source: Path, out: Path) -> Path:
+    """Write the first tasks of one project to a file; they share an image."""
+    tasks = TaskSet.load(source)
+    path = out / source.name
     tasks.take([task.instance_id for task in tasks if task.repo == PROJECT][:TASKS]).save(path)
     return path
 

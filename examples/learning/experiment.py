@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SEEDS = (1, 2, 3)
-TRAIN, HELD_OUT = "mutations-train", "mutations-held-out"
+HERE = Path(__file__).parent
+TRAIN, HELD_OUT = HERE / "data" / "mutations-train.jsonl", HERE / "data" / "mutations-held-out.jsonl"
+AGENT = "examples.learning.word_edit:WordEditAgent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class Experiment:
     seeds: Sequence[int] = SEEDS
     rows: int = 40_000
     steps: int = 100
-    train: str = TRAIN
-    held_out: str = HELD_OUT
+    train: Path = TRAIN
+    held_out: Path = HELD_OUT
     settings: Sequence[str] = ()
     likeliest: bool = True
 
@@ -69,13 +71,13 @@ class Experiment:
     def _train(self, kind: str, out: Path, settings: dict[str, object], more: Sequence[str]) -> None:
         given = [f"{key}={value}" for key, value in settings.items()]
         options = [part for one in (*given, *more) for part in ("--set", one)]
-        command = ["minisandbox", "train", kind, f"{kind}-mutations", *options, "-o", str(out)]
+        command = ["minisandbox", "train", kind, str(HERE / f"{kind}-mutations.yaml"), *options, "-o", str(out)]
         self._stage(out.name, out / "model" / "config.json", command)
 
     def _evaluate(self, name: str, model: Path) -> None:
         """One rollout of each held-out task, with the likeliest answer."""
         command = [
-            "minisandbox", "rollout", self.held_out, "--agent", "word-edit", "--model", f"local:{model}",
+            "minisandbox", "rollout", str(self.held_out), "--agent", AGENT, "--model", f"local:{model}",
             "--temperature", "0", "--step-limit", "1", "--max-tokens", "8", "--workers", "4", "--quiet",
             "-o", str(self.out / name),
         ]  # fmt: skip
@@ -110,8 +112,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="N")
     parser.add_argument("--rows", type=int, default=40_000, help="bugs that the base learns from")
     parser.add_argument("--steps", type=int, default=100, help="of reinforcement learning")
-    parser.add_argument("--train", default=TRAIN, metavar="TASKS")
-    parser.add_argument("--held-out", default=HELD_OUT, metavar="TASKS")
+    parser.add_argument("--train", type=Path, default=TRAIN, metavar="TASKS")
+    parser.add_argument("--held-out", type=Path, default=HELD_OUT, metavar="TASKS")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args()
     Experiment(**vars(given)).run()

@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterable
 
 import torch
+from examples.learning.mutations import PAIRS, WORDS
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from minisandbox.tasks.mutations import PAIRS, WORDS
 
 PAD, USER, AGENT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
 TEMPLATE = (

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from examples.learning.model import encode
+from examples.learning.mutants import Mutating, clean_task, sources, usable
+from examples.learning.mutations import Function, Mutant, draw_mutants, functions, share_of
 from transformers import AutoTokenizer
 
 from minisandbox import Sandbox, Store
-from minisandbox.grade.mutants import Mutating, clean_task, sources, usable
 from minisandbox.images import build
 from minisandbox.tasks import Task, TaskSet
-from minisandbox.tasks.mutations import Function, Mutant, draw_mutants, functions, share_of
 
 SHARES = 0.65
 """Of the functions, by `share_of`: tasks are made of those below, the oracle's answers of the others."""

@@ -24,6 +24,7 @@ from minisandbox.tasks import TaskSet
 pytestmark = [pytest.mark.kernel, pytest.mark.index, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
+MUTATIONS = ROOT / "examples" / "learning" / "data" / "mutations-train.jsonl"
 JOURNEYS = ROOT / "docs" / "journeys"
 CONSOLE = re.compile(r"```console\n(.*?)```", flags=re.DOTALL)
 PYTHON = re.compile(r"```py\n(.*?)```", flags=re.DOTALL)
@@ -103,8 +104,8 @@ PAGES: Mapping[str, Journey] = {
             StandIn(r"git clone .*", "mkdir -p SWE-smith-envs/env", "GitHub"),
             StandIn(
                 r"minisandbox tasks filter hub:\S+ (.*) --range 0:2000 -o smith.jsonl",
-                rf"minisandbox tasks filter mutations-train \1 --only '{BUGS}' --range 0:4 -o smith.jsonl",
-                "the hub; bundled bugs of the same form",
+                rf"minisandbox tasks filter {MUTATIONS} \1 --only '{BUGS}' --range 0:4 -o smith.jsonl",
+                "the hub; bugs of the same form",
             ),
             StandIn(
                 r"(minisandbox tasks filter smith.jsonl .*) --split train=0.95 --split test=0.05 (.*)",
@@ -163,7 +164,7 @@ def headings(shown: tuple[str, ...]) -> Iterator[str]:
 def answers() -> dict[str, list[str]]:
     """What the scripted model answers: it solves one task and the bugs, and submits nothing for the others."""
     scripts = {FIRST: [f"I repair it.\n\n```bash\n{FIX}\n```", SUBMIT], "*": [SUBMIT]}
-    for task in TaskSet.load("mutations-train").select([BUGS]):
+    for task in TaskSet.load(MUTATIONS).select([BUGS]):
         undo = f"git apply -R - <<'END'\n{task.patch.rstrip()}\nEND"
         scripts[task.instance_id] = [f"I take the bug out.\n\n```bash\n{undo}\n```", SUBMIT]
     return scripts

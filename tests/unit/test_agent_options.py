@@ -27,7 +27,6 @@ from minisandbox.agents import (
 )
 from minisandbox.agents.options import from_mapping, to_mapping
 from minisandbox.agents.prompts import PLACEHOLDERS, Prompts, Template
-from minisandbox.agents.word_edit import WordEditAgent
 from minisandbox.cli.common.agent_options import add_agent_arguments, agent_limits, agent_options, name_of
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.models import Message
@@ -44,9 +43,9 @@ def test_agents_by_name(tmp_path: Path) -> None:
     made = [
         open_agent(name, AgentOptions(recording=tmp_path / "r.json") if name == "replay" else None) for name in AGENTS
     ]
-    assert [type(one) for one in made] == [BashAgent, OracleAgent, EmptyAgent, ReplayAgent, WordEditAgent]
+    assert [type(one) for one in made] == [BashAgent, OracleAgent, EmptyAgent, ReplayAgent]
     assert [one.name for one in made] == list(AGENTS)
-    assert [one.needs_model for one in made] == [True, False, False, False, True]
+    assert [one.needs_model for one in made] == [True, False, False, False]
 
 
 OWN = """

@@ -24,6 +24,7 @@ from minisandbox.images import Image
 from minisandbox.tasks import Task
 
 ROOT = Path(__file__).resolve().parents[2]
+MUTATIONS = sorted((ROOT / "examples/learning/data").glob("*.jsonl"))
 IMAGE = "registry.example.org/a/b"
 
 
@@ -40,7 +41,7 @@ def static(capsys: pytest.CaptureFixture[str], source: str, *words: str) -> tupl
     return status, [(one["task"], one["check"]) for one in json.loads(capsys.readouterr().out)["findings"]]
 
 
-@pytest.mark.parametrize("name", ["quickstart", "mutations-train", "mutations-held-out"])
+@pytest.mark.parametrize("name", ["quickstart", *map(str, MUTATIONS)])
 def test_bundled_rows_have_no_fault(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert static(capsys, name) == (0, [])
 

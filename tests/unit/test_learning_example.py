@@ -13,12 +13,12 @@ for _name in ("torch", "transformers", "tokenizers", "matplotlib"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
 from examples.learning import results  # noqa: E402 - after what they need
-from examples.learning.experiment import Experiment  # noqa: E402 - the same
+from examples.learning.experiment import AGENT, HELD_OUT, HERE, TRAIN, Experiment  # noqa: E402 - the same
 from examples.learning.model import encode, train_tokenizer  # noqa: E402 - the same
+from examples.learning.mutations import WORDS, WordEdit  # noqa: E402 - the same
 from tools.pages import with_part  # noqa: E402 - the same
 
 from minisandbox.cli.main import parser  # noqa: E402 - the same
-from minisandbox.tasks.mutations import WORDS, WordEdit  # noqa: E402 - the same
 from minisandbox.train.config import RlConfig, SftConfig  # noqa: E402 - the same
 from minisandbox.train.options import load  # noqa: E402 - the same
 
@@ -41,8 +41,9 @@ def test_an_edit_is_five_tokens_and_a_row_is_what_the_chat_template_makes() -> N
 
 
 def test_the_configurations_are_whole() -> None:
-    sft, rl = load(SftConfig, "sft-mutations"), load(RlConfig, "rl-mutations")
-    assert (rl.policy.agent, rl.policy.steps, rl.reuse_grades) == ("word-edit", 1, True)
+    sft, rl = load(SftConfig, str(HERE / "sft-mutations.yaml")), load(RlConfig, str(HERE / "rl-mutations.yaml"))
+    assert (rl.policy.agent, rl.policy.steps, rl.reuse_grades) == (AGENT, 1, True)
+    assert [Path(path).resolve() for path in (*rl.tasks, *rl.evaluation.tasks)] == [TRAIN, HELD_OUT]
     assert sft.device == rl.device == "cpu"
 
 

@@ -12,7 +12,6 @@ from minisandbox.agents.options import AgentOptions
 from minisandbox.agents.oracle import OracleAgent
 from minisandbox.agents.protocol import Agent
 from minisandbox.agents.replay import ReplayAgent
-from minisandbox.agents.word_edit import WordEditAgent
 from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound
 
 
@@ -41,7 +40,6 @@ _AGENTS: Mapping[str, _Entry] = {
     "oracle": _Entry(lambda _: OracleAgent(), frozenset()),
     "empty": _Entry(lambda _: EmptyAgent(), frozenset()),
     "replay": _Entry(_replay, frozenset({"recording"})),
-    "word-edit": _Entry(lambda _: WordEditAgent(), frozenset()),
 }
 AGENTS = tuple(_AGENTS)
 """The names of the package's agents."""
@@ -51,8 +49,8 @@ def open_agent(name: str, options: AgentOptions | None = None) -> Agent:
     """Create an agent.
 
     Args:
-        name: ``bash``, ``oracle``, ``empty``, ``replay`` or ``word-edit``; or ``package.module:Class``, whose class
-            (or function) is called with ``options.extra`` as keyword arguments.
+        name: ``bash``, ``oracle``, ``empty`` or ``replay``; or ``package.module:Class``, whose class (or
+            function) is called with ``options.extra`` as keyword arguments.
         options: its options.
 
     Raises:

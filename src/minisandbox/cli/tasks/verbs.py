@@ -1,4 +1,4 @@
-"""``minisandbox tasks ls|show|check|filter|unique-images|merge|mutate|export``: read, check and convert task sets."""
+"""``minisandbox tasks ls|show|check|filter|unique-images|merge|export``: read, check and convert task sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import cast
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.cli.common.task_sets import add_source_options, add_tasks_arguments, load
-from minisandbox.cli.tasks import check, export, merge, mutate, selection
+from minisandbox.cli.tasks import check, export, merge, selection
 from minisandbox.errors import clean
 from minisandbox.tasks import PythonBuild, Task
 
@@ -33,7 +33,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     selection.configure(verbs)
     merge.configure(verbs)
     export.configure(verbs)
-    mutate.configure(verbs)
 
 
 def run_ls(args: argparse.Namespace) -> int:

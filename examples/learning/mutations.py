@@ -326,7 +326,7 @@ def draw_mutants(function: Function, count: int, seed: object) -> list[Mutant]:
         seed: of the choice.
     """
     every = mutants(function)
-    random.Random(f"{seed} {function.file} {function.name}").shuffle(every)  # noqa: S311 - a choice, no secret
+    random.Random(f"{seed} {function.file} {function.name}").shuffle(every)
     seen: dict[tuple[str, str], int] = {}
     ranked: list[tuple[int, int]] = []
     for index, mutant in enumerate(every):

@@ -8,19 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from examples.learning.experiment import AGENT
+from examples.learning.mutants import Mutating, clean_task, mutated_tasks, sources
+from examples.learning.mutations import WordEdit, find_function, mutants, place_of
 from tests.builds import python_build
 from tests.vendored import vendor_pytest
 
 from minisandbox.agents import AgentLimits, open_agent
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import Verdict, validate
-from minisandbox.grade.mutants import Mutating, clean_task, mutated_tasks, sources
 from minisandbox.images import Image
 from minisandbox.models import ScriptedModel
 from minisandbox.rollouts import KnownGrades, Setup, rollout_async
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import LogGrader, SourceSpec, Task
-from minisandbox.tasks.mutations import WordEdit, find_function, mutants, place_of
 from minisandbox.trajectories import Trajectory
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once, pytest.mark.slow]
@@ -74,7 +75,7 @@ def project(smith: Task, tmp_path_factory: pytest.TempPathFactory) -> Task:
 def made(project: Task, images: Callable[[Task], Image]) -> Sequence[Task]:
     told: list[str] = []
     options = Mutating(per_function=2, tries=6)
-    found = list(mutated_tasks(project, images(project), options, workers=2, tell=told.append))
+    found = list(mutated_tasks(project, images(project), options, workers=2, report=told.append))
     assert "1 functions to put bugs into" in told[0], "one that no test calls was taken"
     return found
 
@@ -94,7 +95,7 @@ def fix_of(task: Task) -> WordEdit:
 
 def roll_out(task: Task, image: Image, *answers: str, steps: int = 1, grades: KnownGrades | None = None) -> Trajectory:
     setup = Setup(
-        agent=open_agent("word-edit"),
+        agent=open_agent(AGENT),
         model=ScriptedModel(answers),
         agent_limits=AgentLimits(steps=steps),
         grades=grades,
@@ -165,7 +166,7 @@ def test_a_step_of_reinforcement_learning(
     tiny_model(len(tokenizer), "llama").save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     config = toy_config(tmp_path / "model", tmp_path / "run")
-    policy = replace(config.policy, agent="word-edit", steps=1, max_tokens=6, deadline=300.0)
+    policy = replace(config.policy, agent=AGENT, steps=1, max_tokens=6, deadline=300.0)
     config = replace(config, steps=1, groups=Groups(tasks=1, size=4, redo=0, refill=0), micro_batch=4, workers=2,
                      policy=policy, reuse_grades=True, evaluation=Evaluation(tasks=("x",)))  # fmt: skip
     setting = SandboxEnvironment(config, {made[0].instance_id: made[0]}, {made[1].instance_id: made[1]}, images)

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import ast
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from minisandbox.cli.tasks.mutate import collect, write_parts
-from minisandbox.errors import DiskFull, GradingError, SandboxCreationError, SandboxGone
-from minisandbox.grade import Grade, Reason, Verdict
-from minisandbox.grade import mutants as grade_mutants
-from minisandbox.grade.measurement import Measurement
-from minisandbox.grade.mutants import Mutating, Survey, clean_task, mutated_tasks
-from minisandbox.rollouts import KnownGrades
-from minisandbox.sandbox.cancellation import Cancellation, CancelledError
-from minisandbox.tasks import Form, Task, TaskSet, mutations
-from minisandbox.tasks.mutations import (
+from examples.learning import mutants as mutants_module
+from examples.learning.experiment import HELD_OUT, TRAIN
+from examples.learning.mutants import Mutating, Survey, clean_task, mutated_tasks
+from examples.learning.mutate import write_parts
+from examples.learning.mutations import (
+    WORDS,
     Function,
     WordEdit,
     apply_edit,
@@ -34,6 +27,10 @@ from minisandbox.tasks.mutations import (
     statement,
     view,
 )
+
+from minisandbox.errors import DiskFull, GradingError, SandboxCreationError, SandboxGone
+from minisandbox.grade import Measurement, Reason
+from minisandbox.tasks import Form, Task, TaskSet
 
 SOURCE = '''"""A module."""
 
@@ -171,69 +168,8 @@ def test_a_function_is_in_one_part_and_the_parts_are_as_large_as_told() -> None:
 
 
 def test_every_word_of_the_grammar_is_one_word_of_code() -> None:
-    for word in mutations.WORDS:
+    for word in WORDS:
         assert word in [one.text for one in split_words(f"a {word} b")]
-
-
-# --- grades that are known -------------------------------------------------------------------------------------------
-
-
-def graded(reason: Reason) -> Grade:
-    return Grade("t", reason.verdict, reason, "")
-
-
-def test_equal_submissions_are_graded_once_also_at_the_same_time() -> None:
-    known, began, go = KnownGrades(), threading.Event(), threading.Event()
-    made: list[str] = []
-
-    def make() -> Grade:
-        made.append("")
-        began.set()
-        assert go.wait(30)
-        return graded(Reason.RESOLVED)
-
-    found: list[Grade] = []
-    threads = [threading.Thread(target=lambda: found.append(known.of("i", "t", b"p", make))) for _ in range(4)]
-    threads[0].start()
-    assert began.wait(30)
-    for thread in threads[1:]:
-        thread.start()
-    go.set()
-    for thread in threads:
-        thread.join(30)
-    assert [one.verdict for one in found] == [Verdict.RESOLVED] * 4
-    assert len(made) == 1
-    for other in (("j", "t", b"p"), ("i", "u", b"p"), ("i", "t", b"q")):
-        known.of(*other, make)
-    assert len(made) == 4
-
-
-def test_waiting_for_another_threads_grade_can_be_called_off() -> None:
-    known, began, go, cancellation = KnownGrades(), threading.Event(), threading.Event(), Cancellation()
-
-    def make() -> Grade:
-        began.set()
-        assert go.wait(30)
-        return graded(Reason.RESOLVED)
-
-    first = threading.Thread(target=lambda: known.of("i", "t", b"p", make))
-    first.start()
-    assert began.wait(30)
-    threading.Timer(0.1, cancellation.cancel).start()
-    with pytest.raises(CancelledError):
-        known.of("i", "t", b"p", make, cancellation)
-    go.set()
-    first.join(30)
-
-
-def test_a_failure_of_ours_is_not_kept() -> None:
-    known = KnownGrades()
-    failed = known.of("i", "t", b"p", lambda: graded(Reason.INFRASTRUCTURE))
-    assert failed.resolved is None
-    with pytest.raises(OSError, match="disk"):
-        known.of("i", "t", b"p", lambda: (_ for _ in ()).throw(OSError("disk")))
-    assert known.of("i", "t", b"p", lambda: graded(Reason.TESTS_NOT_PASSED)).resolved is False
-    assert known.of("i", "t", b"p", lambda: graded(Reason.RESOLVED)).resolved is False
 
 
 # --- files of tasks --------------------------------------------------------------------------------------------------
@@ -251,18 +187,6 @@ def test_a_functions_tasks_are_in_one_file(tmp_path: Path) -> None:
     assert len(TaskSet.load(tmp_path / "all.jsonl")) == 80
 
 
-def test_what_was_made_until_a_failure_is_kept(tmp_path: Path) -> None:
-    def cut_off() -> Iterator[Task]:
-        yield _task("f", "a")
-        raise KeyboardInterrupt
-
-    (tmp_path / "bugs.jsonl").write_text("of before")
-    with pytest.raises(KeyboardInterrupt):
-        collect(cut_off(), tmp_path / "bugs.jsonl")
-    assert [one.instance_id for one in TaskSet.load(tmp_path / "bugs-unfinished.jsonl")] == ["a__b.f__a"]
-    assert (tmp_path / "bugs.jsonl").read_text() == "of before"
-
-
 def measured(outcome: str, reason: Reason | None = None) -> Measurement:
     return Measurement((("tests/t.py::t", outcome),), (), reason, "", 0, 0.0, "", "")
 
@@ -278,9 +202,9 @@ def mutate(monkeypatch: pytest.MonkeyPatch, buggy: Measurement | Exception, told
         return buggy
 
     image: Any = None  # no sandbox is made
-    monkeypatch.setattr(grade_mutants, "survey", lambda *_: Survey({"m.py": text}, calls, measured("passed")))
-    monkeypatch.setattr(grade_mutants, "measure", measure)
-    return list(mutated_tasks(clean_task(_task("f", "a")), image, Mutating(), tell=told.append))
+    monkeypatch.setattr(mutants_module, "survey", lambda *_: Survey({"m.py": text}, calls, measured("passed")))
+    monkeypatch.setattr(mutants_module, "measure", measure)
+    return list(mutated_tasks(clean_task(_task("f", "a")), image, Mutating(), report=told.append))
 
 
 def test_it_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +242,7 @@ def _task(name: str, digest: str) -> Task:
 
 
 def test_the_bundled_sets_share_no_function() -> None:
-    train, held_out = TaskSet.load("mutations-train"), TaskSet.load("mutations-held-out")
+    train, held_out = TaskSet.load(TRAIN), TaskSet.load(HELD_OUT)
     places = [{(task.repo, place_of(task.problem_statement)) for task in part} for part in (train, held_out)]
     assert not places[0] & places[1]
     assert len(train) > len(held_out) > 10

@@ -7,23 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from examples.learning.mutations import Function, Mutant, draw_mutants, functions, mutants, share_of, statement
 
 from minisandbox.errors import FileAccessError, GradingError, InvalidValue, SandboxGone
-from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
-from minisandbox.grade.verdict import Reason
+from minisandbox.grade import Measurement, Reason, derive_test_lists, measure
+from minisandbox.images import Image
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Form, PytestGrader, Task, file_of
-from minisandbox.tasks.mutations import Function, Mutant, draw_mutants, functions, mutants, share_of, statement
 from minisandbox.types import MiB, Network
-
-if TYPE_CHECKING:
-    from minisandbox.images import Image
 
 UNMEASURED = ("not measured",)
 """Stands for FAIL_TO_PASS where it is not known; it names no file, so that nothing is hidden."""
 
-_PLUGIN = Path(__file__).with_name("inside") / "calls_plugin.py"
+_PLUGIN = Path(__file__).with_name("calls_plugin.py")
 _INSIDE = "/run/minisandbox-calls"
 _APART = frozenset({"test", "tests", "testing", "doc", "docs", "examples", "example", "bench", "benchmarks", "vendor"})
 _LARGEST_SOURCE = MiB
@@ -38,7 +35,7 @@ _TOLD = 10
 """After so many functions progress is reported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Mutating:
     """Which bugs are made.
 
@@ -187,7 +184,7 @@ def mutated_tasks(
     options: Mutating,
     *,
     workers: int = 1,
-    tell: Callable[[str], object] = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Task]:
     """Make tasks of a project: of each function that its tests call, bugs that these tests find.
 
@@ -199,7 +196,7 @@ def mutated_tasks(
         image: its image.
         options: which bugs are made.
         workers: bugs that are tried at once.
-        tell: called with each step.
+        report: called with each step.
 
     Yields:
         The tasks, as they are found.
@@ -217,7 +214,7 @@ def mutated_tasks(
         and project.files_for(one)
         and usable(one, options)
     ]
-    tell(f"{clean.instance_id}: {len(project.clean.passed)} tests, {len(chosen)} functions to put bugs into")
+    report(f"{clean.instance_id}: {len(project.clean.passed)} tests, {len(chosen)} functions to put bugs into")
     pool, count, fruitful = ThreadPoolExecutor(workers), 0, 0
     try:
         made = pool.map(lambda one: _tasks_of(one, clean, image, project, options), chosen)
@@ -225,10 +222,10 @@ def mutated_tasks(
             yield from tasks
             count, fruitful = count + len(tasks), fruitful + bool(tasks)
             if number % _TOLD == 0:
-                tell(f"{clean.instance_id}: {number} of {len(chosen)} functions, {count} tasks")
+                report(f"{clean.instance_id}: {number} of {len(chosen)} functions, {count} tasks")
     finally:  # a Ctrl-C too: what has not begun does not
         pool.shutdown(cancel_futures=True)
-    tell(f"{clean.instance_id}: {count} tasks of {fruitful} functions")
+    report(f"{clean.instance_id}: {count} tasks of {fruitful} functions")
 
 
 def _tasks_of(function: Function, clean: Task, image: Image, project: Survey, options: Mutating) -> list[Task]:

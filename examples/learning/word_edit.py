@@ -1,15 +1,16 @@
-"""The word-edit agent: lets small models repair one-word bugs (:mod:`minisandbox.tasks.mutations`)."""
+"""The word-edit agent: lets small models repair one-word bugs (:mod:`.mutations`)."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+
+from examples.learning.mutations import Function, WordEdit, apply_edit, find_function, in_place, place_of
 
 from minisandbox.agents.protocol import EXIT_ERROR, EXIT_FORMAT, Ending
 from minisandbox.agents.session import Session
 from minisandbox.errors import FileAccessError
 from minisandbox.models import Message
 from minisandbox.tasks import Task
-from minisandbox.tasks.mutations import Function, WordEdit, apply_edit, find_function, in_place, place_of
 from minisandbox.types import MiB
 
 SUBMIT = "submit"
