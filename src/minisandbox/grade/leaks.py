@@ -70,10 +70,13 @@ find / -xdev \( $skipped -o -path "$REPOSITORY/.git" \) -prune -o \
     -type f ! -name '*.pyc' -size -3073k -print0 > files
 binary=$(echo | grep -I '' > /dev/null 2>&1 && echo I)
 xargs -0 -r grep "-l${binary}F" -x -f all -- < files > suspects || true
-for patterns in *.lines; do
-    while IFS= read -r file; do
+for patterns in *.lines; do  # NUMBER.LEAST.lines: how many different lines give the answer away
+    least=${patterns#*.} least=${least%.lines}
+    tr '\n' '\0' < suspects | xargs -0 -r grep -HcF -x -f "$patterns" -- | while IFS= read -r line; do
+        file=${line%:*}
+        [ "${line##*:}" -ge "$least" ] || continue  # lines that occur twice count once
         printf '%s\t%s\t%s\n' "$patterns" "$file" "$(grep -hF -x -f "$patterns" -- "$file" | sort -u | wc -l)"
-    done < <(tr '\n' '\0' < suspects | xargs -0 -r grep -lF -x -f "$patterns" --)
+    done
 done
 exit 0
 """
@@ -138,7 +141,7 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
         lines = sorted({line for one in looked_for for line in one.lines})
         box.files.write_bytes(_PLACE / "all", _file(lines))
         for number, one in enumerate(looked_for):
-            box.files.write_bytes(_PLACE / f"{number}.lines", _file(one.lines))
+            box.files.write_bytes(_PLACE / f"{number}.{one.enough}.lines", _file(one.lines))
         uncut = "" if task.solution is None else "1"  # elsewhere the repository has one commit, or is reported
         variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1", "UNCUT": uncut}
         done = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
