@@ -11,10 +11,9 @@ _NAMES = {
     "builder": "build",
     "dockerfile.evaluation": "BuildOptions",
     "dockerfile.reading": "read_dockerfile",
-    "estimate": "Estimate",
     "image": "Image ImageSize host_image image_sizes list_images load_image total_size",
     "oci.export": "export_images",
-    "oci.prefetch": "PullEstimate Pulled pull_all",
+    "oci.prefetch": "Pulled pull_all",
     "oci.pull": "import_images pull",
     "oci.push": "push",
     "progress": "BuildEvent Progress StepState",
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from minisandbox.images.builder import build as build
     from minisandbox.images.dockerfile.evaluation import BuildOptions as BuildOptions
     from minisandbox.images.dockerfile.reading import read_dockerfile as read_dockerfile
-    from minisandbox.images.estimate import Estimate as Estimate
     from minisandbox.images.image import Image as Image
     from minisandbox.images.image import host_image as host_image
     from minisandbox.images.image import image_sizes as image_sizes
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from minisandbox.images.image import total_size as total_size
     from minisandbox.images.oci.export import export_images as export_images
     from minisandbox.images.oci.prefetch import Pulled as Pulled
-    from minisandbox.images.oci.prefetch import PullEstimate as PullEstimate
     from minisandbox.images.oci.prefetch import pull_all as pull_all
     from minisandbox.images.oci.pull import import_images as import_images
     from minisandbox.images.oci.pull import pull as pull

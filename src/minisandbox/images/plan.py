@@ -27,9 +27,7 @@ from minisandbox.store.store import check_name
 
 if TYPE_CHECKING:
     from minisandbox.images.dockerfile.trees import ContextTree
-    from minisandbox.images.oci.prefetch import PullEstimate
     from minisandbox.images.progress import Progress
-    from minisandbox.store.collect import SizeBudget
 
 Variables = tuple[tuple[str, str], ...]
 _T = TypeVar("_T")
@@ -154,21 +152,23 @@ class Planner:
     def fetch(
         self,
         recipes: Iterable[r.Buildable],
-        room: SizeBudget | None,
         progress: Progress | None,
-        on_estimate: Callable[[PullEstimate], None] | None,
+        on_remaining: Callable[[str], None] | None,
         note: Callable[[str], None],
     ) -> None:
-        """Pull the container images of recipes that are missing, side by side; see :func:`.prefetch.pull_all`.
+        """Pull the missing container images of recipes in parallel; see :func:`.prefetch.pull_all`.
 
-        An image that cannot be had is an error where a recipe is planned that needs it.
+        If an image cannot be pulled, planning a recipe that needs it raises the error.
+
+        Raises:
+            DiskFull: they do not fit into the store.
         """
         from minisandbox.images.dockerfile.reading import base_images  # noqa: PLC0415 - loads a parser
         from minisandbox.images.oci.prefetch import pull_all  # noqa: PLC0415 - loads an HTTP client
 
         bases = [base for recipe in recipes for base in base_images(recipe)]
         if bases:
-            done = pull_all(bases, store=self.store, budget=room, progress=progress, on_estimate=on_estimate, note=note)
+            done = pull_all(bases, store=self.store, progress=progress, on_remaining=on_remaining, note=note)
             self._images |= done.images
             self._failures |= done.failures
 

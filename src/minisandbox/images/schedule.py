@@ -1,4 +1,4 @@
-"""Many images at once: each step once, those that do not wait for one another side by side, within a budget."""
+"""Build many images at once: each step once, independent steps in parallel, within a budget."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.images.builder import Maker, known_failure, note_failure, record_image
-from minisandbox.images.estimate import Estimate
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Plan, Planner
 from minisandbox.images.progress import Progress
@@ -26,11 +24,7 @@ from minisandbox.images.recipe import Buildable
 from minisandbox.images.runner import PlannedStep, Session
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.store import LayerRecord, Store
-from minisandbox.store.collect import SizeBudget
 from minisandbox.types import GiB
-
-if TYPE_CHECKING:
-    from minisandbox.images.oci.prefetch import PullEstimate
 
 STEP_MEMORY = 4 * GiB
 """Bytes that one step may hold where a budget is given."""
@@ -47,12 +41,10 @@ class Budget:
         jobs: steps that run at once.
         memory: bytes that all steps together may hold; None: no limit. Each gets :data:`STEP_MEMORY` of it, or all of
             it where that is less, and so fewer may run at once than ``jobs`` says.
-        disk: bytes that all layers of the store may take; None: no limit. The least recently used images make room.
     """
 
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     memory: int | None = None
-    disk: int | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -93,9 +85,8 @@ def build_all(
     store: Store,
     budget: Budget | None = None,
     progress: Progress | None = None,
-    on_estimate: Callable[[Estimate], None] | None = None,
+    on_remaining: Callable[[str], None] | None = None,
     on_image: Callable[[Image], None] | None = None,
-    on_pulls: Callable[[PullEstimate], None] | None = None,
     note: Callable[[str], None] | None = None,
     retry_failed: bool = True,
     mirrors: Path | None = None,
@@ -111,10 +102,9 @@ def build_all(
         store: where the layers go.
         budget: what it may take of this machine; as many jobs as there are CPUs by default.
         progress: told of each step as it starts and ends, by several threads.
-        on_estimate: told how much is left whenever a step has ended.
+        on_remaining: called with the remaining pulls and steps, in words, by several threads; "" if nothing remains.
         on_image: told of each image as soon as it is there; what was there comes first.
-        on_pulls: told how much of the container images that they start from is to be fetched, and then what is left.
-        note: told of images that were removed to make room, and of waits for a registry.
+        note: called with the size of the container images to be pulled, and with the reason of waits for a registry.
         retry_failed: whether steps that failed before, in the same way as they would now, are tried again.
         mirrors: a directory of git repositories that are looked in before the network is.
         cancellation: calls the building off, from another thread.
@@ -123,19 +113,17 @@ def build_all(
         The images and the failures.
 
     Raises:
-        CancelledError: it was called off.
+        CancelledError: the build was cancelled.
+        DiskFull: the container images do not fit into the store; nothing was pulled or built.
     """
     planner, note = Planner(store, mirrors), note or (lambda _: None)
     known = _Known(store, on_image or (lambda _: None))
     made, budget = known.evaluate(recipes), budget or Budget()
-    room = None if budget.disk is None else SizeBudget(store, budget.disk, {*recipes}, note)
-    planner.fetch(made.values(), room, progress, on_pulls, note)
+    planner.fetch(made.values(), progress, on_remaining, note)
     plans = known.plan(made, planner)
-    if room is not None:
-        room.needed.update(key for plan in plans.values() for key in plan.layers)
     with PackageIndex(store) as index:
         session = Session(store, index, budget.step_memory, cancellation or Cancellation())
-        work = _Work(Maker(session, planner.base(), progress), plans, on_estimate, budget.workers, retry_failed, room)
+        work = _Work(Maker(session, planner.base(), progress), plans, on_remaining, budget.workers, retry_failed)
         work.run(known.record)
     known.failures |= {name: error.about(name) for name, error in work.failures.items()}
     for name, plan in plans.items():
@@ -219,17 +207,16 @@ class _Work:
         self,
         maker: Maker,
         plans: Mapping[str, Plan],
-        on_estimate: Callable[[Estimate], None] | None,
+        on_remaining: Callable[[str], None] | None,
         workers: int,
         retry_failed: bool,
-        room: SizeBudget | None = None,
     ) -> None:
         self.failures: dict[str, MiniSandboxError] = {}
         self.seconds: dict[str, float] = dict.fromkeys(plans, 0.0)
-        self._maker, self._plans, self._workers, self._room = maker, plans, workers, room
+        self._maker, self._plans, self._workers = maker, plans, workers
         self._store = maker.session.store
         self._unmade: Counter[str] = Counter()  # by image, the layers that it waits for
-        self._on_estimate = on_estimate
+        self._on_remaining = on_remaining or (lambda _: None)
         self._known = {} if retry_failed else {failure.key: failure for failure in self._store.failures()}
         self._ended: queue.SimpleQueue[tuple[str, LayerRecord | BaseException]] = queue.SimpleQueue()
         self._nodes: dict[str, _Node] = {}
@@ -244,7 +231,7 @@ class _Work:
         self._open = set(self._nodes)
         if plans:  # before anything waits on it
             self._maker.make_base(next(iter(plans.values())))
-        self._estimate = Estimate.of(self._store, [node.planned for node in self._nodes.values()], workers)
+        self._remaining = set(self._nodes)
 
     def _add(self, plan: Plan) -> None:
         for planned in plan.all_steps():
@@ -272,7 +259,7 @@ class _Work:
         """
         running, cancellation = set[str](), self._maker.session.cancellation
         try:
-            self._tell()
+            self._report()
             while self._open or running:
                 while len(running) < self._workers and (key := self._next()) is not None:
                     running.add(key)
@@ -282,7 +269,7 @@ class _Work:
                     running.discard(key)
                     for plan in self._end(key, outcome):
                         finished(plan)
-                    self._tell()
+                    self._report()
                 cancellation.check()
         except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
             cancellation.cancel()
@@ -309,15 +296,11 @@ class _Work:
     def _made(self, node: _Node) -> LayerRecord:
         if (failure := self._known.get(node.planned.key)) is not None:
             raise known_failure(replace(failure, image=node.plan.name), self._store)
-        with nullcontext() if self._room is None else self._room.room(self._estimate.cost(node.planned.key).bytes):
-            record = self._maker.make(node.plan, node.planned)
-        if self._room is not None:
-            self._room.add([record])
-        return record
+        return self._maker.make(node.plan, node.planned)
 
     def _end(self, key: str, outcome: LayerRecord | BaseException) -> list[Plan]:
         """Go on after a step; return the plans of images that wait for nothing more."""
-        self._estimate.done(key)
+        self._remaining.discard(key)
         if isinstance(outcome, MiniSandboxError):
             self._fail(key, outcome)
             return []
@@ -349,11 +332,11 @@ class _Work:
             self._wanted[key] -= 1
             if not self._wanted[key] and key in self._open:
                 self._open.discard(key)
-                self._estimate.done(key)
+                self._remaining.discard(key)
 
-    def _tell(self) -> None:
-        if self._on_estimate is not None:
-            self._on_estimate(self._estimate.copy())
+    def _report(self) -> None:
+        total, remaining = len(self._nodes), len(self._remaining)
+        self._on_remaining(f"step {total - remaining + 1} of {total}" if remaining else "")
 
 
 class Building:
@@ -373,7 +356,7 @@ class Building:
         store: Store,
         budget: Budget | None = None,
         progress: Progress | None = None,
-        on_estimate: Callable[[Estimate], None] | None = None,
+        on_remaining: Callable[[str], None] | None = None,
         mirrors: Path | None = None,
         backend: str = "",
     ) -> None:
@@ -384,7 +367,7 @@ class Building:
 
         def make() -> Built:
             return build_all(
-                recipes, store=store, budget=budget, progress=progress, on_estimate=on_estimate,
+                recipes, store=store, budget=budget, progress=progress, on_remaining=on_remaining,
                 on_image=lambda image: self.images[image.name].set_result(replace(image, backend=backend)),
                 mirrors=mirrors,
                 cancellation=self._cancellation,

@@ -1,4 +1,4 @@
-"""Pulling many images: what it costs is known first, limits are kept, failures and interruptions cost nothing more."""
+"""Pulling many images: their size is known first; a limit, a failure or an interruption costs nothing more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +17,12 @@ from tests.unit.oci_registry import Handler, Registry, answer
 from tests.unit.oci_tools import END, MadeImage, digest, entry
 
 from minisandbox.errors import DiskFull, ImageRefused, NotFound, RegistryError
-from minisandbox.images import Budget, OciBase, PullEstimate, Recipe, build, build_all, pull_all
+from minisandbox.images import OciBase, Recipe, build, build_all, pull, pull_all
 from minisandbox.images.dockerfile.reading import base_images
 from minisandbox.images.oci import http
 from minisandbox.images.recipe import DockerfileBase
 from minisandbox.store import Store
-from minisandbox.store.collect import SizeBudget
-from minisandbox.store.sizes import StoreSizes
+from minisandbox.types import human_size
 
 PATCH = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n"
 SHARED = entry("shared", os.urandom(400_000)) + END
@@ -43,29 +41,51 @@ def blobs_asked_for(server: Registry) -> int:
     return sum(any(name in path for name in large) for path, _ in server.requests)
 
 
-# --- estimates -------------------------------------------------------------------------------------------------------
+# --- sizes and space -------------------------------------------------------------------------------------------------
 
 
-def test_the_estimate_comes_before_any_layer(server: Registry, store: Store, bases: list[OciBase]) -> None:
-    estimates: list[PullEstimate] = []
-    before: list[int] = []
-
-    def tell(estimate: PullEstimate) -> None:
-        before.append(blobs_asked_for(server))
-        estimates.append(estimate)
-
-    done = pull_all(bases, store=store, on_estimate=tell)
-    layers = {name: len(blob) for name, blob in server.blobs.items() if len(blob) > 50_000}
-    assert (estimates[0].images, estimates[0].here, estimates[0].layers) == (4, 0, 5)
-    assert estimates[0].bytes == estimates[0].bytes_left == sum(layers.values()), "the common layer once"
-    assert estimates[0].disk > estimates[0].bytes
-    assert estimates[0].seconds > 0
-    assert before[0] == 0
-    assert (estimates[-1].here, estimates[-1].bytes_left) == (4, 0)
+def test_the_size_is_reported_before_any_layer(server: Registry, store: Store, bases: list[OciBase]) -> None:
+    notes: list[tuple[int, str]] = []
+    remaining: list[str] = []
+    done = pull_all(
+        bases,
+        store=store,
+        note=lambda text: notes.append((blobs_asked_for(server), text)),
+        on_remaining=remaining.append,
+    )
+    size = human_size(sum(len(blob) for blob in server.blobs.values() if len(blob) > 50_000))
+    [(before, text)] = notes
+    assert text.startswith(f"4 images to pull: {size} compressed in 5 layers, each once; "), "the common layer once"
+    assert text.endswith(f" free in {store.root}")
+    assert before == 0
+    assert (remaining[0], remaining[-1]) == (f"0 of 4 images, 0 B of {size}", "")
     assert list(done.images) == bases
     assert not done.failures
     assert blobs_asked_for(server) == 5
-    assert len(server.paths("/manifests/")) == 4, "the estimate's manifests serve the pulls"
+    assert len(server.paths("/manifests/")) == 4, "the pulls use the manifests of the look-ups"
+    assert not os.listdir(store.root / "downloads")
+
+
+def huge(server: Registry) -> OciBase:
+    """Add an image whose manifest promises 50 TB."""
+    image = MadeImage([END] * 400)
+    manifest = json.loads(image.manifest)
+    manifest["layers"] = [{**layer, "size": 127 << 30} for layer in manifest["layers"]]
+    reference = server.add(image, "huge")
+    server.manifests["huge"] = json.dumps(manifest).encode()
+    return OciBase(reference)
+
+
+def test_what_does_not_fit_is_refused_before_it_begins(server: Registry, store: Store, bases: list[OciBase]) -> None:
+    base = huge(server)
+    with pytest.raises(DiskFull, match=r"cannot pull 5 images: .* needed: 49\..* TiB .*; available: .*image gc"):
+        pull_all([*bases, base], store=store)
+    with pytest.raises(DiskFull, match=r"cannot pull .*huge: the layers do not fit into the store"):
+        pull(base.reference, store=store)
+    with pytest.raises(DiskFull, match="cannot pull 2 images"):
+        build_all({"a": partial(Recipe, bases[0]), "b": partial(Recipe, base)}, store=store)
+    assert blobs_asked_for(server) == 0
+    assert not store.image_names()
     assert not os.listdir(store.root / "downloads")
 
 
@@ -85,10 +105,9 @@ def test_a_limit_is_reported(server: Registry, store: Store, bases: list[OciBase
     server.faults["/manifests/v0"] = [
         answer(200, manifest, RateLimit_Limit="100;w=21600", RateLimit_Remaining="3;w=21600")
     ]
-    estimates: list[PullEstimate] = []
-    pull_all(bases, store=store, on_estimate=estimates.append)
-    [limit] = estimates[0].limits.values()
-    assert (str(limit), limit.left, limit.pause) == ("100 in 6 hours", 3, 216.0)
+    notes: list[str] = []
+    pull_all(bases, store=store, jobs=1, note=notes.append)
+    assert "gives 100 in 6 hours to this address or user, 3 more now" in notes[1]
 
 
 # --- failures and limits ---------------------------------------------------------------------------------------------
@@ -135,74 +154,6 @@ def test_a_registry_is_not_waited_for_longer_than_a_day(server: Registry, store:
     assert len(done.images) == 3
 
 
-# --- the budget ------------------------------------------------------------------------------------------------------
-
-
-def budget_of(store: Store, most: int, notes: list[str]) -> SizeBudget:
-    """A budget."""
-    return SizeBudget(store, most, set(), notes.append)
-
-
-def aged(store: Store, *names: str) -> None:
-    """Say that images were last used long ago, the first one first."""
-    for number, name in enumerate(names):
-        record = store.image(name)
-        moment = time.time() - 1e6 + number
-        store.put_image(replace(record, created=moment))
-        for layer in record.layers:
-            path = store.layer_directory(layer) / "used"
-            path.touch()
-            os.utime(path, (moment, moment))
-
-
-def test_the_least_recently_used_images_make_room(server: Registry, store: Store, bases: list[OciBase]) -> None:
-    others = [OciBase(server.add(MadeImage([entry(name, os.urandom(500_000)) + END]), name)) for name in "abc"]
-    names = [image.name for image in pull_all(others, store=store).images.values()]
-    aged(store, names[1], names[0], names[2])
-    store.pin(names[1])
-    notes: list[str] = []
-    done = pull_all(bases[:1], store=store, budget=budget_of(store, 2_500_000, notes))
-    assert list(done.images) == bases[:1]
-    assert store.image_names() == sorted([names[1], names[2], done.images[bases[0]].name])
-    assert len(notes) == 1
-    assert names[0] in notes[0]
-    assert "freed" in notes[0]
-
-
-def test_images_of_the_command_and_those_in_use_stay(server: Registry, store: Store) -> None:
-    made = [MadeImage([entry(name, os.urandom(600_000)) + END]) for name in "abcd"]
-    other, *bases = (OciBase(server.add(image, f"v{number}")) for number, image in enumerate(made))
-    [image] = pull_all([other], store=store).images.values()
-    aged(store, image.name)
-    with store.hold(*image.layers):
-        done = pull_all(bases, store=store, jobs=1, budget=budget_of(store, 2_300_000, []))
-    assert image.name in store.image_names()
-    assert list(done.images) == bases[:1]
-    assert all(isinstance(error, DiskFull) for error in done.failures.values())
-    error = next(iter(done.failures.values()))
-    assert "budget of 2.2 MiB" in str(error)
-    assert error.hint
-    again = pull_all(bases, store=store, jobs=1, budget=budget_of(store, 10_000_000, []))
-    assert len(again.images) == 3
-
-
-def test_layers_that_are_needed_stay(server: Registry, store: Store, bases: list[OciBase]) -> None:
-    """An image goes; what it shares with one that comes is not fetched again."""
-    [old] = pull_all(bases[:1], store=store).images.values()
-    aged(store, old.name)
-    size = StoreSizes(store, store.images()).total
-    notes: list[str] = []
-    done = pull_all(bases[1:2], store=store, budget=budget_of(store, size, notes))
-    assert done.failures, "it needs more than the small layer of the old one"
-    assert store.image_names() == [old.name], "what would not be enough is not removed"
-    server.requests.clear()
-    done = pull_all(bases[1:2], store=store, budget=budget_of(store, size + 200_000, notes))
-    [new] = done.images.values()
-    assert store.image_names() == [new.name]
-    assert len(notes) == 1
-    assert blobs_asked_for(server) == 1
-
-
 # --- builds ----------------------------------------------------------------------------------------------------------
 
 
@@ -214,11 +165,12 @@ def test_a_build_pulls_all_bases_first(server: Registry, store: Store, bases: li
     recipes: dict[str, Callable[[], Recipe]] = {
         "a": partial(Recipe, bases[0]), "b": partial(Recipe, bases[3]), "c": lambda: dockerfile
     }  # fmt: skip
-    estimates: list[PullEstimate] = []
-    done = build_all(recipes, store=store, on_pulls=estimates.append)
+    notes: list[str] = []
+    done = build_all(recipes, store=store, note=notes.append)
     assert list(done.images) == ["a", "c"]
     assert "is not in its registry" in str(done.failures["b"])
-    assert (estimates[0].images, estimates[0].layers) == (3, 3)
+    assert notes[0].startswith("2 images to pull: ")
+    assert "in 3 layers" in notes[0]
     assert len(server.paths("/manifests/v3")) == 1
 
 
@@ -231,14 +183,6 @@ def test_a_base_that_cannot_be_had_is_named(store: Store, tmp_path: Path) -> Non
         build(recipe, store=store, name="a")
     failure = build_all({"a": lambda: recipe}, store=store).failures["a"]
     assert str(failure).startswith(f"line 1: {reference}: registry")
-
-
-def test_a_build_keeps_its_budget(server: Registry, store: Store, bases: list[OciBase]) -> None:
-    recipes = {"a": partial(Recipe, bases[0]), "b": partial(Recipe, bases[1])}
-    done = build_all(recipes, store=store, budget=Budget(disk=1 << 20))
-    assert len(done.images) + len(done.failures) == 2
-    assert all(isinstance(error, DiskFull) for error in done.failures.values())
-    assert done.failures
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -291,7 +235,6 @@ BAD = {
     "nothing": ((), 3, "no image to pull"),
     "a name for two": (("a", "b", "--name", "x"), 3, "--name and --private are for one image"),
     "a list that is not there": (("--from", "/nothing"), 3, "cannot be read"),
-    "a budget that is no size": (("a", "b", "--budget", "much"), 3, "much"),
     "tasks without images": (("--tasks", "quickstart"), 3, "names a container image"),
 }
 

@@ -9,25 +9,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisandbox.cli.common.output import Progress, human_seconds
-from minisandbox.cli.common.pulls import pulls_ahead, pulls_left
 from minisandbox.errors import MiniSandboxError
 from minisandbox.images import (
     Budget,
     Buildable,
     BuildEvent,
     Building,
-    Estimate,
     Image,
     OciBase,
     Pulled,
-    PullEstimate,
     StepState,
     build,
     build_all,
     pull_all,
 )
 from minisandbox.store import Store
-from minisandbox.store.collect import SizeBudget, remove_images
+from minisandbox.store.collect import remove_images
 from minisandbox.tasks import Task
 from minisandbox.types import human_size
 
@@ -55,7 +52,6 @@ class Builder:
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _remaining: str = ""
-    _announced: set[str] = field(default_factory=set)
 
     @property
     def remaining(self) -> str:
@@ -111,7 +107,7 @@ class Builder:
             store=self.store,
             budget=Budget(jobs=workers),
             progress=self.report,
-            on_estimate=self._on_estimate,
+            on_remaining=self._set_remaining,
             mirrors=self.mirrors,
             backend=self.backend,
         )
@@ -134,8 +130,7 @@ class Builder:
             store=self.store,
             budget=budget,
             progress=self.report,
-            on_estimate=self._on_estimate,
-            on_pulls=self._on_pulls,
+            on_remaining=self._set_remaining,
             note=self.progress.note,
             retry_failed=retry_failed,
             mirrors=self.mirrors,
@@ -147,13 +142,11 @@ class Builder:
         self._images.update(images)
         return images
 
-    def pull(self, bases: Sequence[OciBase], *, jobs: int, disk: int | None, again: Sequence[OciBase]) -> Pulled:
+    def pull(self, bases: Sequence[OciBase], *, jobs: int, again: Sequence[OciBase]) -> Pulled:
         """Pull container images; see :func:`minisandbox.images.pull_all`."""
-        note = self.progress.note
-        budget = None if disk is None else SizeBudget(self.store, disk, set(), note)
         return pull_all(
-            bases, store=self.store, jobs=jobs, again=again, budget=budget, progress=self.report,
-            on_estimate=self._on_pulls, note=note,
+            bases, store=self.store, jobs=jobs, again=again, progress=self.report, on_remaining=self._set_remaining,
+            note=self.progress.note,
         )  # fmt: skip
 
     def forget(self, names: Iterable[str]) -> None:
@@ -181,24 +174,5 @@ class Builder:
         elif event.state is StepState.STARTED:
             self.progress.status(f"{before}{what}")
 
-    def _on_estimate(self, estimate: Estimate) -> None:
-        self._remaining = ""
-        if estimate.left:
-            done = estimate.steps - estimate.left
-            time_left = human_seconds(max(estimate.seconds, 1.0))
-            self._remaining = f"step {done + 1} of {estimate.steps}, about {time_left} left"
-            size = human_size(estimate.bytes)
-            self._announce("build", f"{estimate.left} steps to build: about {time_left}, {size} on disk")
-
-    def _on_pulls(self, estimate: PullEstimate) -> None:
-        self._remaining = pulls_left(estimate)
-        if self._remaining:
-            self._announce("pull", *pulls_ahead(estimate, self.store))
-
-    def _announce(self, what: str, *lines: str) -> None:
-        """Print how much there is to do, once."""
-        with self._lock:
-            new = what not in self._announced
-            self._announced.add(what)
-        for line in lines if new else ():
-            self.progress.note(line)
+    def _set_remaining(self, text: str) -> None:
+        self._remaining = text

@@ -22,7 +22,6 @@ from minisandbox.cli.common.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.common.pulls import BUDGET_HELP, parse_budget
 from minisandbox.cli.common.task_sets import add_tasks_arguments, load
 from minisandbox.cli.image import dockerfile
 from minisandbox.cli.image.listing import image_facts
@@ -53,7 +52,6 @@ def add_build_options(make: argparse.ArgumentParser) -> None:
     make.add_argument(
         "--memory", metavar="SIZE", help="memory for all build steps together, such as 16G; each gets up to 4G of it"
     )
-    make.add_argument("--budget", metavar="SIZE", help=BUDGET_HELP)
     make.add_argument(
         "--retry-failed", action="store_true", help="retry steps of tasks that failed in an earlier build"
     )
@@ -174,8 +172,8 @@ def _python(recipe: Buildable) -> PythonRecipe:
 
 
 def _budget(args: argparse.Namespace) -> Budget:
-    memory, disk = None if args.memory is None else parse_size(args.memory), parse_budget(args.budget)
-    return Budget(memory=memory, disk=disk) if args.jobs is None else Budget(args.jobs, memory, disk)
+    memory = None if args.memory is None else parse_size(args.memory)
+    return Budget(memory=memory) if args.jobs is None else Budget(args.jobs, memory)
 
 
 def _directory(path: Path) -> Path:

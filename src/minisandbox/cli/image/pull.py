@@ -23,7 +23,6 @@ from minisandbox.cli.common.output import (
     put,
     require_positive,
 )
-from minisandbox.cli.common.pulls import BUDGET_HELP, parse_budget
 from minisandbox.cli.common.task_sets import add_tasks_option, load
 from minisandbox.cli.image.transfer import add_private_option
 from minisandbox.errors import InvalidValue
@@ -54,7 +53,6 @@ def add_pull_options(take: argparse.ArgumentParser) -> None:
     )
     many.add_argument("--from", metavar="FILE", dest="list", help="references, one a line; - is stdin, # a comment")
     many.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"images pulled at once (default: {JOBS})")
-    many.add_argument("--budget", metavar="SIZE", help=BUDGET_HELP)
     add_tasks_option(take)
     add_json_option(take)
     take.set_defaults(run=run_pull, kept="finished layers and downloads are kept; the same command resumes")
@@ -67,14 +65,14 @@ def run_pull(args: argparse.Namespace) -> int:
     listed = list(_listed(args))
     if not named and not listed:
         raise InvalidValue("there is no image to pull", hint="give REF, --from FILE or --tasks TASKS")
-    if len(named) == 1 and args.list is args.tasks is args.budget is None:
+    if len(named) == 1 and args.list is args.tasks is None:
         return _pull_one(args)
     if args.name or args.private:
         raise InvalidValue("--name and --private are for one image", hint="leave them out, or pull one REF")
     store = Store.open()
     with Progress() as progress:
         builder = Builder(store, progress)
-        done = builder.pull([*named, *listed], jobs=args.jobs, disk=parse_budget(args.budget), again=named)
+        done = builder.pull([*named, *listed], jobs=args.jobs, again=named)
     _print_images([*done.images.values()], args)
     raise_failures({base.reference: error for base, error in done.failures.items()}, "images")
     return exits.OK

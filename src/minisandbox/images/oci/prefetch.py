@@ -1,4 +1,4 @@
-"""Many container images: looked up first, so that their size is known, then pulled side by side."""
+"""Many container images: looked up first, so that their size is known, then pulled in parallel."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -15,52 +15,29 @@ from minisandbox.errors import MiniSandboxError, RegistryError
 from minisandbox.images.image import Image
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE
-from minisandbox.images.oci.http import RateLimit
-from minisandbox.images.oci.pull import KIND, LayerStep, name_of, pull, refuse_other, steps_of, stored, take
+from minisandbox.images.oci.pull import (
+    LayerStep,
+    compressed_size,
+    name_of,
+    pull,
+    refuse_other,
+    require_space,
+    steps_of,
+    stored,
+    take,
+)
 from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.images.oci.registry import Registry
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.recipe import OciBase
 from minisandbox.store import Store
-from minisandbox.store.collect import SizeBudget
+from minisandbox.types import human_size
 
 _T = TypeVar("_T")
 JOBS = 3
 """Images pulled at once; each fetches several blobs at once."""
-_LOOKS = 8
-_UNPACKED = 2.7
-"""Bytes on disk for each byte of a compressed layer, as in images of Debian and Python."""
-_RATE = 20e6
-"""Compressed bytes a second, where neither this command nor the store's layers tell."""
-_ENOUGH = 100 << 20
+_LOOKUPS = 8
 _LONGEST_WAIT = 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class PullEstimate:
-    """What is to be fetched; each blob that images share counts once.
-
-    Attributes:
-        images: the images wanted.
-        here: those of them that the store had, or has by now.
-        layers: the layers to fetch.
-        bytes: their compressed bytes.
-        bytes_left: those that are still to come.
-        disk: about the bytes that those take on disk.
-        seconds: about how long the rest takes.
-        unknown: of the images to pull, how many were not looked up yet; they are taken to be like the others.
-        limits: by registry, how many images it gives, where it says so.
-    """
-
-    images: int
-    here: int = 0
-    layers: int = 0
-    bytes: int = 0
-    bytes_left: int = 0
-    disk: int = 0
-    seconds: float = 0.0
-    unknown: int = 0
-    limits: Mapping[str, RateLimit] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +45,8 @@ class Pulled:
     """The result of pulling many images.
 
     Attributes:
-        images: those that are there now, in the order in which they were asked for.
-        failures: what kept the others from being pulled.
+        images: the pulled and the cached images, in the requested order.
+        failures: by image, the error that stopped its pull.
     """
 
     images: Mapping[OciBase, Image]
@@ -77,58 +54,55 @@ class Pulled:
 
 
 def pull_all(
-    wanted: Sequence[OciBase],
+    bases: Sequence[OciBase],
     *,
     store: Store,
     jobs: int = JOBS,
     again: Collection[OciBase] = (),
-    budget: SizeBudget | None = None,
     progress: Progress | None = None,
-    on_estimate: Callable[[PullEstimate], None] | None = None,
+    on_remaining: Callable[[str], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Pulled:
-    """Pull many images; one that fails does not stop the others.
+    """Pull many images; a failed image does not stop the others.
 
-    The manifests come first, and are asked for once. A registry that limits requests is waited for. What interrupts the
-    call keeps finished layers and received parts, and the same call resumes.
+    All manifests are requested first, each once. If a registry limits requests, the pull waits. An interrupted call
+    keeps finished layers and partial downloads, and the same call resumes.
 
     Args:
-        wanted: the images.
-        store: where they go.
-        jobs: how many are pulled at once.
-        again: those that are asked for even if the store has them: a tag may be another image by now.
-        budget: what all layers may take.
-        progress: told of each image as its pull starts and ends, by several threads.
-        on_estimate: told how much there is to fetch, and then how much is left, by several threads.
-        note: told why nothing happens for a while.
+        bases: the images.
+        store: the store for the images.
+        jobs: images pulled at once.
+        again: images to look up even if the store has them, because a tag may have moved.
+        progress: called for each image as its pull starts and ends, by several threads.
+        on_remaining: called with what remains to be pulled, in words, by several threads; "" if nothing remains.
+        note: called with the size of everything, before the first layer, and with the reason of each wait.
 
     Returns:
         The images and the failures.
+
+    Raises:
+        DiskFull: the layers do not fit into the store; nothing was pulled.
     """
-    work = _Pulling(
-        store, budget, progress or (lambda _: None), on_estimate or (lambda _: None), note or (lambda _: None)
-    )
-    work.run(wanted, jobs, frozenset(again))
+    pulls = _Pulls(store, progress or (lambda _: None), on_remaining or (lambda _: None), note or (lambda _: None))
+    pulls.run(list(dict.fromkeys(bases)), jobs, frozenset(again))
     return Pulled(
-        {base: work.images[base] for base in wanted if base in work.images},
-        {base: work.failures[base] for base in wanted if base in work.failures},
+        {base: pulls.images[base] for base in bases if base in pulls.images},
+        {base: pulls.failures[base] for base in bases if base in pulls.failures},
     )
 
 
 @dataclass(slots=True)
-class _Looked:
+class _Lookup:
     """An image that has to be pulled from a registry.
 
     Attributes:
-        platform: for what it is.
-        registry: where it comes from.
-        steps: its layers, once it was looked up.
-        missing: those that the store had not when that was last seen.
+        platform: the requested platform.
+        registry: its registry.
+        missing: its layers that the store did not have when its manifest was read.
     """
 
     platform: m.Platform
     registry: Registry
-    steps: Sequence[LayerStep] = ()
     missing: Sequence[LayerStep] = ()
 
     @property
@@ -136,64 +110,56 @@ class _Looked:
         return self.registry.reference.host
 
 
-class _Pulling:
-    """Pulling many images."""
+class _Pulls:
+    """The pulls of many images."""
 
     def __init__(
-        self,
-        store: Store,
-        budget: SizeBudget | None,
-        progress: Progress,
-        on_estimate: Callable[[PullEstimate], None],
-        note: Callable[[str], None],
+        self, store: Store, progress: Progress, on_remaining: Callable[[str], None], note: Callable[[str], None]
     ) -> None:
         self.images: dict[OciBase, Image] = {}
         self.failures: dict[OciBase, MiniSandboxError] = {}
-        self._store, self._budget, self._progress, self._on_estimate = store, budget, progress, on_estimate
-        self._wanted = 0
-        self._sources: dict[OciBase, _Looked] = {}
-        self._layers: dict[str, int] = {}  # by the keys of layers to fetch, their compressed bytes
-        self._left: dict[str, int] = {}
-        self._claimed = set[str]()  # of them, those that a pull is making
-        self._news = threading.Condition()
-        self._over = threading.Event()
-        self._patience = _Patience(self._over, note)
-        self._rate = _usual_rate(store)
-        self._began, self._came = 0.0, 0  # when the pulls did, and the compressed bytes since then
+        self._store, self._progress, self._on_remaining, self._note = store, progress, on_remaining, note
+        self._total = 0
+        self._lookups: dict[OciBase, _Lookup] = {}
+        self._layers: dict[str, m.Layer] = {}  # by key, the layers to fetch
+        self._fetched = set[str]()
+        self._claimed = set[str]()  # keys of the layers that a pull is fetching
+        self._changed = threading.Condition()
+        self._stopped = threading.Event()
+        self._patience = _Patience(self._stopped, note)
 
-    def run(self, wanted: Sequence[OciBase], jobs: int, again: Collection[OciBase]) -> None:
-        """Look up and pull."""
-        bases = list(dict.fromkeys(wanted))
-        self._wanted = len(bases)
-        self._each(bases, _LOOKS, lambda base: self._find(base, again=base in again))
-        self._tell()
-        self._began = time.monotonic()
+    def run(self, bases: Sequence[OciBase], jobs: int, again: Collection[OciBase]) -> None:
+        """Look up all images, check that they fit, and pull them."""
+        self._total = len(bases)
+        self._each(bases, _LOOKUPS, lambda base: self._find(base, again=base in again))
+        if self._lookups:
+            self._announce()
         done = {*self.images, *self.failures}
         self._each([base for base in bases if base not in done], jobs, self._pull)
 
     def _each(self, bases: Sequence[OciBase], threads: int, work: Callable[[OciBase], None]) -> None:
-        """Do something for each in threads; errors become failures.
+        """Call a function for each image, in threads; its errors become failures.
 
         Raises:
-            BaseException: what interrupts the wait, or what a thread met that is no failure of an image.
+            BaseException: the wait was interrupted, or a thread raised what is no failure of an image.
         """
 
-        def one(base: OciBase) -> None:
+        def try_base(base: OciBase) -> None:
             try:
-                if not self._over.is_set():
+                if not self._stopped.is_set():
                     work(base)
             except MiniSandboxError as error:
                 self.failures[base] = error.about(base.reference)
 
         with ThreadPoolExecutor(threads, "pull") as pool:
             try:
-                jobs = [pool.submit(one, base) for base in bases]
+                jobs = [pool.submit(try_base, base) for base in bases]
                 for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
                     job.result()
-            except BaseException:  # Ctrl-C above all: downloads end before the caller goes on
-                self._over.set()
-                for source in [*self._sources.values()]:
-                    source.registry.close()
+            except BaseException:  # Ctrl-C above all: downloads end before the caller continues
+                self._stopped.set()
+                for lookup in [*self._lookups.values()]:
+                    lookup.registry.close()
                 raise
 
     # --- looking up ---
@@ -201,145 +167,147 @@ class _Pulling:
     def _find(self, base: OciBase, *, again: bool) -> None:
         """Find an image in the store, or look it up in its registry."""
         reference = parse_reference(base.reference)
-        if self._budget is not None:
-            self._budget.own.add(_name_of(base))
-        here = None if again else stored(self._store, base.reference, base.platform)
-        if here is not None:
-            self.images[base] = here
+        cached = None if again else stored(self._store, base.reference, base.platform)
+        if cached is not None:
+            self.images[base] = cached
         elif isinstance(reference, Remote):
             refuse_other(self._store, _name_of(base), reference)
-            source = self._sources[base] = _Looked(_platform_of(base), Registry(reference, self._store))
-            source.registry.on_layer = partial(self._published, source)
+            lookup = self._lookups[base] = _Lookup(_platform_of(base), Registry(reference, self._store))
+            lookup.registry.on_layer = partial(self._published, lookup)
             if self._patience.is_waiting(reference.host):  # it is looked up when its turn comes
                 return
             try:
-                self._look_up(source)
+                self._look_up(lookup)
             except RegistryError as error:
                 self._patience.note_limit(reference.host, error)
 
-    def _look_up(self, source: _Looked) -> None:
-        """Look an image up, and count its layers."""
-        found = source.registry.manifest(source.platform)
-        if found.kind != MEDIA_TYPE:  # a private copy is refused when its turn comes
-            source.steps = steps_of(m.container(found, source.registry.name, source.platform))
-        source.registry.rest()
-        if self._budget is not None:
-            self._budget.needed.update(step.key for step in source.steps)
-        source.missing = [step for step in source.steps if not self._store.has_layer(step.key)]
-        with self._news:
-            for step in source.missing:
-                if step.key not in self._layers:
-                    self._layers[step.key] = self._left[step.key] = step.layer.blob.size
+    def _look_up(self, lookup: _Lookup) -> None:
+        """Read the manifest of an image, and note its missing layers."""
+        manifest, registry = lookup.registry.manifest(lookup.platform), lookup.registry
+        registry.rest()
+        if manifest.kind == MEDIA_TYPE:  # a private copy is refused when its turn comes
+            return
+        steps = steps_of(m.container(manifest, registry.name, lookup.platform))
+        lookup.missing = [step for step in steps if not self._store.has_layer(step.key)]
+        with self._changed:
+            self._layers.update((step.key, step.layer) for step in lookup.missing)
+
+    def _announce(self) -> None:
+        """Report the size of all pulls, and what could stop them.
+
+        Raises:
+            DiskFull: they do not fit.
+        """
+        lookups = [lookup for base, lookup in self._lookups.items() if base not in self.failures]
+        cached = f", {len(self.images)} already here" if self.images else ""
+        waiting = sum(lookup.registry.found is None for lookup in lookups)
+        later = f" ({waiting} images are not looked up yet)" if waiting else ""
+        free = require_space(self._store, self._layers.values(), f"pull {len(lookups)} images")
+        size = (
+            f"{human_size(compressed_size(self._layers.values()))} compressed in {len(self._layers)} layers, each once"
+        )
+        self._note(
+            f"{len(lookups)} images to pull{cached}: {size}{later}; {human_size(free)} free in {self._store.root}"
+        )
+        limits = {lookup.host: lookup.registry.limit for lookup in lookups if lookup.registry.limit is not None}
+        for host, limit in limits.items():
+            if limit.left is not None and limit.left < len(lookups):
+                self._note(
+                    f"{host} gives {limit} to this address or user, {limit.left} more now: then the pull waits; "
+                    "logging in raises the limit, a mirror in registries.conf avoids it"
+                )
+        self._report_remaining()
 
     # --- pulling ---
 
     def _pull(self, base: OciBase) -> None:
-        began = time.monotonic()
+        started = time.monotonic()
         self._progress(BuildEvent(base.reference, "pull", StepState.STARTED, ""))
-        source = self._sources.get(base)
+        lookup = self._lookups.get(base)
         image = (
-            self._taken(base, source)
-            if source
+            self._take(base, lookup)
+            if lookup
             else pull(base.reference, store=self._store, platform=base.platform or None)
         )
-        records = image.records()
-        if self._budget is not None:
-            self._budget.add(records)
-        with self._news:
+        with self._changed:
             self.images[base] = image
-        seconds, size = time.monotonic() - began, sum(record.bytes for record in records)
+        seconds, size = time.monotonic() - started, sum(record.bytes for record in image.records())
         self._progress(BuildEvent(base.reference, "pull", StepState.FINISHED, image.key, seconds, size))
-        self._tell()
+        self._report_remaining()
 
-    def _taken(self, base: OciBase, source: _Looked) -> Image:
-        name = _name_of(base)
+    def _take(self, base: OciBase, lookup: _Lookup) -> Image:
+        name, registry = _name_of(base), lookup.registry
 
-        def taken() -> Image:
-            registry, platform = source.registry, source.platform
+        def attempt() -> Image:
             return take(
-                self._store, registry, registry.reference, name, platform, private=False, replace=False,
+                self._store, registry, registry.reference, name, lookup.platform, private=False, replace=False,
                 tell=lambda _: None,
             )  # fmt: skip
 
         try:
-            self._patience.try_until_allowed(source.host, lambda: self._look_up(source))
-            with self._claim(source) as need, self._room(need):
-                return self._patience.try_until_allowed(source.host, taken)
+            self._patience.try_until_allowed(lookup.host, lambda: self._look_up(lookup))
+            with self._claim(lookup):
+                return self._patience.try_until_allowed(lookup.host, attempt)
         finally:
-            source.registry.close()
-
-    def _room(self, need: int) -> AbstractContextManager[None]:
-        """Have room for compressed bytes while they become layers."""
-        return nullcontext() if self._budget is None else self._budget.room(int(need * _UNPACKED))
+            registry.close()
 
     @contextmanager
-    def _claim(self, source: _Looked) -> Iterator[int]:
-        """Wait for layers that another pull is making, so that none is fetched twice; yield the bytes that are left."""
-        keys = {step.key for step in source.missing}
-        with self._news:
-            while keys & self._claimed and not self._over.is_set():
-                self._news.wait(1.0)
-            keys &= self._left.keys()
+    def _claim(self, lookup: _Lookup) -> Iterator[None]:
+        """Wait for layers that another pull is fetching, so that no layer is fetched twice."""
+        keys = {step.key for step in lookup.missing}
+        with self._changed:
+            while keys & self._claimed and not self._stopped.is_set():
+                self._changed.wait(1.0)
+            keys -= self._fetched
             self._claimed |= keys
-            need = sum(self._left[key] for key in keys)
         try:
-            yield need
+            yield
         finally:
-            with self._news:
+            with self._changed:
                 self._claimed -= keys
-                self._news.notify_all()
+                self._changed.notify_all()
 
-    def _published(self, source: _Looked, layer: m.Layer) -> None:
-        """Note that a layer is there now."""
-        with self._news:
-            for step in source.missing:
-                if step.layer == layer:
-                    self._came += self._left.pop(step.key, 0)
-                    self._claimed.discard(step.key)
-            self._news.notify_all()
-        self._tell()
+    def _published(self, lookup: _Lookup, layer: m.Layer) -> None:
+        """Note that a layer is in the store."""
+        keys = {step.key for step in lookup.missing if step.layer == layer}
+        with self._changed:
+            self._fetched |= keys
+            self._claimed -= keys
+            self._changed.notify_all()
+        self._report_remaining()
 
-    def _tell(self) -> None:
-        with self._news:
-            estimate = self._estimate()
-        self._on_estimate(estimate)
-
-    def _estimate(self) -> PullEstimate:
-        sources = [source for base, source in self._sources.items() if base not in self.failures]
-        looked = [source for source in sources if source.registry.found is not None]
-        size, left = sum(self._layers.values()), sum(self._left.values())
-        others = size / len(looked) * (len(sources) - len(looked)) if looked else 0.0
-        return PullEstimate(
-            self._wanted, len(self.images), len(self._layers), int(size + others), int(left + others),
-            int((left + others) * _UNPACKED), self._seconds(left + others), len(sources) - len(looked),
-            {source.host: source.registry.limit for source in looked if source.registry.limit is not None},
-        )  # fmt: skip
-
-    def _seconds(self, left: float) -> float:
-        """About how long compressed bytes take."""
-        known = self._came > _ENOUGH
-        return left / (self._came / (time.monotonic() - self._began) if known else self._rate)
+    def _report_remaining(self) -> None:
+        with self._changed:
+            total = compressed_size(self._layers.values())
+            fetched = compressed_size(self._layers[key] for key in self._fetched)
+            done = len(self.images)
+        sizes = f"{human_size(fetched)} of {human_size(total)}"
+        self._on_remaining("" if done == self._total else f"{done} of {self._total} images, {sizes}")
 
 
 class _Patience:
     """Waits for registries that limit requests.
 
     Args:
-        over: ends every wait.
-        note: told of each.
+        stopped: ends every wait.
+        note: called with the reason of each wait.
     """
 
-    def __init__(self, over: threading.Event, note: Callable[[str], None]) -> None:
-        self._over, self._note = over, note
+    def __init__(self, stopped: threading.Event, note: Callable[[str], None]) -> None:
+        self._stopped, self._note = stopped, note
         self._until: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def is_waiting(self, host: str) -> bool:
-        """Whether a registry has to be left alone now."""
+        """Return whether a registry accepts no requests now."""
         return self._until.get(host, 0.0) > time.monotonic()
 
     def note_limit(self, host: str, error: RegistryError) -> None:
-        """Wait from now on for as long as an error says; raise one that says nothing."""
+        """Delay all requests to a registry for the time in its error.
+
+        Raises:
+            RegistryError: the error names no time, or more than a day.
+        """
         if error.wait is None or error.wait > _LONGEST_WAIT:
             raise error
         with self._lock:
@@ -349,29 +317,22 @@ class _Patience:
             self._until[host] = time.monotonic() + error.wait
 
     def try_until_allowed(self, host: str, work: Callable[[], _T]) -> _T:
-        """Do something as often as the registry limits requests.
+        """Call a function, again after each wait for the registry's limit.
 
         Raises:
-            RegistryError: it was given up, or limits requests for more than a day.
+            RegistryError: the pull was cancelled, the request failed, or the registry limits requests for over a day.
         """
-        began = time.monotonic()
+        started = time.monotonic()
         while True:
             while (wait := self._until.get(host, 0.0) - time.monotonic()) > 0:
-                if self._over.wait(wait):
-                    raise RegistryError(f"the wait for registry {host} was given up")
+                if self._stopped.wait(wait):
+                    raise RegistryError(f"the wait for registry {host} was cancelled")
             try:
                 return work()
             except RegistryError as error:
-                if time.monotonic() - began > _LONGEST_WAIT:
+                if time.monotonic() - started > _LONGEST_WAIT:
                     raise
                 self.note_limit(host, error)
-
-
-def _usual_rate(store: Store) -> float:
-    """How many compressed bytes a second became layers before."""
-    layers = [record for record in store.layers() if record.step.get("kind") == KIND]
-    size, seconds = sum(record.bytes for record in layers), sum(record.seconds for record in layers)
-    return size / seconds / _UNPACKED if size > _ENOUGH and seconds else _RATE
 
 
 def _platform_of(base: OciBase) -> m.Platform:
@@ -379,5 +340,5 @@ def _platform_of(base: OciBase) -> m.Platform:
 
 
 def _name_of(base: OciBase) -> str:
-    """The name of an image in the store."""
+    """Return the name of an image in the store."""
     return name_of(base.reference, _platform_of(base))

@@ -7,13 +7,13 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import ImageRefused, InvalidValue, NotFound
+from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, NotFound
 from minisandbox.images.base import Entry, write_base
 from minisandbox.images.image import DEFAULT_PATH, Image, archived, image_of, is_reference, put_if_new
 from minisandbox.images.oci import manifest as m
@@ -35,6 +35,7 @@ from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.keys import JSONValue
+from minisandbox.types import human_size
 
 if TYPE_CHECKING:
     from minisandbox.images.oci.registry import Registry
@@ -166,7 +167,9 @@ def _take_copy(
         layer.record.key: m.Layer(layer.record.key, blob)
         for layer, blob in zip(copy.layers, manifest.blobs, strict=True)
     }
-    source.prefetch([layer for key, layer in layers.items() if not store.has_layer(key)])
+    missing = [layer for key, layer in layers.items() if not store.has_layer(key)]
+    require_space(store, missing, f"take {source.name}")
+    source.prefetch(missing)
     for record in take_copy(
         store, copy, lambda layer: source.layer(layers[layer.record.key]), replace=replace, tell=tell
     ):
@@ -252,6 +255,37 @@ def steps_of(image: m.Container) -> list[LayerStep]:
     return steps
 
 
+def compressed_size(layers: Iterable[m.Layer]) -> int:
+    """Return the bytes of the blobs of layers, as far as the manifest gives them."""
+    return sum(max(layer.blob.size, 0) for layer in layers)
+
+
+def require_space(store: Store, layers: Collection[m.Layer], what: str) -> int:
+    """Check that the store has space for layers: at least their compressed bytes, as manifests give no others.
+
+    Args:
+        store: the store.
+        layers: the layers to fetch.
+        what: the action in the error, such as ``"pull 3 images"``.
+
+    Returns:
+        The free bytes.
+
+    Raises:
+        DiskFull: there is too little space.
+    """
+    disk, needed = os.statvfs(store.root), compressed_size(layers)
+    free = disk.f_bavail * disk.f_frsize
+    if needed > free:
+        raise DiskFull(
+            f"cannot {what}: the layers do not fit into the store {store.root}",
+            reason=f"needed: {human_size(needed)} compressed, more once unpacked; available: {human_size(free)}",
+            hint="free space with `minisandbox image gc --budget SIZE`, choose fewer images (--only), or set "
+            "MINISANDBOX_STORE to a larger local disk",
+        )
+    return free
+
+
 @dataclass(frozen=True, slots=True)
 class _Taking:
     """One pull."""
@@ -264,7 +298,9 @@ class _Taking:
     def run(self, name: str, notes: dict[str, str]) -> Image:
         with self.store.hold() as hold:
             steps = steps_of(self.image)
-            self.source.prefetch([step.layer for step in steps if not self.store.has_layer(step.key)])
+            missing = [step.layer for step in steps if not self.store.has_layer(step.key)]
+            require_space(self.store, missing, f"pull {self.source.name}")
+            self.source.prefetch(missing)
             layers: list[LayerRecord] = []
             for step in steps:
                 layers.append(self._take(step, layers, hold))
