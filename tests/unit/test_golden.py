@@ -87,7 +87,7 @@ def planner(tmp_path: Path) -> FixedPlanner:
 
 def recipes(place: Path) -> Iterator[tuple[str, Buildable]]:
     """Read dataset rows and recipe files."""
-    dockerfile, context = lay_out(cases(["copy-name"])[0], place)
+    dockerfile, _ = lay_out(cases(["copy-name"])[0], place)
     dockerfile.write_text("FROM base AS test\nARG V\nRUN echo $V\nFROM base\nCOPY a.txt /\n")
     for line in (GOLDEN / "rows.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
