@@ -74,6 +74,7 @@ def test_a_tree_that_is_moved_meanwhile_ends_the_count_of_that_part_alone(
     upper: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "_MOST_OPEN", 2)
+    monkeypatch.setattr(disk, "_ENTRIES", 1)
     fill(tmp_path / "upper/a/b/c/d/e/file", MIB)
     fill(tmp_path / "upper/z/file", MIB)
     count, moved = Count(upper), False

@@ -6,6 +6,7 @@ sandbox's processes may change the tree meanwhile, so nothing here follows a lin
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -14,6 +15,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .jobs.trees import DIRECTORY_FLAGS, DirWalker, walk_statuses
 from .plan import BYTES_PER_FILE
 
 PARTS = ("upper", "usr")
@@ -21,10 +23,9 @@ PARTS = ("upper", "usr")
 FLOOR, NEAR_FLOOR = 256 << 20, 512 << 20
 """Free bytes of a file system: below the second nobody's upper may grow, below the first no command may go on."""
 _ENTRIES = 200
-"""Entries of directories between two pauses."""
+"""Entries between two pauses; each subdirectory is followed by one too, because entering it takes longer."""
 _MOST_OPEN = 256
-"""Levels of which the descriptors stay open; deeper ones are left by ``..``."""
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Directories above the current one of which the descriptors stay open."""
 _SHARED = struct.Struct("=QQQQQ")
 SHARED_SIZE = _SHARED.size
 
@@ -47,52 +48,17 @@ class Count:
         return max(self._blocks * 512, self._files * BYTES_PER_FILE)
 
     def steps(self) -> Iterator[None]:
-        """Count; yields after every few hundred entries, so that the caller can do other work."""
+        """Count; yields often, so that the caller can do other work."""
         for part in PARTS:
             try:
-                root = os.open(part, _DIRECTORY, dir_fd=self._upper)
+                root = os.open(part, DIRECTORY_FLAGS, dir_fd=self._upper)
             except OSError:  # made only where the host's /usr is writable inside
                 continue
-            yield from self._walk(root)
-
-    def _walk(self, root: int) -> Iterator[None]:
-        """Walk a tree that may be changing: what vanishes is passed over.
-
-        A directory that is moved while the walk is more than :data:`_MOST_OPEN` levels deep hides what is next to it.
-        """
-        levels = [_Level(root)]
-        try:
-            while levels:
-                top = levels[-1]
-                yield from self._look(top)
-                if top.names and (below := _enter(top)):
-                    levels.append(below)
-                    if len(levels) > _MOST_OPEN:
-                        top.close()
-                elif not top.names:
-                    levels.pop()
-                    _return(top, levels)
-                    top.close()
-        finally:
-            for level in levels:
-                level.close()
-
-    def _look(self, level: _Level) -> Iterator[None]:
-        if level.looked:
-            return
-        level.looked = True
-        with os.scandir(level.descriptor) as entries:
-            for number, entry in enumerate(entries, 1):
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except OSError:  # it has gone
-                    continue
-                self._add(status)
-                if stat.S_ISDIR(status.st_mode):
-                    level.names.append(entry.name)
-                if number % _ENTRIES == 0:
-                    yield
-        yield
+            with contextlib.closing(DirWalker(root, _MOST_OPEN)) as walker:
+                for number, status in enumerate(walk_statuses(walker), 1):
+                    self._add(status)
+                    if number % _ENTRIES == 0 or stat.S_ISDIR(status.st_mode):
+                        yield
 
     def _add(self, status: os.stat_result) -> None:
         if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
@@ -101,49 +67,6 @@ class Count:
             self._seen.add(status.st_ino)
         self._blocks += status.st_blocks
         self._files += 1
-
-
-class _Level:
-    """A directory on the way down: its descriptor, and the subdirectories that are still to be entered."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.names: list[str] = []
-        self.looked = False
-        self.identity = _identity(descriptor)
-
-    def close(self) -> None:
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
-
-
-def _enter(level: _Level) -> _Level | None:
-    """Enter the next subdirectory; None if it has gone."""
-    try:
-        return _Level(os.open(level.names.pop(), _DIRECTORY, dir_fd=level.descriptor))
-    except OSError:
-        return None
-
-
-def _return(left: _Level, levels: list[_Level]) -> None:
-    """Open the level above again if it was closed; if it lies elsewhere by now, go on at the last open one."""
-    while levels and levels[-1].descriptor < 0:
-        above = levels[-1]
-        try:
-            above.descriptor = os.open("..", _DIRECTORY, dir_fd=left.descriptor)
-        except OSError:
-            levels.pop()
-            continue
-        if _identity(above.descriptor) == above.identity:
-            return
-        above.close()
-        levels.pop()
 
 
 def measure(upper: int) -> int:

@@ -13,10 +13,9 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Self
 
 from .job import Job
-from .trees import identity
+from .trees import DIRECTORY_FLAGS, FILE_FLAGS, DirWalker
 
 _OPAQUE = "user.overlay.opaque"
 _ROWS = 500
@@ -31,8 +30,6 @@ _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _CHUNK = 1 << 16
 _MOST_OPEN = 1000
 """Directories that are kept open: the workspace may move them without harm."""
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
@@ -90,84 +87,37 @@ def _all_changes(trees: int, below: str, *, usr: bool) -> Iterator[Row]:
 
 
 def _compare_all(base: str, uppers: list[str], prefix: str, below: str) -> Iterator[Row]:
+    keep_open = _MOST_OPEN // (len(uppers) + 1)
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(_Directory.open(None, path)) for path in (base, *uppers)]
-        yield from _changes_below(prefix, _Views(tuple(opened[1:]), opened[0], opened[0]), below)
-
-
-class _Directory:
-    """An open directory of one tree. It can be closed for a while and reopened from a directory below it."""
-
-    def __init__(self, descriptor: int, above: _Directory | None) -> None:
-        self.descriptor = descriptor
-        self._above = above
-        self._left: tuple[int, int] | None = None
-
-    @classmethod
-    def open(cls, parent: _Directory | None, name: str) -> _Directory:
-        return cls(os.open(name, _DIRECTORY, dir_fd=None if parent is None else parent.descriptor), parent)
-
-    def leave_above(self) -> None:
-        """Close the directory above."""
-        if (above := self._above) is not None and above.descriptor >= 0:
-            above._left = identity(os.fstat(above.descriptor))
-            above.close()
-
-    def come_back(self) -> None:
-        """Open the directory above again, if it was left.
-
-        Raises:
-            OSError: this one lies elsewhere by now (ESTALE).
-        """
-        if (above := self._above) is None or above._left is None:
-            return
-        above.descriptor = os.open("..", _DIRECTORY, dir_fd=self.descriptor)
-        if identity(os.fstat(above.descriptor)) != above._left:
-            raise OSError(errno.ESTALE, "a directory was moved while it was looked at")
-        above._left = None
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def look(self, name: str) -> os.stat_result | None:
-        try:
-            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-
-    @property
-    def opaque(self) -> bool:
-        try:
-            return os.getxattr(self.descriptor, _OPAQUE) == b"y"
-        except OSError:
-            return False
+        walkers = [
+            stack.enter_context(contextlib.closing(DirWalker(os.open(path, DIRECTORY_FLAGS), keep_open)))
+            for path in (base, *uppers)
+        ]
+        yield from _changes_below(prefix, _Views(tuple(walkers[1:]), walkers[0], walkers[0]), below)
 
 
 @dataclass(frozen=True, slots=True)
 class _Views:
-    """One directory of the workspace, by the trees that make it up.
+    """One directory of the workspace, by the trees that make it up; their walkers are there.
 
     Attributes:
-        uppers: its upper directories, the topmost first.
-        below: the image's directory that shows through them, or None where it was replaced or never was.
-        base: the image's directory at this path, shown or not, or None.
+        uppers: the uppers that have it, the topmost first.
+        below: the image if its directory shows through them, or None.
+        base: the image if it has the directory, shown or not, or None.
     """
 
-    uppers: tuple[_Directory, ...]
-    below: _Directory | None
-    base: _Directory | None
+    uppers: tuple[DirWalker, ...]
+    below: DirWalker | None
+    base: DirWalker | None
 
-    @property
-    def directories(self) -> tuple[_Directory, ...]:
-        return self.uppers if self.base is None else (*self.uppers, self.base)
+    def leave(self) -> None:
+        """Return to the directory above.
+
+        Raises:
+            OSError: a directory was moved (ESTALE).
+        """
+        for walker in self.uppers if self.base is None else (*self.uppers, self.base):
+            walker.up()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +126,14 @@ class _Now:
 
     Attributes:
         status: its lstat(2), or None if it is deleted.
-        holder: the directory that has it.
+        holder: the tree that has it.
         uppers: for a directory, the trees that it consists of.
         through: whether the image shows through them.
     """
 
     status: os.stat_result | None
-    holder: _Directory | None = None
-    uppers: tuple[_Directory, ...] = ()
+    holder: DirWalker | None = None
+    uppers: tuple[DirWalker, ...] = ()
     through: bool = False
 
 
@@ -195,88 +145,87 @@ class _Level:
         prefix: its path, with a slash.
         views: the directory.
         names: its entries still to compare, the next one last.
-        opened: closes its descriptors.
     """
 
     prefix: str
     views: _Views
     names: list[str]
-    opened: contextlib.ExitStack
 
     @classmethod
-    def of(cls, prefix: str, views: _Views, opened: contextlib.ExitStack, below: str) -> _Level:
+    def of(cls, prefix: str, views: _Views, below: str) -> _Level:
         names = _names(views)
         if below.startswith(prefix) and below != prefix:  # it is on the way there
             names &= {below[len(prefix) :].split("/", maxsplit=1)[0]}
-        return cls(prefix, views, sorted(names, reverse=True), opened)
-
-    def leave_above(self) -> None:
-        for directory in self.views.directories:
-            directory.leave_above()
-
-    def close(self) -> None:
-        with self.opened:
-            for directory in self.views.directories:
-                directory.come_back()
+        return cls(prefix, views, sorted(names, reverse=True))
 
 
 def _changes_below(prefix: str, views: _Views, below: str) -> Iterator[Row]:
-    """Compare all below. Depth costs no stack and few open files: a directory far above is reopened by ``..``."""
-    levels = [_Level.of(prefix, views, contextlib.ExitStack(), below)]
-    try:
-        while levels:
-            level = levels[-1]
-            if not level.names:
-                level.close()
-                levels.pop()
-                continue
+    """Compare all below; depth costs no stack and few open files."""
+    levels = [_Level.of(prefix, views, below)]
+    while True:
+        level = levels[-1]
+        if level.names:
             name = level.names.pop()
-            with contextlib.ExitStack() as opened:
-                row, inside = _compare(level.prefix + name, name, level.views, opened)
-                if row is not None:
-                    yield row
-                if inside is not None:
-                    levels.append(_Level.of(f"{level.prefix}{name}/", inside, opened.pop_all(), below))
-            if inside is not None and len(levels) * len(views.directories) > _MOST_OPEN:
-                levels[-1].leave_above()
-    finally:
-        for level in levels:
-            level.opened.close()
+            row, inside = _compare(level.prefix + name, name, level.views)
+            if row is not None:
+                yield row
+            if inside is not None:
+                levels.append(_Level.of(f"{level.prefix}{name}/", inside, below))
+        elif len(levels) == 1:
+            return
+        else:
+            levels.pop().views.leave()
 
 
 def _names(views: _Views) -> set[str]:
     names: set[str] = set()
     for upper in views.uppers:
-        names.update(os.listdir(upper.descriptor))
+        names.update(os.listdir(upper.fd))
     if views.base is not views.below and views.base is not None:  # replaced: what was there may be gone
-        names.update(os.listdir(views.base.descriptor))
+        names.update(os.listdir(views.base.fd))
     return names
 
 
 def _resolve(views: _Views, name: str) -> _Now:
     """Merge the trees for one name, as overlayfs does."""
-    found: _Now | None = None
-    parts: list[_Directory] = []
+    top: _Now | None = None
+    parts: list[DirWalker] = []
     for upper in views.uppers:
-        status = upper.look(name)
+        status = _status(upper, name)
         if status is None:
             continue
         if not stat.S_ISDIR(status.st_mode):
-            if found is None:
+            if top is None:
                 return _Now(None) if _is_whiteout(status) else _Now(status, upper)
-            return _Now(found.status, found.holder, tuple(parts), through=False)
-        found = found or _Now(status, upper)
+            return _Now(top.status, top.holder, tuple(parts), through=False)
+        top = top or _Now(status, upper)
         parts.append(upper)
-        with _Directory.open(upper, name) as directory:
-            if directory.opaque:
-                return _Now(found.status, found.holder, tuple(parts), through=False)
-    below = views.below.look(name) if views.below else None
-    if found is None:
+        if _is_opaque(upper, name):
+            return _Now(top.status, top.holder, tuple(parts), through=False)
+    below = _status(views.below, name)
+    if top is None:
         return _Now(below, views.below)
-    return _Now(found.status, found.holder, tuple(parts), through=below is not None and stat.S_ISDIR(below.st_mode))
+    return _Now(top.status, top.holder, tuple(parts), through=below is not None and stat.S_ISDIR(below.st_mode))
 
 
-def _compare(path: str, name: str, views: _Views, stack: contextlib.ExitStack) -> tuple[Row | None, _Views | None]:
+def _status(walker: DirWalker | None, name: str) -> os.stat_result | None:
+    try:
+        return None if walker is None else os.stat(name, dir_fd=walker.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _is_opaque(upper: DirWalker, name: str) -> bool:
+    descriptor = os.open(name, DIRECTORY_FLAGS, dir_fd=upper.fd)
+    try:
+        return os.getxattr(descriptor, _OPAQUE) == b"y"
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _compare(path: str, name: str, views: _Views) -> tuple[Row | None, _Views | None]:
     """Return the change of a path, and the directories to compare below it.
 
     The workspace may be running: a path that vanishes meanwhile is retried.
@@ -285,13 +234,12 @@ def _compare(path: str, name: str, views: _Views, stack: contextlib.ExitStack) -
         path: the path.
         name: the last part of it.
         views: the directory that it is in.
-        stack: closes the opened directories.
     """
     for attempt in range(_TRIES):
         try:
             now = _resolve(views, name)
-            was = views.base.look(name) if views.base else None
-            return _row(path, name, views, now, was), _below(name, views, now, was, stack)
+            was = _status(views.base, name)
+            return _row(path, name, views, now, was), _enter(name, views, now, was)
         except OSError as error:
             if error.errno not in _VANISHED or attempt == _TRIES - 1:
                 raise OSError(error.errno, error.strerror, path) from error
@@ -307,19 +255,19 @@ def _row(path: str, name: str, views: _Views, now: _Now, was: os.stat_result | N
     return (path, "modified", _kind(status)) if _differs(now, name, views, was) else None
 
 
-def _below(
-    name: str, views: _Views, now: _Now, was: os.stat_result | None, stack: contextlib.ExitStack
-) -> _Views | None:
-    """The directories of that name, where something below them can differ."""
+def _enter(name: str, views: _Views, now: _Now, was: os.stat_result | None) -> _Views | None:
+    """Enter the directories of that name, if anything below them can differ."""
     was_directory = was is not None and stat.S_ISDIR(was.st_mode)
     is_directory = now.status is not None and stat.S_ISDIR(now.status.st_mode)
     if not now.uppers and (is_directory or not was_directory):
         return None
-    uppers = tuple(stack.enter_context(_Directory.open(upper, name)) for upper in now.uppers)
-    base = None
-    if was_directory and views.base is not None:
-        base = stack.enter_context(_Directory.open(views.base, name))
-    return _Views(uppers, base if now.through else None, base)
+    base = views.base if was_directory else None
+    with contextlib.ExitStack() as undo:
+        for walker in now.uppers if base is None else (*now.uppers, base):
+            walker.down(name)
+            undo.callback(walker.up)
+        undo.pop_all()
+    return _Views(now.uppers, base if now.through else None, base)
 
 
 def _differs(now: _Now, name: str, views: _Views, was: os.stat_result) -> bool:
@@ -332,23 +280,21 @@ def _differs(now: _Now, name: str, views: _Views, was: os.stat_result) -> bool:
     if (status.st_mode, status.st_uid, status.st_gid) != (was.st_mode, was.st_uid, was.st_gid):
         return True
     if stat.S_ISLNK(status.st_mode):
-        return os.readlink(name, dir_fd=holder.descriptor) != os.readlink(name, dir_fd=base.descriptor)
+        return os.readlink(name, dir_fd=holder.fd) != os.readlink(name, dir_fd=base.fd)
     if stat.S_ISREG(status.st_mode):
         return status.st_size != was.st_size or not _same_content(holder, base, name)
     return False
 
 
-def _same_content(one: _Directory, other: _Directory, name: str) -> bool:
+def _same_content(left: DirWalker, right: DirWalker, name: str) -> bool:
     with (
-        open(os.open(name, _FILE, dir_fd=one.descriptor), "rb", buffering=0) as left,
-        open(os.open(name, _FILE, dir_fd=other.descriptor), "rb", buffering=0) as right,
+        open(os.open(name, FILE_FLAGS, dir_fd=left.fd), "rb", buffering=0) as left_file,
+        open(os.open(name, FILE_FLAGS, dir_fd=right.fd), "rb", buffering=0) as right_file,
     ):
-        while True:
-            mine, theirs = left.read(_CHUNK), right.read(_CHUNK)
-            if mine != theirs:
-                return False
-            if not mine:
+        while (content := left_file.read(_CHUNK)) == right_file.read(_CHUNK):
+            if not content:
                 return True
+    return False
 
 
 def _is_whiteout(status: os.stat_result) -> bool:

@@ -16,7 +16,7 @@ from minisandbox.launch.kernel import syscalls as sc
 
 from . import descendants, frames, tree_writer, trees
 from .job import Job
-from .tree_writer import Attributes, Builder
+from .tree_writer import Attributes, Builder, FileWriter
 
 _PATH_MAX = 4096
 _PAGE = 500
@@ -79,36 +79,27 @@ def _write(job: Job) -> None:
     """``write``: takes ``data`` and ``hole`` frames up to ``end``, answers ``done``."""
     path = _path(job)
     _make_parents(path)
-    descriptor = _open(path, os.O_WRONLY | os.O_CREAT)
-    try:
-        _require_regular(descriptor)
-        os.ftruncate(descriptor, 0)
-        size = _take_content(job, descriptor)
+    with contextlib.closing(FileWriter(_open(path, os.O_WRONLY | os.O_CREAT))) as file:
+        _require_regular(file.fd)
+        os.ftruncate(file.fd, 0)
+        size = _take_content(job, file)
         mode, mtime = job.request.get("mode"), job.request.get("mtime")
         if isinstance(mode, int):
-            os.fchmod(descriptor, mode)
+            os.fchmod(file.fd, mode)
         if isinstance(mtime, int):
-            os.utime(descriptor, ns=(mtime, mtime))
-    finally:
-        os.close(descriptor)
+            os.utime(file.fd, ns=(mtime, mtime))
     _send(job, {"event": "done", "size": size})
 
 
-def _take_content(job: Job, descriptor: int) -> int:
-    position = 0
+def _take_content(job: Job, file: FileWriter) -> int:
     while True:
         header, data = job.receive()
         job.counters.charge(len(data))
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(descriptor, view, position)
-            position += written
-            view = view[written:]
+        file.data(data)
         if header["event"] == "hole":
-            position += _integer(header, "size")
+            file.hole(_integer(header, "size"))
         if header["event"] == "end":
-            os.ftruncate(descriptor, position)
-            return position
+            return file.end()
 
 
 # --- one path --------------------------------------------------------------------------------------------------------

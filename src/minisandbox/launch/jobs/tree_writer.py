@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .trees import DirWalker, Step, identity, pieces, walk_one
 from .trees import remove as remove_tree
 
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 16
 
 
@@ -30,6 +30,39 @@ class Attributes:
     owner: tuple[int, int] | None = None
 
 
+class FileWriter:
+    """Writes a file from its start, with holes.
+
+    Args:
+        descriptor: of the file; the writer closes it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.fd = descriptor
+        self._position = 0
+
+    def data(self, content: bytes) -> None:
+        """Append content."""
+        view = memoryview(content)
+        while view:
+            written = os.pwrite(self.fd, view, self._position)
+            self._position += written
+            view = view[written:]
+
+    def hole(self, size: int) -> None:
+        """Append zeros that take no space."""
+        self._position += size
+
+    def end(self) -> int:
+        """Set the file's size to what was appended; returns it."""
+        os.ftruncate(self.fd, self._position)
+        return self._position
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.fd)
+
+
 class Builder:
     """Builds a tree.
 
@@ -46,8 +79,7 @@ class Builder:
         self._replace = replace
         self._exact = exact
         self._unfinished: list[Attributes | None] = []
-        self._file = -1
-        self._position = 0
+        self._file: FileWriter | None = None
         self._attributes = Attributes(0, 0)
 
     @property
@@ -58,7 +90,7 @@ class Builder:
     @property
     def idle(self) -> bool:
         """Whether everything that was begun is ended."""
-        return not self._unfinished and self._file < 0
+        return not self._unfinished and self._file is None
 
     def directory(self, name: str, attributes: Attributes) -> None:
         """Begin a directory; one that is merged into keeps its own attributes.
@@ -84,7 +116,7 @@ class Builder:
         Raises:
             ValueError: none is begun.
         """
-        if not self._unfinished or self._file >= 0:
+        if not self._unfinished or self._file is not None:
             raise ValueError("the end of a directory that was not begun, or within a file")
         attributes = self._unfinished.pop()
         if attributes is not None:
@@ -98,32 +130,26 @@ class Builder:
         for attempt in range(_TRIES):
             self._make_way(name)
             try:
-                self._file = os.open(name, _WRITE, mode, dir_fd=self.walker.fd)
+                self._file = FileWriter(os.open(name, NEW_FILE_FLAGS, mode, dir_fd=self.walker.fd))
                 break
             except FileExistsError:  # made since by another process
                 if not self._replace or attempt == _TRIES - 1:
                     raise
-        self._attributes, self._position = attributes, 0
+        self._attributes = attributes
 
     def data(self, content: bytes) -> None:
-        """Add content to the file."""
-        self._check_file()
-        view = memoryview(content)
-        while view:
-            written = os.pwrite(self._file, view, self._position)
-            self._position += written
-            view = view[written:]
+        """Append content to the file."""
+        self._open_file().data(content)
 
     def hole(self, size: int) -> None:
-        """Add zeros that take no space."""
-        self._check_file()
-        self._position += size
+        """Append zeros that take no space."""
+        self._open_file().hole(size)
 
     def end(self) -> None:
         """End the file."""
-        self._check_file()
-        os.ftruncate(self._file, self._position)
-        self._settle(self._file, self._attributes)
+        file = self._open_file()
+        file.end()
+        self._settle(file.fd, self._attributes)
         self._close_file()
 
     def link(self, name: str, target: str, attributes: Attributes) -> None:
@@ -165,17 +191,18 @@ class Builder:
         """
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise ValueError(f"{name[:300]!r} is no name of a file")
-        if self._file >= 0:
+        if self._file is not None:
             raise ValueError(f"{name[:300]!r} within a file")
 
-    def _check_file(self) -> None:
-        if self._file < 0:
+    def _open_file(self) -> FileWriter:
+        if self._file is None:
             raise ValueError("content without a file")
+        return self._file
 
     def _close_file(self) -> None:
-        descriptor, self._file = self._file, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 def move(source_directory: int, source: str, target_directory: int, target: str) -> None:

@@ -21,27 +21,31 @@ CHUNK = 1 << 20
 _BATCH = 1 << 18
 _PATIENCE = 1000
 """How often a directory that is being removed may get something new."""
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _GONE = "gone before it was read"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 class DirWalker:
-    """A position in a tree: one descriptor, which goes down by a name and up by ``..``.
+    """A position in a tree: goes down by a name and up again, without following a link.
 
     Args:
         root: descriptor of the tree's directory; the walker closes it.
+        keep_open: how many directories above the current one stay open, counted from the root. These may be moved
+            meanwhile; the walker reopens deeper ones by ``..``.
 
     Attributes:
         fd: descriptor of the current directory.
         names: the path to it from the root.
     """
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, keep_open: int = 0) -> None:
         self.fd = root
         self.names: list[str] = []
-        self._above: list[tuple[int, int]] = []
+        self._keep_open = keep_open
+        self._open_above: list[int] = []
+        self._closed_above: list[tuple[int, int]] = []
 
     def down(self, name: str) -> None:
         """Enter a directory.
@@ -49,36 +53,44 @@ class DirWalker:
         Raises:
             OSError: it is missing, not a directory (ENOTDIR for a link, too), or cannot be read.
         """
-        below = os.open(name, _DIRECTORY, dir_fd=self.fd)
-        self._above.append(identity(os.fstat(self.fd)))
+        child = os.open(name, DIRECTORY_FLAGS, dir_fd=self.fd)
         self.names.append(name)
-        self._stand_in(below)
+        if len(self._open_above) < self._keep_open:
+            self._open_above.append(self.fd)
+        else:
+            self._closed_above.append(identity(os.fstat(self.fd)))
+            os.close(self.fd)
+        self.fd = child
 
     def up(self) -> str:
         """Go to the directory above; returns the name of the one that was left.
 
         Raises:
-            OSError: that directory lies elsewhere by now (ESTALE).
+            OSError: the current directory was moved (ESTALE). The next call tries the directory above that.
         """
-        above = os.open("..", _DIRECTORY, dir_fd=self.fd)
-        if identity(os.fstat(above)) != self._above.pop():
-            os.close(above)
-            raise OSError(errno.ESTALE, "a directory was moved meanwhile")
-        self._stand_in(above)
-        return self.names.pop()
+        name = self.names.pop()
+        if self._closed_above:
+            expected = self._closed_above.pop()
+            parent = os.open("..", DIRECTORY_FLAGS, dir_fd=self.fd)
+            if identity(os.fstat(parent)) != expected:
+                os.close(parent)
+                raise OSError(errno.ESTALE, "a directory was moved meanwhile", name)
+        else:
+            parent = self._open_above.pop()
+        os.close(self.fd)
+        self.fd = parent
+        return name
 
     def path(self, name: str = "") -> str:
         """Return the path of the current directory, or of ``name`` in it, relative to the root."""
         return "/".join([*self.names, name] if name else self.names)
 
     def close(self) -> None:
-        """Close the descriptor."""
-        self._stand_in(-1)
-
-    def _stand_in(self, descriptor: int) -> None:
-        old, self.fd = self.fd, descriptor
-        if old >= 0:
-            os.close(old)
+        """Close the descriptors."""
+        for descriptor in (self.fd, *self._open_above):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.fd, self._open_above = -1, []
 
 
 def identity(status: os.stat_result) -> tuple[int, int]:
@@ -152,6 +164,45 @@ def _enter(walker: DirWalker, avoid: int, name: str) -> Step:
     return Step("directory", name, status)
 
 
+def walk_statuses(walker: DirWalker) -> Iterator[os.stat_result]:
+    """Yield the lstat(2) of everything below the walker's directory, which may change meanwhile.
+
+    Directories that vanish or cannot be read are skipped. So are the siblings of a directory that is moved while the
+    walker does not keep its parent open.
+    """
+    pending: list[list[str]] = [[]]
+    yield from _statuses(walker.fd, pending[0])
+    while pending:
+        if pending[-1]:
+            try:
+                walker.down(pending[-1].pop())
+            except OSError:
+                continue
+            pending.append([])
+            yield from _statuses(walker.fd, pending[-1])
+            continue
+        pending.pop()
+        while pending:
+            try:
+                walker.up()
+                break
+            except OSError:
+                pending.pop()
+
+
+def _statuses(directory: int, below: list[str]) -> Iterator[os.stat_result]:
+    """Yield the lstat(2) of a directory's entries; the names of its subdirectories are added to ``below``."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:  # removed meanwhile
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                below.append(entry.name)
+            yield status
+
+
 def walk_one(walker: DirWalker, name: str) -> Iterator[Step]:
     """Yield one entry of the walker's directory: a whole tree with its ``directory`` and ``up``, or a file.
 
@@ -200,7 +251,7 @@ def _step(directory: int, name: str, avoid: int) -> Step:
     if stat.S_ISLNK(status.st_mode):
         return Step("link", name, status, os.readlink(name, dir_fd=directory))
     if stat.S_ISREG(status.st_mode) and status.st_dev != avoid:
-        descriptor = os.open(name, _FILE, dir_fd=directory)
+        descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
             return Step("file", name, status, descriptor=descriptor)
@@ -326,36 +377,57 @@ def batches(items: Iterable[tuple[frames.Header, bytes]]) -> Iterator[bytes]:
         yield bytes(batch)
 
 
-def remove(directory: int, name: str) -> None:
+def remove(directory: int, name: str, *, force: bool = False) -> None:
     """Remove a directory and everything below it, and up to 1,000 entries that appear meanwhile.
 
     Args:
         directory: descriptor of the directory that it is in.
         name: its name there.
+        force: whether to give the owner all rights to directories that lack them.
 
     Raises:
         OSError: something cannot be removed; ``filename`` is its path.
     """
     walker, patience = DirWalker(os.dup(directory)), _PATIENCE
     try:
-        walker.down(name)
-        waiting = [_unlink_files(walker.fd)]
-        while waiting:
-            if waiting[-1]:
+        pending = [_enter_and_empty(walker, name, force=force)]
+        while pending:
+            if pending[-1]:
                 with contextlib.suppress(FileNotFoundError):
-                    walker.down(waiting[-1].pop())
-                    waiting.append(_unlink_files(walker.fd))
+                    pending.append(_enter_and_empty(walker, pending[-1].pop(), force=force))
                 continue
-            waiting.pop()
-            left = walker.up()
-            if not _remove_empty(walker.fd, left, final=patience == 0):
+            pending.pop()
+            emptied = walker.up()
+            if not _remove_empty(walker.fd, emptied, final=patience == 0):
                 patience -= 1
-                walker.down(left)
-                waiting.append(_unlink_files(walker.fd))
+                pending.append(_enter_and_empty(walker, emptied, force=force))
     except OSError as error:
         raise OSError(error.errno, error.strerror, walker.path(_name(error))) from error
     finally:
         walker.close()
+
+
+def _enter_and_empty(walker: DirWalker, name: str, *, force: bool) -> list[str]:
+    """Enter a directory and remove all its entries except its subdirectories; returns their names."""
+    try:
+        walker.down(name)
+    except PermissionError:
+        if not force:
+            raise
+        _grant(walker.fd, name)
+        walker.down(name)
+    if force and os.fstat(walker.fd).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.fchmod(walker.fd, stat.S_IRWXU)
+    return _unlink_files(walker.fd)
+
+
+def _grant(directory: int, name: str) -> None:
+    """Set mode 0700 on a directory that cannot be opened: by an O_PATH descriptor, so that no link is followed."""
+    descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.chmod(f"/proc/thread-self/fd/{descriptor}", stat.S_IRWXU)
+    finally:
+        os.close(descriptor)
 
 
 def _unlink_files(directory: int) -> list[str]:

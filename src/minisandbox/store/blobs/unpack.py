@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from minisandbox.errors import ImageRefused
+from minisandbox.launch.jobs.tree_writer import NEW_FILE_FLAGS, FileWriter
 from minisandbox.launch.kernel import syscalls
 from minisandbox.launch.kernel.identity import last_id
 from minisandbox.store.blobs.below import Below
@@ -32,12 +33,12 @@ _AUFS = ".wh..wh."
 """What begins so is a note of aufs, which docker used before 2015."""
 _AUFS_LINKS = ".wh..wh.plnk"
 """Where aufs keeps files with several names; their names are hard links into it."""
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LONGEST_NAME, LONGEST_PATH = 255, 3500  # limits.h: NAME_MAX; PATH_MAX without the store's own directories
 DEEPEST = 256
 _MOST_LINKS = 40  # path_resolution(7)
-_LOOK = 256 << 20
+_CHECK_EVERY = 256 << 20
+"""Bytes between two checks of the disk's free space."""
 _NAMESPACES = ("security", "system", "trusted", "user")  # xattr(7)
 LATEST = (1 << 33) * 10**9
 
@@ -153,7 +154,8 @@ class _Unpacker:
         self._bounds = bounds
         self._top = _Node(DIRECTORY)
         self._open: tuple[tuple[str, ...], int] = ((), -1)
-        self._removed = self._names = self._text = self._content = self._next_look = 0
+        self._removed = self._names = self._text = self._content = 0
+        self._unchecked = _CHECK_EVERY  # the first write checks
         self._member = Member(b"", FILE, 0, 0, 0, 0, 0)
 
     def run(self) -> None:
@@ -342,36 +344,31 @@ class _Unpacker:
         self._content += member.size
         if self._content > self._bounds.content:
             self._refuse(f"the layer's files have more than {self._bounds.content} bytes")
-        fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
-        try:
-            digest = self._write_content(fd)
-            uid, gid = self._owner(member)
-            if self._keep_owners:
-                os.fchown(fd, uid, gid)
-            self._set_attributes(fd, member)
-            os.fchmod(fd, member.mode)
-            moment = _moment(member)
-            os.utime(fd, ns=(moment, moment))
-            self.done.digests[os.fstat(fd).st_ino] = digest
-        finally:
-            os.close(fd)
+        with contextlib.closing(FileWriter(os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=parent))) as file:
+            hashed = hashlib.sha256()
+            for part in self._reader.content():
+                hashed.update(part)
+                self._require_room(file.fd, len(part))
+                file.data(part)
+            self._finish(file.fd, member, self._owner(member))
+            self.done.digests[os.fstat(file.fd).st_ino] = hashed.hexdigest()
 
-    def _write_content(self, fd: int) -> str:
-        hashed = hashlib.sha256()
-        for part in self._reader.content():
-            hashed.update(part)
-            self._put(fd, part)
-        return hashed.hexdigest()
-
-    def _put(self, fd: int, data: bytes) -> None:
-        self._next_look -= len(data)
-        if self._next_look < 0:
-            self._next_look = _LOOK
-            require_room(fd, len(data), "unpack the layer", self._bounds.spare)
-        while data:
-            data = data[os.write(fd, data) :]
+    def _require_room(self, fd: int, size: int) -> None:
+        self._unchecked += size
+        if self._unchecked > _CHECK_EVERY:
+            self._unchecked = 0
+            require_room(fd, size, "unpack the layer", self._bounds.spare)
 
     # --- attributes ---
+
+    def _finish(self, fd: int, member: Member, owner: tuple[int, int]) -> None:
+        """Set the metadata of a file or directory: a change of owner clears setuid and capabilities (chown(2))."""
+        if self._keep_owners:
+            os.fchown(fd, *owner)
+        self._set_attributes(fd, member)
+        os.fchmod(fd, member.mode)
+        moment = _moment(member)
+        os.utime(fd, ns=(moment, moment))
 
     def _owner(self, member: Member) -> tuple[int, int]:
         if not self._keep_owners:
@@ -430,16 +427,10 @@ class _Unpacker:
         member = node.member or (self._below or Below()).directory(path)
         fd = self._duplicate(path)
         try:
-            if self._keep_owners:
-                os.fchown(fd, *self._owner(member))
-            elif node.member is not None:
-                self._owner(member)  # notes it
-            self._set_attributes(fd, member)
             if node.opaque:
                 os.setxattr(fd, OPAQUE, b"y")
-            os.fchmod(fd, member.mode)
-            moment = _moment(member)
-            os.utime(fd, ns=(moment, moment))
+            owner = (-1, -1) if node.member is None and not self._keep_owners else self._owner(member)
+            self._finish(fd, member, owner)
         finally:
             os.close(fd)
 
