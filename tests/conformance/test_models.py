@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 from tests.conformance.cases_models import CASES, NEEDS, Case
+from tests.scripted_server import ScriptedServer
 
 from minisandbox.models import Model, OpenAIModel, ScriptedModel
-from minisandbox.models.testing import ScriptedServer
 
 pytestmark = pytest.mark.once
 DEADLINE = 120.0

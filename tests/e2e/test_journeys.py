@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.scripted_server import ScriptedServer, serving
 
-from minisandbox.models.testing import ScriptedServer, serving
 from minisandbox.store import remove_tree
 from minisandbox.tasks import TaskSet
 

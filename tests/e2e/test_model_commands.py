@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from minisandbox.models.testing import ScriptedServer, serving
+from tests.scripted_server import ScriptedServer, serving
 
 pytestmark = pytest.mark.once
 PATIENCE = 120.0

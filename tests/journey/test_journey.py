@@ -175,7 +175,7 @@ class Journey:
         Path("prompts").mkdir(exist_ok=True)
         Path("prompts/system.md").write_text("")
         Path("prompts/task.md").write_text("{problem_statement}\n")
-        with self.serving("-m", "minisandbox.models.testing", "--script", "answers.json", port=8100) as url:
+        with self.serving("-m", "tests.scripted_server", "--script", "answers.json", port=8100) as url:
             self.run(*self._rollout("teacher", url, "golden"), "--temperature", "0.8", "--attempts",
                      str(teacher.ATTEMPTS), name="golden")  # fmt: skip
         found = {key: one[2] for key, one in results(Path("runs/golden")).items()}
@@ -185,7 +185,7 @@ class Journey:
         """128 sandboxes at once"""
         shutil.rmtree("runs/wide", ignore_errors=True)  # an earlier call's rollouts need no sandboxes
         Path("wait.json").write_text(json.dumps({"*": [teacher.WAIT, teacher.SUBMIT]}))
-        with self.serving("-m", "minisandbox.models.testing", "--script", "wait.json", port=8101) as url:
+        with self.serving("-m", "tests.scripted_server", "--script", "wait.json", port=8101) as url:
             words = (*self._rollout("waiting", url, "wide"), "--attempts", str(WIDE), "--warm", "0")
             with self.start(*words, "--command-timeout", "1000", name="wide") as process:
                 most = 0

@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from tests.scripted_server import ScriptedServer
 
 from minisandbox.cli.model import write_rows
 from minisandbox.errors import InvalidValue, NotFound
@@ -29,7 +30,6 @@ from minisandbox.models.endpoint import SESSION_HEADER
 from minisandbox.models.faults import Fault
 from minisandbox.models.refusals import REPEATS_KEY, clean
 from minisandbox.models.serving import has_key
-from minisandbox.models.testing import ScriptedServer
 
 pytestmark = pytest.mark.once
 SECRET = "sk-upstream-secret"

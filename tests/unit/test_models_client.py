@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.scripted_server import ScriptedServer, serving
 from tests.unit.model_servers import ASK, KEY, LONG, answering, be_impatient, canned, opened, run
 
 from minisandbox.errors import BadAnswer, BudgetExceeded, ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
@@ -28,7 +29,6 @@ from minisandbox.models import (
 )
 from minisandbox.models.faults import ENDS_WITH, FAULTS, Fault
 from minisandbox.models.refusals import Failed
-from minisandbox.models.testing import ScriptedServer, serving
 
 pytestmark = pytest.mark.once
 SHORT = Timeouts(connect=10.0, total=0.5)  # of tries that must run into it

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
+from tests.scripted_server import ScriptedServer
 from tests.unit.model_servers import ASK, KEY, answering, be_impatient, canned, opened, run
 
 from minisandbox.errors import BadAnswer, ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
 from minisandbox.models import Sampling, TokenUsage
 from minisandbox.models.dialect import read_usage
-from minisandbox.models.testing import ScriptedServer
 
 pytestmark = pytest.mark.once
 

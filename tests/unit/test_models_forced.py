@@ -6,10 +6,10 @@ import logging
 
 import aiohttp
 import pytest
+from tests.scripted_server import ScriptedServer
 from tests.unit.model_servers import run
 
 from minisandbox.models.capture import CaptureProxy
-from minisandbox.models.testing import ScriptedServer
 
 USER = {"role": "user", "content": "Is it so?"}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}

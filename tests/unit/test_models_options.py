@@ -228,7 +228,7 @@ def test_tools_are_read() -> None:
 def test_the_server_serves_from_the_command_line(tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"task": ["fine"]}))
-    command = [sys.executable, "-m", "minisandbox.models.testing", "--script", str(script), "--fault", "server_error"]
+    command = [sys.executable, "-m", "tests.scripted_server", "--script", str(script), "--fault", "server_error"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

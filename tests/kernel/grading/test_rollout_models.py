@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.scripted_server import ScriptedServer, serving
 
 from minisandbox.agents import AgentLimits, AgentOptions, BashAgent, Ending, Session
 from minisandbox.errors import BudgetExceeded, DiskFull, ModelRefused
@@ -22,7 +23,6 @@ from minisandbox.grade import Verdict
 from minisandbox.images import Image
 from minisandbox.models import Budget, Completion, Meter, OpenAIModel, Prices, Request, ScriptedModel, Timeouts
 from minisandbox.models.faults import ENDS_WITH, FAULTS, Fault
-from minisandbox.models.testing import ScriptedServer, serving
 from minisandbox.rollouts import Batch, Budgets, RunReader, Setup, Summary, rollout_async, run_batch
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.scripted_server import ScriptedServer
 from tests.unit.training_tools import saved_tokenizer
 from tests.waiting import until
 
@@ -24,7 +25,6 @@ from minisandbox.errors import BuildError, InvalidValue, ModelRefused, TrainingE
 from minisandbox.host import reaper, registry
 from minisandbox.images import Image
 from minisandbox.models import client
-from minisandbox.models.testing import ScriptedServer
 from minisandbox.rollouts import Budgets, RunReader, Setup
 from minisandbox.rollouts.cluster import Cluster
 from minisandbox.rollouts.executor import Executor
