@@ -11,6 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.faults import fill_disk_at
 
 from minisandbox.errors import DiskFull, IndexUnavailable
 from minisandbox.images import PythonRecipe, build, build_all, installed_interpreters
@@ -94,7 +95,7 @@ def test_a_download_that_finds_the_disk_full_is_no_failure_of_the_step(
 ) -> None:
     """What could not be kept has been removed when the step ends: then there is room again."""
     python = python_with_index(served, monkeypatch)
-    monkeypatch.setenv("MINISANDBOX_STORE_FAULT", "downloaded:ENOSPC")
+    fill_disk_at("downloaded", monkeypatch.setattr)
     store = Store.open(tmp_path / "store")
     with pytest.raises(DiskFull, match="tiny_demo"):
         build(PythonRecipe(python=python, requirements=("tiny-demo==1.0",)), store=store, name="tiny")

@@ -75,9 +75,19 @@ def own_modules() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, places))}
 
 
-def python(script: str, *arguments: object, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start a script in a process of its own; it finds the modules of the tests."""
-    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+def python(
+    script: str, *arguments: object, environment: Mapping[str, str] | None = None, killed_at: str = ""
+) -> subprocess.Popen[str]:
+    """Start a script in a process of its own; it finds the modules of the tests.
+
+    Args:
+        script: the program.
+        arguments: its arguments.
+        environment: additions to this process's environment.
+        killed_at: a point of :mod:`tests.faults` at which the process is killed.
+    """
+    fault = f"from tests.faults import kill_at\nkill_at({killed_at!r})\n" if killed_at else ""
+    command = [sys.executable, "-c", fault + textwrap.dedent(script), *map(str, arguments)]
     settings = {**os.environ, **own_modules(), **(environment or {})}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings)
 

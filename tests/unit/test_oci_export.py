@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from tests.faults import fill_disk_at
 from tests.unit.oci_tools import END, MadeImage, entry, folder, link
 from tests.unit.store_tools import add_image, add_layer, end_of, frozen_keys, key_of, python, two_images
 
@@ -426,7 +427,7 @@ TRANSFER = """
 
 @pytest.mark.parametrize("point", ["layer-received", "taken", "renamed", "imported", "before-image"])
 def test_an_import_may_die_anywhere(other: Store, copy: Path, point: str) -> None:
-    assert end_of(python(TRANSFER, other.root, copy, environment={"MINISANDBOX_STORE_FAULT": f"{point}:kill"})) == -9
+    assert end_of(python(TRANSFER, other.root, copy, killed_at=point)) == -9
     again = Store.open(other.root)
     assert again.image_names() == []
     assert clean(again)
@@ -439,9 +440,7 @@ def test_an_import_may_die_anywhere(other: Store, copy: Path, point: str) -> Non
 def test_an_export_may_die_anywhere(store: Store, tmp_path: Path, name: str) -> None:
     two_images(store)
     path = tmp_path / name
-    assert (
-        end_of(python(TRANSFER, store.root, path, environment={"MINISANDBOX_STORE_FAULT": "blob-written:kill"})) == -9
-    )
+    assert end_of(python(TRANSFER, store.root, path, killed_at="blob-written")) == -9
     assert not path.exists()
     assert clean(store)
     assert list((store.root / "blobs").iterdir()) == []
@@ -451,10 +450,10 @@ def test_an_export_may_die_anywhere(store: Store, tmp_path: Path, name: str) -> 
 def test_an_import_may_find_the_disk_full(
     other: Store, copy: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MINISANDBOX_STORE_FAULT", f"{point}:ENOSPC")
+    fill_disk_at(point, monkeypatch.setattr)
     with pytest.raises(DiskFull):
         import_images(copy, store=other, private=True)
-    monkeypatch.delenv("MINISANDBOX_STORE_FAULT")
+    monkeypatch.undo()
     assert other.image_names() == []
     assert clean(other)
     assert len(import_images(copy, store=other, private=True)) == 2

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from tests.unit.oci_tools import END, MadeImage, digest, entry, folder
+from tests.unit.store_tools import end_of, python
 
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, NotFound
 from minisandbox.images import import_images, load_image, pull
@@ -486,13 +487,10 @@ PULL = (
 )
 
 
-@pytest.mark.parametrize("point", ["scanned", "shared", "recorded", "before-rename", "renamed", "blob-received"])
+@pytest.mark.parametrize("point", ["scanned", "shared", "recorded", "before-rename", "renamed"])
 def test_a_pull_killed_at_a_point_resumes(tmp_path: Path, image: MadeImage, point: str) -> None:
     layout = image.write_layout(tmp_path / "layout")
-    environment = {**os.environ, "MINISANDBOX_STORE_FAULT": f"{point}:kill"}
-    command = [sys.executable, "-c", PULL, f"oci:{layout}", str(tmp_path / "store")]
-    done = subprocess.run(command, env=environment, check=False)
-    assert done.returncode == (0 if point == "blob-received" else -signal.SIGKILL)
+    assert end_of(python(PULL, f"oci:{layout}", tmp_path / "store", killed_at=point)) == -signal.SIGKILL
     _resumes(tmp_path, f"oci:{layout}")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.faults import fill_disk_at
 from tests.unit.store_tools import (
     FILES,
     add_image,
@@ -242,7 +243,7 @@ PUBLISH = """
 @pytest.mark.parametrize("point", POINTS)
 def test_a_publisher_may_die_anywhere(store: Store, point: str) -> None:
     add_layer(store, "one", {"other": "other", "lib/a.py": FILES["lib/a.py"]})
-    assert end_of(python(PUBLISH, store.root, environment={"MINISANDBOX_STORE_FAULT": f"{point}:kill"})) == -9
+    assert end_of(python(PUBLISH, store.root, killed_at=point)) == -9
     again = Store.open(store.root)
     assert again.has_layer(key_of("two")) is (point == "renamed")
     assert verify(again, full=True).damaged == ()
@@ -260,11 +261,11 @@ def test_a_publisher_may_die_anywhere(store: Store, point: str) -> None:
 def test_a_publisher_may_find_the_disk_full_anywhere(store: Store, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add_layer(store, "one", {"lib/a.py": FILES["lib/a.py"]})
     before = names_below(store.root / "layers")
-    monkeypatch.setenv("MINISANDBOX_STORE_FAULT", f"{point}:ENOSPC")
+    fill_disk_at(point, monkeypatch.setattr)
     with pytest.raises(DiskFull, match="the disk is full") as caught:
         add_layer(store, "two")
     assert "MINISANDBOX_STORE" in str(caught.value.hint)
-    monkeypatch.delenv("MINISANDBOX_STORE_FAULT")
+    monkeypatch.undo()
     assert names_below(store.root / "layers") == before
     assert os.listdir(store.root / "staging") == [".gate"]
     add_layer(store, "two")
@@ -281,7 +282,7 @@ COLLECT = """
 
 def test_a_collector_may_die(store: Store) -> None:
     _, one, two = two_images(store)
-    assert end_of(python(COLLECT, store.root, environment={"MINISANDBOX_STORE_FAULT": "layer-removed:kill"})) == -9
+    assert end_of(python(COLLECT, store.root, killed_at="layer-removed")) == -9
     again = Store.open(store.root)
     assert (again.has_layer(one), again.has_layer(two)) == (False, True)
     assert verify(again, full=True).damaged == ()

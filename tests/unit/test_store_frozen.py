@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.faults import fill_disk_at
 from tests.unit.store_tools import FILES, add_image, add_layer, end_of, frozen_keys, key_of, on_disk, python, two_images
 
 from minisandbox.errors import DiskFull, StoreError
@@ -377,7 +378,7 @@ THAWING = ("thaw-unpacked", "scanned", "object-given", "recorded", "thaw-listed"
 def test_a_killed_freezing_loses_nothing(store: Store, point: str) -> None:
     keys = two_images(store)
     before = {key: tree_of(store, key) for key in keys}
-    died = end_of(python(FREEZE, store.root, environment={"MINISANDBOX_STORE_FAULT": f"{point}:kill"}))
+    died = end_of(python(FREEZE, store.root, killed_at=point))
     assert died == -9
     assert clean(store)
     collect(store, grace=0)
@@ -395,7 +396,7 @@ def test_a_killed_thawing_loses_nothing(store: Store, point: str) -> None:
     keys = two_images(store)
     before = {key: tree_of(store, key) for key in keys}
     freeze(store, ["one", "two"])
-    died = end_of(python(THAW, store.root, environment={"MINISANDBOX_STORE_FAULT": f"{point}:kill"}))
+    died = end_of(python(THAW, store.root, killed_at=point))
     assert died == -9
     assert clean(store)
     collect(store, grace=0)
@@ -409,13 +410,13 @@ def test_a_full_disk_leaves_a_layer_frozen(store: Store, point: str, monkeypatch
     _, one, _ = two_images(store)
     before = tree_of(store, one)
     freeze(store, ["one", "two"])
-    monkeypatch.setenv("MINISANDBOX_STORE_FAULT", f"{point}:ENOSPC")
+    fill_disk_at(point, monkeypatch.setattr)
     with pytest.raises(DiskFull) as caught, store.hold(one):
         pass
     assert caught.value.errno == errno.ENOSPC
     assert store.is_frozen(one)
     assert os.listdir(store.root / "staging") == [".gate"]
-    monkeypatch.delenv("MINISANDBOX_STORE_FAULT")
+    monkeypatch.undo()
     assert tree_of(store, one) == before
     assert clean(store)
 
@@ -423,11 +424,11 @@ def test_a_full_disk_leaves_a_layer_frozen(store: Store, point: str, monkeypatch
 def test_a_full_disk_while_freezing_loses_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = two_images(store)
     before = {key: tree_of(store, key) for key in keys}
-    monkeypatch.setenv("MINISANDBOX_STORE_FAULT", "blob-written:ENOSPC")
+    fill_disk_at("blob-written", monkeypatch.setattr)
     with pytest.raises(DiskFull):
         freeze(store, ["one", "two"])
     assert blobs(store) == []
-    monkeypatch.delenv("MINISANDBOX_STORE_FAULT")
+    monkeypatch.undo()
     assert clean(store)
     assert {key: tree_of(store, key) for key in keys} == before
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidValue, NotFound, StoreError
 from minisandbox.store.disk.durable import sync_directory, write_atomic
-from minisandbox.store.disk.faults import fault_point, store_faults
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.paths import set_aside
 from minisandbox.store.records import FailureRecord, ImageRecord
 
@@ -55,7 +55,6 @@ class Catalogue:
         """
         self.require_writable(f"record image {record.name}")
         with store_faults(f"record image {record.name}"):
-            fault_point("before-image")
             write_atomic(self._image(record.name), record.to_json())
             self._failure(record.name).unlink(missing_ok=True)
 

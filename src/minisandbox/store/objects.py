@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.store.disk.faults import fault_point
 from minisandbox.store.disk.locks import LOCK_FILE, hold_flock
 from minisandbox.store.entries import PRIVATE, Entry, copy_name
 
@@ -116,7 +115,6 @@ class Pool:
                 _link(name, path)
         except FileExistsError:
             return False
-        fault_point("object-given")
         return True
 
     def _take(self, entry: Entry, path: str, name: str, spare: Path) -> bool:
@@ -140,7 +138,6 @@ class Pool:
                 raise _FullInode from error
             raise
         os.unlink(aside)
-        fault_point("object-taken")
         return True
 
     def shards(self) -> list[Path]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from minisandbox.errors import StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.disk.durable import sync_directory, sync_filesystem
-from minisandbox.store.disk.faults import fault_point
 from minisandbox.store.disk.scanning import Allowance, scan
 from minisandbox.store.entries import FILE, PRIVATE, Entry, list_digest
 from minisandbox.store.objects import SMALLEST, Pool
@@ -87,7 +86,6 @@ class Publication:
         """
         self.spare.mkdir(mode=0o700)
         found = self._settle()
-        fault_point("shared")
         whole = self.work / "publish"
         whole.mkdir(mode=0o700)
         rename_directory(self.made.tree, whole / "tree")
@@ -97,7 +95,6 @@ class Publication:
         taken = sum(entry.disk for entry in found if not entry.same and entry.path)
         record = replace(unsized, bytes=taken, files=len(names))
         (whole / "layer.json").write_bytes(record.to_json())
-        fault_point("recorded")
         sync_filesystem(whole)
         return whole, record
 
@@ -107,11 +104,9 @@ class Publication:
             found = list(scan(self.made.tree, opened, Allowance(self.made.patience), self.made.digests))
             if self.made.expected and list_digest(found) != self.made.expected:
                 raise StoreError("the files of a layer are not those of its list", reason="its content was changed")
-            fault_point("scanned")
             with self.pool.using():
                 self._linked = {entry.same for entry in found}
                 self._take(found)
-                fault_point("taken")
                 sync_filesystem(self.work)
                 self._give()
             self._restore_mtimes(found)
@@ -188,9 +183,7 @@ def make_visible(whole: Path, place: Path) -> None:
     Raises:
         OSError: the kernel refused; the layer is not there.
     """
-    fault_point("before-rename")
     whole.rename(place)
-    fault_point("renamed")
     sync_directory(place.parent)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.catalogue import Catalogue, check_name
 from minisandbox.store.disk.durable import write_atomic
-from minisandbox.store.disk.faults import fault_point, store_faults
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.locks import DIRECTORY, hold_flock, hold_lock
 from minisandbox.store.disk.paths import check_file_system, check_private, default_root, is_read_only, set_aside
 from minisandbox.store.disk.reading import read_below
@@ -225,7 +225,6 @@ class Store(Catalogue):
                 # Its own lock makes it a half-made thing of ours; no directory is made, for the disk may be full.
                 gone = self.root / "staging" / f"removed.{secrets.token_hex(6)}"
                 layer.rename(gone)
-                fault_point("layer-removed")
                 remove_tree(gone)
             finally:
                 os.close(fd)

@@ -252,8 +252,7 @@ PUSH = """
 @pytest.mark.usefixtures("image")
 @pytest.mark.parametrize("point", ["blob-written", "blob-there", "blob-sent", "blobs-pushed"])
 def test_a_push_may_die_anywhere(server: Registry, store: Store, point: str) -> None:
-    settings = {"MINISANDBOX_STORE_FAULT": f"{point}:kill"}
-    assert end_of(python(PUSH, store.root, place(server), environment=settings)) == -9
+    assert end_of(python(PUSH, store.root, place(server), killed_at=point)) == -9
     assert "1" not in server.manifests
     assert verify(Store.open(store.root), full=True).damaged == ()
     push("tool", place(server), store=store)

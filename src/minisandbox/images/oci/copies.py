@@ -23,7 +23,7 @@ from minisandbox.store import ImageRecord, LayerRecord, Made, Store
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.unpack import unpack
 from minisandbox.store.catalogue import check_name
-from minisandbox.store.disk.faults import fault_point, store_faults
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.entries import list_digest, read_entries
 from minisandbox.store.keys import check_key
 from minisandbox.store.sizes import stack_of
@@ -146,7 +146,6 @@ def take_copy(
             )
             below.append(known.key)
             made += [record] if new else []
-        fault_point("imported")
         put_if_new(store, copy.image)
     return made
 
@@ -154,7 +153,6 @@ def take_copy(
 def _unpacked(layer: LayerCopy, open_layer: Callable[[LayerCopy], AbstractContextManager[Blob]], staging: Path) -> Made:
     with open_layer(layer) as blob, LayerStream(blob, m.MOST_LAYER) as stream:
         done = unpack(stream, staging / "tree", None, keep_owners=os.geteuid() == 0)
-    fault_point("layer-received")
     facts, seconds = layer.record.facts, float(layer.record.seconds)
     return Made(staging / "tree", facts, seconds, digests=done.digests, expected=layer.files)
 

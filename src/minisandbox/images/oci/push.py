@@ -23,7 +23,6 @@ from minisandbox.images.oci.reference import Remote, parse_reference, places_of
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import remove_copies
 from minisandbox.store.blobs.kept import LayerBlob, ensure_blob, known_blob, note_place, read_blobs
-from minisandbox.store.disk.faults import fault_point
 
 _AT_ONCE = 4
 _CHUNK = 1 << 20
@@ -157,7 +156,6 @@ class _Registry:
 
     def publish(self, manifest: bytes) -> str:
         """Send the manifest, remember where the layers are now, and remove the copies; return its digest."""
-        fault_point("blobs-pushed")
         digest = str(described(m.MANIFEST, manifest)["digest"])
         path = f"manifests/{self.place.tag}"
         self._connection.request("PUT", path, {"Content-Type": m.MANIFEST}, manifest).close()
@@ -238,7 +236,6 @@ class _Registry:
             return self._address(answer), int(found[1]) + 1 if found and found[1] != "0" else 0
 
     def _finish(self, session: str, digest: str) -> None:
-        fault_point("blob-sent")
         address = f"{session}{'&' if '?' in session else '?'}{urllib.parse.urlencode({'digest': digest})}"
         self._connection.request("PUT", address, _BINARY, b"").close()
 

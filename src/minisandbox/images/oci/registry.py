@@ -21,7 +21,7 @@ from minisandbox.images.oci.reference import Remote, places_of
 from minisandbox.store import Store
 from minisandbox.store.blobs.streams import Blob, check_digest, check_hash, new_hash, require_room
 from minisandbox.store.collect import BLOB, PART, remove_download
-from minisandbox.store.disk.faults import fault_point, store_faults
+from minisandbox.store.disk.faults import store_faults
 
 _AT_ONCE = 4
 _CHUNK = 1 << 18
@@ -196,7 +196,6 @@ class Registry:
                 with store_faults(f"download {blob.digest}"):
                     for attempt in range(ATTEMPTS):
                         if self._receive(blob, part, last=attempt == ATTEMPTS - 1):
-                            fault_point("blob-received")
                             os.rename(part, path)
                             return path
                         self._pause(backoff(attempt))

@@ -24,7 +24,7 @@ from minisandbox.images.python.index import shown, without_credentials
 from minisandbox.index_settings import IndexSettings
 from minisandbox.store import Store
 from minisandbox.store.disk.durable import sync_directory
-from minisandbox.store.disk.faults import FULL, fault_point, store_faults
+from minisandbox.store.disk.faults import FULL, store_faults
 
 _ATTEMPTS = 3
 _PAUSE = 0.5
@@ -200,7 +200,6 @@ def _download(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str]
     with store.staging("download") as work, store_faults(f"download {_name(url)}"):
         part = work / "part"
         digest = _receive(url, part, web)
-        fault_point("downloaded")
         _check(url, sha256, digest)
         path = store.download_path(digest)
         part.replace(path)

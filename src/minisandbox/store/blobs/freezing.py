@@ -18,7 +18,7 @@ from minisandbox.store import entries as listing
 from minisandbox.store.blobs.kept import COLD, blob_path, ensure_blob, open_cold, read_blobs
 from minisandbox.store.blobs.unpack import unpack
 from minisandbox.store.disk.durable import sync_directory
-from minisandbox.store.disk.faults import fault_point, store_faults
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.locks import DIRECTORY, hold_flock, hold_lock
 from minisandbox.store.disk.paths import is_read_only, set_aside
 from minisandbox.store.disk.staging import staging_directory
@@ -167,7 +167,6 @@ class _Freezing:
         with hold_flock(tree, DIRECTORY):  # a half-made thing of ours, until we are dead
             rename_directory(tree, gone)
             sync_directory(tree.parent)
-            fault_point("tree-taken")
             remove_tree(gone)
 
 
@@ -203,7 +202,6 @@ def _unpacked(root: Path, layer: Path, work: Path) -> Path:
         listed = list(listing.read_entries(layer))
         with open_cold(root, layer.name) as stream:
             done = unpack(stream, work / "tree", None, keep_owners=os.geteuid() == 0)
-        fault_point("thaw-unpacked")
         copies = {entry.path: entry.copy for entry in listed if entry.copy != PRIVATE}
         made = Made(work / "tree", digests=done.digests, expected=list_digest(listed))
         record = LayerRecord.read(root, f"layers/{layer.name}/layer.json")
@@ -218,7 +216,5 @@ def _unpacked(root: Path, layer: Path, work: Path) -> Path:
 
 def _put_back(layer: Path, whole: Path) -> None:
     os.replace(whole / listing.NAME, layer / listing.NAME)  # blocks may be others; and a copy, where an inode is full
-    fault_point("thaw-listed")
     rename_directory(whole / "tree", layer / "tree")
-    fault_point("thaw-renamed")
     sync_directory(layer)

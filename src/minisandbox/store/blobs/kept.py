@@ -21,7 +21,7 @@ from minisandbox.errors import ImageRefused, StoreError
 from minisandbox.store.blobs.packing import ZSTD, pack, write_layer
 from minisandbox.store.blobs.streams import Blob, LayerStream, check_digest
 from minisandbox.store.disk.durable import sync_directory, write_atomic
-from minisandbox.store.disk.faults import fault_point, store_faults
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.locks import hold_lock
 from minisandbox.store.disk.paths import is_read_only
 from minisandbox.store.disk.reading import open_below
@@ -202,7 +202,6 @@ def _kept(root: Path, key: str, compression: str) -> LayerBlob:
     _write(root, key, dataclasses.replace(record, digests=digests, sizes=sizes))  # first: a collection asks it
     os.rename(made.path, path)
     sync_directory(path.parent)
-    fault_point("blob-there")
     return dataclasses.replace(made, path=path)
 
 
@@ -213,7 +212,6 @@ def _made(root: Path, key: str, compression: str, folder: Path) -> LayerBlob:
         with path.open("xb") as file:
             done = pack(tar_of(root, key), compression, file)
             file.flush()
-            fault_point("blob-written")
             os.fsync(file.fileno())
     except BaseException:  # Ctrl-C included
         path.unlink(missing_ok=True)

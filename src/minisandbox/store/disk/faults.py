@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,26 +67,6 @@ def _told(error: OSError) -> str:
     """What the kernel said, without the middle of a path that fills screens."""
     text = str(error)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
-
-
-def fault_point(name: str) -> None:
-    """Fail here if a test asked for it: what the store promises holds wherever its process dies or the disk is full.
-
-    ``MINISANDBOX_STORE_FAULT=NAME:kill`` ends the process as SIGKILL does, ``NAME:ENOSPC`` raises that error.
-
-    Args:
-        name: where in the store's work this is.
-
-    Raises:
-        OSError: the error that was asked for.
-    """
-    wanted, _, action = os.environ.get("MINISANDBOX_STORE_FAULT", "").partition(":")
-    if wanted != name:
-        return
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    code = getattr(errno, action)
-    raise OSError(code, os.strerror(code), f"fault point {name}")
 
 
 def is_full(directory: Path, least: int) -> bool:
