@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from minisandbox.images import GitSource, Image, PythonRecipe, build
+from minisandbox.images import Image, build
 from minisandbox.images.sources.hostgit import run_git
 from minisandbox.sandbox import Sandbox
+from minisandbox.spec import GitSource, PythonRecipe
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import freeze
 

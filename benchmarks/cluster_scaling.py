@@ -25,7 +25,8 @@ from minisandbox.rollouts.cluster.on_ray import RayNode, import_ray
 from minisandbox.rollouts.cluster.workloads import RolloutWorkload
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Draw
-from minisandbox.tasks import Form, PythonBuild, SourceSpec, Task
+from minisandbox.spec import LocalSource, PythonRecipe
+from minisandbox.tasks import Form, Task
 from minisandbox.trajectories import Timings
 
 
@@ -137,7 +138,7 @@ def make_tasks(count: int, repositories: int) -> list[Task]:
         FAIL_TO_PASS=("tests/test_f.py::test_f",),
         PASS_TO_PASS=tuple(f"tests/test_f.py::test_{number}" for number in range(100)),
         form=Form.SWESMITH,
-        build=PythonBuild(python="3.11", source=SourceSpec("local", (("path", "/nowhere"),))),
+        build=PythonRecipe(python="3.11", source=LocalSource(Path("/nowhere"))),
     )
     return [
         replace(first, instance_id=f"scale-{number}", repo=f"example/{number % repositories}")

@@ -24,8 +24,9 @@ from benchmarks.parity.variants import reference_patch
 from minisandbox.grade import Grade, Verdict, grade
 from minisandbox.grade.verdict import APPLIED_WITH_FUZZ
 from minisandbox.images import Image, build
+from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
-from minisandbox.tasks import Form, PythonBuild, ScriptGrader, SourceSpec, Task, TaskSet
+from minisandbox.tasks import Form, ScriptGrader, Task, TaskSet
 
 _REWARD = "/logs/verifier/reward.txt"
 _SCRIPT = f"set -- HEAD\n{TREE}echo 0 > {_REWARD}"
@@ -73,7 +74,7 @@ def compare(task: Task, folder: Path, options: argparse.Namespace) -> list[tuple
     """Return for each damage its name, our outcome and the harness's."""
     source = _checkout(task, options.repo_mirrors, folder / "source")
     grader = (_Script5 if options.five else ScriptGrader)(command=_SCRIPT, reward_file=_REWARD)
-    task = replace(task, build=PythonBuild(source=SourceSpec("local", (("path", str(source)),))), grader=grader)
+    task = replace(task, build=PythonRecipe(source=LocalSource(source)), grader=grader)
     image = build(task.recipe(), store=Store.open(), name=f"patch-parity-{task.instance_id}")
     tree = _as_for_an_agent(task, source)
     patches = damaged(reference_patch(task).encode("utf-8", "surrogateescape"), tree, options.damages)

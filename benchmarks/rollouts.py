@@ -40,8 +40,9 @@ from minisandbox.images import Image, build
 from minisandbox.models import Request, ScriptedModel
 from minisandbox.rollouts import Batch, Budgets, RunReader, Setup, Summary
 from minisandbox.sandbox.controller import shut_down
+from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
-from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
+from minisandbox.tasks import Form, PytestGrader, Task
 
 PARTS = ("overhead", "flight", "memory", "many")
 PYTHON = "/usr/bin/python3"
@@ -154,9 +155,9 @@ def make_task(place: Path) -> Task:
         FAIL_TO_PASS=("tests/test_add.py::test_add",),
         PASS_TO_PASS=("tests/test_slow.py::test_slow",),
         form=Form.SWESMITH,
-        build=PythonBuild(
+        build=PythonRecipe(
             python=None,
-            source=SourceSpec("local", (("path", str(place / "source")),)),
+            source=LocalSource(place / "source"),
             environment=(("PYTHONPATH", "/testbed/vendor"),),
         ),
         grader=PytestGrader(f"{PYTHON} -m pytest"),

@@ -25,8 +25,9 @@ from pathlib import Path
 from minisandbox.errors import MiniSandboxError
 from minisandbox.grade import Measurement, derive_test_lists, measure
 from minisandbox.images import build
+from minisandbox.spec import PythonRecipe
 from minisandbox.store import Store
-from minisandbox.tasks import PythonBuild, Task, TaskSet, task_from_row
+from minisandbox.tasks import Task, TaskSet, task_from_row
 
 HERE = Path(__file__).resolve().parent
 INPUTS = HERE / "quickstart"
@@ -205,7 +206,7 @@ class Product:
 
     def __call__(self, task: Task, python: str, reference: bool, tests: Sequence[str]) -> Measurement:
         """Run a task's tests once; see ``Measure``."""
-        assert isinstance(task.build, PythonBuild)
+        assert isinstance(task.build, PythonRecipe)
         other = dataclasses.replace(task, build=dataclasses.replace(task.build, python=python))
         image = build(other.recipe(), store=self._store, name=f"{task.instance_id}-py{python}")
         return measure(task, image, reference=reference, files=tests)

@@ -31,7 +31,8 @@ from benchmarks.images.engine import say
 from minisandbox.images.image import DEFAULT_PATH
 from minisandbox.images.python.interpreters import find_interpreter
 from minisandbox.images.python.prefix import copy_prefix
-from minisandbox.tasks import DockerfileBuild, PythonBuild, Task, TaskSet
+from minisandbox.spec import DockerfileBase, PythonRecipe
+from minisandbox.tasks import ContainerBuild, Task, TaskSet
 from minisandbox.tasks.dialects.environments import OFFICIAL
 
 SUITE = "bookworm"
@@ -144,7 +145,7 @@ def _matches(task: Task, glob: str) -> bool:
 
 def _render(task: Task, row: Mapping[str, object], options: argparse.Namespace) -> dict[str, object]:
     """Write the files of a row; returns the row with its build."""
-    assert isinstance(task.build, PythonBuild)
+    assert isinstance(task.build, PythonRecipe)
     folder = options.out / task.instance_id
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "official").mkdir(parents=True)
@@ -160,9 +161,8 @@ def _render(task: Task, row: Mapping[str, object], options: argparse.Namespace) 
     (folder / "difference.diff").write_text("".join(difference))
     _add_parts(folder, task.build, _mirror(options.repo_mirrors, task.base_commit), options.out / "parts")
     relative = Path(task.instance_id)
-    build = DockerfileBuild(
-        relative / "Dockerfile", relative, workdir="/testbed", environment=OFFICIAL["swebench"].environment
-    )
+    base = DockerfileBase(relative / "Dockerfile", relative)
+    build = ContainerBuild(base, "/testbed", OFFICIAL["swebench"].environment)
     # the packages find a row's parser by the repository as the data set names it
     return replace(task, build=build, repo=str(row["repo"])).to_row()
 
@@ -224,7 +224,7 @@ def _mirror(folder: Path, commit: str) -> Path:
     raise SystemExit(f"no repository in {folder} has the commit {commit}")
 
 
-def _add_parts(folder: Path, build: PythonBuild, mirror: Path, parts: Path) -> None:
+def _add_parts(folder: Path, build: PythonRecipe, mirror: Path, parts: Path) -> None:
     """Link what the Dockerfile copies into its context; the parts that rows share are made once."""
     bootstrap(SUITE, parts / SUITE)
     os.link(parts / SUITE / "root.tar", folder / "root.tar")

@@ -15,7 +15,8 @@ from benchmarks.scale.measured import RECORDED, Measured
 from benchmarks.scale.pins import Environment, Pin
 
 from minisandbox.errors import InterpreterNotFound, MiniSandboxError
-from minisandbox.images import PythonRecipe, build
+from minisandbox.images import build
+from minisandbox.spec import PythonRecipe
 from minisandbox.store import Store
 from minisandbox.store.entries import FILE, Entry, read_entries
 from minisandbox.store.records import LayerRecord

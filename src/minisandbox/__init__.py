@@ -30,8 +30,8 @@ _HOME = {
     "Outcome": "types",
     "Output": "types",
     "Process": "sandbox",
-    "PythonRecipe": "images",
-    "Recipe": "images",
+    "PythonRecipe": "spec",
+    "Recipe": "spec",
     "Refusals": "types",
     "Sandbox": "sandbox",
     "SandboxInfo": "types",
@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from minisandbox.grade import Grade as Grade
     from minisandbox.grade import Verdict as Verdict
     from minisandbox.images import Image as Image
-    from minisandbox.images import PythonRecipe as PythonRecipe
-    from minisandbox.images import Recipe as Recipe
     from minisandbox.images import build as build
     from minisandbox.images import host_image as host_image
     from minisandbox.images import load_image as load_image
@@ -72,6 +70,8 @@ if TYPE_CHECKING:
     from minisandbox.sandbox import Sandbox as Sandbox
     from minisandbox.sandbox import Shell as Shell
     from minisandbox.sandbox import Snapshot as Snapshot
+    from minisandbox.spec import PythonRecipe as PythonRecipe
+    from minisandbox.spec import Recipe as Recipe
     from minisandbox.store import Store as Store
     from minisandbox.tasks import Task as Task
     from minisandbox.tasks import TaskSet as TaskSet

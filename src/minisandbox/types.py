@@ -9,11 +9,13 @@ import enum
 import ipaddress
 import re
 import signal as _signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import CommandFailed, InvalidValue
 
+JSONValue = None | bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"]
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB

@@ -8,7 +8,8 @@ from pathlib import Path
 from tests.vendored import vendor_pytest
 
 from minisandbox.grade import Grade
-from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
+from minisandbox.spec import LocalSource, PythonRecipe
+from minisandbox.tasks import Form, PytestGrader, Task
 
 BUG = """\
 diff --git a/calc.py b/calc.py
@@ -95,9 +96,9 @@ def make_task(root: Path, changed: Mapping[str, str] | None = None, style: str =
         FAIL_TO_PASS=(f"tests/test_add.py::{test}", "tests/test_unit.py::TestUnit::test_unit"),
         PASS_TO_PASS=("tests/test_more.py::test_more",),
         form=Form.SWESMITH,
-        build=PythonBuild(
+        build=PythonRecipe(
             python=None,
-            source=SourceSpec("local", (("path", str(root)),)),
+            source=LocalSource(root),
             environment=(("PYTHONPATH", "/testbed/vendor"),),
         ),
         grader=PytestGrader("python3 -m pytest", 60.0),

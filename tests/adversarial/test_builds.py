@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import BuildError
-from minisandbox.images import LocalSource, PythonRecipe, build
+from minisandbox.images import build
 from minisandbox.sandbox import Sandbox
+from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
 
 pytestmark = pytest.mark.kernel

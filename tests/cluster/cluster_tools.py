@@ -19,7 +19,8 @@ from tests.vendored import vendor_pytest
 
 from minisandbox.rollouts import RunReader
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
+from minisandbox.spec import LocalSource, PythonRecipe
+from minisandbox.tasks import Form, PytestGrader, Task
 
 LABEL = "calc__cluster"
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,9 +47,9 @@ def make_tasks(place: Path, images: int) -> list[Task]:
             FAIL_TO_PASS=("tests/test_add.py::test_add",),
             PASS_TO_PASS=("tests/test_add.py::test_zero",),
             form=Form.SWESMITH,
-            build=PythonBuild(
+            build=PythonRecipe(
                 python=f"{sys.version_info.major}.{sys.version_info.minor}",
-                source=SourceSpec("local", (("path", str(root)),)),
+                source=LocalSource(root),
                 environment=(("PYTHONPATH", "/testbed/vendor"),),
             ),
             grader=PytestGrader(timeout=120.0),

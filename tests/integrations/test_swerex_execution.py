@@ -13,8 +13,8 @@ import pytest
 from tests.integrations.extras import needs_swerex
 
 from minisandbox.errors import SourceError
-from minisandbox.images.recipe import SdistSource
 from minisandbox.images.sources.sdist import fetch_sdist
+from minisandbox.spec import SdistSource
 from minisandbox.store import Store
 
 pytestmark = [pytest.mark.kernel, pytest.mark.index, pytest.mark.once, needs_swerex]

@@ -20,10 +20,6 @@ import pytest
 from minisandbox.errors import BuildError, InvalidValue, NotFound, PatchError, SourceError
 from minisandbox.images import (
     BuildEvent,
-    GitSource,
-    LocalSource,
-    PythonRecipe,
-    SdistSource,
     StepState,
     build,
     host_image,
@@ -36,6 +32,7 @@ from minisandbox.images.base import Entry, base_entries
 from minisandbox.images.image import Image
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import current_controller
+from minisandbox.spec import GitSource, LocalSource, PythonRecipe, SdistSource
 from minisandbox.store import Store
 from minisandbox.types import Mount
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import InterpreterNotFound
-from minisandbox.images import PythonRecipe, SdistSource, build, find_interpreter, lock_of
+from minisandbox.images import build, find_interpreter, lock_of
 from minisandbox.sandbox import Sandbox
+from minisandbox.spec import PythonRecipe, SdistSource
 from minisandbox.store import Store
 
 pytestmark = [

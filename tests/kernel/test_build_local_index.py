@@ -14,8 +14,9 @@ import pytest
 from tests.faults import fill_disk_at
 
 from minisandbox.errors import DiskFull, IndexUnavailable
-from minisandbox.images import PythonRecipe, build, build_all, installed_interpreters
+from minisandbox.images import build, build_all, installed_interpreters
 from minisandbox.sandbox import Sandbox
+from minisandbox.spec import PythonRecipe
 from minisandbox.store import Store
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]

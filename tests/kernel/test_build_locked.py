@@ -17,17 +17,10 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import BuildError
-from minisandbox.images import (
-    Interpreter,
-    LocalSource,
-    PythonRecipe,
-    build,
-    installed_interpreters,
-    lock_of,
-    read_lock,
-)
+from minisandbox.images import Interpreter, build, installed_interpreters, lock_of, read_lock
 from minisandbox.images.image import Image
 from minisandbox.sandbox import Sandbox
+from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]

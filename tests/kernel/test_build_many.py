@@ -16,19 +16,10 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import BuildError, InvalidValue, NotFound, SourceError
-from minisandbox.images import (
-    Budget,
-    BuildEvent,
-    LocalSource,
-    PythonRecipe,
-    StepState,
-    build,
-    build_all,
-    list_images,
-    repair,
-)
+from minisandbox.images import Budget, BuildEvent, StepState, build, build_all, list_images, repair
 from minisandbox.images.kept import forget_kept, images_by_hand
 from minisandbox.sandbox import Sandbox
+from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
 from minisandbox.types import GiB
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from minisandbox.errors import SourceError
-from minisandbox.images import GitSource, PythonRecipe, build
+from minisandbox.images import build
 from minisandbox.images.plan import Planner
 from minisandbox.images.sources.hostgit import run_git
 from minisandbox.images.sources.mirrors import Mirrors, mirror_name
 from minisandbox.sandbox import Sandbox
+from minisandbox.spec import GitSource, PythonRecipe
 from minisandbox.store import Store
 
 pytestmark = pytest.mark.kernel

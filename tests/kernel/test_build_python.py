@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import BuildError, InterpreterNotFound, SourceError
-from minisandbox.images import BuildEvent, Interpreter, LocalSource, PythonRecipe, SdistSource, StepState, build
+from minisandbox.images import BuildEvent, Interpreter, StepState, build
 from minisandbox.images.image import Image
 from minisandbox.images.python.interpreters import find_interpreter, installed_interpreters
 from minisandbox.sandbox import Sandbox
+from minisandbox.spec import LocalSource, PythonRecipe, SdistSource
 from minisandbox.store import Store
 
 pytestmark = [pytest.mark.kernel, pytest.mark.index]

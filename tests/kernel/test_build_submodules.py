@@ -9,10 +9,11 @@ import pytest
 from tests.container import commit, git
 
 from minisandbox.errors import SourceError
-from minisandbox.images import GitSource, LocalSource, PythonRecipe, build
+from minisandbox.images import build
 from minisandbox.images.plan import Planner
 from minisandbox.images.sources.localsource import take_snapshot
 from minisandbox.sandbox import Sandbox
+from minisandbox.spec import GitSource, LocalSource, PythonRecipe
 from minisandbox.store import Made, Store
 
 pytestmark = pytest.mark.kernel

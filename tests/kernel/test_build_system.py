@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import BuildError, HostError, InvalidValue
-from minisandbox.images import LocalSource, PythonRecipe, build, lock_of
+from minisandbox.images import build, lock_of
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import current_controller
+from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
 
 pytestmark = pytest.mark.kernel

@@ -15,7 +15,8 @@ import pytest
 from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import BuildError, DiskFull
-from minisandbox.images import LocalSource, PythonRecipe, build
+from minisandbox.images import build
+from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
 
 pytestmark = pytest.mark.kernel

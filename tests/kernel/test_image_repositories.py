@@ -14,7 +14,7 @@ from tests.unit.oci_tools import MadeImage
 from minisandbox import Sandbox
 from minisandbox.errors import BuildError
 from minisandbox.images import Image, build
-from minisandbox.images.recipe import CheckOut, CutHistory, HiddenTests, ImageSource, OciBase, Recipe, Step
+from minisandbox.spec import CheckOut, CutHistory, HiddenTests, ImageSource, OciBase, Recipe, Step
 from minisandbox.store import Store
 from minisandbox.types import FileType
 

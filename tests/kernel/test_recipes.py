@@ -15,15 +15,17 @@ from tests.unit.private_server import make_authority, serve_files
 
 from minisandbox import Sandbox, certificates
 from minisandbox.errors import BuildError, InvalidValue
-from minisandbox.images import Image, LocalSource, StepState, build, build_all
+from minisandbox.images import Image, StepState, build, build_all
 from minisandbox.images.progress import BuildEvent
-from minisandbox.images.recipe import (
+from minisandbox.sandbox.controller import current_controller
+from minisandbox.spec import (
     Buildable,
     CheckOut,
     CutHistory,
     HiddenTests,
     HostBase,
     Install,
+    LocalSource,
     OciBase,
     Recipe,
     Run,
@@ -31,7 +33,6 @@ from minisandbox.images.recipe import (
     StageBase,
     Step,
 )
-from minisandbox.sandbox.controller import current_controller
 from minisandbox.store import Store
 from minisandbox.tasks.recipe_file import read_recipe
 

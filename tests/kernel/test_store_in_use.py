@@ -12,8 +12,9 @@ import pytest
 from tests.unit.store_tools import frozen_keys
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.images import LocalSource, PythonRecipe, build, export_images, host_image, import_images, load_image
+from minisandbox.images import build, export_images, host_image, import_images, load_image
 from minisandbox.sandbox import Sandbox
+from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import freeze
 from minisandbox.store.collect import collect

@@ -10,9 +10,8 @@ from minisandbox.images.dockerfile.copying import copy_layer
 from minisandbox.images.dockerfile.evaluation import BuildOptions, evaluate
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.images.dockerfile.sources import content_digest, list_sources
-from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.dockerfile.trees import ContextTree, open_context
-from minisandbox.images.recipe import Recipe
+from minisandbox.spec import Context, CopyFiles, Recipe, RunCommand
 from minisandbox.store.blobs.below import Below
 
 BASE: Mapping[str, object] = {"Env": ["PATH=/usr/bin", "LANG=C"], "Cmd": ["bash"], "WorkingDir": "/srv"}

@@ -20,6 +20,7 @@ from minisandbox.cli.common.sandbox_options import parse_limits
 from minisandbox.cli.image.verbs import VERBS
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
 from minisandbox.errors import clean
+from minisandbox.spec import PythonRecipe
 from minisandbox.trajectories import styles  # noqa: F401 - the same
 from minisandbox.types import Outcome, human_size
 
@@ -357,7 +358,6 @@ RECIPES = {
 
 @pytest.mark.parametrize(("text", "complaint"), RECIPES.items())
 def test_recipe_files(text: str, complaint: str | None, tmp_path: Path) -> None:
-    from minisandbox.images import PythonRecipe  # noqa: PLC0415 - loads the sandbox
     from minisandbox.tasks import read_recipe  # noqa: PLC0415 - loads the sandbox
 
     path = tmp_path / "recipe.toml"

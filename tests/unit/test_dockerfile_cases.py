@@ -10,9 +10,8 @@ from tests.foreign.dockerfiles import DATA, Case, cases, lay_out
 from minisandbox.images.dockerfile.evaluation import BuildOptions, evaluate
 from minisandbox.images.dockerfile.parsing import FLAGS, parse_dockerfile
 from minisandbox.images.dockerfile.sources import content_digest, list_sources
-from minisandbox.images.dockerfile.stages import Context, CopyFiles
 from minisandbox.images.dockerfile.trees import open_context
-from minisandbox.images.recipe import Recipe, StageBase
+from minisandbox.spec import Context, CopyFiles, Recipe, StageBase
 
 CASES = cases()
 

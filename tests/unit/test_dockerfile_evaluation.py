@@ -7,7 +7,7 @@ from tests.unit.dockerfile_tools import copies, runs, stage
 
 from minisandbox.errors import DockerfileError
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
-from minisandbox.images.recipe import OciBase, ScratchBase, StageBase
+from minisandbox.spec import OciBase, ScratchBase, StageBase
 from minisandbox.types import Network
 
 

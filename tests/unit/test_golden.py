@@ -21,12 +21,12 @@ from tests.unit.store_tools import key_of
 
 import minisandbox
 from minisandbox.cli.main import parser
-from minisandbox.images import BuildOptions, GitSource, Image, Lock, Package
+from minisandbox.images import BuildOptions, Image
 from minisandbox.images.base import Entry
 from minisandbox.images.dockerfile.reading import evaluated
 from minisandbox.images.plan import Plan, Planner
 from minisandbox.images.python.interpreters import Interpreter
-from minisandbox.images.recipe import Buildable, OciBase, PythonRecipe, Recipe, ScratchBase, Source
+from minisandbox.spec import Buildable, GitSource, Lock, OciBase, Package, PythonRecipe, Recipe, ScratchBase, Source
 from minisandbox.store import Made, Store
 from minisandbox.tasks import read_recipe, task_from_row
 

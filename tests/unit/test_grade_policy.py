@@ -10,7 +10,8 @@ from minisandbox.errors import PatchError
 from minisandbox.grade import MAX_SUBMISSION, Flag, Policy
 from minisandbox.grade.submission import screen
 from minisandbox.patches import FileChange, FileStatus, parse_patch
-from minisandbox.tasks import Form, PythonBuild, Task
+from minisandbox.spec import PythonRecipe
+from minisandbox.tasks import Form, Task
 
 
 def patch_of(*paths: str) -> str:
@@ -116,7 +117,7 @@ def test_what_the_library_looks_for_and_does_not_find_is_not_there_to_be_found(p
 def test_the_standard_library_is_that_of_the_tests_interpreter(
     python: str, refused: tuple[str, ...], not_refused: tuple[str, ...]
 ) -> None:
-    policy = Policy.for_task(replace(task(), build=PythonBuild(python=python)))
+    policy = Policy.for_task(replace(task(), build=PythonRecipe(python=python)))
     assert [kind(path, policy, FileStatus.ADDED) for path in refused] == ["shadows_runner"] * len(refused)
     assert [kind(path, policy, FileStatus.ADDED) for path in not_refused] == [None] * len(not_refused)
 
@@ -129,7 +130,7 @@ def test_a_plain_diff_that_git_makes_a_file_of_is_judged_as_a_new_one() -> None:
 
 def test_a_runner_that_the_path_leads_to_is_protected() -> None:
     environment = (("PYTHONPATH", "/opt/x:/testbed/third/party/:/testbed"),)
-    policy = Policy.for_task(replace(task(), build=PythonBuild(environment=environment)))
+    policy = Policy.for_task(replace(task(), build=PythonRecipe(environment=environment)))
     assert kind("third/party/_pytest/runner.py", policy) == "shadows_runner"
     assert kind("third/_pytest/runner.py", policy) is None
 

@@ -28,7 +28,7 @@ LONGEST_FILE = 600
 
 # Who may import whom. A name "x" allows the package; "x." allows only its public face, `from minisandbox.x import ...`.
 BELOW_ROLLOUTS = (
-    "launch", "egress", "host", "store", "sandbox", "images", "pool", "tasks", "grade", "models", "agents",
+    "spec.", "launch", "egress", "host", "store", "sandbox", "images", "pool", "tasks", "grade", "models", "agents",
     "trajectories",
 )  # fmt: skip
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -38,16 +38,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "certificates": (),
     "index_settings": ("store",),
     "wheels": (),
+    "spec": (),
     "launch": (),
     "egress": ("launch",),
     "host": ("launch",),
     "store": ("launch", "host"),
     "sandbox": ("launch", "egress", "host", "store"),
-    "images": ("sandbox", "store", "host", "launch"),
+    "images": ("spec.", "sandbox", "store", "host", "launch"),
     "testing": ("sandbox", "store", "host", "launch"),
     "pool": ("sandbox", "images", "store", "host"),
-    "tasks": ("images",),
-    "grade": ("tasks", "images", "sandbox", "pool", "store"),
+    "tasks": ("spec.", "images"),
+    "grade": ("spec.", "tasks", "images", "sandbox", "pool", "store"),
     "models": (),
     "agents": ("models", "tasks", "sandbox."),
     "trajectories": ("tasks", "grade", "models"),

@@ -15,10 +15,10 @@ import pytest
 import uv
 
 from minisandbox.errors import ProgramNotFound, SourceError
-from minisandbox.images import GitSource, LocalSource
 from minisandbox.images.python.index import default_index_url, find_uv
 from minisandbox.images.sources.localsource import take_snapshot
 from minisandbox.images.sources.mirrors import Mirrors
+from minisandbox.spec import GitSource, LocalSource
 from minisandbox.store import Store
 
 IDENTITY = ("-c", "user.name=x", "-c", "user.email=x@localhost")

@@ -22,9 +22,9 @@ from minisandbox.images import Image, PythonEnvironment, pull, python_environmen
 from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.installed import choose
 from minisandbox.images.tree import ImageTree
+from minisandbox.spec import PythonRecipe
 from minisandbox.store import Store
 from minisandbox.store.blobs.below import Below
-from minisandbox.tasks import PythonBuild
 from minisandbox.tasks.dialects.environments import exported
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -172,7 +172,7 @@ def test_the_environment_that_conda_activates_as_pins(tmp_path: Path, store: Sto
     pins = read_pins(place / "environment.yml")
     assert (pins.python, pins.requirements, pins.skipped) == ("3.9.20", found[0].pins, ())
     row = exported(tmp_path / "pins", "django__django", "11066")
-    assert row == PythonBuild("3.9", found[0].pins, complete=True)
+    assert row == PythonRecipe("3.9", found[0].pins, complete=True)
 
 
 def test_what_a_layer_above_says_counts(tmp_path: Path, store: Store) -> None:

@@ -14,9 +14,10 @@ import pytest
 from minisandbox.errors import InterpreterNotFound, StoreError
 from minisandbox.images import Interpreter, find_interpreter, installed_interpreters
 from minisandbox.images.python import interpreters
-from minisandbox.images.python.interpreters import PythonRequest, candidates, choose, probe
+from minisandbox.images.python.interpreters import candidates, choose, probe
 from minisandbox.images.python.prefix import copy_prefix
 from minisandbox.index_settings import host_settings
+from minisandbox.spec import PythonRequest
 from minisandbox.store import default_root
 
 RUNNING = ".".join(map(str, sys.version_info[:3]))

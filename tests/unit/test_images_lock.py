@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import InvalidValue, NotFound, StoreError
-from minisandbox.images import Lock, Package, lock_of, read_lock, read_pins
+from minisandbox.images import lock_of, read_lock, read_pins
 from minisandbox.images.python.lock import PACKAGES, packages_fact
+from minisandbox.spec import Lock, Package
 from minisandbox.store import LayerRecord
-from minisandbox.store.keys import JSONValue
+from minisandbox.types import JSONValue
 
 LOCK = Lock(
     image='odd "name"',

@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 
 from minisandbox.errors import InvalidValue
-from minisandbox.images.python.index import find_uv, parse_moment
-from minisandbox.images.python.lock import IndexView, Package
+from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.images.python.simple_api import FRESH
 from minisandbox.images.python.web import Web
 from minisandbox.index_settings import IndexSettings
+from minisandbox.spec import IndexView, Package, parse_moment
 from minisandbox.store import Store
 
 WHEEL, SDIST = b"a wheel", b"an archive"

@@ -8,21 +8,25 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, PatchError, SourceError
-from minisandbox.images import GitSource, LocalSource, PythonRecipe, SdistSource
 from minisandbox.images.plan import Planner
-from minisandbox.images.python.interpreters import PythonRequest
-from minisandbox.images.recipe import (
+from minisandbox.images.sources.localsource import Snapshot, take_snapshot
+from minisandbox.spec import (
+    CheckOut,
     CutHistory,
+    GitSource,
     HiddenTests,
     Install,
     InstallPython,
     InstallRequirements,
     InstallSystem,
+    LocalSource,
     OciBase,
+    PythonRecipe,
+    PythonRequest,
     Recipe,
     Run,
+    SdistSource,
 )
-from minisandbox.images.sources.localsource import Snapshot, take_snapshot
 from minisandbox.store import Store
 
 HERE = LocalSource(Path())
@@ -32,7 +36,7 @@ PATCH = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"
 @pytest.mark.parametrize("text", ["", "three", "3", "3.11.x", ">=", "3.11;", "py3.11", "../3.11"])
 def test_versions_that_are_none(text: str) -> None:
     with pytest.raises(InvalidValue, match="not a Python version"):
-        PythonRecipe(python=text)
+        PythonRecipe(python=text).recipe()
 
 
 @pytest.mark.parametrize(
@@ -60,39 +64,39 @@ def test_what_is_no_request(text: str) -> None:
 @pytest.mark.parametrize("line", ["-e .", "--index-url x", "-r file", "/etc/passwd", "a b", "a==", "a\nb", ""])
 def test_requirements_that_are_none(line: str) -> None:
     with pytest.raises(InvalidValue, match="not a requirement"):
-        PythonRecipe(python="3.11", requirements=(line,))
+        PythonRecipe(python="3.11", requirements=(line,)).recipe()
 
 
 def test_parts_that_need_each_other() -> None:
     with pytest.raises(InvalidValue, match="without an interpreter"):
-        PythonRecipe(requirements=("attrs==1",))
+        PythonRecipe(requirements=("attrs==1",)).recipe()
     for changes in ({"install": ("x",)}, {"patch": PATCH}, {"hidden": ("a",)}, {"test_patch": PATCH}):
         with pytest.raises(InvalidValue, match="need a source"):
-            PythonRecipe(**changes)
+            PythonRecipe(**changes).recipe()
 
 
 @pytest.mark.parametrize(("name", "version"), [("a b", "1"), ("", "1"), ("attrs", ""), ("attrs", "1 0")])
 def test_archives_that_are_none_say_how_to_name_one(name: str, version: str) -> None:
     with pytest.raises(InvalidValue, match=r"is not a (project's name|version of attrs).*write it"):
-        SdistSource(name, version, "0" * 64)
+        CheckOut(SdistSource(name, version, "0" * 64))
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../b", ".git/config", "a\0b", "a\nb"])
 def test_hidden_paths_stay_inside(path: str) -> None:
     with pytest.raises(InvalidValue, match="not a path in the repository"):
-        PythonRecipe(source=HERE, hidden=(path,))
+        PythonRecipe(source=HERE, hidden=(path,)).recipe()
 
 
 @pytest.mark.parametrize("pair", [("A=B", "x"), ("", "x"), ("1A", "x"), ("A", "x\0y")])
 def test_variables_that_are_none(pair: tuple[str, str]) -> None:
     with pytest.raises(InvalidValue, match="environment variable"):
-        PythonRecipe(environment=(pair,))
+        PythonRecipe(environment=(pair,)).recipe()
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
 def test_timeouts_are_positive(timeout: float) -> None:
     with pytest.raises(InvalidValue, match="step_timeout"):
-        PythonRecipe(step_timeout=timeout)
+        PythonRecipe(step_timeout=timeout).recipe()
 
 
 @pytest.mark.parametrize(
@@ -109,9 +113,9 @@ def test_timeouts_are_positive(timeout: float) -> None:
 )
 def test_patches_that_are_refused(patch: str, message: str) -> None:
     with pytest.raises(PatchError, match=message):
-        PythonRecipe(source=HERE, patch=patch)
+        PythonRecipe(source=HERE, patch=patch).recipe()
     with pytest.raises(PatchError, match=f"test_patch.*{message}"):
-        PythonRecipe(source=HERE, test_patch=patch)
+        PythonRecipe(source=HERE, test_patch=patch).recipe()
 
 
 def test_a_patch_of_a_file_with_crlf_is_left_alone() -> None:
@@ -122,13 +126,13 @@ def test_a_patch_of_a_file_with_crlf_is_left_alone() -> None:
 @pytest.mark.parametrize("sha256", ["", "0" * 63, "g" * 64, "A" * 64])
 def test_hashes_are_checked(sha256: str) -> None:
     with pytest.raises(InvalidValue, match="sha256"):
-        SdistSource("a", "1", sha256)
+        CheckOut(SdistSource("a", "1", sha256))
 
 
 @pytest.mark.parametrize(("name", "version"), [("", "1"), ("../a", "1"), ("a", ""), ("a", "1/2"), ("-a", "1")])
 def test_projects_are_checked(name: str, version: str) -> None:
     with pytest.raises(InvalidValue):
-        SdistSource(name, version, "0" * 64)
+        CheckOut(SdistSource(name, version, "0" * 64))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ def test_projects_are_checked(name: str, version: str) -> None:
 )
 def test_git_sources_are_checked(url: str, commit: str) -> None:
     with pytest.raises(InvalidValue):
-        GitSource(url, commit)
+        CheckOut(GitSource(url, commit))
 
 
 def test_a_file_of_a_terabyte_is_no_source(tmp_path: Path) -> None:
@@ -151,7 +155,7 @@ def test_a_file_of_a_terabyte_is_no_source(tmp_path: Path) -> None:
 def test_an_address_means_one_thing(url: str) -> None:
     """What urllib drops of it would have it named like another one, of which there may be a mirror."""
     with pytest.raises(InvalidValue, match=r"is not a repository's URL or path.*write https://HOST/OWNER/NAME"):
-        GitSource(url.format("/mine/private"), "0" * 40)
+        CheckOut(GitSource(url.format("/mine/private"), "0" * 40))
     assert GitSource("/mine/of two words", "0" * 40).url == "/mine/of two words"
 
 

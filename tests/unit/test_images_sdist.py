@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import SourceError
-from minisandbox.images import SdistSource
 from minisandbox.images.python.simple_api import version_in
 from minisandbox.images.python.web import Web
 from minisandbox.images.sources.sdist import fetch_sdist
 from minisandbox.index_settings import IndexSettings
+from minisandbox.spec import SdistSource
 from minisandbox.store import Store
 
 CONTENT = b"an archive"

@@ -14,13 +14,12 @@ from urllib.parse import quote
 import pytest
 
 from minisandbox.errors import InvalidValue, SourceError
-from minisandbox.images.python.index import shown
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.images.python.simple_api import listed_files
 from minisandbox.images.python.web import Web, fetch_file
-from minisandbox.images.recipe import GitSource
 from minisandbox.images.sources.mirrors import _failure
 from minisandbox.index_settings import IndexSettings, host_settings
+from minisandbox.spec import CheckOut, GitSource, shown
 from minisandbox.store import Store
 
 TOKEN = "TOKENTOKEN123"
@@ -172,7 +171,7 @@ def test_addresses_are_shown_without_secrets(address: str, fit: str) -> None:
 @pytest.mark.parametrize("url", ["u:T0PS3CRET@h::x", "https://u:T0PS3CRET@h/x\n"])
 def test_what_is_no_address_is_told_without_secrets(url: str) -> None:
     with pytest.raises(InvalidValue) as caught:
-        GitSource(url, "0" * 40)
+        CheckOut(GitSource(url, "0" * 40))
     assert "T0PS3CRET" not in str(caught.value)
 
 

@@ -11,7 +11,8 @@ import pytest
 from benchmarks.parity import dockerfiles
 
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
-from minisandbox.tasks import PythonBuild, Task
+from minisandbox.spec import PythonRecipe
+from minisandbox.tasks import Task
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.rows import task_from_own_row
@@ -25,7 +26,7 @@ PATCH = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-1\n+2\n"
 def rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: str, repo: str, version: str) -> Path:
     monkeypatch.setattr(dockerfiles, "_add_parts", lambda *_: None)
     monkeypatch.setattr(dockerfiles, "_mirror", lambda *_: None)
-    build = PythonBuild("3.10", ("six==1.16.0",), complete=True)
+    build = PythonRecipe("3.10", ("six==1.16.0",), complete=True)
     task = Task(
         identity, repo, "0" * 40, "a problem", PATCH, PATCH, ("t.py::a",), (), version, build=build,
         grader=LogGrader("pytest", "swebench:pallets/flask"),

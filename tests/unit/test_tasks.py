@@ -11,19 +11,18 @@ import pytest
 from tests.container import git
 
 from minisandbox.errors import InvalidValue, NotFound, PatchError, TaskFileError
-from minisandbox.images.recipe import CheckOut, CutHistory, DockerfileBase, HiddenTests, ImageSource, OciBase, Recipe
-from minisandbox.tasks import (
-    Build,
-    DockerfileBuild,
-    Form,
-    ImageBuild,
-    PythonBuild,
-    SourceSpec,
-    Task,
-    TaskSet,
-    bundled_sets,
-    task_from_row,
+from minisandbox.spec import (
+    CheckOut,
+    CutHistory,
+    DockerfileBase,
+    HiddenTests,
+    ImageSource,
+    OciBase,
+    PythonRecipe,
+    Recipe,
+    SdistSource,
 )
+from minisandbox.tasks import Build, ContainerBuild, Form, Task, TaskSet, bundled_sets, task_from_row
 
 BUG = "--- a/src/x.py\n+++ b/src/x.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
 TESTS = "--- a/tests/test_y.py\n+++ b/tests/test_y.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
@@ -40,10 +39,10 @@ def make(**changes: object) -> Task:
         FAIL_TO_PASS=("tests/test_x.py::test_a[p::q]",),
         PASS_TO_PASS=("tests/test_z.py::test_b", "test_c (module.Class)"),
         form=Form.SWESMITH,
-        build=PythonBuild(
+        build=PythonRecipe(
             python=">=3.11",
             requirements=("pytest==8.3.4",),
-            source=SourceSpec("sdist", (("name", "n"), ("version", "1.0"), ("sha256", "0" * 64))),
+            source=SdistSource("n", "1.0", "0" * 64),
             install=("true",),
             environment=(("A", "b"),),
         ),
@@ -85,10 +84,14 @@ def test_changes_of_submodules_commits_are_dropped_as_git_apply_ignores_them(tmp
 
 
 BUILDS = (
-    ImageBuild("ghcr.io/o/n:1"),
-    ImageBuild("o/n", "linux/arm64", workdir="/app", environment=(("A", "b"),), cut=False, reset=False, remove=("/x",)),
-    DockerfileBuild(Path("/tasks/one/Dockerfile"), Path("/tasks/one")),
-    DockerfileBuild(Path("/d/File"), Path("/d/context"), (("V", "1"),), "test", "linux/arm64", workdir="/app"),
+    ContainerBuild(OciBase("ghcr.io/o/n:1")),
+    ContainerBuild(
+        OciBase("o/n", "linux/arm64"), workdir="/app", environment=(("A", "b"),), cut=False, reset=False, remove=("/x",)
+    ),
+    ContainerBuild(DockerfileBase(Path("/tasks/one/Dockerfile"), Path("/tasks/one"))),
+    ContainerBuild(
+        DockerfileBase(Path("/d/File"), Path("/d/context"), (("V", "1"),), "test", "linux/arm64"), workdir="/app"
+    ),
 )
 
 
@@ -103,9 +106,9 @@ def test_builds_of_images_and_back(build: Build) -> None:
 def test_paths_of_builds_start_at_the_file(tmp_path: Path) -> None:
     row = make().to_row()
     task = task_from_row({**row, "build": {"dockerfile": "env/Dockerfile"}}, base=tmp_path)
-    assert task.build == DockerfileBuild(tmp_path / "env/Dockerfile", tmp_path / "env")
+    assert task.build == ContainerBuild(DockerfileBase(tmp_path / "env/Dockerfile", tmp_path / "env"))
     layout = task_from_row({**row, "build": {"image": "oci:images:v1"}}, base=tmp_path)
-    assert layout.build == ImageBuild(f"oci:{tmp_path}/images:v1")
+    assert layout.build == ContainerBuild(OciBase(f"oci:{tmp_path}/images:v1"))
 
 
 @pytest.mark.parametrize(
@@ -131,14 +134,14 @@ def test_builds_of_images_that_cannot_be_used(build: object, field: str) -> None
 
 def test_a_recipe_over_an_image_resets_hides_and_cuts() -> None:
     commit = "0" * 40
-    recipe = make(build=ImageBuild("o/n", workdir="/app", remove=("/x",)), base_commit=commit).recipe()
+    recipe = make(build=ContainerBuild(OciBase("o/n"), workdir="/app", remove=("/x",)), base_commit=commit).recipe()
     assert isinstance(recipe, Recipe)
     hidden = ("tests/test_x.py",)
     steps = (CheckOut(ImageSource(commit, ("/x",))), HiddenTests(hidden), CutHistory(BUG, hidden))
     assert recipe == Recipe(OciBase("o/n"), steps, workdir=PurePosixPath("/app"))
-    unchanged = make(build=ImageBuild("o/n", reset=False), base_commit=commit, form=Form.SWEBENCH).recipe()
+    unchanged = make(build=ContainerBuild(OciBase("o/n"), reset=False), base_commit=commit, form=Form.SWEBENCH).recipe()
     assert unchanged == Recipe(OciBase("o/n"), (CheckOut(ImageSource()), CutHistory()))
-    plain = make(build=DockerfileBuild(Path("/d/F"), Path("/d"), cut=False)).recipe()
+    plain = make(build=ContainerBuild(DockerfileBase(Path("/d/F"), Path("/d")), cut=False)).recipe()
     assert plain == Recipe(DockerfileBase(Path("/d/F"), Path("/d")))
 
 

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.builds import python_build
+from tests.builds import container_build, python_build, reference_of
 
 from minisandbox.errors import HarnessError, TaskFileError
-from minisandbox.tasks import Form, ImageBuild, Task, file_of, harness, node_id, task_from_row
+from minisandbox.spec import GitSource
+from minisandbox.tasks import Form, Task, file_of, harness, node_id, task_from_row
 from minisandbox.tasks.dialects.corrections import sort_commands
 from minisandbox.tasks.dialects.environments import exported, listed, requirements_text, specified
 
@@ -64,8 +65,8 @@ def test_a_row_with_pins_is_built_with_them_alone(bench: dict[str, Task]) -> Non
     build = python_build(bench["django__django-11066"])
     assert (build.python, build.requirements, build.complete) == ("3.6", ("pip==21.2.2", "pytz==2024.2"), True)
     assert build.install == ("python -m pip install -e .",)
-    assert build.source is not None
-    assert dict(build.source.fields)["commit"] == bench["django__django-11066"].base_commit
+    assert isinstance(build.source, GitSource)
+    assert build.source.commit == bench["django__django-11066"].base_commit
 
 
 def test_a_row_without_pins_is_built_as_its_specification_says() -> None:
@@ -249,15 +250,14 @@ def test_no_more_processes_are_started_than_may_be(monkeypatch: pytest.MonkeyPat
 def test_rows_name_the_images_of_their_benchmarks() -> None:
     django = {**_rows("swebench_rows")["django__django-11066"]}
     for row in (django, {**django, "image": "swebench/sweb.eval.x86_64.django_1776_django-11066"}):
-        build = task_from_row(row).build
-        assert isinstance(build, ImageBuild)
-        assert build.reference == "swebench/sweb.eval.x86_64.django_1776_django-11066"
+        task = task_from_row(row)
+        build = container_build(task)
+        assert reference_of(task) == "swebench/sweb.eval.x86_64.django_1776_django-11066"
         assert not build.reset, "it has changes of its own, committed over the base commit"
     for name, row in _rows("swesmith_rows").items():
-        build = task_from_row({**row, "image_name": None}, environment="image").build
-        assert isinstance(build, ImageBuild)
+        task = task_from_row({**row, "image_name": None}, environment="image")
         profile = ".".join(name.split(".")[:2]).replace("__", "_1776_").lower()
-        assert build.reference == f"swebench/swesmith.x86_64.{profile}"
+        assert reference_of(task) == f"swebench/swesmith.x86_64.{profile}"
 
 
 def test_the_process_of_the_packages_starts_without_their_large_dependencies() -> None:

@@ -14,10 +14,10 @@ from tests.builds import python_build
 
 from minisandbox.cli.main import main
 from minisandbox.errors import SourceError, TaskFileError
-from minisandbox.images.recipe import GitSource, LocalSource
 from minisandbox.images.sources import mirrors
 from minisandbox.images.sources.localsource import take_snapshot
-from minisandbox.tasks import SourceSpec, TaskSet, rows, task_from_row
+from minisandbox.spec import GitSource, LocalSource, Source
+from minisandbox.tasks import TaskSet, rows, task_from_row
 from minisandbox.tasks.confining import problem_of
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
@@ -239,8 +239,7 @@ def test_a_source_that_leads_elsewhere_after_its_row_was_read_is_not_taken(place
     assert [name for name, _, _ in take_snapshot(_local(free)).files] == ["private.py", "secret.txt"]
 
 
-def _local(spec: SourceSpec) -> LocalSource:
-    source = spec.source()
+def _local(source: Source) -> LocalSource:
     assert isinstance(source, LocalSource)
     return source
 

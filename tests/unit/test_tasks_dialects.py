@@ -7,12 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.builds import python_build
+from tests.builds import container_build, python_build, reference_of
 from tests.unit.test_tasks_jsonl import Row
 from tests.unit.test_tasks_jsonl import row as own_row
 
 from minisandbox.errors import InvalidValue, PatchError, TaskFileError
-from minisandbox.tasks import DIALECTS, Form, ImageBuild, TaskSet, task_from_row
+from minisandbox.spec import GitSource
+from minisandbox.tasks import DIALECTS, Form, Task, TaskSet, task_from_row
 from minisandbox.tasks.dialects import form_of
 from minisandbox.tasks.dialects.skyrl import inner_row
 from minisandbox.tasks.fields import Fields
@@ -173,8 +174,7 @@ def test_swe_gym(tmp_path: Path) -> None:
     task = task_from_row(bench(repo="getmoto/moto", instance_id="getmoto__moto-1"), environment="pins")
     build = python_build(task)
     assert (task.form, build.python, build.install) == (Form.SWEBENCH, "3.12", ("make init",))
-    assert build.source is not None
-    assert dict(build.source.fields) == {"url": "https://github.com/getmoto/moto", "commit": COMMIT}
+    assert build.source == GitSource("https://github.com/getmoto/moto", COMMIT)
     (tmp_path / "o__n" / "1").mkdir(parents=True)
     (tmp_path / "o__n" / "1" / "environment.yml").write_text(
         "dependencies:\n  - python=3.8.18=h1\n  - pip:\n    - attrs==23.1.0\n"
@@ -334,10 +334,8 @@ PRO = {
 }  # fmt: skip
 
 
-def image_of(row: Row, **options: str) -> ImageBuild:
-    build = task_from_row(row, environment=options.get("environment", "image")).build
-    assert isinstance(build, ImageBuild)
-    return build
+def image_of(row: Row, **options: str) -> Task:
+    return task_from_row(row, environment=options.get("environment", "image"))
 
 
 @pytest.mark.parametrize(
@@ -352,18 +350,19 @@ def image_of(row: Row, **options: str) -> ImageBuild:
     ],
 )
 def test_official_images(row: Row, reference: str, workdir: str, first_on_path: str) -> None:
-    build = image_of(row)
-    assert (build.reference, build.workdir) == (reference, workdir)
+    task = image_of(row)
+    build = container_build(task)
+    assert (reference_of(task), build.workdir) == (reference, workdir)
     assert dict(build.environment).get("PATH", "").startswith(first_on_path)
 
 
 def test_auto_takes_exact_pins_where_there_are_any(tmp_path: Path) -> None:
-    assert isinstance(task_from_row(bench()).build, ImageBuild)
+    assert reference_of(task_from_row(bench()))
     (tmp_path / "o__n/1").mkdir(parents=True)
     (tmp_path / "o__n/1/environment.yml").write_text("dependencies:\n  - python=3.8.18=h1\n")
     assert python_build(task_from_row(bench(), pins=tmp_path)).complete
-    assert image_of(bench()).reference == image_of(bench(), environment="auto").reference
-    assert isinstance(task_from_row(bench(), pins=tmp_path, environment="image").build, ImageBuild)
+    assert reference_of(image_of(bench())) == reference_of(image_of(bench(), environment="auto"))
+    assert reference_of(task_from_row(bench(), pins=tmp_path, environment="image"))
     assert python_build(task_from_row(REBENCH)).python == "3.9", "its requirements are exact"
     assert python_build(task_from_row({**CUSTOM, "image_name": "a/b"})).python == "3.9"
 
@@ -379,9 +378,8 @@ def test_an_image_that_nothing_names_and_an_unknown_environment() -> None:
 def test_images_of_r2e_need_no_clone_and_lose_their_tests() -> None:
     parsed = json.loads(str(r2e()["parsed_commit_content"])) | {"old_commit_hash": "f" * 40 + "^"}
     task = task_from_row(r2e(parsed_commit_content=json.dumps(parsed)))
-    assert isinstance(task.build, ImageBuild)
-    assert "/r2e_tests" in task.build.remove
-    assert not task.build.reset
+    assert "/r2e_tests" in container_build(task).remove
+    assert not container_build(task).reset
 
 
 def test_swe_bench_pro() -> None:
@@ -389,8 +387,7 @@ def test_swe_bench_pro() -> None:
     assert task.FAIL_TO_PASS == ("tests/test_y.py::test_y",)
     assert "It is wrong." in task.problem_statement
     assert "- It is right." in task.problem_statement
-    assert isinstance(task.build, ImageBuild)
-    assert task.build.reset
+    assert container_build(task).reset
     assert task_from_row(task.to_row()) == task
     with pytest.raises(TaskFileError, match="nothing but its image"):
         task_from_row(PRO, environment="pins")

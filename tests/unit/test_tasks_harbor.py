@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.builds import container_build, reference_of
 
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks import DockerfileBuild, ImageBuild, Needs, ScriptGrader, TaskSet
+from minisandbox.spec import DockerfileBase
+from minisandbox.tasks import ContainerBuild, Needs, ScriptGrader, TaskSet
 from minisandbox.types import MiB, Network
 
 DATA = Path(__file__).parents[1] / "data" / "harbor"
@@ -46,8 +48,11 @@ def test_a_directory_of_tasks() -> None:
     assert (shared.repo, separate.repo) == ("count-lines", "minisandbox/publish-answer")
     assert shared.problem_statement == "Write the number of lines of /app/poem.txt into /app/answer.txt.\n"
     environment = DATA / "count-lines/environment"
-    assert shared.build == DockerfileBuild(
-        environment / "Dockerfile", environment, environment=(("GREETING", "hello"),), cut=False, reset=False
+    assert shared.build == ContainerBuild(
+        DockerfileBase(environment / "Dockerfile", environment),
+        environment=(("GREETING", "hello"),),
+        cut=False,
+        reset=False,
     )
     logs = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
     off = Network.off()
@@ -96,10 +101,9 @@ def test_networks(folder: Path, text: str, granted: Network, asked: Network) -> 
 def test_a_prebuilt_image_unless_pins_are_asked_for(folder: Path) -> None:
     setting('docker_image = "example.org/app:1"')(folder)
     (task,) = TaskSet.load(f"harbor:{folder}")
-    assert isinstance(task.build, ImageBuild)
-    assert (task.build.reference, task.build.cut) == ("example.org/app:1", False)
+    assert (reference_of(task), container_build(task).cut) == ("example.org/app:1", False)
     (task,) = TaskSet.load(f"harbor:{folder}", environment="pins")
-    assert isinstance(task.build, DockerfileBuild)
+    assert isinstance(container_build(task).base, DockerfileBase)
 
 
 def test_variables_of_this_machine_are_for_trusted_tasks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.builds import python_build
 
 from minisandbox.errors import MiniSandboxError, PatchError, TaskFileError
+from minisandbox.spec import LocalSource
 from minisandbox.tasks import LoadContext, Task, TaskSet
 from minisandbox.tasks.formats.jsonl import json_lines
 from minisandbox.tasks.loading import tasks_of
@@ -112,7 +113,7 @@ def test_relative_local_paths_start_at_the_file(tmp_path: Path) -> None:
         text(build(source={"local": {"path": "../x"}}), {**build(source={"local": {"path": "/y"}}), "instance_id": "b"})
     )
     sources = [python_build(task).source for task in TaskSet.load(path, allow_local_sources=True)]
-    assert [dict(source.fields)["path"] for source in sources if source] == [str(tmp_path / "../x"), "/y"]
+    assert sources == [LocalSource(tmp_path / "../x"), LocalSource(Path("/y"))]
 
 
 @pytest.mark.parametrize(

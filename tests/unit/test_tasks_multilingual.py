@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.builds import container_build, reference_of
 from tests.unit.test_tasks_dialects import bench
 
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks import ImageBuild, LogGrader, TaskSet, task_from_row
+from minisandbox.tasks import LogGrader, TaskSet, task_from_row
 from minisandbox.tasks.dialects.swebench import tests_of as command_of
 from minisandbox.tasks.loading import Refused
 
@@ -43,9 +44,8 @@ git checkout abc path_test.go
 def test_a_row_of_the_hub() -> None:
     for row in (GO, {**GO, "environment_setup_commit": "0" * 40}, {**GO, "language": "Go"}):
         task = task_from_row(row)
-        assert isinstance(task.build, ImageBuild)
-        assert task.build.reference == "swebench/sweb.eval.x86_64.gin-gonic_1776_gin-4003"
-        assert task.build.environment == ()
+        assert reference_of(task) == "swebench/sweb.eval.x86_64.gin-gonic_1776_gin-4003"
+        assert container_build(task).environment == ()
         command = 'set -uxo pipefail\ngo test . -v -run "TestMethodNotAllowedNoRoute"'
         assert task.grader == LogGrader(command, "swebench:gin-gonic/gin", timeout=1800.0)
         assert task.test_files == ("path_test.go",)
@@ -56,8 +56,7 @@ def test_a_row_of_swebench_5() -> None:
     task = task_from_row(row)
     command = 'set -uxo pipefail\nexport GOFLAGS=-mod=mod\ngo build ./...\ngo test -v . -run "TestPathParam"'
     assert task.grader == LogGrader(command, "swebench5:parse_log_gotest", "fail_only", timeout=1800.0)
-    assert isinstance(task.build, ImageBuild)
-    assert task.build.reference == "o/i:1"
+    assert reference_of(task) == "o/i:1"
     assert task_from_row(task.to_row()) == task
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import InvalidValue
-from minisandbox.images import Interpreter, PythonRecipe, find_interpreter
+from minisandbox.images import Interpreter, find_interpreter
 from minisandbox.images.python.torch_builds import is_for_cpu, without_cuda
-from minisandbox.images.recipe import Install, InstallPython, InstallRequirements, LocalSource
 from minisandbox.images.steps import install_step, python_step, requirements_step
+from minisandbox.spec import Install, InstallPython, InstallRequirements, LocalSource, PythonRecipe
 from minisandbox.types import WORKDIR
 
 
@@ -70,4 +70,4 @@ def test_it_is_part_of_the_hash_where_it_can_matter(interpreter: Interpreter) ->
 
 def test_another_backend_is_refused() -> None:
     with pytest.raises(InvalidValue, match="'cu121'"):
-        PythonRecipe(torch_backend="cu121")
+        PythonRecipe(torch_backend="cu121").recipe()

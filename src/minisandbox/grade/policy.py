@@ -14,7 +14,8 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from minisandbox.patches import FileChange, FileStatus, leads_inside, touched_files
-from minisandbox.tasks import PythonBuild, Task
+from minisandbox.spec import PythonRecipe
+from minisandbox.tasks import Task
 from minisandbox.types import WORKDIR
 
 _CONFIGURATION = frozenset(
@@ -124,7 +125,7 @@ class Policy:
         own = _OWN_RUNNERS.get(task.repo, ()) if task.grader.reporter == "unittest" else ()
         runner = tuple(place for place in own if not any(path.startswith(place) for path in touched))
         allowed_names = frozenset(name for name in names if name is not None)
-        python = task.build.python if isinstance(task.build, PythonBuild) else None
+        python = task.build.python if isinstance(task.build, PythonRecipe) else None
         return cls(files, directories, touched, allowed_names, roots, runner, _library(python))
 
     def why_protected(self, change: FileChange) -> str | None:

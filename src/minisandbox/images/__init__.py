@@ -19,10 +19,8 @@ _NAMES = {
     "progress": "BuildEvent Progress StepState",
     "python.installed": "PythonEnvironment python_environments",
     "python.interpreters": "Interpreter find_interpreter installed_interpreters",
-    "python.lock": "Lock Package lock_of read_lock",
+    "python.lock": "lock_of read_lock",
     "python.pins": "Pins read_pins",
-    "recipe": "Buildable DockerfileBase GitSource ImageSource LocalSource "
-    "OciBase PythonRecipe Recipe SdistSource Source",
     "schedule": "Budget Building Built build_all",
 }
 """The public names, by the module that each is loaded from."""
@@ -54,22 +52,10 @@ if TYPE_CHECKING:
     from minisandbox.images.python.interpreters import Interpreter as Interpreter
     from minisandbox.images.python.interpreters import find_interpreter as find_interpreter
     from minisandbox.images.python.interpreters import installed_interpreters as installed_interpreters
-    from minisandbox.images.python.lock import Lock as Lock
-    from minisandbox.images.python.lock import Package as Package
     from minisandbox.images.python.lock import lock_of as lock_of
     from minisandbox.images.python.lock import read_lock as read_lock
     from minisandbox.images.python.pins import Pins as Pins
     from minisandbox.images.python.pins import read_pins as read_pins
-    from minisandbox.images.recipe import Buildable as Buildable
-    from minisandbox.images.recipe import DockerfileBase as DockerfileBase
-    from minisandbox.images.recipe import GitSource as GitSource
-    from minisandbox.images.recipe import ImageSource as ImageSource
-    from minisandbox.images.recipe import LocalSource as LocalSource
-    from minisandbox.images.recipe import OciBase as OciBase
-    from minisandbox.images.recipe import PythonRecipe as PythonRecipe
-    from minisandbox.images.recipe import Recipe as Recipe
-    from minisandbox.images.recipe import SdistSource as SdistSource
-    from minisandbox.images.recipe import Source as Source
     from minisandbox.images.schedule import Budget as Budget
     from minisandbox.images.schedule import Building as Building
     from minisandbox.images.schedule import Built as Built

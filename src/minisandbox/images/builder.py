@@ -11,13 +11,13 @@ from minisandbox.images.base import Entry, base_key
 from minisandbox.images.image import Image, image_of, make_base, put_if_new
 from minisandbox.images.plan import Plan, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
-from minisandbox.images.python.lock import Lock, lock_of
+from minisandbox.images.python.lock import lock_of
 from minisandbox.images.python.packages import PackageIndex
-from minisandbox.images.recipe import Buildable
 from minisandbox.images.runner import Place, PlannedStep, Session, Work, run_step
 from minisandbox.images.steps import MERGED
+from minisandbox.spec import Buildable, Lock
 from minisandbox.store import FailureRecord, ImageRecord, LayerRecord, Made, Store, step_key
-from minisandbox.store.keys import JSONValue
+from minisandbox.types import JSONValue
 
 
 def build(

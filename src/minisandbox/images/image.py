@@ -13,9 +13,8 @@ from minisandbox.images.base import Entry, base_entries, base_key, platform_key,
 from minisandbox.images.oci.config import volumes
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.store.keys import JSONValue
 from minisandbox.store.sizes import ImageSize
-from minisandbox.types import WORKDIR, ImageSpec
+from minisandbox.types import WORKDIR, ImageSpec, JSONValue
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOST_IMAGE = "host"

@@ -7,23 +7,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from minisandbox import spec as r
 from minisandbox.errors import MiniSandboxError, RegistryError
-from minisandbox.images import recipe as r
 from minisandbox.images import steps as making
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key
-from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.image import DEFAULT_PATH, Image
 from minisandbox.images.kept import kept_step, read_kept
 from minisandbox.images.python.interpreters import Interpreter, find_interpreter
-from minisandbox.images.python.lock import Lock
 from minisandbox.images.runner import BuildStep, PlannedStep
 from minisandbox.images.sources.localsource import Snapshot, take_snapshot
 from minisandbox.images.sources.mirrors import Mirrors
 from minisandbox.images.steps import system_step
+from minisandbox.spec import Context, CopyFiles, Lock, RunCommand
 from minisandbox.store import Store, step_key
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import check_name
+from minisandbox.types import JSONValue
 
 if TYPE_CHECKING:
     from minisandbox.images.dockerfile.trees import ContextTree

@@ -13,18 +13,18 @@ from pathlib import Path, PurePosixPath
 from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
 from minisandbox.images.places import BUILD, IMAGE, MOUNTS
 from minisandbox.images.python.index import Access, host_access, index_access
-from minisandbox.images.python.lock import PACKAGES, IndexView, packages_fact
+from minisandbox.images.python.lock import PACKAGES, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.index_settings import host_settings
 from minisandbox.launch.plan import Tmpfs
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.sandbox.core import Core
+from minisandbox.spec import IndexView
 from minisandbox.store import Made, Store
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import disk_full, is_full, store_faults
-from minisandbox.store.keys import JSONValue
-from minisandbox.types import ExecResult, GiB, ImageSpec, Limits, MiB, Mount, Network, Outcome
+from minisandbox.types import ExecResult, GiB, ImageSpec, JSONValue, Limits, MiB, Mount, Network, Outcome
 
 PATCH_STATUS = 65
 HIDDEN_STATUS = 66

@@ -20,9 +20,9 @@ from minisandbox.images.image import Image
 from minisandbox.images.plan import Plan, Planner
 from minisandbox.images.progress import Progress
 from minisandbox.images.python.packages import PackageIndex
-from minisandbox.images.recipe import Buildable
 from minisandbox.images.runner import PlannedStep, Session
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
+from minisandbox.spec import Buildable
 from minisandbox.store import LayerRecord, Store
 from minisandbox.types import GiB
 

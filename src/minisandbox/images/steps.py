@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from minisandbox import spec as r
 from minisandbox.errors import HostError
-from minisandbox.images import recipe as r
 from minisandbox.images.places import IMAGE, RANKS
 from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.interpreters import PROBE_TIMEOUT, Interpreter
-from minisandbox.images.python.lock import EVERYTHING, INSTALLED, IndexView
+from minisandbox.images.python.lock import INSTALLED
 from minisandbox.images.python.prefix import PREFIX_VERSION, copy_prefix
-from minisandbox.images.python.torch_builds import BACKEND, names_torch, without_cuda
-from minisandbox.images.recipe import InstallSystem
+from minisandbox.images.python.torch_builds import names_torch, without_cuda
 from minisandbox.images.runner import BuildStep, Command, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.sources.localsource import Snapshot
@@ -25,9 +24,10 @@ from minisandbox.images.sources.mirrors import Mirrors, origin
 from minisandbox.images.sources.sdist import fetch_sdist
 from minisandbox.patches import explain_line_endings, parse_patch, touched_files
 from minisandbox.sandbox.controller import current_controller
+from minisandbox.spec import EVERYTHING, TORCH_BACKEND, IndexView, InstallSystem
 from minisandbox.store import Store, step_key
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.store.keys import JSONValue
+from minisandbox.types import JSONValue
 
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"
 DESCRIBED = "described"
@@ -383,7 +383,7 @@ def _reaching(work: Work, step: r.Install) -> Work:
 
 def _pinned(index: IndexView) -> dict[str, JSONValue]:
     """What decides which files of the package index a step sees."""
-    backend: dict[str, JSONValue] = {BACKEND: index.torch_backend} if index.torch_backend else {}
+    backend: dict[str, JSONValue] = {TORCH_BACKEND: index.torch_backend} if index.torch_backend else {}
     if index.locked is not None:
         return backend | {"locked": _digest("\n".join(f"{one.file} {one.sha256}" for one in sorted(index.locked)))}
     return backend | ({"exclude_newer": index.exclude_newer} if index.exclude_newer else {})

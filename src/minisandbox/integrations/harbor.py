@@ -25,11 +25,11 @@ from minisandbox.grade import run_entrypoint
 from minisandbox.images.dockerfile.reading import read_dockerfile
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Planner
-from minisandbox.images.recipe import OciBase
 from minisandbox.images.schedule import Building
 from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.controller import current_controller
 from minisandbox.sandbox.io_async import call_blocking
+from minisandbox.spec import OciBase
 from minisandbox.store import Store
 from minisandbox.types import ExecResult, GiB, Limits, MiB, Mount, Network, Outcome
 

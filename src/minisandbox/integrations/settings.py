@@ -18,7 +18,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound
-from minisandbox.images import Buildable, BuildEvent, Image, StepState, build, host_image, load_image
+from minisandbox.images import BuildEvent, Image, StepState, build, host_image, load_image
+from minisandbox.spec import Buildable
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet, read_recipe
 from minisandbox.types import Limits, Network

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from minisandbox.errors import InvalidValue
-
-JSONValue = None | bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"]
+from minisandbox.types import JSONValue
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 

@@ -10,7 +10,7 @@ from typing import Self, cast
 
 from minisandbox.errors import StoreError
 from minisandbox.store.disk.reading import read_below
-from minisandbox.store.keys import JSONValue
+from minisandbox.types import JSONValue
 
 FORMAT = 1
 MOST = 1 << 22

@@ -21,11 +21,12 @@ from minisandbox.store.disk.paths import check_file_system, check_private, defau
 from minisandbox.store.disk.reading import read_below
 from minisandbox.store.disk.staging import reclaim, staging_directory
 from minisandbox.store.disk.trees import remove_tree
-from minisandbox.store.keys import JSONValue, check_key
+from minisandbox.store.keys import check_key
 from minisandbox.store.leases import Holder, Lease, is_frozen, open_exclusive, stamp
 from minisandbox.store.objects import Pool
 from minisandbox.store.publishing import Made, Publication, make_visible, objects_of
 from minisandbox.store.records import LayerRecord
+from minisandbox.types import JSONValue
 
 __all__ = ["Made", "Store", "check_name"]
 

@@ -1,6 +1,6 @@
 """Tasks: dataset rows, how to build and test them, and the files they are read from."""
 
-from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonBuild, SourceSpec
+from minisandbox.tasks.builds import Build, ContainerBuild
 from minisandbox.tasks.context import ENVIRONMENTS, LoadContext
 from minisandbox.tasks.dialects import DIALECTS, task_from_row
 from minisandbox.tasks.formats.documents import Layout
@@ -16,20 +16,17 @@ __all__ = [
     "ENVIRONMENTS",
     "STATUSES_NAME",
     "Build",
-    "DockerfileBuild",
+    "ContainerBuild",
     "Form",
     "Grader",
-    "ImageBuild",
     "Layout",
     "LoadContext",
     "LogGrader",
     "Needs",
     "PytestGrader",
-    "PythonBuild",
     "Reference",
     "ScriptGrader",
     "Solution",
-    "SourceSpec",
     "Task",
     "TaskSet",
     "bundled_sets",

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, TaskFileError
-from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild
+from minisandbox.spec import DockerfileBase, OciBase
+from minisandbox.tasks.builds import Build, ContainerBuild
 from minisandbox.tasks.confining import problem_of
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.fields import Fields
@@ -261,7 +262,7 @@ def _build(config: _Config, *, prebuilt: bool) -> Build:
     dockerfile, image = folder / "Dockerfile", config.text("environment.docker_image")
     workdir, variables = config.text("environment.workdir"), config.variables("environment.env")
     if dockerfile.is_file() and not (image and prebuilt):
-        return DockerfileBuild(dockerfile, folder, workdir=workdir, environment=variables, cut=False, reset=False)
+        return ContainerBuild(DockerfileBase(dockerfile, folder), workdir, variables, cut=False, reset=False)
     if not image:
         raise TaskFileError(
             f"{config.path} has no environment/Dockerfile and names no image",
@@ -276,7 +277,7 @@ def _build(config: _Config, *, prebuilt: bool) -> Build:
             reason="Harbor copies them into the running container",
             hint="add a Dockerfile that begins with the image and copies them",
         )
-    return ImageBuild(image, workdir=workdir, environment=variables, cut=False, reset=False)
+    return ContainerBuild(OciBase(image), workdir, variables, cut=False, reset=False)
 
 
 def _grader(config: _Config) -> ScriptGrader:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, TaskFileError
+from minisandbox.spec import Base, Buildable, HostBase, OciBase, Recipe, Run, ScratchBase
 from minisandbox.tasks.fields import Fields
 from minisandbox.tasks.rows import build_spec
-
-if TYPE_CHECKING:
-    from minisandbox.images.recipe import Base, Buildable, Recipe, Run
 
 _KEYS = ("base", "platform", "workdir", "user", "step")
 _STEP_KEYS = ("run", "environment", "workdir", "user", "network")
@@ -30,7 +27,7 @@ def read_recipe(path: Path) -> Buildable:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         folder = path.absolute().parent
-        return _over_base(table, folder) if "base" in table else build_spec(table, base=folder).recipe()
+        return _over_base(table, folder) if "base" in table else build_spec(table, base=folder)
     except OSError as error:
         raise InvalidValue(f"{path}: {error.strerror}", hint="give a recipe (.toml) or a task set") from error
     except ValueError as error:
@@ -44,11 +41,9 @@ def read_recipe(path: Path) -> Buildable:
 
 def _over_base(table: Mapping[str, object], folder: Path) -> Recipe:
     """A recipe of a base, commands, and what the keys of a task's ``build`` say of the repository."""
-    from minisandbox.images.recipe import Recipe  # noqa: PLC0415 - reading task files must not load the sandbox
-
     fields = Fields(table)
     rest = {name: value for name, value in table.items() if name not in _KEYS}
-    inner = build_spec(rest, base=folder).recipe().recipe()
+    inner = build_spec(rest, base=folder).recipe()
     workdir, user = fields.text("workdir", default=""), fields.text("user", default="")
     return Recipe(
         _base(fields.text("base"), fields.text("platform", default=""), folder),
@@ -60,8 +55,6 @@ def _over_base(table: Mapping[str, object], folder: Path) -> Recipe:
 
 
 def _base(text: str, platform: str, folder: Path) -> Base:
-    from minisandbox.images.recipe import HostBase, OciBase, ScratchBase  # noqa: PLC0415 - see above
-
     if text in ("host", "scratch"):
         return HostBase() if text == "host" else ScratchBase()
     kind, colon, place = text.partition(":")
@@ -71,8 +64,6 @@ def _base(text: str, platform: str, folder: Path) -> Base:
 
 
 def _runs(fields: Fields) -> Iterator[Run]:
-    from minisandbox.images.recipe import Run  # noqa: PLC0415 - see above
-
     rows = fields.row.get("step", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise fields.error("step", "is not a list of tables", hint='write [[step]] above each, and run = "..."')

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
 from minisandbox.errors import InvalidValue
-from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonBuild, SourceSpec
+from minisandbox.spec import DockerfileBase, GitSource, LocalSource, OciBase, PythonRecipe, SdistSource, Source
+from minisandbox.tasks.builds import CONTAINER_KEYS, DOCKERFILE_KEYS, PYTHON_KEYS, SOURCES, Build, ContainerBuild
 from minisandbox.tasks.confining import address_problem, problem_of
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.fields import HINTS, Fields, bad_field, keys_of
@@ -17,7 +17,6 @@ from minisandbox.tasks.graders import KINDS, Grader, PytestGrader
 from minisandbox.tasks.needs import Needs, Solution, network_of
 from minisandbox.tasks.task import ROW_KEYS, Form, Task
 
-Container = TypeVar("Container", ImageBuild, DockerfileBuild)
 Tests = tuple[tuple[str, ...], tuple[str, ...]]
 """FAIL_TO_PASS and PASS_TO_PASS."""
 
@@ -28,11 +27,6 @@ _IGNORED = frozenset(
         "image_name", "log_parser", "strategy", "validation",
     }
 )  # fmt: skip
-_SOURCES: Mapping[str, tuple[str, ...]] = {
-    "sdist": ("name", "version", "sha256"),
-    "git": ("url", "commit"),
-    "local": ("path",),
-}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GITLINK_CHANGE = re.compile(
     r"^diff --git .*\n(?:index .* 160000\n|(?:new|deleted) file mode 160000\nindex .*\n)"
@@ -122,7 +116,7 @@ def task_from_own_row(row: Mapping[str, object], context: LoadContext) -> Task:
     return replace(task, needs=_needs(fields.nested("needs", known=keys_of(Needs)))) if given.get("needs") else task
 
 
-def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> PythonBuild:
+def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> PythonRecipe:
     """Read what a row of a Python project has under ``build``; recipe files have the same keys.
 
     Args:
@@ -162,15 +156,24 @@ def _grader(fields: Fields) -> Grader:
 
 
 def _build(fields: Fields) -> Build:
-    if "dockerfile" in fields.row:
-        fields = Fields(fields.row, "build.", known=keys_of(DockerfileBuild), context=fields.context)
-        context = {} if "context" in fields.row else {"context": fields.path("dockerfile").parent}
-        return _checked(fields.read(DockerfileBuild, **context), fields)
+    if "dockerfile" not in fields.row and "image" not in fields.row:
+        return _python(fields)
+    special = DOCKERFILE_KEYS if "dockerfile" in fields.row else ("image",)
+    fields = Fields(fields.row, "build.", known=(*special, *CONTAINER_KEYS), context=fields.context)
+    platform = fields.text("platform", default="")
+    base: OciBase | DockerfileBase
     if "image" in fields.row:
-        known = {*keys_of(ImageBuild), "image"} - {"reference"}
-        fields = Fields(fields.row, "build.", known=sorted(known), context=fields.context)
-        return _checked(fields.read(ImageBuild, reference=_reference(fields)), fields)
-    return _python(fields)
+        base = OciBase(_reference(fields), platform)
+    else:
+        dockerfile = fields.path("dockerfile")
+        base = DockerfileBase(
+            dockerfile,
+            fields.path("context") if "context" in fields.row else dockerfile.parent,
+            fields.variables("args") if fields.row.get("args") is not None else (),
+            fields.text("target", default=""),
+            platform,
+        )
+    return _checked(fields.read(ContainerBuild, base=base), fields)
 
 
 def _reference(fields: Fields) -> str:
@@ -188,7 +191,7 @@ def _reference(fields: Fields) -> str:
     return reference
 
 
-def _checked(build: Container, fields: Fields) -> Container:
+def _checked(build: ContainerBuild, fields: Fields) -> ContainerBuild:
     """Refuse paths inside the image that are relative, or the root."""
     for name, path in (("workdir", build.workdir), *(("remove", path) for path in build.remove)):
         parts = PurePosixPath(path).parts
@@ -197,11 +200,11 @@ def _checked(build: Container, fields: Fields) -> Container:
     return build
 
 
-def _python(fields: Fields) -> PythonBuild:
-    known = (*keys_of(PythonBuild), "requirements_file")
+def _python(fields: Fields) -> PythonRecipe:
+    known = (*PYTHON_KEYS, "requirements_file")
     fields = Fields(fields.row, "build.", known=known, context=fields.context)
-    source = None if fields.row.get("source") is None else _source(fields.nested("source", known=tuple(_SOURCES)))
-    return fields.read(PythonBuild, source=source, requirements=_requirements(fields))
+    source = None if fields.row.get("source") is None else _source(fields.nested("source", known=tuple(SOURCES)))
+    return fields.read(PythonRecipe, source=source, requirements=_requirements(fields))
 
 
 def _requirements(fields: Fields) -> tuple[str, ...]:
@@ -225,7 +228,7 @@ def _requirements(fields: Fields) -> tuple[str, ...]:
         raise fields.error("requirements_file", what, reason=error.reason, hint=error.hint) from error
 
 
-def _source(fields: Fields) -> SourceSpec:
+def _source(fields: Fields) -> Source:
     if len(fields.row) != 1:
         raise bad_field(
             "build.source",
@@ -233,13 +236,15 @@ def _source(fields: Fields) -> SourceSpec:
             hint='for instance {"sdist": {"name": "...", "version": "...", "sha256": "..."}}',
         )
     kind, places = next(iter(fields.row)), fields.context.places
-    fields = fields.nested(kind, known=_SOURCES[kind])
-    values = {name: fields.text(name) for name in _SOURCES[kind]}
+    keys = [key for key in keys_of(SOURCES[kind]) if key != "within"]
+    fields = fields.nested(kind, known=keys)
+    values = {name: fields.text(name) for name in keys}
     if kind == "sdist" and not _SHA256.fullmatch(values["sha256"]):
         raise fields.error("sha256", "is not a SHA-256", hint="give the 64 lower-case hex digits that the index shows")
     if kind == "local":
-        values["path"] = str(fields.path("path"))
-    if kind == "git":
-        fields.confine("url", address_problem(values["url"], places))
-    within = None if places is None else tuple(place.resolve() for place in places)
-    return SourceSpec(kind, tuple(values.items()), within)
+        within = None if places is None else tuple(place.resolve() for place in places)
+        return LocalSource(fields.path("path"), within)
+    if kind == "sdist":
+        return SdistSource(**values)
+    fields.confine("url", address_problem(values["url"], places))
+    return GitSource(**values)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from minisandbox.patches import touched_files
-from minisandbox.tasks.builds import Build, PythonBuild, TaskContent
+from minisandbox.spec import GitSource, PythonRecipe, Recipe
+from minisandbox.tasks.builds import Build, ContainerBuild, build_row
 from minisandbox.tasks.fields import bad_field, keys_of, object_of
 from minisandbox.tasks.graders import Grader, PytestGrader, ScriptGrader
 from minisandbox.tasks.needs import Needs, Solution
-
-if TYPE_CHECKING:
-    from minisandbox.images import Buildable
 
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]*")
 _OUTSIDE = re.compile(r"^(?:\.\./)+[^/]+/")
@@ -41,7 +38,7 @@ ROW_KEYS = (
 )  # fmt: skip
 """The keys of a task's row, in their order."""
 
-_HOST_ALONE = PythonBuild()
+_HOST_ALONE = PythonRecipe()
 _NO_NEEDS = Needs()
 _PYTEST = PytestGrader()
 
@@ -130,21 +127,26 @@ class Task:
             return ()
         return tuple(sorted(_files_of(self.FAIL_TO_PASS) - set(touched_files(self.patch))))
 
-    def recipe(self) -> Buildable:
+    def recipe(self) -> PythonRecipe | Recipe:
         """Return the recipe of this task's image."""
-        content = TaskContent(
-            commit=self.base_commit,
-            version=self.version if _VERSION.fullmatch(self.version) else "",
-            patch=self.patch if self.form is Form.SWESMITH else "",
+        patch = self.patch if self.form is Form.SWESMITH else ""
+        if isinstance(self.build, ContainerBuild):
+            return self.build.recipe(self.base_commit, patch, self.hidden_files, self.test_patch)
+        # archives say their version, checkouts without tags do not
+        has_version = isinstance(self.build.source, GitSource) and _VERSION.fullmatch(self.version)
+        return replace(
+            self.build,
+            version=self.version if has_version else "",
+            patch=patch,
             hidden=self.hidden_files,
             test_patch=self.test_patch,
         )
-        return self.build.recipe(content)
 
     def to_row(self) -> dict[str, object]:
         """Return the task as a row of a task file; reading it back gives an equal task."""
         row = object_of(self, [name for name in keys_of(Task) if name not in ("solution", "needs")])
         row["test"] = row.pop("grader")
+        row["build"] = build_row(self.build)
         return {key: row[key] for key in ROW_KEYS if key in row}
 
 

@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.tasks.builds import PythonBuild
+from minisandbox.spec import PythonRecipe
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import checked_form
 from minisandbox.tasks.formats.documents import Layout
@@ -212,7 +212,7 @@ class TaskSet:
 
 
 def _with_backend(task: Task, backend: str) -> Task:
-    if not isinstance(task.build, PythonBuild):
+    if not isinstance(task.build, PythonRecipe):
         return task
     return replace(task, build=replace(task.build, torch_backend=backend))
 

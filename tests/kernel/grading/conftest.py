@@ -13,8 +13,9 @@ from tests.conftest import make_once
 from tests.vendored import vendor_pytest
 
 from minisandbox.images import Image, build
+from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
-from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
+from minisandbox.tasks import Form, PytestGrader, Task
 
 FILES = {
     "calc/__init__.py": "",
@@ -102,9 +103,9 @@ def smith(source: Path) -> Task:
         FAIL_TO_PASS=("tests/test_add.py::test_add",),
         PASS_TO_PASS=("tests/test_add.py::test_zero", "tests/test_double.py::test_double"),
         form=Form.SWESMITH,
-        build=PythonBuild(
+        build=PythonRecipe(
             python=f"{sys.version_info.major}.{sys.version_info.minor}",
-            source=SourceSpec("local", (("path", str(source)),)),
+            source=LocalSource(source),
             environment=(("PYTHONPATH", "/testbed/vendor"),),
         ),
         grader=PytestGrader(timeout=60.0),

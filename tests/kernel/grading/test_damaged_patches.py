@@ -17,8 +17,9 @@ from minisandbox.grade.verdict import APPLIED_WITH_FUZZ
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image, build
 from minisandbox.patches import touched_files
+from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
-from minisandbox.tasks import Form, PythonBuild, ScriptGrader, SourceSpec, Task
+from minisandbox.tasks import Form, ScriptGrader, Task
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -85,7 +86,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def numbers(tree: Path) -> Task:
     """A task on that repository; its script prints the hash of the work tree."""
     script = ScriptGrader(command=f"set -- HEAD\n{TREE}echo 0 > {REWARD}", reward_file=REWARD)
-    source = PythonBuild(source=SourceSpec("local", (("path", str(tree)),)))
+    source = PythonRecipe(source=LocalSource(tree))
     return Task("a__numbers-1", "a/numbers", "", "numbers", FIX, "", (), (), Form.SWEBENCH, build=source, grader=script)
 
 

@@ -18,8 +18,9 @@ from minisandbox import Sandbox
 from minisandbox.grade import Status, Verdict, grade, validate
 from minisandbox.grade.leaks import find_leaks
 from minisandbox.images import Image, build
+from minisandbox.spec import DockerfileBase, OciBase
 from minisandbox.store import Store
-from minisandbox.tasks import DockerfileBuild, Form, ImageBuild, PytestGrader, Task
+from minisandbox.tasks import ContainerBuild, Form, PytestGrader, Task
 
 pytestmark = pytest.mark.kernel
 
@@ -63,7 +64,7 @@ def task(layout: Path) -> Task:
         FAIL_TO_PASS=("tests/test_double.py::test_triple",),
         PASS_TO_PASS=("tests/test_double.py::test_double", "tests/test_new.py::test_new"),
         form=Form.SWEBENCH,
-        build=ImageBuild(f"oci:{layout}/layout"),
+        build=ContainerBuild(OciBase(f"oci:{layout}/layout")),
         grader=PytestGrader(timeout=60.0),
     )
 
@@ -111,7 +112,7 @@ def test_a_fix_inside_a_submodule_is_submitted_and_graded(
     git(app, "submodule", "--quiet", "add", str(library), "calc")
     base = commit(app, "with a submodule")
     reference = write_layout(tmp_path / "calc", layout / "programs", tmp_path / "project", environment=ENVIRONMENT)
-    task = replace(task, instance_id="calc__image-6", base_commit=base, build=ImageBuild(reference))
+    task = replace(task, instance_id="calc__image-6", base_commit=base, build=ContainerBuild(OciBase(reference)))
     image = build(task.recipe(), store=store, name=task.instance_id)
     assert validate(task, image).status is Status.VALID
     with Sandbox.create(image.spec()) as box:
@@ -127,7 +128,7 @@ def test_a_dockerfile_over_it_gives_the_same_verdicts(task: Task, store: Store, 
     (tmp_path / "Dockerfile").write_text(
         f'FROM oci:{layout}/layout\nARG MORE=none\nENV MORE=$MORE\nRUN ["/bin/bash", "-c", "echo $MORE > /made"]\n'
     )
-    made = DockerfileBuild(tmp_path / "Dockerfile", tmp_path, args=(("MORE", "yes"),))
+    made = ContainerBuild(DockerfileBase(tmp_path / "Dockerfile", tmp_path, args=(("MORE", "yes"),)))
     task = replace(task, instance_id="calc__image-2", build=made)
     image = build(task.recipe(), store=store, name=task.instance_id)
     assert validate(task, image).status is Status.VALID
@@ -171,7 +172,9 @@ def test_an_answer_elsewhere_in_the_image_is_found(task: Task, store: Store, lay
     pytest.importorskip("e2b_dockerfile_utils")
     (tmp_path / "Dockerfile").write_text(f"FROM oci:{layout}/layout\nCOPY notes /usr/share/notes\n")
     (tmp_path / "notes").write_text("def test_triple():\n    from calc import core\n    assert core.triple(2) == 6\n")
-    leaky = replace(task, instance_id="calc__image-4", build=DockerfileBuild(tmp_path / "Dockerfile", tmp_path))
+    leaky = replace(
+        task, instance_id="calc__image-4", build=ContainerBuild(DockerfileBase(tmp_path / "Dockerfile", tmp_path))
+    )
     image = build(leaky.recipe(), store=store, name=leaky.instance_id)
     [leak] = find_leaks(leaky, image)
     assert (leak.kind, leak.place) == ("tests", "/usr/share/notes")
@@ -184,7 +187,7 @@ def test_an_image_of_another_user_is_graded_as_that_user(
 ) -> None:
     roots = (layout / "programs", layout / "project")
     reference = write_layout(tmp_path / "owned", *roots, environment=ENVIRONMENT, owner=1000)
-    owned = replace(task, instance_id="calc__image-5", build=ImageBuild(reference))
+    owned = replace(task, instance_id="calc__image-5", build=ContainerBuild(OciBase(reference)))
     image = build(owned.recipe(), store=store, name=owned.instance_id)
     assert image.user == "1000"
     assert validate(owned, image).status is Status.VALID
@@ -198,7 +201,7 @@ def test_an_image_of_another_user_is_graded_as_that_user(
 
 @pytest.mark.slow
 def test_the_commands_work_on_image_tasks(task: Task, tmp_path: Path) -> None:
-    lost = replace(task, instance_id="calc__image-lost", build=ImageBuild("oci:nowhere"))
+    lost = replace(task, instance_id="calc__image-lost", build=ContainerBuild(OciBase("oci:nowhere")))
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(one.to_row()) + "\n" for one in (task, lost)))
     environment = {**os.environ, "MINISANDBOX_STORE": str(tmp_path / "store")}
 

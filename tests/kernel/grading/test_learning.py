@@ -21,7 +21,8 @@ from minisandbox.images import Image
 from minisandbox.models import ScriptedModel
 from minisandbox.rollouts import KnownGrades, Setup, rollout_async
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import LogGrader, SourceSpec, Task
+from minisandbox.spec import LocalSource
+from minisandbox.tasks import LogGrader, Task
 from minisandbox.trajectories import Trajectory
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once, pytest.mark.slow]
@@ -65,7 +66,7 @@ def project(smith: Task, tmp_path_factory: pytest.TempPathFactory) -> Task:
     (root / "tests" / "test_other.py").write_text("def test_other():\n    assert True\n")
     vendor_pytest(root / "vendor")
     build = replace(
-        python_build(smith), source=SourceSpec("local", (("path", str(root)),)),
+        python_build(smith), source=LocalSource(root),
         environment=(("PYTHONPATH", "/testbed/vendor:/testbed"),),
     )  # fmt: skip
     return clean_task(replace(smith, repo="example/lib", version="1.0", build=build))

@@ -26,7 +26,8 @@ from minisandbox.grade import (
 from minisandbox.grade.check import Severity, check_set
 from minisandbox.grade.verdict import NOT_CONFIRMED
 from minisandbox.images import Image
-from minisandbox.tasks import LogGrader, PythonBuild, SourceSpec, Task, harness
+from minisandbox.spec import LocalSource, PythonRecipe
+from minisandbox.tasks import LogGrader, Task, harness
 
 pytestmark = pytest.mark.once
 
@@ -119,7 +120,7 @@ def task(project: Project, shared: Path) -> Task:
         test_patch=diff(project.test, "", project.hidden),
         FAIL_TO_PASS=(project.fail_to_pass,),
         PASS_TO_PASS=(project.pass_to_pass,),
-        build=PythonBuild(source=SourceSpec("local", (("path", str(root)),))),
+        build=PythonRecipe(source=LocalSource(root)),
         grader=project.grader,
     )
 

@@ -17,10 +17,10 @@ from tests.unit.oci_registry import Handler, Registry, answer
 from tests.unit.oci_tools import END, MadeImage, digest, entry
 
 from minisandbox.errors import DiskFull, ImageRefused, NotFound, RegistryError
-from minisandbox.images import OciBase, Recipe, build, build_all, pull, pull_all
+from minisandbox.images import build, build_all, pull, pull_all
 from minisandbox.images.dockerfile.reading import base_images
 from minisandbox.images.oci import http
-from minisandbox.images.recipe import DockerfileBase
+from minisandbox.spec import DockerfileBase, OciBase, Recipe
 from minisandbox.store import Store
 from minisandbox.types import human_size
 

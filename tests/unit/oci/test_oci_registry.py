@@ -31,8 +31,8 @@ from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.images.oci.registry import open_registry
 from minisandbox.store import Store
 from minisandbox.store.blobs import streams as blob_module
-from minisandbox.store.keys import JSONValue
 from minisandbox.store.verify import verify
+from minisandbox.types import JSONValue
 
 FIRST = entry("a", os.urandom(300_000)) + END
 SECOND = entry("b", b"second") + END

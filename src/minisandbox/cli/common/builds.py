@@ -10,19 +10,8 @@ from pathlib import Path
 
 from minisandbox.cli.common.output import Progress, human_seconds
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images import (
-    Budget,
-    Buildable,
-    BuildEvent,
-    Building,
-    Image,
-    OciBase,
-    Pulled,
-    StepState,
-    build,
-    build_all,
-    pull_all,
-)
+from minisandbox.images import Budget, BuildEvent, Building, Image, Pulled, StepState, build, build_all, pull_all
+from minisandbox.spec import Buildable, OciBase
 from minisandbox.store import Store
 from minisandbox.store.collect import remove_images
 from minisandbox.tasks import Task

@@ -26,16 +26,8 @@ from minisandbox.cli.common.task_sets import add_tasks_arguments, load
 from minisandbox.cli.image import dockerfile
 from minisandbox.cli.image.listing import image_facts
 from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.images import (
-    Budget,
-    Buildable,
-    Image,
-    Lock,
-    PythonRecipe,
-    image_sizes,
-    read_lock,
-    total_size,
-)
+from minisandbox.images import Budget, Image, image_sizes, read_lock, total_size
+from minisandbox.spec import Buildable, Lock, PythonRecipe
 from minisandbox.store import Store
 from minisandbox.tasks import read_recipe
 from minisandbox.types import human_size, parse_size

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
-from minisandbox.images.recipe import Buildable
+from minisandbox.spec import Buildable
 from minisandbox.store import Store
 from minisandbox.types import Network
 

@@ -26,9 +26,10 @@ from minisandbox.cli.common.output import (
 from minisandbox.cli.common.task_sets import add_tasks_option, load
 from minisandbox.cli.image.transfer import add_private_option
 from minisandbox.errors import InvalidValue
-from minisandbox.images import Image, OciBase, pull, total_size
+from minisandbox.images import Image, pull, total_size
 from minisandbox.images.oci.manifest import own_platform, parse_platform
 from minisandbox.images.oci.prefetch import JOBS
+from minisandbox.spec import OciBase
 from minisandbox.store import Store
 from minisandbox.types import human_size
 

@@ -12,7 +12,8 @@ from minisandbox.cli.common.output import Column, add_json_option, print_json, p
 from minisandbox.cli.common.task_sets import add_source_options, add_tasks_arguments, load
 from minisandbox.cli.tasks import check, export, merge, selection
 from minisandbox.errors import clean
-from minisandbox.tasks import PythonBuild, Task
+from minisandbox.spec import PythonRecipe
+from minisandbox.tasks import Task
 
 DEFAULT = "quickstart"
 
@@ -90,6 +91,6 @@ def _lines(task: Task) -> Iterator[str]:
     for part in ("build", "test"):
         for name, value in cast("dict[str, object]", row[part]).items():
             shown = value if isinstance(value, str) else json.dumps(value)
-            if name == "requirements" and isinstance(task.build, PythonBuild) and task.build.complete:
+            if name == "requirements" and isinstance(task.build, PythonRecipe) and task.build.complete:
                 shown = f"{len(task.build.requirements)} pinned, the complete environment"
             yield f"{part}.{name}: {shown}"

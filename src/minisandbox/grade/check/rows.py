@@ -9,7 +9,8 @@ from minisandbox.grade.check.evidence import Evidence, Problem
 from minisandbox.grade.leaks import telling_lines
 from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.patches import touched_files
-from minisandbox.tasks import DockerfileBuild, Form, ImageBuild, PythonBuild, Task, file_of
+from minisandbox.spec import DockerfileBase, GitSource, OciBase, PythonRecipe, is_commit
+from minisandbox.tasks import ContainerBuild, Form, Task, file_of
 
 _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE | re.MULTILINE)
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -60,16 +61,16 @@ def twins(tasks: Iterable[Task]) -> dict[str, str]:
 def unpinned(seen: Evidence) -> Iterator[Problem]:
     """The image may be another one tomorrow."""
     match seen.task.build:
-        case ImageBuild(reference=reference):
+        case ContainerBuild(base=OciBase(reference=reference)):
             if _is_floating(reference):
                 yield Problem(f"{reference} names no digest", "build.image")
-        case DockerfileBuild(dockerfile=path):
+        case ContainerBuild(base=DockerfileBase(dockerfile=path)):
             text = path.read_text("utf-8", "replace") if path.is_file() else ""
             stages = {"scratch", *(name.lower() for _, name in _FROM.findall(text) if name)}
             for base in dict.fromkeys(base for base, _ in _FROM.findall(text)):
                 if base.lower() not in stages and "@sha256:" not in base:
                     yield Problem(f"FROM {base} names no digest", path.name)
-        case PythonBuild() as build:
+        case PythonRecipe() as build:
             yield from _unpinned_python(build)
 
 
@@ -78,10 +79,9 @@ def _is_floating(reference: str) -> bool:
     return isinstance(parsed, Remote) and not parsed.digest
 
 
-def _unpinned_python(build: PythonBuild) -> Iterator[Problem]:
-    fields = dict(build.source.fields) if build.source is not None and build.source.kind == "git" else {}
-    if fields and not _COMMIT.fullmatch(fields["commit"]):
-        yield Problem(f"{fields['commit']!r} is not a whole commit id", "build.source")
+def _unpinned_python(build: PythonRecipe) -> Iterator[Problem]:
+    if isinstance(build.source, GitSource) and not is_commit(build.source.commit):
+        yield Problem(f"{build.source.commit!r} is not a whole commit id", "build.source")
     loose = [one for one in build.requirements if "==" not in one and " @ " not in one]
     if loose and not build.exclude_newer:
         yield Problem(f"{len(loose)} requirements have no version, such as {loose[0]!r}", "build.requirements")

@@ -17,10 +17,11 @@ from typing import NoReturn
 
 from minisandbox.errors import ImageRefused
 from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source
-from minisandbox.images.dockerfile.stages import CopyFiles, refuse
+from minisandbox.images.dockerfile.stages import refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.tree import LinkError, Parts, Tree, resolve
 from minisandbox.launch.kernel.identity import LAST_ID, last_id
+from minisandbox.spec import CopyFiles
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader

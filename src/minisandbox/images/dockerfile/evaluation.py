@@ -17,13 +17,23 @@ from e2b_dockerfile_utils import ShellLex, parse_heredoc
 
 from minisandbox.errors import DockerfileError, MiniSandboxError
 from minisandbox.images.dockerfile.parsing import Dockerfile, Instruction, parse_trigger
-from minisandbox.images.dockerfile.stages import Context, CopyFiles, Document, Mount, RunCommand, Variables, parse_mount
+from minisandbox.images.dockerfile.stages import parse_mount
 from minisandbox.images.image import DEFAULT_PATH
 from minisandbox.images.oci.manifest import Platform, own_platform, parse_platform, text_of, texts_of
 from minisandbox.images.oci.pull import keeps_owners
-from minisandbox.images.recipe import OciBase, Recipe, ScratchBase, StageBase
-from minisandbox.store.keys import JSONValue
-from minisandbox.types import Network
+from minisandbox.spec import (
+    Context,
+    CopyFiles,
+    Document,
+    OciBase,
+    Recipe,
+    ResolvedMount,
+    RunCommand,
+    ScratchBase,
+    StageBase,
+    Variables,
+)
+from minisandbox.types import JSONValue, Network
 
 _T = TypeVar("_T")
 PIPES = "/dev/pipes"
@@ -397,12 +407,12 @@ class _State:
             return (f"{PIPES}/{document.name}",), script
         return (*self._shell, document.text), None
 
-    def _mounts(self, one: Instruction) -> Iterator[Mount]:
+    def _mounts(self, one: Instruction) -> Iterator[ResolvedMount]:
         for text in one.all_of("mount"):
             wanted = parse_mount(self._word(text, one), one, self._workdir)
             if wanted.kind != "ssh":
                 origin = self._run.origin(wanted.origin, one, self._number) if wanted.origin else self._run.context
-                yield Mount(wanted, origin)
+                yield ResolvedMount(wanted, origin)
 
     def _copy(self, one: Instruction) -> None:
         extract = one.name == "ADD"

@@ -12,13 +12,13 @@ from minisandbox.errors import MiniSandboxError
 from minisandbox.images.dockerfile.copying import copy_layer
 from minisandbox.images.dockerfile.running import run_layer
 from minisandbox.images.dockerfile.sources import Source, content_digest, definition, list_sources
-from minisandbox.images.dockerfile.stages import Context, CopyFiles, Mount, RunCommand
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.runner import BuildStep, Place
 from minisandbox.images.tree import Tree
+from minisandbox.spec import Context, CopyFiles, ResolvedMount, RunCommand
 from minisandbox.store import Made, Store
 from minisandbox.store.blobs.below import Below
-from minisandbox.store.keys import JSONValue
+from minisandbox.types import JSONValue
 
 if TYPE_CHECKING:
     from minisandbox.images.plan import Chain
@@ -88,7 +88,7 @@ def _plan_run(run: RunCommand, chain: Chain) -> tuple[BuildStep, tuple[str, ...]
         "owners": owners,
     }
 
-    def show(mount: Mount, place: Path) -> None:
+    def show(mount: ResolvedMount, place: Path) -> None:
         copy_layer(binds[mount], *origins[mount].read(), place, Below(), keep_owners=keeps_owners())
 
     def make(place: Place) -> Made:
@@ -98,7 +98,7 @@ def _plan_run(run: RunCommand, chain: Chain) -> tuple[BuildStep, tuple[str, ...]
     return BuildStep(f"line {run.line}", values, lambda _: make, _shown(run)), needs
 
 
-def _bind(run: RunCommand, mount: Mount) -> CopyFiles:
+def _bind(run: RunCommand, mount: ResolvedMount) -> CopyFiles:
     """A bind as the COPY that shows it."""
     return CopyFiles(run.line, run.text, mount.origin, (mount.wanted.source or ".",), (), "/m")
 

@@ -9,11 +9,20 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.images.dockerfile.evaluation import BuildOptions, Config, evaluate
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
-from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.dockerfile.trees import open_context
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Planner
-from minisandbox.images.recipe import Buildable, DockerfileBase, OciBase, PythonRecipe, Recipe, StageBase
+from minisandbox.spec import (
+    Buildable,
+    Context,
+    CopyFiles,
+    DockerfileBase,
+    OciBase,
+    PythonRecipe,
+    Recipe,
+    RunCommand,
+    StageBase,
+)
 from minisandbox.store import Store
 
 _MOST = 4 << 20
@@ -43,7 +52,7 @@ def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: B
 
 def options_of(base: DockerfileBase) -> BuildOptions:
     """Return the options of a Dockerfile that a recipe names."""
-    return BuildOptions(base.target or None, dict(base.arguments), base.platform)
+    return BuildOptions(base.target or None, dict(base.args), base.platform)
 
 
 def base_images(recipe: Buildable) -> Iterator[OciBase]:

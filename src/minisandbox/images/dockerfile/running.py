@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from minisandbox.errors import InvalidValue
 from minisandbox.images.dockerfile.copying import find_home, find_owner
 from minisandbox.images.dockerfile.evaluation import PIPES
-from minisandbox.images.dockerfile.stages import Mount, RunCommand, refuse
+from minisandbox.images.dockerfile.stages import refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.python.index import Access, host_access
@@ -22,6 +22,7 @@ from minisandbox.images.tree import LinkError, Parts, resolve
 from minisandbox.index_settings import host_settings
 from minisandbox.launch.plan import Tmpfs
 from minisandbox.sandbox.protocol.environment import network_environment
+from minisandbox.spec import ResolvedMount, RunCommand
 from minisandbox.store import Made
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.unpack import OPAQUE
@@ -34,7 +35,7 @@ _APT = b'APT::Sandbox::User "root";\n'
 _APT_PLACE = PurePosixPath("/run/minisandbox-apt.conf")
 
 
-def run_layer(run: RunCommand, place: Place, show: Callable[[Mount, Path], None]) -> Made:
+def run_layer(run: RunCommand, place: Place, show: Callable[[ResolvedMount, Path], None]) -> Made:
     """Run a RUN.
 
     Args:
@@ -72,7 +73,9 @@ def _below(place: Place) -> Below:
 
 
 @contextmanager
-def _placed(run: RunCommand, place: Place, show: Callable[[Mount, Path], None], placement: Placement) -> Iterator[None]:
+def _placed(
+    run: RunCommand, place: Place, show: Callable[[ResolvedMount, Path], None], placement: Placement
+) -> Iterator[None]:
     """Have what a RUN mounts there while the body runs."""
     with ExitStack() as stack:
         stack.callback(placement.clean)
@@ -86,7 +89,7 @@ def _placed(run: RunCommand, place: Place, show: Callable[[Mount, Path], None], 
 
 @contextmanager
 def _place(
-    place: Place, show: Callable[[Mount, Path], None], placement: Placement, mount: Mount, work: Path
+    place: Place, show: Callable[[ResolvedMount, Path], None], placement: Placement, mount: ResolvedMount, work: Path
 ) -> Iterator[None]:
     wanted = mount.wanted
     if wanted.kind in ("secret", "tmpfs"):

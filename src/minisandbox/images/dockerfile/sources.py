@@ -10,11 +10,12 @@ from typing import NoReturn
 
 from e2b_dockerfile_utils import PatternMatcher
 
-from minisandbox.images.dockerfile.stages import Context, CopyFiles, refuse
+from minisandbox.images.dockerfile.stages import refuse
 from minisandbox.images.dockerfile.trees import find, find_link, is_pattern, split
 from minisandbox.images.tree import LinkError, Parts, Tree
+from minisandbox.spec import Context, CopyFiles
 from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, LINK, Member
-from minisandbox.store.keys import JSONValue
+from minisandbox.types import JSONValue
 
 WHITEOUT = ".wh."
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.S_IFIFO: FIFO}

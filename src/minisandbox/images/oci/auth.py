@@ -14,7 +14,7 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidValue, RegistryError
 from minisandbox.images.oci.reference import DOCKER_HUB
-from minisandbox.store.keys import JSONValue
+from minisandbox.types import JSONValue
 
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HELPER_SECONDS = 30.0

@@ -30,8 +30,8 @@ from minisandbox.store import ImageRecord, Store
 from minisandbox.store.blobs.kept import LayerBlob, ensure_blob
 from minisandbox.store.disk.durable import sync_filesystem, written_atomically
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.store.keys import JSONValue
 from minisandbox.store.sizes import stack_of
+from minisandbox.types import JSONValue
 
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar"

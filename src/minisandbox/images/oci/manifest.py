@@ -11,7 +11,7 @@ from typing import cast
 from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.images.oci.config import RunConfig, read_config
 from minisandbox.store.blobs.streams import check_digest
-from minisandbox.store.keys import JSONValue
+from minisandbox.types import JSONValue
 
 MOST_MANIFEST = 4 << 20
 """Bytes of an index or a manifest (distribution-spec: registries take at least 4 MiB)."""

@@ -29,7 +29,7 @@ from minisandbox.images.oci.pull import (
 from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.images.oci.registry import Registry
 from minisandbox.images.progress import BuildEvent, Progress, StepState
-from minisandbox.images.recipe import OciBase
+from minisandbox.spec import OciBase
 from minisandbox.store import Store
 from minisandbox.types import human_size
 

@@ -34,8 +34,7 @@ from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.store.keys import JSONValue
-from minisandbox.types import human_size
+from minisandbox.types import JSONValue, human_size
 
 if TYPE_CHECKING:
     from minisandbox.images.oci.registry import Registry

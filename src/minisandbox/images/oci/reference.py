@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidValue
 from minisandbox.store.blobs.streams import DIGEST, is_digest
-from minisandbox.store.keys import JSONValue
+from minisandbox.types import JSONValue
 
 DOCKER_HUB = "docker.io"
 ARCHIVE_NAMES = "names"

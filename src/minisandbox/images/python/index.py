@@ -8,14 +8,14 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from minisandbox import certificates
-from minisandbox.errors import BuildError, HostError, InvalidValue, ProgramNotFound
+from minisandbox.errors import BuildError, HostError, ProgramNotFound
 from minisandbox.images.places import MOUNTS
 from minisandbox.index_settings import IndexSettings, host_settings
+from minisandbox.spec import shown
 from minisandbox.types import Mount, Network
 
 _UV_TIMEOUT = 30.0
@@ -74,25 +74,6 @@ def default_index_url() -> str:
 def without_credentials(url: str) -> str:
     """Return a URL as servers are asked for it; for messages see :func:`shown`."""
     return _USER.sub(r"\1", url)
-
-
-def shown(address: str) -> str:
-    """Return an address fit for messages and records: without credentials, and without the query that may sign it."""
-    plain = _USER_OR_LOGIN.sub(r"\1", address)
-    return re.split("[?#]", plain, maxsplit=1)[0] if "://" in plain else plain  # paths may have "?" and "#"
-
-
-def parse_moment(text: str) -> datetime:
-    """Read a moment: ``2024-03-01`` (its beginning, UTC) or ISO 8601 with a time.
-
-    Raises:
-        InvalidValue: it is neither.
-    """
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidValue(f"{text!r} is not a date", hint="write it like 2024-03-01 or 2024-03-01T12:00:00Z") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def find_uv() -> Path:

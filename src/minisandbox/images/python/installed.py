@@ -15,8 +15,8 @@ from packaging.version import Version
 
 from minisandbox.errors import NotFound
 from minisandbox.images.image import Image
-from minisandbox.images.python.index import shown
 from minisandbox.images.tree import ImageTree
+from minisandbox.spec import shown
 from minisandbox.store.blobs.below import Below
 
 _MINOR = re.compile(r"python(\d\.\d{1,2})")

@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from minisandbox.errors import InterpreterNotFound, InvalidValue
+from minisandbox.errors import InterpreterNotFound
+from minisandbox.spec import PythonRequest
 from minisandbox.store.disk.paths import home_directory
 
 PROBE_TIMEOUT = 10.0
@@ -108,48 +108,6 @@ def probe(executable: Path) -> Interpreter | None:
         return Interpreter(executable, values["version"], prefix, values["abi"], values["build"], stamp)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class PythonRequest:
-    """A parsed request for an interpreter.
-
-    Attributes:
-        text: as it was written.
-        specifiers: the versions that satisfy it.
-        ranged: whether it is a range (then the interpreter that runs MiniSandbox is preferred).
-    """
-
-    text: str
-    specifiers: SpecifierSet
-    ranged: bool
-
-    @classmethod
-    def parse(cls, text: str) -> PythonRequest:
-        """Read ``"3.11"``, ``"3.11.7"`` or a PEP 440 range such as ``">=3.11,<3.15"``.
-
-        Raises:
-            InvalidValue: it is none of these.
-        """
-        plain = text.strip()
-        if len(plain) > _LONGEST:  # of thousands of digits Python makes no number
-            raise InvalidValue(
-                f"a Python version of {len(plain)} characters", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'"
-            )
-        if _EXACT.fullmatch(plain):
-            return cls(plain, SpecifierSet(f"=={plain}"), ranged=False)
-        if _MINOR.fullmatch(plain):
-            return cls(plain, SpecifierSet(f"=={plain}.*"), ranged=False)
-        try:
-            if plain:
-                return cls(plain, SpecifierSet(plain), ranged=True)
-        except InvalidSpecifier:
-            pass
-        raise InvalidValue(f"{text!r} is not a Python version", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'")
-
-    def accepts(self, version: str) -> bool:
-        """Whether an interpreter of that version satisfies the request; pre-releases only where they are named."""
-        return self.specifiers.contains(Version(version))
 
 
 def find_interpreter(text: str) -> Interpreter:

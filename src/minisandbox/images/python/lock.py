@@ -6,18 +6,14 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from minisandbox.errors import InvalidValue, NotFound, StoreError
-from minisandbox.images.python.index import parse_moment
-from minisandbox.images.python.torch_builds import BACKEND, BACKENDS
+from minisandbox.spec import LOCK_FORMAT, TORCH_BACKEND, Lock, Package
 from minisandbox.store import LayerRecord
 
-FORMAT = 1
 PACKAGES = "packages"
 """The fact of a layer's record that holds what its step fetched."""
 INSTALLED = "lock"
@@ -25,90 +21,6 @@ INSTALLED = "lock"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;#]+)")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Package:
-    """One file that a step fetched from the package index.
-
-    Attributes:
-        name: the project's normalised name.
-        version: its version, as the file's name has it.
-        file: the file's name: a wheel, or a source archive.
-        sha256: its hash.
-    """
-
-    name: str
-    version: str
-    file: str
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class IndexView:
-    """Which files of the package index a step sees.
-
-    Attributes:
-        exclude_newer: a date: packages uploaded later are not there; "" for all.
-        torch_backend: which builds of PyTorch there are; "" for all.
-        locked: the only files that are there; None for all.
-    """
-
-    exclude_newer: str = ""
-    torch_backend: str = ""
-    locked: tuple[Package, ...] | None = None
-
-    @property
-    def before(self) -> datetime | None:
-        """The moment from which on uploads are not there."""
-        return parse_moment(self.exclude_newer) if self.exclude_newer else None
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        _ = self.before
-        if self.torch_backend not in BACKENDS:
-            raise InvalidValue(f"torch_backend is {self.torch_backend!r}", hint="write 'cpu', or leave it out")
-
-
-EVERYTHING = IndexView()
-
-
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """What an image was made of.
-
-    Attributes:
-        image: its name.
-        base: the key of its base layer: the fingerprint of what it takes from the host's ``/etc``.
-        python: facts of its interpreter: ``version``, ``build``, ``abi``, ``kind``; empty without one.
-        system: system packages with their versions.
-        installed: distributions with their versions, as they are in the image.
-        steps: by step, the files that it fetched: what was installed, and what things were built with.
-        torch_backend: which builds of PyTorch it was made of; "" for those that its requirements named.
-    """
-
-    image: str
-    base: str
-    python: Mapping[str, str]
-    system: Mapping[str, str]
-    installed: Mapping[str, str]
-    steps: Mapping[str, tuple[Package, ...]]
-    torch_backend: str = ""
-
-    def to_toml(self) -> str:
-        """Return the lock as the text of a lock file."""
-        lines = [f"format = {FORMAT}", f"image = {_quoted(self.image)}", f"base = {_quoted(self.base)}"]
-        lines += [f"{BACKEND} = {_quoted(self.torch_backend)}"] if self.torch_backend else []
-        for title in ("python", "system", "installed"):
-            values: Mapping[str, str] = getattr(self, title)
-            lines += ["", f"[{title}]", *(f"{_quoted(name)} = {_quoted(values[name])}" for name in sorted(values))]
-        for step, packages in self.steps.items():
-            for package in sorted(packages):
-                lines += ["", "[[package]]", f"step = {_quoted(step)}"]
-                lines += [
-                    f"{name} = {_quoted(getattr(package, name))}" for name in ("name", "version", "file", "sha256")
-                ]
-        return "\n".join(lines) + "\n"
 
 
 def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
@@ -136,7 +48,7 @@ def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
             system = dict(line.split("=", 1) for line in lines if "=" in line)
         if INSTALLED in record.facts:
             installed = read_freeze(record.facts[INSTALLED])
-        backend = str(record.step.get(BACKEND, backend))
+        backend = str(record.step.get(TORCH_BACKEND, backend))
         if packages := record.facts.get(PACKAGES):
             steps["python" if kind.startswith("python_") else kind] = _packages(packages, record.key)
     return Lock(image, base, python, system, installed, steps, backend)
@@ -176,7 +88,7 @@ def read_lock(path: Path) -> Lock:
         raise NotFound(f"there is no lock {path}", hint="`minisandbox image pins IMAGE --lock` prints one") from None
     except (OSError, ValueError) as error:
         raise InvalidValue(f"{path} is not a lock file", reason=str(error)) from error
-    if table.get("format") != FORMAT:
+    if table.get("format") != LOCK_FORMAT:
         raise InvalidValue(
             f"{path} has format {table.get('format')!r}", hint="use the MiniSandbox that wrote it, or a later one"
         )
@@ -196,7 +108,7 @@ def _read(table: Mapping[str, object]) -> Lock:
         steps.setdefault(_text(row, "step"), []).append(package)
     python, system, installed = (_texts(table[part]) for part in _PARTS)
     done = {step: tuple(packages) for step, packages in steps.items()}
-    backend = _text(table, BACKEND) if BACKEND in table else ""
+    backend = _text(table, TORCH_BACKEND) if TORCH_BACKEND in table else ""
     return Lock(_text(table, "image"), _text(table, "base"), python, system, installed, done, backend)
 
 
@@ -214,7 +126,3 @@ def _text(table: object, name: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is not a string")
     return value
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)  # a JSON string is a basic string of TOML

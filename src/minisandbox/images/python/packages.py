@@ -22,11 +22,11 @@ from urllib.parse import quote, unquote, urlsplit
 
 from minisandbox.errors import DiskFull, MiniSandboxError, SourceError
 from minisandbox.images.python.index import index_settings
-from minisandbox.images.python.lock import EVERYTHING, IndexView, Package
 from minisandbox.images.python.simple_api import JSON_TYPE, Link, Listings, html_page, json_page, version_in
 from minisandbox.images.python.torch_builds import has_builds, is_for_cpu, with_cpu_index
 from minisandbox.images.python.web import Web, fetch_file
 from minisandbox.index_settings import IndexSettings
+from minisandbox.spec import EVERYTHING, IndexView, Package
 from minisandbox.store import Store
 
 _PROJECT = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")

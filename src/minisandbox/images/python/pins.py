@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, StoreError
-from minisandbox.images.recipe import check_requirement
+from minisandbox.spec import check_requirement
 from minisandbox.store.disk.reading import read_regular
 
 _MOST = 16 << 20

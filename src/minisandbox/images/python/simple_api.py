@@ -20,9 +20,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from minisandbox.errors import InvalidValue, SourceError
-from minisandbox.images.python.index import parse_moment, shown
 from minisandbox.images.python.web import Page, Web
 from minisandbox.index_settings import IndexSettings
+from minisandbox.spec import parse_moment, shown
 from minisandbox.store import Store
 from minisandbox.store.disk.durable import write_atomic
 

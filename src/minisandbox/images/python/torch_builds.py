@@ -11,12 +11,7 @@ from packaging.utils import canonicalize_name
 
 from minisandbox.images.python.simple_api import version_in
 from minisandbox.index_settings import IndexSettings
-
-CPU = "cpu"
-BACKENDS = ("", CPU)
-"""What a recipe may ask for: whatever its pins say, or builds without CUDA."""
-BACKEND = "torch_backend"
-"""What the definition of a step calls it."""
+from minisandbox.spec import CPU
 
 _CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own; the public index has its builds for CUDA
 _BUILT = frozenset({"torch", "torchaudio", "torchcsprng", "torchtext", "torchvision"})

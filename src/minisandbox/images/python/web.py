@@ -20,8 +20,9 @@ from urllib.response import addinfourl
 
 from minisandbox import certificates
 from minisandbox.errors import SourceError
-from minisandbox.images.python.index import shown, without_credentials
+from minisandbox.images.python.index import without_credentials
 from minisandbox.index_settings import IndexSettings
+from minisandbox.spec import shown
 from minisandbox.store import Store
 from minisandbox.store.disk.durable import sync_directory
 from minisandbox.store.disk.faults import FULL, store_faults

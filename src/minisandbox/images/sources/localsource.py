@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import ProgramNotFound, SourceError
-from minisandbox.images.recipe import LocalSource
 from minisandbox.images.sources.hostgit import run_git
 from minisandbox.launch.kernel import syscalls as sc
+from minisandbox.spec import LocalSource
 
 _LIST_TIMEOUT = 120.0
 _LARGEST = 1 << 31

@@ -17,10 +17,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from minisandbox.errors import DiskFull, InvalidValue, SourceError
-from minisandbox.images.python.index import shown, without_credentials
-from minisandbox.images.recipe import GitSource
+from minisandbox.images.python.index import without_credentials
 from minisandbox.images.sources.hostgit import run_git
 from minisandbox.images.sources.submodules import Module, read_modules, resolve_url
+from minisandbox.spec import GitSource, shown
 from minisandbox.store import Store
 from minisandbox.store.disk.faults import disk_full
 

@@ -10,8 +10,8 @@ from minisandbox.errors import SourceError
 from minisandbox.images.python.index import index_settings
 from minisandbox.images.python.simple_api import Link, listed_files, same_version, version_in
 from minisandbox.images.python.web import Web, fetch_file
-from minisandbox.images.recipe import SdistSource
 from minisandbox.index_settings import IndexSettings
+from minisandbox.spec import SdistSource
 from minisandbox.store import Store
 
 _SHOWN = 12

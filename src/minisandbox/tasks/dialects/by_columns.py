@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks.builds import PythonBuild
+from minisandbox.spec import PythonRecipe
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import sort_commands
 from minisandbox.tasks.dialects.environments import OFFICIAL, chosen_build, full_commit, of_repository, specified
@@ -69,10 +69,10 @@ def swerebench(row: RowFields, context: LoadContext) -> Task:
         raise not_python("install_config", "has no 'python'")
     repo, commit = row.text("repo"), row.text("base_commit")
 
-    def specification() -> PythonBuild:
+    def specification() -> PythonRecipe:
         return specified(python, listed or ("pytest",), () if listed else config.requirements("pip_packages"))
 
-    def pinned(pins: PythonBuild) -> PythonBuild:
+    def pinned(pins: PythonRecipe) -> PythonRecipe:
         found = sort_commands([*config.commands("pre_install"), *config.commands("install")])
         return of_repository(pins, repo, commit, found.kept, system=found.system)
 
@@ -122,7 +122,7 @@ def custom(row: RowFields, context: LoadContext) -> Task:
     python = row.text("python_version", default=_CUSTOM_PYTHON)
     listed = row.requirements("requirements")
 
-    def pinned(pins: PythonBuild) -> PythonBuild:
+    def pinned(pins: PythonRecipe) -> PythonRecipe:
         pins = replace(pins, python=python) if "python_version" in row.row else pins
         return of_repository(pins, repo, commit, row.commands(*CUSTOM_INSTALL) or (_EDITABLE,))
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from minisandbox.errors import InvalidValue, TaskFileError
-from minisandbox.tasks.builds import Build, ImageBuild, PythonBuild, SourceSpec, github
+from minisandbox.spec import OciBase, PythonRecipe
+from minisandbox.tasks.builds import Build, ContainerBuild, github, github_source
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import BEFORE, FIRST
 
@@ -54,7 +55,7 @@ class OfficialImage:
     reset: bool = False
     remove: tuple[str, ...] = ()
 
-    def build(self, row: Mapping[str, object]) -> ImageBuild | None:
+    def build(self, row: Mapping[str, object]) -> ContainerBuild | None:
         """Return the image of a row, or None where nothing names it."""
         named = next((value for name in self.columns if (value := row.get(name)) and isinstance(value, str)), "")
         if "{tag}" in self.template:
@@ -64,9 +65,7 @@ class OfficialImage:
             reference = named or self.template.format(id=identity)
         if not reference:
             return None
-        return ImageBuild(
-            reference, workdir=self.workdir, environment=self.environment, reset=self.reset, remove=self.remove
-        )
+        return ContainerBuild(OciBase(reference), self.workdir, self.environment, reset=self.reset, remove=self.remove)
 
 
 OFFICIAL: Mapping[str, OfficialImage] = {
@@ -90,14 +89,14 @@ OFFICIAL: Mapping[str, OfficialImage] = {
 
 
 def of_repository(
-    pins: PythonBuild,
+    pins: PythonRecipe,
     repo: str,
     commit: str,
     install: tuple[str, ...],
     *,
     system: tuple[str, ...] = (),
     utf8: bool = False,
-) -> PythonBuild:
+) -> PythonRecipe:
     """Return the build of a commit of a repository on GitHub.
 
     Args:
@@ -109,11 +108,11 @@ def of_repository(
         utf8: whether the locale is UTF-8.
     """
     environment = (("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")) if utf8 else ()
-    source = SourceSpec.on_github(repo, commit)
+    source = github_source(repo, commit)
     return replace(pins, source=source, install=install, environment=environment, system=system)
 
 
-def exported(folder: Path | None, *names: str) -> PythonBuild | None:
+def exported(folder: Path | None, *names: str) -> PythonRecipe | None:
     """Return the exported environment of an official image, or None where the folder has none.
 
     Args:
@@ -132,7 +131,7 @@ def exported(folder: Path | None, *names: str) -> PythonBuild | None:
         python = Version(pins.python)
         late = {name for name, first in BEFORE.items() if python >= Version(first)}
         found = [line for line in pins.requirements if name_of(line) not in late]
-        return PythonBuild(f"{python.major}.{python.minor}", tuple(found), complete=True)
+        return PythonRecipe(f"{python.major}.{python.minor}", tuple(found), complete=True)
     return None
 
 
@@ -143,7 +142,7 @@ def _exports(folder: Path | None, names: Sequence[str]) -> Iterator[Path]:
         yield from sorted(top.joinpath(*names).glob("*.yml"))
 
 
-def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) -> PythonBuild:
+def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) -> PythonRecipe:
     """Return what a specification asks for.
 
     Args:
@@ -154,7 +153,7 @@ def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) ->
     named = {name_of(line) for line in (*packages, *overrides)}
     first = [line for line in FIRST if name_of(line) not in named]
     taken = {name_of(line) for line in overrides}
-    return PythonBuild(
+    return PythonRecipe(
         python, (*first, *(line for line in packages if name_of(line) not in taken)), overrides=tuple(overrides)
     )
 
@@ -204,8 +203,8 @@ def chosen_build(
     row: Mapping[str, object],
     context: LoadContext,
     pins: tuple[str, ...],
-    specification: Callable[[], PythonBuild],
-    build: Callable[[PythonBuild], PythonBuild],
+    specification: Callable[[], PythonRecipe],
+    build: Callable[[PythonRecipe], PythonRecipe],
     *,
     exact: bool = False,
 ) -> Build:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from difflib import unified_diff
 
-from minisandbox.tasks.builds import PythonBuild
+from minisandbox.spec import PythonRecipe
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.environments import chosen_build, full_commit, of_repository, specified
 from minisandbox.tasks.fields import bad_field
@@ -72,7 +72,7 @@ def convert(row: RowFields, context: LoadContext) -> Task:
         lists=lists,
         instance_id=row.text("instance_id", default="") or f"{name.replace('/', '__')}__{fix}",
         repo=repo,
-        base_commit=commit() if isinstance(build, PythonBuild) else revision,
+        base_commit=commit() if isinstance(build, PythonRecipe) else revision,
         problem_statement=_without_tags(row.text("problem_statement")),
         patch="".join(_fix(parsed)),
         test_patch="".join(_hidden_tests(execution)),

@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from minisandbox.errors import NotFound, TaskFileError
+from minisandbox.spec import PythonRecipe
 from minisandbox.tasks import harness
-from minisandbox.tasks.builds import PythonBuild, github
+from minisandbox.tasks.builds import github
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import AFTERWARDS, BEFORE_TESTS, sort_commands
 from minisandbox.tasks.dialects.environments import (
@@ -78,7 +79,7 @@ def convert(row: RowFields, context: LoadContext) -> Task:
     return row.task(build, grader)
 
 
-def _specified(row: Mapping[str, object], said: harness.Specification, mirrors: Path | None) -> PythonBuild:
+def _specified(row: Mapping[str, object], said: harness.Specification, mirrors: Path | None) -> PythonRecipe:
     identity = row["instance_id"]
     if said.packages == "environment.yml":
         raise TaskFileError(

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from minisandbox.errors import NotFound
+from minisandbox.spec import PythonRecipe
 from minisandbox.tasks import harness
-from minisandbox.tasks.builds import PythonBuild
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import AFTERWARDS, sort_commands
 from minisandbox.tasks.dialects.environments import chosen_build, of_repository, specified
@@ -52,7 +52,7 @@ def convert(row: RowFields, context: LoadContext) -> Task:
     install = (*installed.kept, *AFTERWARDS.get(profile.repo, ()))
     image = f"swebench/swesmith.x86_64.{profile.name.lower().replace('__', '_1776_')}"
 
-    def pinned(pins: PythonBuild) -> PythonBuild:
+    def pinned(pins: PythonRecipe) -> PythonRecipe:
         pins = replace(pins, python=profile.python)
         return of_repository(pins, repository, commit, install, system=installed.system, utf8=True)
 

@@ -1,130 +1,25 @@
-"""Recipes: pure data that says how to make an image: a base, and steps over it.
-
-:class:`PythonRecipe` is what rows of Python data sets say; its :meth:`PythonRecipe.recipe` turns it into steps.
-"""
+"""Recipes: how to make an image, as a base and steps over it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from minisandbox.errors import InvalidValue
-from minisandbox.images.dockerfile.stages import CopyFiles, RunCommand
-from minisandbox.images.python.index import shown
-from minisandbox.images.python.interpreters import PythonRequest
-from minisandbox.images.python.lock import EVERYTHING, IndexView, Lock
 from minisandbox.patches import parse_patch
-from minisandbox.store.keys import JSONValue
-from minisandbox.types import WORKDIR
+from minisandbox.spec.index import EVERYTHING, IndexView, Lock, PythonRequest
+from minisandbox.spec.sources import GitSource, SdistSource, Source
+from minisandbox.types import JSONValue, Network
 
-_PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-_SYSTEM = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?")
 NETWORKS = ("off", "index", "host")
+_SYSTEM = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?")
 _VERSION = re.compile(r"[A-Za-z0-9.+!_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-@dataclass(frozen=True, slots=True)
-class SdistSource:
-    """A source archive on the package index.
-
-    Attributes:
-        name: the project.
-        version: its version.
-        sha256: the archive's hash, 64 hexadecimal digits.
-    """
-
-    name: str
-    version: str
-    sha256: str
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        if _PROJECT.fullmatch(self.name) is None:
-            raise InvalidValue(
-                f"{self.name!r} is not a project's name", hint="write it as the package index has it, like 'attrs'"
-            )
-        if not self.version or any(c.isspace() or c == "/" for c in self.version):
-            raise InvalidValue(f"{self.version!r} is not a version of {self.name}", hint="write it like '23.1.0'")
-        if _SHA256.fullmatch(self.sha256) is None:
-            raise InvalidValue(
-                f"{self.sha256!r} is not the sha256 of {self.name} {self.version}",
-                hint="give 64 lower-case hexadecimal digits",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class GitSource:
-    """A commit of a git repository.
-
-    Attributes:
-        url: where to fetch from: a URL or a local path, without control characters, and blanks at its ends.
-        commit: its full object name.
-    """
-
-    url: str
-    commit: str
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        # urllib drops blanks at its beginning, and tabs and newlines anywhere: it would be another address to some
-        odd = self.url != self.url.strip() or any(not sign.isprintable() for sign in self.url)
-        if not self.url or odd or self.url.startswith("-") or "::" in self.url:
-            raise InvalidValue(
-                f"{shown(self.url)!r} is not a repository's URL or path",
-                hint="write https://HOST/OWNER/NAME, ssh://HOST/PATH or a path, without blanks around it",
-            )
-        if _COMMIT.fullmatch(self.commit) is None:
-            raise InvalidValue(
-                f"{self.commit!r} is not a full commit", hint="give all 40 hexadecimal digits: git rev-parse NAME"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSource:
-    """A directory of this machine; the content of its files decides.
-
-    Of a git checkout, the tracked and the untracked but not ignored files are taken; of any other directory, all.
-
-    Attributes:
-        path: the directory.
-        within: directories, no links on the way to them, of which one must hold it when it is read; None: it may lie
-            anywhere.
-    """
-
-    path: Path
-    within: tuple[Path, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSource:
-    """The repository that the base has at the recipe's workdir, or the files there.
-
-    Attributes:
-        commit: the commit that its files are reset to unless that is checked out; "" to take them unchanged.
-        remove: absolute paths of the image that are removed.
-    """
-
-    commit: str = ""
-    remove: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        if self.commit and not is_commit(self.commit):
-            raise InvalidValue(f"{self.commit!r} is not a full commit", hint="give all 40 hexadecimal digits")
-        for path in self.remove:
-            parts = PurePosixPath(path).parts
-            if not path.startswith("/") or len(parts) < 2 or ".." in parts or "\0" in path:
-                raise InvalidValue(f"{path!r} cannot be removed", hint="write an absolute path such as '/solution'")
-
-
-Source = SdistSource | GitSource | LocalSource | ImageSource
+Variables = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +63,14 @@ class DockerfileBase:
     Attributes:
         dockerfile: its path.
         context: the directory that COPY and ADD take files from.
-        arguments: values of its arguments (``--build-arg``).
+        args: values of its arguments (``--build-arg``).
         target: the stage; "" for the last one.
         platform: such as ``linux/arm64``; "" for this machine's.
     """
 
     dockerfile: Path
     context: Path
-    arguments: tuple[tuple[str, str], ...] = ()
+    args: tuple[tuple[str, str], ...] = ()
     target: str = ""
     platform: str = ""
 
@@ -207,8 +102,138 @@ class Run:
         """Check the fields."""
         if not self.argv:
             raise InvalidValue("a step runs no command", hint="give a program and its arguments")
-        _check_network(self.network)
+        check_network(self.network)
         check_environment(dict(self.environment))
+
+
+@dataclass(frozen=True, slots=True)
+class RunMount:
+    """One mount of a RUN.
+
+    Attributes:
+        kind: ``bind``, ``cache``, ``tmpfs``, ``secret``, or ``ssh``, which mounts nothing: no build has an SSH agent.
+        target: where, absolute; "" of a secret that is only a variable.
+        source: the path in ``origin`` that a bind shows.
+        origin: the stage or image of a bind; "" for the context.
+        identity: which cache or secret.
+        variable: the variable that gets a secret.
+        required: whether a missing secret is an error.
+        mode: the permission bits of a cache or a secret; None for the usual ones.
+        owner: the user and group of a cache or a secret.
+        size: bytes of a tmpfs; 0: as the kernel has it.
+    """
+
+    kind: str
+    target: str
+    source: str = ""
+    origin: str = ""
+    identity: str = ""
+    variable: str = ""
+    required: bool = False
+    mode: int | None = None
+    owner: tuple[int, int] = (0, 0)
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The files that a build is given.
+
+    Attributes:
+        root: the directory.
+        dockerfile: the Dockerfile, which may have a ``.dockerignore`` of its own.
+    """
+
+    root: Path
+    dockerfile: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedMount:
+    """A mount of a RUN with its origin.
+
+    Attributes:
+        wanted: what the RUN says.
+        origin: where a bind's source lies.
+    """
+
+    wanted: RunMount
+    origin: Context | OciBase | StageBase
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file that stands in the Dockerfile itself.
+
+    Attributes:
+        name: its name.
+        content: its content.
+    """
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunCommand:
+    """RUN.
+
+    Attributes:
+        line: its line.
+        text: the instruction, for people.
+        argv: the command.
+        variables: what it sees, the image's own and arguments.
+        unkeyed: variables that do not decide its result: addresses of proxies.
+        workdir: where it starts.
+        user: as whom it runs; "" for root.
+        network: what it reaches.
+        mounts: what it sees of other places.
+        script: a document that begins with ``#!``, which ``argv`` starts at ``/dev/pipes``.
+        secrets: contents of secrets by id; they decide nothing.
+    """
+
+    line: int
+    text: str
+    argv: tuple[str, ...]
+    variables: Variables
+    unkeyed: Variables
+    workdir: str
+    user: str
+    network: Network = field(default_factory=Network.host)
+    mounts: tuple[ResolvedMount, ...] = ()
+    script: Document | None = None
+    secrets: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFiles:
+    """COPY, ADD, or the directory that WORKDIR makes.
+
+    Attributes:
+        line: its line.
+        text: the instruction, for people.
+        origin: what the sources are paths in.
+        sources: them, with wildcards.
+        documents: files of the Dockerfile itself.
+        destination: an absolute path; a slash at its end makes it a directory.
+        owner: whom the files belong to, ``USER[:GROUP]``; "" for root, or for the owners they have in another stage.
+        mode: their permission bits; "" for those they have.
+        excludes: patterns of what is left out.
+        keep_parents: whether the directories of a source's path are made too.
+        extract: whether archives are unpacked (ADD).
+    """
+
+    line: int
+    text: str
+    origin: Context | OciBase | StageBase
+    sources: tuple[str, ...]
+    documents: tuple[Document, ...]
+    destination: str
+    owner: str = ""
+    mode: str = ""
+    excludes: tuple[str, ...] = ()
+    keep_parents: bool = False
+    extract: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +304,11 @@ class CheckOut:
 
     source: Source
 
+    def __post_init__(self) -> None:
+        """Check the source."""
+        if isinstance(self.source, SdistSource | GitSource):
+            self.source.check()
+
 
 @dataclass(frozen=True, slots=True)
 class Install:
@@ -300,7 +330,7 @@ class Install:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        _check_network(self.network)
+        check_network(self.network)
         check_environment(dict(self.environment))
         if _VERSION.fullmatch(self.version) is None:
             raise InvalidValue(f"{self.version!r} is not a version", hint="write it like '5.4'")
@@ -391,103 +421,6 @@ class Recipe:
             raise InvalidValue(f"step_timeout is {self.step_timeout!r}", hint="give seconds, more than 0")
 
 
-@dataclass(frozen=True, slots=True)
-class PythonRecipe:
-    """How to make an image. See :func:`minisandbox.images.build`.
-
-    Attributes:
-        python: ``"3.11"``, ``"3.11.7"`` or ``">=3.11,<3.15"``; None for no interpreter beyond the host's ``/usr``.
-        requirements: pinned packages, installed before the source is there, so that images share them.
-        complete: whether ``requirements`` name everything, as ``pip freeze`` does: nothing else is installed with them,
-            and nobody asks whether they go together.
-        overrides: packages installed after the requirements, in a run of their own: they win over them.
-        source: what lies at ``/testbed``; None for an image without a repository.
-        install: shell commands, run at ``/testbed``.
-        environment: further variables, for the install commands and for everything that runs in the image.
-        patch: applied to the source after it was installed and before anything is committed.
-        hidden: paths in the repository that are removed from it, and kept in the tests layer.
-        test_patch: the hidden tests' patch; only the tests layer gets it.
-        step_timeout: seconds one build step may take; listing and hashing its files may take as long, a minute at
-            least.
-        network: what the install commands reach: ``"off"``, ``"index"`` (the package index) or ``"host"``.
-        exclude_newer: a date such as ``"2024-03-01"``: packages uploaded later are not there; "" for all.
-        system: packages of the host's distribution, installed below everything else; takes root.
-        lock: the exact files of an image that is to be made again; None to let the index decide.
-        version: the project's version, for build tools that ask git for one where the source's own tags do not say; ""
-            for none.
-        torch_backend: ``"cpu"``: PyTorch's builds without CUDA and none of CUDA's libraries, whatever the requirements
-            say; "" for those that the requirements name.
-    """
-
-    python: str | None = None
-    requirements: tuple[str, ...] = ()
-    complete: bool = False
-    overrides: tuple[str, ...] = ()
-    source: Source | None = None
-    install: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    patch: str = ""
-    hidden: tuple[str, ...] = ()
-    test_patch: str = ""
-    step_timeout: float = 1800.0
-    network: str = "index"
-    exclude_newer: str = ""
-    system: tuple[str, ...] = ()
-    lock: Lock | None = None
-    version: str = ""
-    torch_backend: str = ""
-
-    def __post_init__(self) -> None:
-        """Check everything that can be checked without looking at this machine."""
-        if self.source is None and (self.install or self.patch or self.hidden or self.test_patch):
-            raise InvalidValue(
-                "install commands, patches and hidden files need a source", hint="set PythonRecipe.source"
-            )
-        _check_network(self.network)
-        check_environment(dict(self.environment))
-        self._index("")
-        self.recipe()
-
-    def recipe(self) -> Recipe:
-        """Return the base and the steps."""
-        return Recipe(
-            HostBase(), tuple(self._steps()), self.environment, WORKDIR, step_timeout=self.step_timeout, lock=self.lock
-        )
-
-    def _steps(self) -> Iterator[Step]:
-        if self.system:
-            yield InstallSystem(self.system)
-        if self.python is not None:
-            yield InstallPython(self.python, replace(self._index("python"), torch_backend=""))
-        if self.requirements or self.overrides:
-            yield InstallRequirements(self.requirements, self.complete, self.overrides, self._index("requirements"))
-        if self.source is None:
-            return
-        yield CheckOut(self.source)
-        if self.install:
-            yield Install(self.install, self.environment, self.network, self.version, self._index("install"))
-        if self.hidden or self.test_patch.strip():
-            yield HiddenTests(self.hidden, self.test_patch)
-        yield CutHistory(self.patch, self.hidden)
-
-    def _index(self, step: str) -> IndexView:
-        locked = None if self.lock is None else tuple(self.lock.steps.get(step, ()))
-        return IndexView("" if self.lock else self.exclude_newer, self.torch_backend, locked)
-
-
-Buildable = Recipe | PythonRecipe
-
-
-def is_commit(text: str) -> bool:
-    """Whether a text is a commit's full name."""
-    return _COMMIT.fullmatch(text) is not None
-
-
-def _check_network(network: str) -> None:
-    if network not in NETWORKS:
-        raise InvalidValue(f"network is {network!r}", hint=f"write one of {', '.join(NETWORKS)}")
-
-
 def _check_files(hidden: tuple[str, ...], patch: str, name: str) -> None:
     for path in hidden:
         check_repository_path(path)
@@ -518,6 +451,16 @@ def check_repository_path(path: str) -> None:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or "\0" in path or "\n" in path or {"..", ".git"} & set(parts):
         raise InvalidValue(f"{path!r} is not a path in the repository")
+
+
+def check_network(network: str) -> None:
+    """Refuse what is no network of a build step.
+
+    Raises:
+        InvalidValue: it is not one of :data:`NETWORKS`.
+    """
+    if network not in NETWORKS:
+        raise InvalidValue(f"network is {network!r}", hint=f"write one of {', '.join(NETWORKS)}")
 
 
 def check_environment(variables: Mapping[str, str]) -> None:

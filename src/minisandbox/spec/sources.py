@@ -1,0 +1,130 @@
+"""Where a repository comes from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from minisandbox.errors import InvalidValue
+
+_PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_USER_OR_LOGIN = re.compile(r"^([^/?#]*://)?[^/?#]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class SdistSource:
+    """A source archive on the package index.
+
+    Attributes:
+        name: the project.
+        version: its version.
+        sha256: the archive's hash, 64 hexadecimal digits.
+    """
+
+    name: str
+    version: str
+    sha256: str
+
+    def check(self) -> None:
+        """Check the fields.
+
+        Raises:
+            InvalidValue: one cannot be used.
+        """
+        if _PROJECT.fullmatch(self.name) is None:
+            raise InvalidValue(
+                f"{self.name!r} is not a project's name", hint="write it as the package index has it, like 'attrs'"
+            )
+        if not self.version or any(c.isspace() or c == "/" for c in self.version):
+            raise InvalidValue(f"{self.version!r} is not a version of {self.name}", hint="write it like '23.1.0'")
+        if _SHA256.fullmatch(self.sha256) is None:
+            raise InvalidValue(
+                f"{self.sha256!r} is not the sha256 of {self.name} {self.version}",
+                hint="give 64 lower-case hexadecimal digits",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GitSource:
+    """A commit of a git repository.
+
+    Attributes:
+        url: where to fetch from: a URL or a local path, without control characters, and blanks at its ends.
+        commit: its full object name.
+    """
+
+    url: str
+    commit: str
+
+    def check(self) -> None:
+        """Check the fields.
+
+        Raises:
+            InvalidValue: one cannot be used.
+        """
+        # urllib drops blanks at its beginning, and tabs and newlines anywhere: it would be another address to some
+        odd = self.url != self.url.strip() or any(not sign.isprintable() for sign in self.url)
+        if not self.url or odd or self.url.startswith("-") or "::" in self.url:
+            raise InvalidValue(
+                f"{shown(self.url)!r} is not a repository's URL or path",
+                hint="write https://HOST/OWNER/NAME, ssh://HOST/PATH or a path, without blanks around it",
+            )
+        if _COMMIT.fullmatch(self.commit) is None:
+            raise InvalidValue(
+                f"{self.commit!r} is not a full commit", hint="give all 40 hexadecimal digits: git rev-parse NAME"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSource:
+    """A directory of this machine; the content of its files decides.
+
+    Of a git checkout, the tracked and the untracked but not ignored files are taken; of any other directory, all.
+
+    Attributes:
+        path: the directory.
+        within: directories, no links on the way to them, of which one must hold it when it is read; None: it may lie
+            anywhere.
+    """
+
+    path: Path
+    within: tuple[Path, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """The repository that the base has at the recipe's workdir, or the files there.
+
+    Attributes:
+        commit: the commit that its files are reset to unless that is checked out; "" to take them unchanged.
+        remove: absolute paths of the image that are removed.
+    """
+
+    commit: str = ""
+    remove: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if self.commit and not is_commit(self.commit):
+            raise InvalidValue(f"{self.commit!r} is not a full commit", hint="give all 40 hexadecimal digits")
+        for path in self.remove:
+            parts = PurePosixPath(path).parts
+            if not path.startswith("/") or len(parts) < 2 or ".." in parts or "\0" in path:
+                raise InvalidValue(f"{path!r} cannot be removed", hint="write an absolute path such as '/solution'")
+
+
+Source = SdistSource | GitSource | LocalSource | ImageSource
+
+
+def is_commit(text: str) -> bool:
+    """Whether a text is a commit's full name."""
+    return _COMMIT.fullmatch(text) is not None
+
+
+def shown(address: str) -> str:
+    """Return an address fit for messages and records: without credentials, and without the query that may sign it."""
+    plain = _USER_OR_LOGIN.sub(r"\1", address)
+    return re.split("[?#]", plain, maxsplit=1)[0] if "://" in plain else plain  # paths may have "?" and "#"
