@@ -271,7 +271,7 @@ def test_copies_below_usr_have_the_patch_too(store: Store, project: Path) -> Non
 def test_patches_that_reach_outside_are_refused_before_anything_is_built(project: Path, patch: str, said: str) -> None:
     for kind in ("patch", "test_patch"):
         with pytest.raises(PatchError, match=said):
-            _recipe(project, **{kind: patch})
+            _recipe(project, **{kind: patch}).recipe()
 
 
 def test_hidden_contents_are_nowhere(store: Store, project: Path) -> None:
@@ -287,7 +287,7 @@ def test_hidden_contents_are_nowhere(store: Store, project: Path) -> None:
 
 def test_crlf_patches(store: Store, project: Path) -> None:
     with pytest.raises(PatchError, match="CRLF"):  # converted on its way: the loader of task files says the same
-        _recipe(project, patch=BUG.replace("\n", "\r\n"))
+        _recipe(project, patch=BUG.replace("\n", "\r\n")).recipe()
     # the headers of git have LF whatever the files have
     crlf = re.sub(r"(?m)^([-+ ](?!-- a|\+\+ b).*)$", "\\1\r", BUG)
     with pytest.raises(PatchError, match="does not apply") as caught:

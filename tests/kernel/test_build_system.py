@@ -77,4 +77,4 @@ def test_what_install_commands_write_below_usr_is_kept_or_refused(store: Store, 
 @pytest.mark.parametrize("name", ["gcc; rm -rf /", "-y", "Gcc", "a b", ""])
 def test_names_that_are_no_packages(name: str) -> None:
     with pytest.raises(InvalidValue, match="not a system package"):
-        PythonRecipe(system=(name,))
+        PythonRecipe(system=(name,)).recipe()
