@@ -15,7 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from tests.unit.oci_tools import MadeImage, digest
 
-from minisandbox.images.oci import http, push, registry
+from minisandbox.images import http_client
+from minisandbox.images.oci import push, registry
 
 Fault = Callable[["Handler"], bool]
 """Answers in the registry's place; returns whether it did."""
@@ -198,7 +199,7 @@ def serve() -> Iterator[Registry]:
 
 def isolate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let pulls wait for nothing, read no file of this machine, and use no proxy."""
-    monkeypatch.setattr(http, "backoff", lambda _: 0.0)
+    monkeypatch.setattr(http_client, "backoff", lambda _: 0.0)
     monkeypatch.setattr(registry, "backoff", lambda _: 0.0)
     monkeypatch.setattr(push, "backoff", lambda _: 0.0)
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import InvalidValue, SourceError
 from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.images.python.simple_api import FRESH
@@ -302,11 +302,32 @@ def test_a_connection_that_is_refused_is_tried_again(upstream: Upstream, monkeyp
             raise refusals.pop()
         return connect(*arguments, **options)
 
-    monkeypatch.setattr("minisandbox.images.python.web._PAUSE", 0.0)
+    monkeypatch.setattr("minisandbox.images.http_client.backoff", lambda _: 0.0)
     monkeypatch.setattr("socket.create_connection", create_connection)
     page = Web(upstream.settings).read(f"{upstream.url}/simple/demo-pkg/")
     assert page is not None
     assert not refusals
+
+
+def test_each_attempt_asks_the_proxy_for_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisandbox.images.http_client.backoff", lambda _: 0.0)
+    requests: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(20)
+
+        def serve() -> None:
+            for _ in range(3):
+                connection = proxy.accept()[0]
+                with connection, connection.makefile("rb") as file:
+                    requests.append(file.readline())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        proxies = (("https_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}"),)
+        with pytest.raises(SourceError, match=r"cannot read https://index\.invalid/"):
+            Web(IndexSettings(proxies=proxies, timeout=10.0)).read("https://index.invalid/simple/")
+        thread.join()
+    assert [line.split()[:2] for line in requests] == [[b"CONNECT", b"index.invalid:443"]] * 3
 
 
 def test_a_page_older_than_the_date_is_asked_for_anew(upstream: Upstream, store: Store) -> None:

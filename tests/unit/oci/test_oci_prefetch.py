@@ -17,9 +17,8 @@ from tests.unit.oci_registry import Handler, Registry, answer
 from tests.unit.oci_tools import END, MadeImage, digest, entry
 
 from minisandbox.errors import DiskFull, ImageRefused, NotFound, RegistryError
-from minisandbox.images import build, build_all, pull, pull_all
+from minisandbox.images import build, build_all, http_client, pull, pull_all
 from minisandbox.images.dockerfile.reading import base_images
-from minisandbox.images.oci import http
 from minisandbox.spec import DockerfileBase, OciBase, Recipe
 from minisandbox.store import Store
 from minisandbox.types import human_size
@@ -133,7 +132,7 @@ def test_a_failure_costs_the_others_nothing(server: Registry, store: Store, base
 def test_a_registry_that_limits_requests_is_waited_for(
     server: Registry, store: Store, bases: list[OciBase], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(http, "_LONGEST_PAUSE", 0.5)
+    monkeypatch.setattr(http_client, "_LONGEST_PAUSE", 0.5)
     server.faults[where] = [answer(429, Retry_After="2", RateLimit_Limit="100;w=21600")] * 3
     notes: list[str] = []
     began = time.monotonic()

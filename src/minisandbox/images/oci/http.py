@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import email.message
-import email.utils
 import http.client
 import json
-import random
 import re
 import ssl
 import time
@@ -16,18 +14,16 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NoReturn, Self, cast
+from typing import NoReturn, Self
 
-from minisandbox import __version__, certificates
-from minisandbox.errors import NotFound, RegistryError
+from minisandbox import __version__
+from minisandbox.errors import MiniSandboxError, NotFound, RegistryError
+from minisandbox.images.http_client import ATTEMPTS, Client, retry_after, split_url
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.reference import DOCKER_HUB, Remote
 
-ATTEMPTS = 5
 TIMEOUT = 30.0
-"""Seconds for a connection, and for each piece of an answer."""
-_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
-_LONGEST_PAUSE = 120.0
+"""Seconds for a connection, and for each piece of a response."""
 _LIMITED = 300.0
 """Seconds to wait where a registry limits requests and does not say for how long."""
 _RATE = re.compile(r"([0-9]{1,9});w=([0-9]{1,9})")
@@ -91,11 +87,11 @@ class Connection:
     _authorization: str = ""
     _scheme: str = ""
     _secrets: list[str] = field(default_factory=list)
-    _opened_by: urllib.request.OpenerDirector | None = None
+    _client: Client | None = None
 
     def rest(self) -> None:
-        """Forget what takes memory and can be had again: one of hundreds of connections may be used much later."""
-        self._opened_by = None
+        """Release memory: one of hundreds of connections may be used much later."""
+        self._client = None
 
     def get(self, path: str, accept: str = "*/*", offset: int = 0) -> http.client.HTTPResponse:
         """Open a resource of the repository; the caller closes it.
@@ -126,41 +122,36 @@ class Connection:
             NotFound: the registry has no such thing.
             RegistryError: it fails, or the registry refuses.
         """
-        logged_in = False
-        attempt = ATTEMPTS - 1 if callable(body) else 0
-        while True:
+        try:
             try:
-                return self._open(method, path, headers or {}, body() if callable(body) else body)
+                return self._open(method, path, headers or {}, body)
             except urllib.error.HTTPError as error:
+                if error.code != 401:
+                    raise
                 with error:
-                    if error.code == 401 and not logged_in:
-                        logged_in = True
-                        self._log_in(error.headers.get_all("WWW-Authenticate") or [])
-                        continue
-                    wait = _retry_after(error.headers.get("Retry-After"), backoff(attempt))
-                    if error.code not in _RETRIED or attempt == ATTEMPTS - 1 or wait > _LONGEST_PAUSE:
-                        self._explain(error, f"/{path}")
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                if attempt == ATTEMPTS - 1 or _is_final(error):
-                    raise self._unreachable(error) from None
-                wait = backoff(attempt)
-            self.pause(wait)
-            attempt += 1
+                    self._log_in(error.headers.get_all("WWW-Authenticate") or [])
+            return self._open(method, path, headers or {}, body)
+        except urllib.error.HTTPError as error:
+            with error:
+                self._explain(error, f"/{path}")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, MiniSandboxError):  # some of ours are OSErrors as well
+                raise
+            raise self._unreachable(error) from None
 
     # --- requests ---
 
-    def _open(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | Iterable[bytes] | None
-    ) -> http.client.HTTPResponse:
+    def _open(self, method: str, path: str, headers: Mapping[str, str], body: Body | None) -> http.client.HTTPResponse:
         base = self._base()
         url = urllib.parse.urljoin(f"{base}/v2/{self.place.repository}/", path)
         own = url.startswith(f"{base}/")
         if not own and url.partition(":")[0] not in self._schemes:
             raise urllib.error.URLError(f"it sends its clients to {url[:100]!r}")
-        request = urllib.request.Request(url, body, {**_AGENT, **headers}, method=method)  # noqa: S310 - checked
-        if self._authorization and own:  # not for where a redirect leads
+        data, attempts = (body(), 1) if callable(body) else (body, ATTEMPTS)
+        request = urllib.request.Request(url, data, {**_AGENT, **headers}, method=method)  # noqa: S310 - checked
+        if self._authorization and own:  # not for the target of a redirect
             request.add_unredirected_header("Authorization", self._authorization)
-        return cast("http.client.HTTPResponse", self._opener().open(request, timeout=TIMEOUT))
+        return self._opener().open(request, timeout=TIMEOUT, attempts=attempts, pause=self.pause)
 
     @property
     def _schemes(self) -> tuple[str, ...]:
@@ -169,7 +160,7 @@ class Connection:
     @property
     def _may_be_plain(self) -> bool:
         """Whether the registry may be asked without TLS: on this machine, or where a configuration says so."""
-        return self.place.insecure or _split(f"//{self.place.host}").hostname in _LOCAL
+        return self.place.insecure or split_url(f"//{self.place.host}").hostname in _LOCAL
 
     def _base(self) -> str:
         server = _SERVERS.get(self.place.host, self.place.host)
@@ -179,27 +170,18 @@ class Connection:
 
     def _speaks_tls(self, server: str) -> bool:
         try:
-            with self._opener().open(f"https://{server}/v2/", timeout=TIMEOUT):
+            with self._opener().open(urllib.request.Request(f"https://{server}/v2/"), timeout=TIMEOUT):
                 return True
         except urllib.error.HTTPError:
             return True
         except (OSError, http.client.HTTPException):
             return False
 
-    def _opener(self) -> urllib.request.OpenerDirector:
-        if self._opened_by is None:  # loading the certificates takes longer than a request
-            self._opened_by = self._new_opener()
-        return self._opened_by
-
-    def _new_opener(self) -> urllib.request.OpenerDirector:
-        context = certificates.context()
-        for folder in _CERTIFICATES:
-            for file in sorted(Path(folder, self.place.host).glob("*.crt")):
-                context.load_verify_locations(file)
-        if self.place.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _Redirects(self._schemes))
+    def _opener(self) -> Client:
+        if self._client is None:  # loading the certificates takes longer than a request
+            paths = [path for folder in _CERTIFICATES for path in sorted(Path(folder, self.place.host).glob("*.crt"))]
+            self._client = Client(authorities=paths, verify=not self.place.insecure, schemes=self._schemes)
+        return self._client
 
     # --- authentication ---
 
@@ -218,7 +200,7 @@ class Connection:
     def _token(self, challenge: dict[str, str], known: Credentials | None) -> str:
         """Get a token (distribution, spec/auth/token.md and oauth.md)."""
         realm = challenge.get("realm", "")
-        place = _split(realm)
+        place = split_url(realm)
         plain = self.place.insecure or (self._may_be_plain and place.hostname in _LOCAL)
         if place.scheme != "https" and not (place.scheme == "http" and plain):
             raise RegistryError(
@@ -269,7 +251,7 @@ class Connection:
             raise RegistryError(f"{what}: access denied", reason=status, hint=self._how_to_log_in())
         if error.code == 429:
             limit = RateLimit.parse(error.headers)
-            wait = _retry_after(error.headers.get("Retry-After"), limit.pause if limit else _LIMITED)
+            wait = retry_after(error.headers.get("Retry-After"), limit.pause if limit else _LIMITED)
             raise _transient(
                 f"{what}: too many requests",
                 f"{status}; {f'it allows {limit}; ' if limit else ''}try again in {wait / 60:.0f} min",
@@ -321,85 +303,3 @@ def _transient(what: str, reason: str, hint: str, wait: float | None = None) -> 
     error = RegistryError(what, wait=wait, reason=reason, hint=hint)
     error.transient = True
     return error
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects, but only to these schemes."""
-
-    def __init__(self, schemes: tuple[str, ...]) -> None:
-        self._schemes = schemes
-
-    def http_error_302(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
-    ) -> http.client.HTTPResponse | None:
-        """Follow a redirect."""
-        try:
-            return cast("http.client.HTTPResponse | None", super().http_error_302(req, fp, code, msg, headers))
-        except ValueError:  # its address is malformed
-            fp.close()
-            raise
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        """Return the request for where a redirect leads."""
-        scheme = _split(newurl).scheme
-        if scheme not in self._schemes:
-            fp.close()
-            raise urllib.error.URLError(f"it redirects to an address of {scheme!r}")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _split(url: str) -> urllib.parse.SplitResult:
-    """Split a URL; a malformed one has no part."""
-    try:
-        return urllib.parse.urlsplit(url)
-    except ValueError:
-        return urllib.parse.urlsplit("")
-
-
-def _is_final(error: OSError | http.client.HTTPException | ValueError) -> bool:
-    """Whether another attempt would fail as well."""
-    cause = getattr(error, "reason", error)
-    if type(error) is urllib.error.URLError and isinstance(cause, str):  # an address that cannot be asked
-        return True
-    return isinstance(cause, ssl.SSLError | ValueError) or (
-        isinstance(cause, OSError) and cause.errno in (-2, -5)  # netdb.h: EAI_NONAME, EAI_NODATA
-    )
-
-
-def backoff(attempt: int) -> float:
-    """Return the seconds to wait after an attempt."""
-    return 0.5 * float(1 << attempt) * (1 + random.random() / 4)  # noqa: S311 - so that clients do not return together
-
-
-def _retry_after(text: str | None, usual: float) -> float:
-    """Seconds that a registry asks to wait: a number, or a date (RFC 9110, section 10.2.3); else the usual ones."""
-    if text is None:
-        return usual
-    try:
-        if text.strip().isdigit():
-            return float(text)
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return usual
-
-
-def read_bounded(answer: http.client.HTTPResponse, most: int) -> bytes | None:
-    """Read an answer; None where it is longer.
-
-    Raises:
-        HTTPException: it breaks off.
-    """
-    data = answer.read(most + 1)
-    if len(data) <= most and answer.length:
-        raise http.client.IncompleteRead(data, answer.length)
-    return None if len(data) > most else data

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from minisandbox.errors import InvalidValue, NotFound, RegistryError
+from minisandbox.images.http_client import ATTEMPTS, backoff
 from minisandbox.images.image import find_record
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.export import check_portable, described, write_image
-from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff
+from minisandbox.images.oci.http import Connection
 from minisandbox.images.oci.pull import PULLED, Tell
 from minisandbox.images.oci.reference import Remote, parse_reference, places_of
 from minisandbox.store import Store

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from minisandbox.errors import DiskFull, ImageRefused, MiniSandboxError, NotFound, RegistryError
+from minisandbox.images.http_client import ATTEMPTS, backoff, read_bounded
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.http import ATTEMPTS, Connection, RateLimit, backoff, read_bounded
+from minisandbox.images.oci.http import Connection, RateLimit
 from minisandbox.images.oci.reference import Remote, places_of
 from minisandbox.store import Store
 from minisandbox.store.blobs.streams import Blob, check_digest, check_hash, new_hash, require_room

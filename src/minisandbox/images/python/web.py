@@ -5,21 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import ssl
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.response import addinfourl
 
-from minisandbox import certificates
 from minisandbox.errors import SourceError
+from minisandbox.images.http_client import Client
 from minisandbox.images.python.index import without_credentials
 from minisandbox.index_settings import IndexSettings
 from minisandbox.spec import shown
@@ -28,8 +25,6 @@ from minisandbox.store.disk.durable import sync_directory
 from minisandbox.store.disk.faults import FULL, store_faults
 
 _ATTEMPTS = 3
-_PAUSE = 0.5
-_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _GONE = frozenset({404, 410})
 _BLOCK = 1 << 18
 _HINT = "check the network, the proxy and the certificates: pip's settings (`pip config list`) are used"
@@ -58,7 +53,7 @@ class Web:
     """
 
     settings: IndexSettings
-    _openers: dict[bool, urllib.request.OpenerDirector] = field(default_factory=dict)
+    _clients: dict[bool, Client] = field(default_factory=dict)
 
     def read(self, url: str, accept: str = "*/*") -> Page | None:
         """Read a page: ``https``, ``http`` or ``file``, where a directory is a page with links to its files.
@@ -81,16 +76,18 @@ class Web:
             return Page(answer.read(), answer.headers.get_content_type(), answer.geturl())
 
     @contextmanager
-    def open(self, url: str, accept: str = "*/*") -> Iterator[addinfourl | None]:
+    def open(self, url: str, accept: str = "*/*") -> Iterator[HTTPResponse | None]:
         """Open a URL; None where the server says that there is nothing.
 
         Raises:
             SourceError: it cannot be read.
         """
         what = f"cannot read {shown(url)}"
+        headers = {"Accept": accept, "User-Agent": "minisandbox"}
+        request = urllib.request.Request(without_credentials(url), headers=headers)  # noqa: S310 - checked where listed
         try:
-            with self._ask(url, accept) as answer:
-                yield answer
+            with self._client(url).open(request, timeout=self.settings.timeout, attempts=_ATTEMPTS) as response:
+                yield response
         except urllib.error.HTTPError as error:
             error.close()
             if error.code not in _GONE:
@@ -102,47 +99,21 @@ class Web:
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
             raise SourceError(what, reason=reason, hint=_HINT) from None
 
-    def _ask(self, url: str, accept: str) -> addinfourl:
-        headers = {"Accept": accept, "User-Agent": "minisandbox"}
-        request = urllib.request.Request(without_credentials(url), headers=headers)  # noqa: S310 - checked where listed
-        for attempt in range(_ATTEMPTS):
-            try:
-                answer: addinfourl = self.opener(url).open(request, timeout=self.settings.timeout)
-            except urllib.error.HTTPError as error:
-                if attempt == _ATTEMPTS - 1 or error.code not in _RETRIED:
-                    raise
-                error.close()
-            except OSError as error:
-                again = isinstance(getattr(error, "reason", error), TimeoutError | ConnectionError)
-                if attempt == _ATTEMPTS - 1 or not again:
-                    raise
-            else:
-                return answer
-            time.sleep(_PAUSE * 2**attempt)
-        raise AssertionError("the last attempt returns or raises")
-
-    def opener(self, url: str) -> urllib.request.OpenerDirector:
-        """Return what opens a URL, by whether its server's certificate is checked."""
-        trusted = urlsplit(url).hostname in {name.partition(":")[0] for name in self.settings.trusted_hosts}
-        if trusted not in self._openers:
-            self._openers[trusted] = self._new_opener(trusted)
-        return self._openers[trusted]
-
-    def _new_opener(self, trusted: bool) -> urllib.request.OpenerDirector:
-        proxies = {name.removesuffix("_proxy"): value for name, value in self.settings.proxies}
-        if "all" in proxies:
-            proxies = {"http": proxies["all"], "https": proxies["all"], **proxies}
-        context = certificates.context()
-        if self.settings.cert is not None:
-            context.load_verify_locations(self.settings.cert)
-        if trusted:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return urllib.request.build_opener(
-            urllib.request.ProxyHandler(proxies),  # it heeds no_proxy
-            urllib.request.HTTPSHandler(context=context),
-            _Credentials(self.settings.urls),
-        )
+    def _client(self, url: str) -> Client:
+        """Return the client for a URL, by whether its server's certificate is checked."""
+        verify = urlsplit(url).hostname not in {name.partition(":")[0] for name in self.settings.trusted_hosts}
+        if verify not in self._clients:
+            proxies = {name.removesuffix("_proxy"): value for name, value in self.settings.proxies}
+            if "all" in proxies:
+                proxies = {"http": proxies["all"], "https": proxies["all"], **proxies}
+            authorities = [self.settings.cert] if self.settings.cert is not None else []
+            self._clients[verify] = Client(
+                urllib.request.ProxyHandler(proxies),  # it honours no_proxy
+                _Credentials(self.settings.urls),
+                authorities=authorities,
+                verify=verify,
+            )
+        return self._clients[verify]
 
 
 class _Credentials(urllib.request.BaseHandler):

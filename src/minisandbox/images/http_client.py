@@ -1,0 +1,169 @@
+"""HTTP requests to registries and package indexes, over urllib: certificates, redirects, retries."""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import random
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Collection, Iterable
+from copy import copy
+from pathlib import Path
+from typing import IO, cast
+from urllib.parse import SplitResult, urlsplit
+
+from minisandbox import certificates
+
+ATTEMPTS = 5
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LONGEST_PAUSE = 120.0
+
+
+class Client:
+    """Opens URLs. Threads may share it.
+
+    Args:
+        authorities: further files of trusted certificate authorities.
+        verify: whether certificates are checked.
+        schemes: the schemes that redirects may lead to.
+        handlers: further handlers of urllib, such as one of proxies; by default the environment's proxies are used.
+    """
+
+    def __init__(
+        self,
+        *handlers: urllib.request.BaseHandler,
+        authorities: Iterable[Path] = (),
+        verify: bool = True,
+        schemes: Collection[str] = ("http", "https"),
+    ) -> None:
+        context = certificates.context()
+        for path in authorities:
+            context.load_verify_locations(path)
+        if not verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        https = urllib.request.HTTPSHandler(context=context)
+        self._opener = urllib.request.build_opener(https, _Redirects(schemes), *handlers)
+
+    def open(
+        self,
+        request: urllib.request.Request,
+        *,
+        timeout: float,
+        attempts: int = 1,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> http.client.HTTPResponse:
+        """Send a request, again after a transient failure; the caller closes the response.
+
+        Args:
+            request: the request.
+            timeout: seconds for the connection, and for each piece of the response.
+            attempts: how often the request is sent at most.
+            pause: sleeps for the given seconds.
+
+        Raises:
+            HTTPError: the status is an error; the caller closes it.
+            OSError: there is no connection, or it was lost.
+            HTTPException: the response is malformed.
+            ValueError: the URL, or that of a redirect, is malformed.
+        """
+        for attempt in range(attempts):
+            last, wait = attempt == attempts - 1, backoff(attempt)
+            try:
+                response = self._opener.open(copy(request), timeout=timeout)  # a proxy changes the request
+                return cast("http.client.HTTPResponse", response)
+            except urllib.error.HTTPError as error:
+                wait = retry_after(error.headers.get("Retry-After"), wait)
+                if last or error.code not in _RETRIED or wait > _LONGEST_PAUSE:
+                    raise
+                error.close()
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                if last or _is_final(error):
+                    raise
+            pause(wait)
+        raise AssertionError("the last attempt returns or raises")
+
+
+def backoff(attempt: int) -> float:
+    """Return the seconds to wait after an attempt."""
+    return 0.5 * float(1 << attempt) * (1 + random.random() / 4)  # noqa: S311 - so that clients do not return together
+
+
+def retry_after(header: str | None, default: float) -> float:
+    """Return the seconds of a Retry-After header: a number, or a date (RFC 9110, section 10.2.3)."""
+    if header is None:
+        return default
+    try:
+        if header.strip().isdigit():
+            return float(header)
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return default
+
+
+def read_bounded(response: http.client.HTTPResponse, limit: int) -> bytes | None:
+    """Read a response; return None if it is longer than the limit.
+
+    Raises:
+        HTTPException: it was truncated.
+    """
+    data = response.read(limit + 1)
+    if len(data) <= limit and response.length:
+        raise http.client.IncompleteRead(data, response.length)
+    return None if len(data) > limit else data
+
+
+def split_url(url: str) -> SplitResult:
+    """Split a URL; the parts of a malformed one are empty."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects, but only to these schemes."""
+
+    def __init__(self, schemes: Collection[str]) -> None:
+        self._schemes = schemes
+
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> http.client.HTTPResponse | None:
+        """Follow a redirect."""
+        try:
+            return cast("http.client.HTTPResponse | None", super().http_error_302(req, fp, code, msg, headers))
+        except ValueError:  # its address is malformed
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        """Return the request for the address of a redirect."""
+        scheme = split_url(newurl).scheme
+        if scheme not in self._schemes:
+            fp.close()
+            raise urllib.error.URLError(f"it redirects to an address of {scheme!r}")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _is_final(error: OSError | http.client.HTTPException | ValueError) -> bool:
+    """Return whether another attempt would fail as well."""
+    cause = getattr(error, "reason", error)
+    if type(error) is urllib.error.URLError and isinstance(cause, str):  # the address is invalid
+        return True
+    return isinstance(cause, ssl.SSLError | ValueError) or (
+        isinstance(cause, OSError) and cause.errno in (-2, -5)  # netdb.h: EAI_NONAME, EAI_NODATA
+    )
