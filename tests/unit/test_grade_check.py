@@ -17,8 +17,7 @@ from minisandbox.cli.main import main
 from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError
 from minisandbox.grade import Grade, Reason, Status, validate
 from minisandbox.grade.check import CHECKS, Severity, check_set
-from minisandbox.grade.check.evidence import Evidence
-from minisandbox.grade.check.table import RUNS, findings
+from minisandbox.grade.check.checks import RUNS, Evidence, findings
 from minisandbox.grade.validation import Validation
 from minisandbox.images import Image
 from minisandbox.tasks import Task

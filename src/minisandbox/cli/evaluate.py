@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.backends import add_backend_argument, backend_config, backend_of
-from minisandbox.cli.common.cluster_options import add_cluster_argument, cluster_checks, print_nodes
+from minisandbox.cli.common.backends import add_backend_argument, backend_of
+from minisandbox.cli.common.cluster_options import add_cluster_argument
 from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.output import (
     Column,
@@ -21,7 +21,7 @@ from minisandbox.cli.common.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.common.set_runs import SetRun, show_progress
+from minisandbox.cli.common.set_runs import SetRun
 from minisandbox.cli.common.task_sets import add_run_arguments, add_tasks_arguments, load_both
 from minisandbox.errors import GradingError, NotFound
 from minisandbox.grade import (
@@ -69,94 +69,89 @@ def run(args: argparse.Namespace) -> int:
         0 if each has a verdict; 1 if a prediction is unusable; 30 if one is unconfirmed or had an infrastructure error.
     """
     require_positive(args, "workers", "jobs")
-    grading, backend = grading_options(args), backend_of(args)
+    grading = grading_options(args)
+    backend_of(args)  # refuse contradictions before the tasks are loaded
     everything, tasks = load_both(args)
     predictions = _predictions(args.predictions, everything, tasks)
     with Progress() as progress:
-        checks = cluster_checks(args, progress)
-        work = SetRun(args, progress, here=checks is None, backend=backend, retry=True)
-        found = run_evaluation(
+        config = {"tasks": args.tasks, "predictions": args.predictions}
+        work: SetRun[Evaluated] = SetRun(args, progress, _line, config, retry=True)
+        evaluation = run_evaluation(
             tasks,
             predictions,
             work.image_of,
-            out=args.out,
-            workers=work.workers,
             timeout=grading.timeout,
             confirm=grading.confirm,
-            config={"tasks": args.tasks, "predictions": args.predictions, **backend_config(args)},
-            build=work.build,
-            progress=lambda news: show_progress(progress, news, _line),
-            elsewhere=checks,
+            **work.options,
         )
     if args.out is not None:
-        write_evaluation_reports(args.out, found)
+        write_evaluation_reports(args.out, evaluation)
     if args.json:
-        print_json(evaluation_report(found))
+        print_json(evaluation_report(evaluation))
     else:
-        _print(found, args.out)
-        if checks is not None:
-            print_nodes(checks.reports)
-    _complain(found)
-    return _status(found)
+        _print(evaluation, args.out)
+        work.print_nodes()
+    _complain(evaluation)
+    return _status(evaluation)
 
 
-def _predictions(where: str, everything: TaskSet, chosen: TaskSet) -> Sequence[Prediction]:
+def _predictions(source: str, everything: TaskSet, chosen: TaskSet) -> Sequence[Prediction]:
     """Read the predictions, without those for tasks that were not selected.
 
     Raises:
         NotFound: the task set has no task for any of them.
     """
-    if where in (GOLD, EMPTY):
-        return reference_predictions(chosen) if where == GOLD else empty_predictions(chosen)
-    found = read_predictions(Path(where))
-    if not any(one.instance_id in everything for one in found):
+    if source in (GOLD, EMPTY):
+        return reference_predictions(chosen) if source == GOLD else empty_predictions(chosen)
+    predictions = read_predictions(Path(source))
+    if not any(prediction.instance_id in everything for prediction in predictions):
         raise NotFound(
-            f"none of the {len(found)} predictions in {where} is for a task of {everything.name}",
-            reason=f"they belong to another task set: the first is for {found[0].instance_id}",
+            f"none of the {len(predictions)} predictions in {source} is for a task of {everything.name}",
+            reason=f"they belong to another task set: the first is for {predictions[0].instance_id}",
             hint=f"the set's first task is {everything.ids[0]}",
         )
-    return [one for one in found if one.instance_id in chosen or one.instance_id not in everything]
+    return [p for p in predictions if p.instance_id in chosen or p.instance_id not in everything]
 
 
-def _line(one: Evaluated, once: Once) -> str:
-    return f"{one.instance_id}: {one.verdict}" + ("" if one.finished else f": {once(one.instance_id, one.detail)}")
+def _line(result: Evaluated, once: Once) -> str:
+    detail = "" if result.finished else f": {once(result.instance_id, result.detail)}"
+    return f"{result.instance_id}: {result.verdict}{detail}"
 
 
-def _print(found: Evaluation, out: Path | None) -> None:
+def _print(evaluation: Evaluation, out: Path | None) -> None:
     """Print each prediction's verdict, then the scores by repository."""
     print_table(
         [Column("task", whole=True), Column("verdict"), Column("reason"), Column("flags"), Column("seconds", True)],
         [
-            (one.instance_id, one.verdict, one.reason, ", ".join(f.kind for f in one.flags), f"{one.seconds:.1f}")
-            for one in found.results
+            (r.instance_id, r.verdict, r.reason, ", ".join(flag.kind for flag in r.flags), f"{r.seconds:.1f}")
+            for r in evaluation.results
         ],
     )
     put()
-    columns = ("repository", "tasks", "predictions", "resolved", "accuracy")
-    scores = repository_scores(found).items()
+    counts = ("tasks", "predictions", "resolved")
     print_table(
-        [Column(title, number=title != "repository", whole=title == "repository") for title in columns],
+        [Column("repository", whole=True), *(Column(title, number=True) for title in (*counts, "accuracy"))],
         [
-            (repo, f"{row['tasks']}", f"{row['predictions']}", f"{row['resolved']}", f"{row['accuracy']:.1%}")
-            for repo, row in scores
+            (repo, *(f"{score[name]}" for name in counts), f"{score['accuracy']:.1%}")
+            for repo, score in repository_scores(evaluation).items()
         ],
     )
-    resolved, total = sum(one.resolved for one in found.results), len(found.tasks)
-    unconfirmed = sum(one.verdict == Verdict.UNCONFIRMED for one in found.results)
+    resolved, total = sum(result.resolved for result in evaluation.results), len(evaluation.tasks)
+    unconfirmed = sum(result.verdict == Verdict.UNCONFIRMED for result in evaluation.results)
     more = f"; {unconfirmed} unconfirmed, which count as neither resolved nor failed" if unconfirmed else ""
-    where = "" if out is None else f"; reports in {out}"
-    put(f"\n{resolved} of {total} tasks resolved ({resolved / total:.1%}){more}{where}")
+    reports = "" if out is None else f"; reports in {out}"
+    put(f"\n{resolved} of {total} tasks resolved ({resolved / total:.1%}){more}{reports}")
 
 
-def _complain(found: Evaluation) -> None:
+def _complain(evaluation: Evaluation) -> None:
     """Report predictions that could not be evaluated."""
-    unknown = [f"{one.instance_id} ({one.place})" for one in found.unknown]
-    malformed = [f"{one.instance_id} {one.problem} ({one.place})" for one in found.predictions if one.problem]
+    unknown = [f"{p.instance_id} ({p.place})" for p in evaluation.unknown]
+    malformed = [f"{p.instance_id} {p.problem} ({p.place})" for p in evaluation.predictions if p.problem]
     for what, names in (("for tasks that are not in the set", unknown), ("that cannot be used", malformed)):
         if names:
             more = [f"  and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
             say(f"minisandbox: predictions {what}: {len(names)}", *(f"  {name}" for name in names[:_SHOWN]), *more)
-    failed = sum(not one.finished for one in found.results)
+    failed = sum(not result.finished for result in evaluation.results)
     if failed:
         say(
             f"minisandbox: predictions without a verdict: {failed}",
@@ -164,8 +159,8 @@ def _complain(found: Evaluation) -> None:
         )
 
 
-def _status(found: Evaluation) -> int:
-    if not all(one.finished for one in found.results):
+def _status(evaluation: Evaluation) -> int:
+    if not all(result.finished for result in evaluation.results):
         return GradingError.exit_code
-    wrong = found.unknown or any(one.problem for one in found.predictions)
+    wrong = evaluation.unknown or any(prediction.problem for prediction in evaluation.predictions)
     return exits.NEGATIVE if wrong else exits.OK

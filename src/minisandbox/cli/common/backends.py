@@ -1,4 +1,4 @@
-"""``--backend``: by what the sandboxes of a command are made."""
+"""``--backend``: what makes the sandboxes of a command."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def add_backend_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def backend_of(args: argparse.Namespace) -> str:
-    """Return the chosen backend as :attr:`.ImageSpec.backend` has it.
+    """Return the chosen backend as :attr:`.ImageSpec.backend` names it; "" for a command without the option.
 
     Raises:
         InvalidValue: it is an engine, and the command runs on a cluster.
     """
-    if args.backend == _DEFAULT:
+    if getattr(args, "backend", _DEFAULT) == _DEFAULT:
         return ""
     if args.cluster is not None:
         raise InvalidValue("--backend and --cluster cannot be combined", hint="run it on one machine")
@@ -35,6 +35,6 @@ def backend_of(args: argparse.Namespace) -> str:
 
 
 def backend_config(args: argparse.Namespace) -> dict[str, str]:
-    """Return the part of a run's identity that the backend is; empty for the default."""
+    """Return the backend's part of a run's identity; empty for the default."""
     engine = backend_of(args)
     return {"backend": engine} if engine else {}

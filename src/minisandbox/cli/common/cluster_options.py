@@ -22,8 +22,8 @@ def add_cluster_argument(group: argparse._ActionsContainer) -> None:
 
 
 def cluster_checks(args: argparse.Namespace, progress: Progress) -> ClusterChecks | None:
-    """Return the checks that ``--cluster`` runs on its nodes; None for this machine."""
-    if args.cluster is None:
+    """Return the checks that ``--cluster`` runs on its nodes, or None for this machine."""
+    if getattr(args, "cluster", None) is None:
         return None
     return ClusterChecks(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note), args.workers)
 
@@ -31,12 +31,12 @@ def cluster_checks(args: argparse.Namespace, progress: Progress) -> ClusterCheck
 def print_nodes(nodes: Iterable[NodeReport], *, as_json: bool = False) -> None:
     """Print the work of each node, and the transfers between nodes."""
     if as_json:
-        put(json.dumps({"nodes": [plain(one) for one in nodes]}), flush=True)
+        put(json.dumps({"nodes": [plain(node) for node in nodes]}), flush=True)
         return
-    for one in nodes:
-        twice = sum(count > 1 for count in one.layers.values())
-        came = f"{len(one.layers)} layers ({twice} more than once), {human_size(one.bytes)}"
+    for node in nodes:
+        twice = sum(count > 1 for count in node.layers.values())
+        received = f"{len(node.layers)} layers ({twice} more than once), {human_size(node.bytes)}"
         put(
-            f"node {one.name}: {one.rollouts} done; {one.built} images built or present; {one.fetched} received "
-            f"from other nodes: {came}, {human_size(one.wire)} transferred"
+            f"node {node.name}: {node.rollouts} done; {node.built} images built or present; {node.fetched} received "
+            f"from other nodes: {received}, {human_size(node.wire)} transferred"
         )

@@ -1,72 +1,93 @@
-"""Work through a task set: its images are built together, several tasks run at once, and progress has an estimate."""
+"""Work through a task set: build its images together, run several tasks at once, and print progress."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
+from minisandbox.cli.common.backends import backend_config, backend_of
 from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.cluster_options import cluster_checks, print_nodes
 from minisandbox.cli.common.output import Once, Progress, human_seconds
 from minisandbox.cli.common.task_sets import cpus
 from minisandbox.grade import DATABASE
-from minisandbox.grade import Progress as News
+from minisandbox.grade import Progress as Event
+from minisandbox.grade.sets.runner import SetOptions
+from minisandbox.pool.runner import Record
 from minisandbox.store import Store
 from minisandbox.tasks import Task
 
-Latest = TypeVar("Latest")
+Latest = TypeVar("Latest", bound=Record)
 
 
-class SetRun:
-    """How a command works through a task set.
+class SetRun(Generic[Latest]):
+    """A command's run over a task set.
 
     Args:
         args: the command line, with the options of :func:`.add_run_arguments`.
         progress: the output for progress messages.
-        here: whether this machine makes the images.
-        backend: what makes their sandboxes; "" for namespaces.
+        describe: returns the line about a result, with an error that was printed before shortened.
+        config: what identifies the run, next to the backend.
+        here: whether this machine makes the images, if there is no cluster.
         retry: whether to retry builds that failed in the run that is resumed.
-        rebuild: whether to rebuild images that there are.
+        rebuild: whether to rebuild existing images.
 
     Attributes:
-        workers: tasks at once.
-        image_of: returns a task's image; None where another machine makes it.
+        image_of: returns a task's image; None if other machines make the images.
+        options: the options of the function that runs the set.
     """
 
     def __init__(
         self,
         args: argparse.Namespace,
         progress: Progress,
+        describe: Callable[[Latest, Once], str],
+        config: Mapping[str, str],
         *,
         here: bool = True,
-        backend: str = "",
         retry: bool = False,
         rebuild: bool = False,
     ) -> None:
         resumed = args.out is not None and (args.out / DATABASE).exists()
-        self._jobs, self._retry, self._rebuild = args.jobs, retry or rebuild or not resumed, rebuild
-        self._builder = Builder(Store.open(), progress, args.repo_mirrors, backend) if here else None
-        self.workers: int = args.workers or cpus()
+        self._args, self._retry, self._rebuild = args, retry or rebuild or not resumed, rebuild
+        self._cluster = cluster_checks(args, progress)
+        self._builder: Builder | None = None
+        if here and self._cluster is None:
+            self._builder = Builder(Store.open(), progress, args.repo_mirrors, backend_of(args))
         self.image_of = None if self._builder is None else self._builder.image_of
+        self.options: SetOptions[Latest] = {
+            "out": args.out,
+            "workers": args.workers or cpus(),
+            "config": {**config, **backend_config(args)},
+            "build": self._build,
+            "progress": lambda event: show_progress(progress, event, describe),
+            "elsewhere": self._cluster,
+        }
 
-    def build(self, tasks: Sequence[Task]) -> None:
+    def _build(self, tasks: Sequence[Task]) -> None:
         """Build the images of tasks on this machine, together; a failure becomes the result of its task."""
         if self._builder is None:
             return
         if self._rebuild:
             self._builder.forget(task.instance_id for task in tasks)
-        self._builder.build_all(tasks, self._jobs, retry_failed=self._retry)
+        self._builder.build_all(tasks, self._args.jobs, retry_failed=self._retry)
+
+    def print_nodes(self) -> None:
+        """Print what each node of the cluster did, if there is one."""
+        if self._cluster is not None and not self._args.json:
+            print_nodes(self._cluster.reports)
 
 
-def show_progress(progress: Progress, news: News[Latest], describe: Callable[[Latest, Once], str]) -> None:
+def show_progress(progress: Progress, event: Event[Latest], describe: Callable[[Latest, Once], str]) -> None:
     """Report a finished task, and the estimated time for the rest.
 
     Args:
         progress: the output.
-        news: the progress of the run.
+        event: the progress of the run.
         describe: returns the line about a result, with an error that was printed before shortened.
     """
-    if not news.resumed:
-        progress.note(f"{news.done}/{news.total} {describe(news.latest, progress.repeats.once)}")
-    left = f"; about {human_seconds(max(news.seconds_left, 1.0))} left" if news.seconds_left else ""
-    progress.status(f"{news.done} of {news.total} done{left}")
+    if not event.resumed:
+        progress.note(f"{event.done}/{event.total} {describe(event.latest, progress.repeats.once)}")
+    remaining = f"; about {human_seconds(max(event.seconds_left, 1.0))} left" if event.seconds_left else ""
+    progress.status(f"{event.done} of {event.total} done{remaining}")

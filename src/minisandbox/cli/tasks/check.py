@@ -22,14 +22,13 @@ from minisandbox.cli.common.task_sets import add_run_arguments, add_tasks_argume
 from minisandbox.errors import GradingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from minisandbox.grade.check import Checked, Finding
     from minisandbox.tasks.loading import Refused
 
-_MOST = 10
+_MAX_SHOWN = 10  # findings of one check that are printed; the reports have all
 _NO_RESULT = ("not_built", "infrastructure")
-"""Findings of one check that are printed; the reports have all."""
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,59 +53,56 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(args: argparse.Namespace) -> int:
     """Check tasks; return 0 without errors, 1 if a task has one, 30 if one could not be checked."""
-    from minisandbox.cli.common.set_runs import SetRun, show_progress  # noqa: PLC0415 - listing tasks must not load it
-    from minisandbox.grade.check import CHECKS, Severity, check_set  # noqa: PLC0415 - the same
-    from minisandbox.grade.check import report as reports  # noqa: PLC0415 - the same
+    from minisandbox.cli.common.set_runs import SetRun  # noqa: PLC0415 - listing tasks must not load it
+    from minisandbox.grade.check import Severity, check_report, check_set, sets, write_check_reports  # noqa: PLC0415 - the same
 
     require_positive(args, "repeat", "timeout", "workers", "jobs")
     refused: list[Refused] = []
     tasks = tuple(load(args, refused.append))
     with Progress() as progress:
-        work = SetRun(args, progress, here=not args.static)
+        work: SetRun[Checked] = SetRun(args, progress, _line, {}, here=not args.static)
         checked = check_set(
             tasks,
             work.image_of,
             refused=() if args.only else refused,
-            out=args.out,
             repeat=args.repeat,
-            workers=work.workers,
             timeout=args.timeout,
-            build=work.build,
-            progress=lambda news: show_progress(progress, news, _line),
+            **work.options,
         )
-    found = reports.all_findings(checked)
+    faults = sets.all_findings(checked)
     if args.out is not None:
-        reports.write_check_reports(args.out, checked)
+        write_check_reports(args.out, checked)
     if args.json:
-        print_json(reports.check_report(checked))
+        print_json(check_report(checked))
     else:
-        _print(found, {name: check.advice for name, check in CHECKS.items()}, reports.about)
-        put(reports.summary(checked) + (f"; report in {args.out}" if args.out is not None else ""))
-    if any(one.check == "infrastructure" for one in found):
+        _print(faults)
+        put(sets.summary(checked) + (f"; report in {args.out}" if args.out is not None else ""))
+    if any(finding.check == "infrastructure" for finding in faults):
         return GradingError.exit_code
-    return exits.NEGATIVE if any(one.severity is Severity.ERROR for one in found) else exits.OK
+    return exits.NEGATIVE if any(finding.severity is Severity.ERROR for finding in faults) else exits.OK
 
 
-def _line(one: Checked, _: Once) -> str:
-    found = ", ".join(dict.fromkeys(finding.check for finding in one.findings))
-    return f"{one.instance_id}: {found or 'ok'} ({one.seconds:.1f} s)"
+def _line(result: Checked, _: Once) -> str:
+    checks = ", ".join(dict.fromkeys(finding.check for finding in result.findings))
+    return f"{result.instance_id}: {checks or 'ok'} ({result.seconds:.1f} s)"
 
 
-def _print(found: Sequence[Finding], advice: Mapping[str, str], about: Callable[[Finding], str]) -> None:
-    checks: dict[str, list[Finding]] = defaultdict(list)
-    for one in found:
-        checks[one.check].append(one)
-    if not checks:
+def _print(faults: Sequence[Finding]) -> None:
+    from minisandbox.grade.check import CHECKS, sets  # noqa: PLC0415 - as in run
+
+    by_check: dict[str, list[Finding]] = defaultdict(list)
+    for finding in faults:
+        by_check[finding.check].append(finding)
+    if not by_check:
         return
-    columns = (Column("task", whole=True), Column("severity"), Column("check"), Column("finding"))
-    shown = [one for those in checks.values() for one in those[:_MOST]]
     once = Repeats().once
-    rows = [
-        (one.task, one.severity, one.check, once(one.task, about(one)) if one.check in _NO_RESULT else about(one))
-        for one in shown
-    ]
-    print_table(columns, rows)
-    for name, those in checks.items():
-        more = f" ({len(those) - _MOST} more)" if len(those) > _MOST else ""
-        put(f"\n{name}{more}: {advice[name]}", end="")
+    rows = []
+    for finding in (finding for findings in by_check.values() for finding in findings[:_MAX_SHOWN]):
+        text = sets.about(finding)
+        text = once(finding.task, text) if finding.check in _NO_RESULT else text
+        rows.append((finding.task, finding.severity, finding.check, text))
+    print_table((Column("task", whole=True), Column("severity"), Column("check"), Column("finding")), rows)
+    for name, findings in by_check.items():
+        more = f" ({len(findings) - _MAX_SHOWN} more)" if len(findings) > _MAX_SHOWN else ""
+        put(f"\n{name}{more}: {CHECKS[name].advice}", end="")
     put("\n")

@@ -1,9 +1,7 @@
 """Checking task sets: what a careful maintainer asks of every task before anybody trains on it."""
 
-from minisandbox.grade.check.evidence import Severity
-from minisandbox.grade.check.report import check_report, check_table, write_check_reports
-from minisandbox.grade.check.sets import Checked, check_set
-from minisandbox.grade.check.table import CHECKS, Check, Finding
+from minisandbox.grade.check.checks import CHECKS, Check, Finding, Severity
+from minisandbox.grade.check.sets import Checked, check_report, check_set, check_table, write_check_reports
 
 __all__ = [
     "CHECKS",

@@ -1,27 +1,36 @@
-"""Check whole task sets: several tasks at once, in a directory where the check resumes."""
+"""Check whole task sets: several tasks at once, in a run directory that resumes, and write the reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.grade.check.evidence import Evidence
-from minisandbox.grade.check.image import not_built
-from minisandbox.grade.check.rows import twins
-from minisandbox.grade.check.runs import infrastructure
-from minisandbox.grade.check.table import CHECKS, ROWS, RUNS, Finding, findings, unusable_row
+from minisandbox.grade.check.checks import (
+    CHECKS,
+    ROWS,
+    RUNS,
+    Evidence,
+    Finding,
+    Severity,
+    findings,
+    infrastructure,
+    not_built,
+    twins,
+    unusable_row,
+)
 from minisandbox.grade.check.verifier import forgeable
 from minisandbox.grade.judging import judge
-from minisandbox.grade.sets.fingerprint import fingerprint
+from minisandbox.grade.sets.runner import SetOptions, markdown_table, run_set, task_job, write_reports
 from minisandbox.grade.submission import reference_change
 from minisandbox.grade.validation import validate
 from minisandbox.grade.verdict import Grade
 from minisandbox.grade.workspace import Workspace
-from minisandbox.pool import ImageOf, Job, Progress, open_results, run_jobs
+from minisandbox.pool import ImageOf
 from minisandbox.store.rundir import RunDirectory
 from minisandbox.tasks import PytestGrader, Task
 from minisandbox.tasks.loading import Refused
@@ -30,8 +39,10 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 _VERSION = "1"
-"""Of the checks: a result of other ones is not taken over."""
+"""Version of the checks; results of other versions are not reused."""
 _NOT_FINAL = frozenset({not_built.__name__, infrastructure.__name__})
+_SEVERITIES, _NAMES = list(Severity), list(CHECKS)
+_MEASURED = ("build_seconds", "test_seconds", "seconds")
 
 
 class CheckDirectory(RunDirectory):
@@ -42,18 +53,18 @@ class CheckDirectory(RunDirectory):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is known of a task.
+    """The result of checking a task.
 
     Attributes:
-        instance_id: the task's id; of a row that is not a task, where the row is.
-        findings: what is wrong with it.
+        instance_id: the task's id; the position of a row that is not a task.
+        findings: the faults of the task.
         ran: whether its image and its tests were checked as well as its row.
         runs: runs of the reference, and as many of the untouched code.
-        reference: those of the reference that resolved it.
-        empty: those of the untouched code that resolved it.
+        reference: how many runs of the reference resolved it.
+        empty: how many runs of the untouched code resolved it.
         build_seconds: what all layers of its image took to build.
         test_seconds: the longest run of its tests.
-        seconds: what the check took, without building.
+        seconds: the duration of the check, without building.
     """
 
     instance_id: str
@@ -68,8 +79,8 @@ class Checked:
 
     @property
     def finished(self) -> bool:
-        """Whether it stays; otherwise the task is checked again when the run is resumed."""
-        return not any(one.check in _NOT_FINAL for one in self.findings)
+        """Whether the result is final; otherwise a resumed run checks the task again."""
+        return not any(finding.check in _NOT_FINAL for finding in self.findings)
 
 
 def check_set(
@@ -77,82 +88,63 @@ def check_set(
     image_of: ImageOf[Task] | None,
     *,
     refused: Sequence[Refused] = (),
-    out: Path | None = None,
     repeat: int = 2,
-    workers: int = 1,
     timeout: float | None = None,
-    build: Callable[[Sequence[Task]], None] | None = None,
-    progress: Callable[[Progress[Checked]], None] | None = None,
+    **options: Unpack[SetOptions[Checked]],
 ) -> tuple[Checked, ...]:
-    """Check tasks, several at once, and keep each in a run directory as it ends.
+    """Check tasks, several at once, and record each result in the run directory.
 
-    The same call again resumes: a task is taken over if neither its row nor its image, nor ``repeat`` or ``timeout``
-    has changed. Checks of rows are repeated each time.
+    The same call again resumes: a result is reused if neither the task's row nor its image, nor ``repeat`` or
+    ``timeout`` has changed. Checks of rows are repeated each time.
 
     Args:
         tasks: the tasks.
-        image_of: returns a task's image, and is called by several threads at once; None checks rows alone.
-        refused: why other rows of the set are no tasks; each becomes a finding.
-        out: the run directory; None to keep nothing.
+        image_of: returns a task's image, in several threads at once; None checks only rows.
+        refused: why other rows of the set are not tasks; each becomes a finding.
         repeat: how often the reference and the untouched code are tested.
-        workers: tasks at once.
-        timeout: seconds that a run of tests may take; each task's own if None.
-        build: called once with the tasks whose images are needed: building many together is faster.
-        progress: called on this thread for every task that ends, those that were finished before included.
+        timeout: seconds that a run of tests may take; each task's own limit if None.
+        options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.SetOptions`
+            describes them.
 
     Returns:
-        What is known of each task, in their order, and then of the refused rows.
+        The results of the tasks, in their order, and then of the refused rows.
 
     Raises:
         InvalidValue: ``repeat`` or ``workers`` is less than 1.
         RunError: the directory is in use or belongs to a run of another kind.
-        DiskFull: the disk is full; what was finished is kept.
+        DiskFull: the disk is full; finished results are kept.
     """
     if repeat < 1:
         raise InvalidValue(f"repeat is {repeat}", hint="give 1 or more")
-    found: Mapping[str, Checked] = {}
-    with open_results(CheckDirectory, out, {}) as results:
-        if image_of is not None:
-            jobs = [_job(task, repeat, timeout) for task in tasks]
-            found = run_jobs(jobs, results, Checked, image_of=image_of, workers=workers, build=build, progress=progress)
-    twin = twins(tasks)
+    work = partial(_check, repeat=repeat, timeout=timeout)
+    jobs = [task_job(task, work, _failed, _VERSION, f"{repeat} {timeout}") for task in tasks if image_of is not None]
+    results, twin = run_set(CheckDirectory, Checked, jobs, image_of, {}, options), twins(tasks)
     checked = []
     for task in tasks:
         name = task.instance_id
-        one = found.get(name, Checked(name, ()))
+        result = results.get(name, Checked(name, ()))
         about_row = findings(Evidence(task, twin.get(name, "")), ROWS)
-        checked.append(replace(one, findings=about_row + one.findings))
+        checked.append(replace(result, findings=about_row + result.findings))
     return (*checked, *map(_refused, refused))
 
 
 def _refused(error: Refused) -> Checked:
-    place = error.what.partition(": ")[0]
+    position = error.what.partition(": ")[0]
     check = CHECKS[unusable_row.__name__]
-    return Checked(place, (Finding(place, check.name, check.severity, "", str(error)),))
+    return Checked(position, (Finding(position, check.name, check.severity, "", str(error)),))
 
 
-def _job(task: Task, repeat: int, timeout: float | None) -> Job[Task]:
-    return Job(
-        task.instance_id,
-        partial(fingerprint, task, (_VERSION, f"{repeat} {timeout}")),
-        partial(_check, task, repeat, timeout),
-        partial(_failed, task),
-        task,
-    )
-
-
-def _check(task: Task, repeat: int, timeout: float | None, image: Image | None) -> Checked:
-    assert image is not None
-    seen = gather(task, image, repeat, timeout)
-    reference, empty = seen.found.reference, seen.found.empty
+def _check(task: Task, image: Image, *, repeat: int, timeout: float | None) -> Checked:
+    evidence = gather(task, image, repeat, timeout)
+    reference, empty = evidence.results.reference, evidence.results.empty
     return Checked(
         task.instance_id,
-        findings(seen, RUNS),
+        findings(evidence, RUNS),
         True,
         repeat,
         sum(bool(run.resolved) for run in reference),
         sum(bool(run.resolved) for run in empty),
-        seen.build_seconds,
+        evidence.build_seconds,
         max(run.duration for run in reference + empty),
     )
 
@@ -163,33 +155,116 @@ def _failed(task: Task, error: MiniSandboxError, ours: bool) -> Checked:
 
 
 def gather(task: Task, image: Image, repeat: int, timeout: float | None) -> Evidence:
-    """Run a task, and return what its checks need.
+    """Run a task's tests, and return what its checks need.
 
     Args:
         task: the task.
         image: its image.
         repeat: how often the reference and the untouched code are tested.
-        timeout: seconds that a run of tests may take; the task's own if None.
+        timeout: seconds that a run of tests may take; the task's own limit if None.
 
     Raises:
         MiniSandboxError: the task could not be run.
     """
-    found = validate(task, image, runs=repeat, timeout=timeout)
-    seen = Evidence(
+    validation = validate(task, image, runs=repeat, timeout=timeout)
+    evidence = Evidence(
         task,
         timeout=task.grader.timeout if timeout is None else timeout,
-        build_seconds=sum(one.seconds for one in image.records()),
-        validation=found,
+        build_seconds=sum(layer.seconds for layer in image.records()),
+        validation=validation,
     )
-    if not all(run.resolved for run in found.reference) or any(run.resolved is not False for run in found.empty):
-        return seen
+    resolved = all(run.resolved for run in validation.reference)
+    if not resolved or any(run.resolved is not False for run in validation.empty):
+        return evidence
     reordered = _reordered(task, image, timeout) if repeat > 1 else None
-    return replace(seen, reordered=reordered, forged=forgeable(task, image, timeout))
+    return replace(evidence, reordered=reordered, forged=forgeable(task, image, timeout))
 
 
 def _reordered(task: Task, image: Image, timeout: float | None) -> Grade | None:
-    """Run the reference with the test files in reverse order; None for a single file."""
-    place = Workspace.of(task, image, timeout=timeout)
-    if not isinstance(task.grader, PytestGrader) or len(place.files) < 2:
+    """Run the reference with the test files in reverse order; return None for a single file."""
+    workspace = Workspace.of(task, image, timeout=timeout)
+    if not isinstance(task.grader, PytestGrader) or len(workspace.files) < 2:
         return None
-    return judge(task, replace(place, files=place.files[::-1]).run(reference_change(task)))
+    return judge(task, replace(workspace, files=workspace.files[::-1]).run(reference_change(task)))
+
+
+def write_check_reports(out: Path, checked: Sequence[Checked]) -> None:
+    """Write ``report.json`` and ``report.md``.
+
+    Args:
+        out: the run directory.
+        checked: the results.
+
+    Raises:
+        DiskFull: the disk is full.
+        OSError: a file cannot be written.
+    """
+    write_reports(out, check_report(checked), check_table(checked))
+
+
+def all_findings(checked: Sequence[Checked]) -> list[Finding]:
+    """Return the findings of all tasks: errors first, then by check, then in the order of the tasks."""
+    return sorted(
+        (finding for result in checked for finding in result.findings),
+        key=lambda finding: (_SEVERITIES.index(finding.severity), _NAMES.index(finding.check)),
+    )
+
+
+def check_report(checked: Sequence[Checked]) -> dict[str, object]:
+    """Return the machine-readable report. Only ``measured`` holds measurements, which differ from run to run.
+
+    Args:
+        checked: the results.
+    """
+    faults = all_findings(checked)
+    results = []
+    for result in checked:
+        row = asdict(result) | {"findings": [finding.check for finding in result.findings]}
+        results.append(row | {"measured": {name: row.pop(name) for name in _MEASURED}})
+    return {
+        "format": "minisandbox-check-report",
+        "version": 1,
+        "tasks": len(checked),
+        "counts": {severity: sum(finding.severity is severity for finding in faults) for severity in Severity},
+        "checks": Counter(finding.check for finding in faults),
+        "findings": [asdict(finding) | {"advice": CHECKS[finding.check].advice} for finding in faults],
+        "results": results,
+    }
+
+
+def summary(checked: Sequence[Checked]) -> str:
+    """Return a one-line summary of the findings."""
+    counts = Counter(finding.severity for finding in all_findings(checked))
+    phrases = (f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in Severity)
+    faults = " and ".join(phrases) if counts else "no findings"
+    ran = sum(result.ran for result in checked)
+    return f"{len(checked)} tasks checked, {ran} of them with their images and tests: {faults}"
+
+
+def about(finding: Finding) -> str:
+    """Return a finding in one line, with the first tests it concerns."""
+    tests = f" ({', '.join(finding.tests[:2])}{', ...' if len(finding.tests) > 2 else ''})" if finding.tests else ""
+    return (f"{finding.where}: " if finding.where else "") + finding.what + tests
+
+
+def check_table(checked: Sequence[Checked]) -> str:
+    """Return the report as Markdown.
+
+    Args:
+        checked: the results.
+    """
+    faults = all_findings(checked)
+    lines = [summary(checked) + ".", ""]
+    if faults:
+        rows = [(finding.task, finding.severity, finding.check, about(finding)) for finding in faults]
+        advice = {finding.check: CHECKS[finding.check].advice for finding in faults}
+        lines += [*markdown_table(("task", "severity", "check", "finding"), rows), ""]
+        lines += [*markdown_table(("check", "what to do"), list(advice.items())), ""]
+    numbers = ("reference", "empty", "tests", "build", "findings")
+    return "\n".join((*lines, *markdown_table(("task", *numbers), map(_cells, checked), numbers), ""))
+
+
+def _cells(result: Checked) -> tuple[str, ...]:
+    passed = (f"{count} of {result.runs}" for count in (result.reference, result.empty))
+    times = (f"{seconds:.1f} s" for seconds in (result.test_seconds, result.build_seconds))
+    return (result.instance_id, *passed, *times, str(len(result.findings)))

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from minisandbox.errors import MiniSandboxError
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.judging import infrastructure_grade
 from minisandbox.grade.options import ONCE, recorded_policy
-from minisandbox.grade.sets.fingerprint import fingerprint
 from minisandbox.grade.sets.predictions import EMPTY, GOLD, Prediction
+from minisandbox.grade.sets.runner import SetOptions, run_set, task_job, write_json, write_log
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
-from minisandbox.pool import Elsewhere, ImageOf, Job, Progress, open_results, run_jobs
-from minisandbox.store.rundir import RunDirectory, write_whole
+from minisandbox.pool import ImageOf, Job
+from minisandbox.store.rundir import RunDirectory
 from minisandbox.tasks import Task
 from minisandbox.types import Limits
 
@@ -30,14 +29,15 @@ REPORT = "report.json"
 DETAILS = "evaluation.json"
 
 EMPTY_PATCH = "empty_patch"
-"""The verdict on a prediction without a patch: nothing is run for it, as swebench has it."""
+"""The verdict on a prediction without a patch, for which no test is run, as in swebench."""
 MALFORMED = "malformed"
 """The verdict on a prediction that cannot be used."""
 
-# swebench.harness.run_evaluation writes no report of an instance whose patch does not apply, whose tests run out of
-# time or whose container fails, and its summary has those as errors. It has no word for an unconfirmed pass.
+# swebench.harness.run_evaluation writes no report for an instance if its patch does not apply, its tests time out or
+# its container fails; its summary counts these as errors. It has no word for an unconfirmed pass.
 _ERRORS = frozenset({Verdict.PATCH_INVALID, Verdict.TIMEOUT, Verdict.UNCONFIRMED, Verdict.INFRA_ERROR, MALFORMED})
 _BEFORE_THE_TESTS = frozenset({Reason.PATCH_INVALID, Reason.PATCH_STEP_FAILED, Reason.RESTORE_FAILED})
+_OF_GRADE = ("verdict", "reason", "detail", "flags", "failed_fail_to_pass", "failed_pass_to_pass", "log")
 
 
 class EvaluationDirectory(RunDirectory):
@@ -49,20 +49,20 @@ class EvaluationDirectory(RunDirectory):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What an evaluation keeps of a prediction.
+    """The recorded result of a prediction.
 
     Attributes:
         instance_id: the task's id.
         repo: the task's repository.
-        model: whose prediction it is.
-        verdict: of its grade; ``empty_patch`` or ``malformed`` without a grade.
-        reason: of its grade.
-        detail: the same in a sentence.
-        flags: what screening found.
+        model: the model that made the prediction.
+        verdict: the verdict of its grade; ``empty_patch`` or ``malformed`` without a grade.
+        reason: the reason of its grade.
+        detail: the reason in a sentence.
+        flags: the findings of the screening.
         failed_fail_to_pass: the FAIL_TO_PASS tests that did not pass.
         failed_pass_to_pass: the PASS_TO_PASS tests that did not pass.
-        seconds: what grading it took, without building.
-        log: the end of what the tests printed.
+        seconds: the duration of grading, without building.
+        log: the end of the tests' output.
     """
 
     instance_id: str
@@ -83,8 +83,13 @@ class Evaluated:
         return self.verdict == Verdict.RESOLVED
 
     @property
+    def judged(self) -> bool:
+        """Whether its tests ran to a verdict, in swebench's sense."""
+        return self.verdict not in _ERRORS and self.verdict != EMPTY_PATCH
+
+    @property
     def finished(self) -> bool:
-        """Whether there is a verdict about it; otherwise it is evaluated again when the run goes on."""
+        """Whether it has a verdict; otherwise a resumed run evaluates it again."""
         return self.verdict not in (Verdict.UNCONFIRMED, Verdict.INFRA_ERROR)
 
 
@@ -94,9 +99,9 @@ class Evaluation:
 
     Attributes:
         tasks: the tasks, with or without a prediction.
-        predictions: those for one of the tasks, in the order of the tasks.
-        results: one for each, in the same order.
-        unknown: predictions for tasks that are not there.
+        predictions: the predictions for these tasks, in the order of the tasks.
+        results: one per prediction, in the same order.
+        unknown: predictions for unknown tasks.
     """
 
     tasks: tuple[Task, ...]
@@ -110,184 +115,156 @@ def run_evaluation(
     predictions: Iterable[Prediction],
     image_of: ImageOf[Task] | None,
     *,
-    out: Path | None = None,
-    workers: int = 1,
     timeout: float | None = None,
     confirm: str = ONCE,
     limits: Limits | None = None,
-    config: Mapping[str, str] | None = None,
-    build: Callable[[Sequence[Task]], None] | None = None,
-    progress: Callable[[Progress[Evaluated]], None] | None = None,
-    elsewhere: Elsewhere[Task] | None = None,
+    **options: Unpack[SetOptions[Evaluated]],
 ) -> Evaluation:
-    """Grade predictions, several at once, and keep each grade in a run directory as it ends.
+    """Grade predictions, several at once, and record each grade in the run directory.
 
-    The same call again resumes: predictions that have a verdict are taken over if neither their
-    patch nor their task nor its image has changed; unconfirmed ones and those at which we failed are graded again.
+    The same call again resumes. A recorded verdict is reused if neither its patch nor its task nor its image has
+    changed; predictions without a verdict (unconfirmed, infrastructure errors) are graded again.
 
     Args:
         tasks: the tasks.
-        predictions: at most one for each task.
-        image_of: returns a task's image; called by several threads at once. None where it is done elsewhere.
-        out: the run directory; None to keep nothing.
-        workers: predictions at once.
-        timeout: seconds that the tests may take; each task's own if None.
+        predictions: at most one per task.
+        image_of: returns a task's image, in several threads at once; None if other machines make the images.
+        timeout: seconds that the tests may take; each task's own limit if None.
         confirm: which passes are confirmed, as for :func:`.grade`.
         limits: what each sandbox may use.
-        config: what else describes the run; going on with it needs the same.
-        build: called once with the tasks whose images are needed: building many together is faster.
-        progress: called on this thread for every one that ends, those that were finished before included.
-        elsewhere: does it, with images of its own: the nodes of a cluster (:class:`.ClusterChecks`).
+        options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.SetOptions`
+            describes them.
 
     Raises:
         InvalidValue: ``workers`` is less than 1.
         RunError: the directory is in use or belongs to another run.
-        DiskFull: the disk is full; what was finished is kept.
+        DiskFull: the disk is full; finished grades are kept.
     """
-    everything, given = tuple(tasks), {one.instance_id: one for one in predictions}
-    mine = tuple(given[task.instance_id] for task in everything if task.instance_id in given)
+    everything, by_id = tuple(tasks), {prediction.instance_id: prediction for prediction in predictions}
+    pairs = [(task, by_id.pop(task.instance_id)) for task in everything if task.instance_id in by_id]
     work = partial(_evaluated, timeout=timeout, limits=limits, confirm=confirm)
-    jobs = [_job(task, given[task.instance_id], work) for task in everything if task.instance_id in given]
-    resolved = {**(config or {}), "timeout": timeout, "workers": workers, **recorded_policy(confirm)}
-    with open_results(EvaluationDirectory, out, resolved) as results:
-        found = run_jobs(
-            jobs,
-            results,
-            Evaluated,
-            image_of=image_of,
-            workers=workers,
-            build=build,
-            progress=progress,
-            elsewhere=elsewhere,
-        )
-    ids = {task.instance_id for task in everything}
-    unknown = tuple(one for name, one in given.items() if name not in ids)
-    return Evaluation(everything, mine, tuple(found[one.instance_id] for one in mine), unknown)
+    results = run_set(
+        EvaluationDirectory,
+        Evaluated,
+        [_job(task, prediction, work) for task, prediction in pairs],
+        image_of,
+        {"timeout": timeout, "workers": options.get("workers", 1), **recorded_policy(confirm)},
+        options,
+    )
+    matched = tuple(prediction for _, prediction in pairs)
+    return Evaluation(everything, matched, tuple(results.values()), tuple(by_id.values()))
 
 
-def _job(task: Task, one: Prediction, work: Callable[..., Evaluated]) -> Job[Task]:
-    said = (one.model, one.problem, one.stands_for, hashlib.sha256(one.patch).hexdigest())
-    about, failed = partial(fingerprint, task, said), partial(_failed, task, one)
-    if one.problem or one.is_empty:
-        verdict = MALFORMED if one.problem else EMPTY_PATCH
-        done = Evaluated(task.instance_id, task.repo, one.model, verdict, verdict, one.problem)
-        return Job(task.instance_id, about, lambda _: done, failed)
-    return Job(task.instance_id, about, partial(work, task, one), failed, task)
+def _job(task: Task, prediction: Prediction, work: Callable[..., Evaluated]) -> Job[Task]:
+    patch = hashlib.sha256(prediction.patch).hexdigest()
+    depends = (prediction.model, prediction.problem, prediction.stands_for, patch)
+    job = task_job(task, partial(work, prediction), partial(_failed, prediction), *depends)
+    if not (prediction.problem or prediction.is_empty):
+        return job
+    verdict = MALFORMED if prediction.problem else EMPTY_PATCH
+    result = Evaluated(task.instance_id, task.repo, prediction.model, verdict, verdict, prediction.problem)
+    return Job(job.id, job.fingerprint, lambda _: result, job.failed)
 
 
 def _evaluated(
-    task: Task, one: Prediction, image: Image | None, *, timeout: float | None, limits: Limits | None, confirm: str
+    prediction: Prediction,
+    task: Task,
+    image: Image,
+    *,
+    timeout: float | None,
+    limits: Limits | None,
+    confirm: str,
 ) -> Evaluated:
-    assert image is not None
-    if one.stands_for == GOLD:
-        graded = grade_reference(task, image, timeout=timeout, limits=limits, confirm=confirm)
-    elif one.stands_for == EMPTY:
-        graded = grade_untouched(task, image, timeout=timeout, limits=limits)
+    if prediction.stands_for == GOLD:
+        result = grade_reference(task, image, timeout=timeout, limits=limits, confirm=confirm)
+    elif prediction.stands_for == EMPTY:
+        result = grade_untouched(task, image, timeout=timeout, limits=limits)
     else:
-        graded = grade(task, image, one.patch, timeout=timeout, limits=limits, confirm=confirm)
-    return _kept(task, one, graded)
+        result = grade(task, image, prediction.patch, timeout=timeout, limits=limits, confirm=confirm)
+    return _recorded(prediction, task, result)
 
 
-def _failed(task: Task, one: Prediction, error: MiniSandboxError, ours: bool) -> Evaluated:  # noqa: ARG001 - neither is its fault
-    return _kept(task, one, infrastructure_grade(task, error))
+def _failed(prediction: Prediction, task: Task, error: MiniSandboxError, _ours: bool) -> Evaluated:
+    return _recorded(prediction, task, infrastructure_grade(task, error))
 
 
-def _kept(task: Task, one: Prediction, graded: Grade) -> Evaluated:
-    return Evaluated(
-        task.instance_id,
-        task.repo,
-        one.model,
-        graded.verdict,
-        graded.reason,
-        graded.detail,
-        graded.flags,
-        graded.failed_fail_to_pass,
-        graded.failed_pass_to_pass,
-        log=graded.log,
-    )
+def _recorded(prediction: Prediction, task: Task, result: Grade) -> Evaluated:
+    fields = {name: getattr(result, name) for name in _OF_GRADE}
+    return Evaluated(task.instance_id, task.repo, prediction.model, **fields)
 
 
-def write_evaluation_reports(out: Path, found: Evaluation) -> None:
-    """Write what an evaluation found.
+def write_evaluation_reports(out: Path, evaluation: Evaluation) -> None:
+    """Write the results of an evaluation.
 
-    ``report.json`` is what ``swebench.harness.run_evaluation`` writes for a run, ``logs/ID`` has what it writes for
-    each instance (``report.json``, ``test_output.txt``, ``patch.diff``), ``evaluation.json`` is ours.
+    ``report.json`` and, per instance, ``logs/ID`` (``report.json``, ``test_output.txt``, ``patch.diff``) are what
+    ``swebench.harness.run_evaluation`` writes. ``evaluation.json`` is our own report.
 
     Args:
         out: the run directory.
-        found: the results of the predictions.
+        evaluation: the results of the predictions.
 
     Raises:
         DiskFull: the disk is full.
         OSError: a file cannot be written.
     """
-    write_whole(out / REPORT, _json(harness_report(found), indent=4))
-    write_whole(out / DETAILS, _json(evaluation_report(found), indent=1))
-    tasks = {task.instance_id: task for task in found.tasks}
-    for one, prediction in zip(found.results, found.predictions, strict=True):
-        place = out / "logs" / one.instance_id
-        place.mkdir(exist_ok=True)
-        files = {"patch.diff": prediction.patch, "test_output.txt": one.log.encode("utf-8", "surrogateescape")}
-        if one.verdict not in _ERRORS and one.verdict != EMPTY_PATCH:
-            files["report.json"] = _json(instance_report(tasks[one.instance_id], one), indent=4)
-        for name in ("patch.diff", "test_output.txt", "report.json"):
-            if files.get(name):
-                write_whole(place / name, files[name])
-            else:
-                (place / name).unlink(missing_ok=True)
+    write_json(out / REPORT, harness_report(evaluation), indent=4)
+    write_json(out / DETAILS, evaluation_report(evaluation))
+    tasks = {task.instance_id: task for task in evaluation.tasks}
+    for result, prediction in zip(evaluation.results, evaluation.predictions, strict=True):
+        folder = out / "logs" / result.instance_id
+        folder.mkdir(exist_ok=True)
+        write_log(folder / "patch.diff", prediction.patch)
+        write_log(folder / "test_output.txt", result.log)
+        if result.judged:
+            write_json(folder / REPORT, instance_report(tasks[result.instance_id], result), indent=4)
+        else:
+            (folder / REPORT).unlink(missing_ok=True)
 
 
-def _json(value: object, *, indent: int) -> bytes:
-    return json.dumps(value, indent=indent).encode() + b"\n"
-
-
-def harness_report(found: Evaluation) -> dict[str, object]:
+def harness_report(evaluation: Evaluation) -> dict[str, object]:
     """Return the report that ``swebench.harness.run_evaluation`` writes (``make_run_report``, schema version 2).
 
-    Its words: *completed* means that the tests ran and were judged; *error*, that the patch does not apply, that the
-    tests ran out of time, that the pass is unconfirmed, that we failed, that the prediction cannot be used, or that
-    there is no such task.
+    In its terms, *completed* means that the tests ran and were judged. *Error* means that the patch does not apply, the
+    tests timed out, the pass is unconfirmed, the infrastructure failed, the prediction is malformed, or there is no
+    such task.
     """
-    wrong = [one.instance_id for one in found.results if one.verdict in _ERRORS]
-    without = [one.instance_id for one in found.results if one.verdict == EMPTY_PATCH]
-    judged = [one for one in found.results if one.verdict not in _ERRORS and one.verdict != EMPTY_PATCH]
-    strangers = [one.instance_id for one in found.unknown]
-    submitted = [one.instance_id for one in found.results]
+    results, unknown = evaluation.results, [prediction.instance_id for prediction in evaluation.unknown]
+    submitted = [result.instance_id for result in results]
     ids = {
-        "completed": [one.instance_id for one in judged],
-        "incomplete": {task.instance_id for task in found.tasks}.difference(submitted),
-        "empty_patch": without,
-        "submitted": submitted + strangers,
-        "resolved": [one.instance_id for one in judged if one.resolved],
-        "unresolved": [one.instance_id for one in judged if not one.resolved],
-        "error": wrong + strangers,
+        "completed": [result.instance_id for result in results if result.judged],
+        "incomplete": {task.instance_id for task in evaluation.tasks}.difference(submitted),
+        "empty_patch": [result.instance_id for result in results if result.verdict == EMPTY_PATCH],
+        "submitted": submitted + unknown,
+        "resolved": [result.instance_id for result in results if result.resolved],
+        "unresolved": [result.instance_id for result in results if result.judged and not result.resolved],
+        "error": [result.instance_id for result in results if result.verdict in _ERRORS] + unknown,
     }
     counted = ("submitted", "completed", "resolved", "unresolved", "empty_patch", "error")
     return {
-        "total_instances": len(found.tasks),
+        "total_instances": len(evaluation.tasks),
         **{f"{name}_instances": len(ids[name]) for name in counted},
         **{f"{name}_ids": sorted(names) for name, names in ids.items()},
         "schema_version": 2,
     }
 
 
-def instance_report(task: Task, one: Evaluated) -> dict[str, object]:
-    """Return the report of one instance as swebench has it (``get_eval_report``).
+def instance_report(task: Task, result: Evaluated) -> dict[str, object]:
+    """Return the report of one instance as swebench writes it (``get_eval_report``).
 
     Args:
         task: the task.
-        one: the result of its prediction.
+        result: the result of its prediction.
     """
     nothing: dict[str, list[str]] = {"success": [], "failure": []}
     return {
-        one.instance_id: {
+        result.instance_id: {
             "patch_is_None": False,
             "patch_exists": True,
-            "patch_successfully_applied": one.reason not in _BEFORE_THE_TESTS,
-            "resolved": one.resolved,
+            "patch_successfully_applied": result.reason not in _BEFORE_THE_TESTS,
+            "resolved": result.resolved,
             "tests_status": {
-                "FAIL_TO_PASS": _parted(task.FAIL_TO_PASS, one.failed_fail_to_pass),
-                "PASS_TO_PASS": _parted(task.PASS_TO_PASS, one.failed_pass_to_pass),
+                "FAIL_TO_PASS": _by_outcome(task.FAIL_TO_PASS, result.failed_fail_to_pass),
+                "PASS_TO_PASS": _by_outcome(task.PASS_TO_PASS, result.failed_pass_to_pass),
                 "FAIL_TO_FAIL": nothing,
                 "PASS_TO_FAIL": nothing,
             },
@@ -295,59 +272,57 @@ def instance_report(task: Task, one: Evaluated) -> dict[str, object]:
     }
 
 
-def _parted(tests: Sequence[str], failed: Iterable[str]) -> dict[str, list[str]]:
+def _by_outcome(tests: Sequence[str], failed: Sequence[str]) -> dict[str, list[str]]:
     wrong = frozenset(failed)
     return {"success": [t for t in tests if t not in wrong], "failure": [t for t in tests if t in wrong]}
 
 
-def evaluation_report(found: Evaluation) -> dict[str, object]:
-    """Return our report: verdicts, flags and accuracies. What is measured is under ``measured`` alone."""
+def evaluation_report(evaluation: Evaluation) -> dict[str, object]:
+    """Return our report: verdicts, flags and accuracies. Only ``measured`` holds measurements."""
+    results = evaluation.results
+    malformed = {p.instance_id: f"{p.place}: {p.problem}" for p in evaluation.predictions if p.problem}
     return {
         "format": "minisandbox-evaluation-report",
         "version": 1,
-        "models": sorted({one.model for one in found.results}),
-        **_score(found.tasks, found.results),
-        "repos": repository_scores(found),
-        "verdicts": dict(sorted(Counter(one.verdict for one in found.results).items())),
-        "flagged": sum(bool(one.flags) for one in found.results),
-        "unknown": {one.instance_id: one.place for one in found.unknown},
-        "malformed": {one.instance_id: _where(one) for one in found.predictions if one.problem},
-        "measured": {"seconds": sum(one.seconds for one in found.results)},
-        "results": [_row(one) for one in found.results],
+        "models": sorted({result.model for result in results}),
+        **_score(evaluation.tasks, results),
+        "repos": repository_scores(evaluation),
+        "verdicts": dict(sorted(Counter(result.verdict for result in results).items())),
+        "flagged": sum(bool(result.flags) for result in results),
+        "unknown": {prediction.instance_id: prediction.place for prediction in evaluation.unknown},
+        "malformed": malformed,
+        "measured": {"seconds": sum(result.seconds for result in results)},
+        "results": [_row(result) for result in results],
     }
 
 
-def _where(one: Prediction) -> str:
-    return f"{one.place}: {one.problem}"
+def repository_scores(evaluation: Evaluation) -> dict[str, Mapping[str, float]]:
+    """Return, per repository, the numbers of tasks and of predictions by kind, and the accuracy.
 
-
-def repository_scores(found: Evaluation) -> dict[str, Mapping[str, float]]:
-    """Return by repository the numbers of tasks, predictions, resolved and unconfirmed ones, and the accuracy.
-
-    The accuracy is the resolved ones out of all tasks: a task without a prediction is not solved.
+    The accuracy is the share of resolved tasks: a task without a prediction is not solved.
     """
-    repos = sorted({task.repo for task in found.tasks})
     return {
         repo: _score(
-            [task for task in found.tasks if task.repo == repo], [one for one in found.results if one.repo == repo]
+            [task for task in evaluation.tasks if task.repo == repo],
+            [result for result in evaluation.results if result.repo == repo],
         )
-        for repo in repos
+        for repo in sorted({task.repo for task in evaluation.tasks})
     }
 
 
 def _score(tasks: Sequence[Task], results: Sequence[Evaluated]) -> dict[str, float]:
-    resolved = sum(one.resolved for one in results)
+    resolved = sum(result.resolved for result in results)
     return {
         "tasks": len(tasks),
         "predictions": len(results),
         "resolved": resolved,
-        "unconfirmed": sum(one.verdict == Verdict.UNCONFIRMED for one in results),
+        "unconfirmed": sum(result.verdict == Verdict.UNCONFIRMED for result in results),
         "accuracy": resolved / len(tasks) if tasks else 0.0,
     }
 
 
-def _row(one: Evaluated) -> dict[str, object]:
-    row = asdict(one)
+def _row(result: Evaluated) -> dict[str, object]:
+    row = asdict(result)
     del row["log"]
     seconds = row.pop("seconds")
     return {**row, "measured": {"seconds": seconds}}

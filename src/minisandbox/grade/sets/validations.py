@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.grade.options import ONCE
-from minisandbox.grade.sets.fingerprint import fingerprint
-from minisandbox.grade.sets.reports import markdown_table, write_reports
+from minisandbox.grade.sets.runner import SetOptions, markdown_table, run_set, task_job, write_log, write_reports
 from minisandbox.grade.validation import Cause, Status, Validation, Validity, validate
 from minisandbox.grade.verdict import Grade
-from minisandbox.pool import Elsewhere, ImageOf, Job, Progress, open_results, run_jobs
-from minisandbox.pool.runner import read_record
-from minisandbox.store.rundir import RunDirectory, write_whole
+from minisandbox.pool import ImageOf
+from minisandbox.store.rundir import RunDirectory
 from minisandbox.tasks import Task
 from minisandbox.tasks.statuses import STATUSES_NAME, write_statuses
 from minisandbox.types import Limits
@@ -69,17 +67,17 @@ class RunUse:
 
 @dataclass(frozen=True, slots=True)
 class Validated(Validity):
-    """What a validation keeps of a task.
+    """The recorded validation of a task.
 
     Attributes:
         repo: the task's repository.
-        python: the interpreter of its image; empty where that is the host's or there is no image.
-        image_key: the hash of everything that decides what its image is; empty without an image.
-        layers: of its image, bottom first, the layer with its hidden tests last.
+        python: the interpreter of its image; empty if it is the host's or there is no image.
+        image_key: the hash of all inputs of its image; empty without an image.
+        layers: the image's layers, bottom first; the last one has the hidden tests.
         reference: the runs with the reference.
         empty: the runs without a patch.
-        seconds: what validating it took, without building.
-        log: what the runs printed, where the task is not valid.
+        seconds: the duration of the validation, without building.
+        log: the output of the runs, if the task is not valid.
     """
 
     repo: str = ""
@@ -93,106 +91,93 @@ class Validated(Validity):
 
     @property
     def finished(self) -> bool:
-        """Whether we could find out; otherwise it is validated again when the run goes on."""
+        """Whether there is a result; otherwise a resumed run validates the task again."""
         return self.status is not Status.ERROR
+
+    @property
+    def build_seconds(self) -> float:
+        """What all layers took to build, shared ones included."""
+        return sum(layer.seconds for layer in self.layers)
 
 
 def run_validations(
     tasks: Iterable[Task],
     image_of: ImageOf[Task] | None,
     *,
-    out: Path | None = None,
     only: Collection[str] | None = None,
     only_failed: bool = False,
     again: bool = False,
     runs: int = 1,
-    workers: int = 1,
     timeout: float | None = None,
     confirm: str = ONCE,
     limits: Limits | None = None,
-    config: Mapping[str, str] | None = None,
-    build: Callable[[Sequence[Task]], None] | None = None,
-    progress: Callable[[Progress[Validated]], None] | None = None,
-    elsewhere: Elsewhere[Task] | None = None,
+    **options: Unpack[SetOptions[Validated]],
 ) -> tuple[Validated, ...]:
-    """Validate tasks, several at once, and keep each in a run directory as it ends.
+    """Validate tasks, several at once, and record each result in the run directory.
 
-    The same call again resumes: tasks that were found valid or invalid are taken over if neither
-    their row nor their image has changed; those about which we could not find out are done again.
+    The same call again resumes. A task that was valid or invalid is not validated again if neither its row nor its
+    image has changed; a task with an infrastructure error is.
 
     Args:
         tasks: the tasks.
-        image_of: returns a task's image; called by several threads at once. None where it is done elsewhere.
-        out: the run directory; None to keep nothing.
-        only: ids to validate; None for all. Of the others what is known is reported.
-        only_failed: validate the tasks that are known not to be valid, and no others.
-        again: validate them even where they are finished.
+        image_of: returns a task's image, in several threads at once; None if other machines make the images.
+        only: ids to validate; None for all. The others keep their recorded results.
+        only_failed: validate only tasks that are recorded as not valid.
+        again: validate also finished tasks.
         runs: how often the reference and the empty patch are run.
-        workers: tasks at once.
-        timeout: seconds that a run of tests may take; each task's own if None.
+        timeout: seconds that a run of tests may take; each task's own limit if None.
         confirm: whether the reference's passes are confirmed, as for :func:`.grade_reference`.
         limits: what each sandbox may use.
-        config: what else describes the run; going on with it needs the same.
-        build: called once with the tasks that are to be validated: building many images together is faster.
-        progress: called on this thread for every task that ends, those that were finished before included.
-        elsewhere: does it, with images of its own: the nodes of a cluster (:class:`.ClusterChecks`).
+        options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.SetOptions`
+            describes them.
 
     Returns:
-        What is known of each task, in the order of the tasks; those of which nothing is known are left out.
+        The results, in the order of the tasks; tasks without a result are left out.
 
     Raises:
         InvalidValue: ``runs`` or ``workers`` is less than 1.
         RunError: the directory is in use or belongs to another run.
-        DiskFull: the disk is full; what was finished is kept.
+        DiskFull: the disk is full; finished results are kept.
     """
     if runs < 1:
         raise InvalidValue(f"runs is {runs}", hint="give 1 or more")
-    everything = list(tasks)
-    given = {} if confirm == ONCE else {"confirm": confirm}
-    resolved = {**(config or {}), "runs": runs, "timeout": timeout, "workers": workers, **given}
-    check = partial(validate, runs=runs, timeout=timeout, limits=limits, confirm=confirm)
-    with open_results(ValidationDirectory, out, resolved) as results:
-        before = {one.id: read_record(Validated, one) for one in results}
-        chosen = [task for task in everything if only is None or task.instance_id in only]
-        if only_failed:
-            failed = {one.instance_id for one in before.values() if not one.valid}
-            chosen = [task for task in chosen if task.instance_id in failed]
-        found = run_jobs(
-            [_job(task, check) for task in chosen],
-            results,
-            Validated,
-            image_of=image_of,
-            workers=workers,
-            again=only_failed or again,
-            build=build,
-            progress=progress,
-            elsewhere=elsewhere,
-        )
-    known = before | found
-    return tuple(known[task.instance_id] for task in everything if task.instance_id in known)
+    work = partial(_validated, runs=runs, timeout=timeout, limits=limits, confirm=confirm)
+    policy = {} if confirm == ONCE else {"confirm": confirm}
 
+    def is_chosen(name: str, earlier: Validated | None) -> bool:
+        failed = earlier is not None and not earlier.valid
+        return (only is None or name in only) and (failed or not only_failed)
 
-def _job(task: Task, check: Callable[[Task, Image], Validation]) -> Job[Task]:
-    return Job(
-        task.instance_id, partial(fingerprint, task, ()), partial(_validated, task, check), partial(_failed, task), task
+    results = run_set(
+        ValidationDirectory,
+        Validated,
+        [task_job(task, work, _failed) for task in tasks],
+        image_of,
+        {"runs": runs, "timeout": timeout, "workers": options.get("workers", 1), **policy},
+        options,
+        chosen=is_chosen,
+        again=only_failed or again,
     )
+    return tuple(results.values())
 
 
-def _validated(task: Task, check: Callable[[Task, Image], Validation], image: Image | None) -> Validated:
-    assert image is not None
-    found = check(task, image)
+def _validated(
+    task: Task, image: Image, *, runs: int, timeout: float | None, limits: Limits | None, confirm: str
+) -> Validated:
+    validation = validate(task, image, runs=runs, timeout=timeout, limits=limits, confirm=confirm)
     reference, empty = (
-        tuple(RunUse(one.verdict, one.reason, one.duration) for one in runs) for runs in (found.reference, found.empty)
+        tuple(RunUse(grade.verdict, grade.reason, grade.duration) for grade in grades)
+        for grades in (validation.reference, validation.empty)
     )
     return Validated(
-        **{one.name: getattr(found, one.name) for one in fields(Validity)},
+        **{field.name: getattr(validation, field.name) for field in fields(Validity)},
         repo=task.repo,
         python=image.notes.get("python", ""),
         image_key=image.key,
-        layers=tuple(LayerUse(one.key, one.bytes, one.seconds) for one in image.records()),
+        layers=tuple(LayerUse(layer.key, layer.bytes, layer.seconds) for layer in image.records()),
         reference=reference,
         empty=empty,
-        log="" if found.valid else _logs(found),
+        log="" if validation.valid else _logs(validation),
     )
 
 
@@ -201,143 +186,136 @@ def _failed(task: Task, error: MiniSandboxError, ours: bool) -> Validated:
     return Validated(task.instance_id, Status.ERROR, cause, f"{type(error).__name__}: {error}", repo=task.repo)
 
 
-def _logs(found: Validation) -> str:
+def _logs(validation: Validation) -> str:
     def last(title: str, grades: tuple[Grade, ...]) -> str:
-        return "".join(f"--- {title}\n{one.log[-_LOG:]}\n" for one in grades[:1])
+        return "".join(f"--- {title}\n{grade.log[-_LOG:]}\n" for grade in grades[:1])
 
-    return last("with the reference", found.reference) + last("without a patch", found.empty)
+    return last("with the reference", validation.reference) + last("without a patch", validation.empty)
 
 
-def write_validation_reports(out: Path, found: Sequence[Validated], total: int) -> None:
-    """Write what a validation found: ``report.json``, ``report.md``, ``run_batch_exit_statuses.yaml`` and logs.
+def write_validation_reports(out: Path, results: Sequence[Validated], total: int) -> None:
+    """Write ``report.json``, ``report.md``, ``run_batch_exit_statuses.yaml`` and the logs of a validation.
 
     Args:
         out: the run directory.
-        found: what is known of the tasks.
-        total: how many tasks the set has.
+        results: the results.
+        total: the number of tasks in the set.
 
     Raises:
         DiskFull: the disk is full.
         OSError: a file cannot be written.
     """
-    write_reports(out, validation_report(found, total), validation_table(found, total))
-    write_statuses(out / STATUSES_NAME, {one.instance_id: _STATUSES[one.status] for one in found})
-    for one in found:
-        log = out / "logs" / f"{one.instance_id}.log"
-        if one.log:
-            write_whole(log, one.log.encode("utf-8", "surrogateescape"))
-        else:
-            log.unlink(missing_ok=True)
+    write_reports(out, validation_report(results, total), validation_table(results, total))
+    write_statuses(out / STATUSES_NAME, {result.instance_id: _STATUSES[result.status] for result in results})
+    for result in results:
+        write_log(out / "logs" / f"{result.instance_id}.log", result.log)
 
 
-def validation_report(found: Sequence[Validated], total: int) -> dict[str, object]:
-    """Return the report for programs.
-
-    What is measured, and so differs from run to run, is under ``measured`` alone.
+def validation_report(results: Sequence[Validated], total: int) -> dict[str, object]:
+    """Return the machine-readable report. Only ``measured`` holds measurements, which differ from run to run.
 
     Args:
-        found: what is known of the tasks.
-        total: how many tasks the set has.
+        results: the results.
+        total: the number of tasks in the set.
     """
-    uses = _uses(found)
-    layers = {layer.key: layer for one in found for layer in one.layers}
+    uses = _uses(results)
     return {
         "format": "minisandbox-validation-report",
         "version": 1,
         "tasks": total,
-        "validated": len(found),
-        "counts": {status.value: sum(one.status is status for one in found) for status in Status},
-        "causes": dict(sorted(Counter(str(one.cause) for one in found if one.cause).items())),
-        "flaky": sum(bool(one.flaky) for one in found),
-        "changeable": changeable_counts(found),
-        "noted": sum(bool(one.notes) for one in found),
-        "measured": {
-            "layer_bytes": sum(layer.bytes for layer in layers.values()),
-            "build_seconds": sum(layer.seconds for layer in layers.values()),
-            "validate_seconds": sum(one.seconds for one in found),
-        },
-        "results": [_row(one, uses) for one in found],
+        "validated": len(results),
+        "counts": {status.value: sum(result.status is status for result in results) for status in Status},
+        "causes": dict(sorted(Counter(str(result.cause) for result in results if result.cause).items())),
+        "flaky": sum(bool(result.flaky) for result in results),
+        "changeable": changeable_counts(results),
+        "noted": sum(bool(result.notes) for result in results),
+        "measured": _totals(results),
+        "results": [_row(result, uses) for result in results],
     }
 
 
-def changeable_counts(found: Sequence[Validated]) -> dict[str, int]:
+def _totals(results: Sequence[Validated]) -> dict[str, float]:
+    layers = {layer.key: layer for result in results for layer in result.layers}.values()
+    return {
+        "layer_bytes": sum(layer.bytes for layer in layers),
+        "build_seconds": sum(layer.seconds for layer in layers),
+        "validate_seconds": sum(result.seconds for result in results),
+    }
+
+
+def changeable_counts(results: Sequence[Validated]) -> dict[str, int]:
     """Count the FAIL_TO_PASS tests of valid tasks by where their expectation can be changed."""
     counts: Counter[str] = Counter()
-    for one in found:
-        counts.update({share.kind: share.tests for share in one.changeable})
+    for result in results:
+        counts.update({share.kind: share.tests for share in result.changeable})
     return dict(sorted(counts.items()))
 
 
-def _row(one: Validated, uses: Mapping[str, int]) -> dict[str, object]:
+def _row(result: Validated, uses: Mapping[str, int]) -> dict[str, object]:
+    unique, shared = _sizes(result, uses)
     return {
-        "instance_id": one.instance_id,
-        "repo": one.repo,
-        "verdict": one.status.value,
-        "cause": one.cause,
-        "detail": one.detail,
-        "tests": list(one.tests),
-        "flaky": list(one.flaky),
-        "notes": list(one.notes),
-        "changeable": {share.kind: share.tests for share in one.changeable},
-        "python": one.python,
-        "image_key": one.image_key,
-        "reference": [[run.verdict, run.reason] for run in one.reference],
-        "empty": [[run.verdict, run.reason] for run in one.empty],
+        "instance_id": result.instance_id,
+        "repo": result.repo,
+        "verdict": result.status.value,
+        "cause": result.cause,
+        "detail": result.detail,
+        "tests": list(result.tests),
+        "flaky": list(result.flaky),
+        "notes": list(result.notes),
+        "changeable": changeable_counts([result]),
+        "python": result.python,
+        "image_key": result.image_key,
+        "reference": [[run.verdict, run.reason] for run in result.reference],
+        "empty": [[run.verdict, run.reason] for run in result.empty],
         "measured": {
-            "build_seconds": sum(layer.seconds for layer in one.layers),
-            "unique_bytes": _bytes(one.layers, uses, shared=False),
-            "shared_bytes": _bytes(one.layers, uses, shared=True),
-            "validate_seconds": one.seconds,
-            "reference_seconds": [run.seconds for run in one.reference],
-            "empty_seconds": [run.seconds for run in one.empty],
+            "build_seconds": result.build_seconds,
+            "unique_bytes": unique,
+            "shared_bytes": shared,
+            "validate_seconds": result.seconds,
+            "reference_seconds": [run.seconds for run in result.reference],
+            "empty_seconds": [run.seconds for run in result.empty],
         },
     }
 
 
-def _uses(found: Sequence[Validated]) -> Counter[str]:
-    """Count by layer the tasks whose images have it."""
-    return Counter(layer.key for one in found for layer in one.layers)
+def _uses(results: Sequence[Validated]) -> Counter[str]:
+    """Count, per layer, the tasks whose images contain it."""
+    return Counter(layer.key for result in results for layer in result.layers)
 
 
-def _bytes(layers: Sequence[LayerUse], uses: Mapping[str, int], *, shared: bool) -> int:
-    return sum(layer.bytes for layer in layers if (uses[layer.key] > 1) is shared)
+def _sizes(result: Validated, uses: Mapping[str, int]) -> tuple[int, int]:
+    """Return the bytes of the layers that no other task's image contains, and of the shared ones."""
+    unique = sum(layer.bytes for layer in result.layers if uses[layer.key] == 1)
+    return unique, sum(layer.bytes for layer in result.layers) - unique
 
 
-def validation_table(found: Sequence[Validated], total: int) -> str:
-    """Return the report for people, in Markdown.
+def validation_table(results: Sequence[Validated], total: int) -> str:
+    """Return the report as Markdown.
 
     Args:
-        found: what is known of the tasks.
-        total: how many tasks the set has.
+        results: the results.
+        total: the number of tasks in the set.
     """
-    counts = Counter(one.status for one in found)
-    layers = {layer.key: layer for one in found for layer in one.layers}
-    disk, built = sum(one.bytes for one in layers.values()), sum(one.seconds for one in layers.values())
-    tested = sum(one.seconds for one in found)
+    counts, totals = Counter(result.status for result in results), _totals(results)
     head = (
         f"{counts[Status.VALID]} of {total} tasks are valid, {counts[Status.INVALID]} are not; about "
-        f"{counts[Status.ERROR]} we could not find out, {total - len(found)} were not looked at. Their images take "
-        f"{disk / _MB:.0f} MB together and {built:.0f} s to build; validating took {tested:.0f} s."
+        f"{counts[Status.ERROR]} we could not find out, {total - len(results)} were not looked at. Their images take "
+        f"{totals['layer_bytes'] / _MB:.0f} MB together and {totals['build_seconds']:.0f} s to build; "
+        f"validating took {totals['validate_seconds']:.0f} s."
     )
     note = (
         "*build*: seconds that all layers of the image took, shared ones counted for each task. *unique*, *shared*: "
         "megabytes of layers that no other task's image has, and of the others. *validate*: seconds of all runs."
     )
-    uses, numbers = _uses(found), ("build", "unique", "shared", "validate")
+    uses, numbers = _uses(results), ("build", "unique", "shared", "validate")
     columns = ("task", "interpreter", *numbers, "verdict", "cause")
-    lines = markdown_table(columns, [_cells(one, uses) for one in found], numbers)
+    lines = markdown_table(columns, [_cells(result, uses) for result in results], numbers)
     return "\n".join((head, "", note, "", *lines, ""))
 
 
-def _cells(one: Validated, uses: Mapping[str, int]) -> tuple[str, ...]:
-    cause = f"{one.cause}: {one.detail}" if one.cause else "; ".join(f"note: {note}" for note in one.notes)
-    return (
-        one.instance_id,
-        one.python,
-        f"{sum(layer.seconds for layer in one.layers):.1f}",
-        f"{_bytes(one.layers, uses, shared=False) / _MB:.1f}",
-        f"{_bytes(one.layers, uses, shared=True) / _MB:.1f}",
-        f"{one.seconds:.1f}",
-        one.status.value,
-        cause,
-    )
+def _cells(result: Validated, uses: Mapping[str, int]) -> tuple[str, ...]:
+    notes = "; ".join(f"note: {note}" for note in result.notes)
+    cause = f"{result.cause}: {result.detail}" if result.cause else notes
+    sizes = (f"{size / _MB:.1f}" for size in _sizes(result, uses))
+    times = f"{result.build_seconds:.1f}", f"{result.seconds:.1f}"
+    return (result.instance_id, result.python, times[0], *sizes, times[1], result.status.value, cause)

@@ -1,0 +1,486 @@
+"""The checks of a task: the evidence they need, how they find faults, and what to do about a finding."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from minisandbox.errors import MiniSandboxError
+from minisandbox.grade.leaks import telling_lines
+from minisandbox.grade.report import MISSING
+from minisandbox.grade.validation import Cause, Validation, not_seen_failing
+from minisandbox.grade.verdict import Grade, Reason
+from minisandbox.images.oci.reference import Remote, parse_reference
+from minisandbox.patches import touched_files
+from minisandbox.spec import DockerfileBase, GitSource, OciBase, PythonRecipe, is_commit
+from minisandbox.tasks import ContainerBuild, Form, LogGrader, ScriptGrader, Task, file_of
+
+
+class Severity(enum.StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    """The task gives wrong rewards, or none."""
+    WARNING = "warning"
+    """The task works, but should be reviewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A fault that a check found in a task.
+
+    Attributes:
+        what: the fault, in a sentence.
+        where: the file, the option or the run at fault; "" if the check's name says it.
+        tests: the affected tests.
+        severity: overrides the check's severity, unless None.
+    """
+
+    what: str
+    where: str = ""
+    tests: tuple[str, ...] = ()
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The input of the checks. Checks of rows use only ``task`` and ``twin``.
+
+    Attributes:
+        task: the task.
+        twin: the earlier task that this one duplicates, and in what respect; "" if there is none.
+        timeout: seconds that a run of its tests may take.
+        build_seconds: the build time of all layers of its image.
+        failure: why there is no image, or no validation; None after a validation.
+        validation: its runs and its leaks; None after a failure.
+        reordered: a run with the reference and the test files in reverse order; None if there is only one file.
+        forged: files that an agent can write, and whose replacement made the verifier pass the untouched code.
+    """
+
+    task: Task
+    twin: str = ""
+    timeout: float = 0.0
+    build_seconds: float = 0.0
+    failure: MiniSandboxError | None = None
+    validation: Validation | None = None
+    reordered: Grade | None = None
+    forged: tuple[str, ...] = ()
+
+    @property
+    def results(self) -> Validation:
+        """The runs and the leaks, for checks that require a validation."""
+        assert self.validation is not None
+        return self.validation
+
+
+_FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE | re.MULTILINE)
+_ENOUGH = 0.95
+
+
+def empty_instruction(evidence: Evidence) -> Iterator[Problem]:
+    """The instruction is empty."""
+    if not evidence.task.problem_statement.strip():
+        yield Problem("the instruction is empty", "problem_statement")
+
+
+def solution_in_instruction(evidence: Evidence) -> Iterator[Problem]:
+    """The instruction contains the lines of the reference."""
+    telling = [group for group in telling_lines(evidence.task) if group.kind == "reference"]
+    solution = {line.strip() for group in telling for line in group.lines}
+    lines = evidence.task.problem_statement.splitlines()
+    shown = solution & {form for line in lines for form in (line.strip(), line[1:].strip())}
+    if solution and len(shown) >= _ENOUGH * len(solution):
+        yield Problem(f"it has {len(shown)} of {len(solution)} telling lines of the reference", "problem_statement")
+
+
+def duplicate(evidence: Evidence) -> Iterator[Problem]:
+    """An earlier task asks for the same."""
+    if evidence.twin:
+        yield Problem(evidence.twin)
+
+
+def twins(tasks: Iterable[Task]) -> dict[str, str]:
+    """Return the tasks that duplicate an earlier task, each with the reason.
+
+    Tasks are duplicates if they have the same patch for the same commit, or the same instruction for the same code. In
+    SWE-smith's form each patch makes other code.
+    """
+    first: dict[tuple[str, ...], str] = {}
+    duplicates: dict[str, str] = {}
+    for task in tasks:
+        code = (task.repo, task.base_commit or repr(task.build), task.form)
+        keys = {("patch", *code, task.patch.strip()): "patch"} if task.patch.strip() else {}
+        if task.form is not Form.SWESMITH and (instruction := task.problem_statement.strip()):
+            keys |= {("instruction", *code, instruction): "instruction"}
+        for key, what in keys.items():
+            if (other := first.setdefault(key, task.instance_id)) != task.instance_id:
+                duplicates.setdefault(task.instance_id, f"{other} has the same {what} for the same code")
+    return duplicates
+
+
+def unpinned(evidence: Evidence) -> Iterator[Problem]:
+    """The image may be another one tomorrow."""
+    match evidence.task.build:
+        case ContainerBuild(base=OciBase(reference=reference)):
+            if _is_floating(reference):
+                yield Problem(f"{reference} names no digest", "build.image")
+        case ContainerBuild(base=DockerfileBase(dockerfile=path)):
+            text = path.read_text("utf-8", "replace") if path.is_file() else ""
+            stages = {"scratch", *(name.lower() for _, name in _FROM.findall(text) if name)}
+            for base in dict.fromkeys(base for base, _ in _FROM.findall(text)):
+                if base.lower() not in stages and "@sha256:" not in base:
+                    yield Problem(f"FROM {base} names no digest", path.name)
+        case PythonRecipe() as build:
+            yield from _unpinned_python(build)
+
+
+def _is_floating(reference: str) -> bool:
+    parsed = parse_reference(reference)
+    return isinstance(parsed, Remote) and not parsed.digest
+
+
+def _unpinned_python(build: PythonRecipe) -> Iterator[Problem]:
+    if isinstance(build.source, GitSource) and not is_commit(build.source.commit):
+        yield Problem(f"{build.source.commit!r} is not a whole commit id", "build.source")
+    loose = [line for line in build.requirements if "==" not in line and " @ " not in line]
+    if loose and not build.exclude_newer:
+        yield Problem(f"{len(loose)} requirements have no version, such as {loose[0]!r}", "build.requirements")
+
+
+def tests_in_patch(evidence: Evidence) -> Iterator[Problem]:
+    """Named tests are in a file that the solution changes, so that a submission may rewrite them."""
+    task = evidence.task
+    touched = set(touched_files(task.patch)) - set(touched_files(task.test_patch))
+    named = tuple(test for test in task.FAIL_TO_PASS + task.PASS_TO_PASS if file_of(test) in touched)
+    if named:
+        files = ", ".join(sorted({file_of(test) for test in named}))
+        yield Problem(
+            f"{len(named)} named tests are in a file of the patch: a submission may rewrite them", files, named
+        )
+
+
+def no_reference(evidence: Evidence) -> Iterator[Problem]:
+    """Nothing shows that the task can be solved."""
+    if not evidence.task.patch.strip() and evidence.task.solution is None:
+        yield Problem("it has no patch and no solution")
+
+
+SLOW_BUILD = 1800.0  # seconds
+
+
+def not_built(evidence: Evidence) -> Iterator[Problem]:
+    """The image cannot be built or pulled."""
+    if evidence.failure is not None:
+        yield Problem(f"{type(evidence.failure).__name__}: {evidence.failure}")
+
+
+def slow_build(evidence: Evidence) -> Iterator[Problem]:
+    """The image takes more than half an hour to build."""
+    if evidence.build_seconds > SLOW_BUILD:
+        yield Problem(f"its layers took {evidence.build_seconds / 60:.0f} minutes to build")
+
+
+def solution_in_image(evidence: Evidence) -> Iterator[Problem]:
+    """A file of the image has the lines of the reference."""
+    return _leaks(evidence, "reference")
+
+
+def tests_in_image(evidence: Evidence) -> Iterator[Problem]:
+    """A file of the image has the lines of hidden tests."""
+    return _leaks(evidence, "tests")
+
+
+def history_in_image(evidence: Evidence) -> Iterator[Problem]:
+    """The history of a repository in the image goes beyond the task's commit, or has the answer."""
+    return _leaks(evidence, "history")
+
+
+def archive_in_image(evidence: Evidence) -> Iterator[Problem]:
+    """An archive of the project is in the image."""
+    return _leaks(evidence, "archive")
+
+
+def _leaks(evidence: Evidence, kind: str) -> Iterator[Problem]:
+    for leak in evidence.results.leaks:
+        if leak.kind == kind:
+            yield Problem(leak.detail, leak.place)
+
+
+NEAR = 0.5  # share of the time limit; a loaded machine may need twice as long
+
+
+def reference_fails(evidence: Evidence) -> Iterator[Problem]:
+    """The known solution does not pass."""
+    validation = evidence.results
+    if _are_uncertain(validation.reference):
+        return
+    run = validation.reference[0]
+    if not run.judged:
+        if run.reason is not Reason.TIMEOUT:
+            yield Problem(f"{run.reason}: {run.detail}", _REFERENCE)
+    elif isinstance(evidence.task.grader, ScriptGrader):
+        if not run.resolved:
+            yield Problem(run.detail, _REFERENCE)
+    elif tests := _steady(validation, run.failed_fail_to_pass, but=_missing(validation)):
+        yield Problem(f"{len(tests)} FAIL_TO_PASS tests do not pass", _REFERENCE, tests)
+
+
+def reference_breaks_tests(evidence: Evidence) -> Iterator[Problem]:
+    """PASS_TO_PASS tests pass without a patch and fail with the known solution."""
+    validation = evidence.results
+    if _are_judged(validation.reference):
+        others = _missing(validation)
+        if _are_judged(validation.empty):
+            others += validation.empty[0].failed_pass_to_pass
+        if tests := _steady(validation, validation.reference[0].failed_pass_to_pass, but=others):
+            yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _REFERENCE, tests)
+
+
+def missing_test(evidence: Evidence) -> Iterator[Problem]:
+    """The lists name tests that do not exist."""
+    if tests := _missing(evidence.results):
+        yield Problem(f"{len(tests)} named tests do not exist", _REFERENCE, tests)
+
+
+def empty_resolves(evidence: Evidence) -> Iterator[Problem]:
+    """The untouched code passes."""
+    if all(run.resolved for run in evidence.results.empty):
+        yield Problem("everything passes without any patch", _EMPTY)
+
+
+def f2p_not_failing(evidence: Evidence) -> Iterator[Problem]:
+    """FAIL_TO_PASS tests do not fail without a patch."""
+    validation = evidence.results
+    if not evidence.task.FAIL_TO_PASS or _are_uncertain(validation.empty) or validation.empty[0].resolved:
+        return
+    run = validation.empty[0]
+    if run.reason is Reason.TIMEOUT or not validation.reference[0].judged:
+        return
+    tests = _steady(validation, not_seen_failing(evidence.task, run), but=_missing(validation))
+    if tests and not run.judged:
+        yield Problem(f"no test was seen: {run.reason}: {run.detail}", _EMPTY, tests)
+    elif tests:
+        yield Problem(f"{len(tests)} FAIL_TO_PASS tests do not fail", _EMPTY, tests, _softer(evidence.task, validation))
+
+
+def p2p_not_passing(evidence: Evidence) -> Iterator[Problem]:
+    """PASS_TO_PASS tests fail without a patch."""
+    validation = evidence.results
+    if not _are_judged(validation.empty):
+        return
+    if tests := _steady(validation, validation.empty[0].failed_pass_to_pass, but=_missing(validation)):
+        yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _EMPTY, tests, _softer(evidence.task, validation))
+
+
+def flaky(evidence: Evidence) -> Iterator[Problem]:
+    """The same code gives different results."""
+    validation = evidence.results
+    if _ended(evidence, Reason.TIMEOUT):
+        return
+    if any(len({(run.resolved, run.score) for run in runs}) > 1 for runs in (validation.reference, validation.empty)):
+        yield Problem("the same code resolves it in one run and not in another", tests=validation.flaky)
+    elif validation.flaky:
+        what = f"{len(validation.flaky)} tests change from run to run"
+        yield Problem(what, tests=validation.flaky, severity=_softer(evidence.task, validation))
+
+
+def order_dependent(evidence: Evidence) -> Iterator[Problem]:
+    """The known solution does not pass if the test files run in another order."""
+    run = evidence.reordered
+    if run is not None and run.resolved is False and evidence.results.reference[0].resolved:
+        tests = run.failed_fail_to_pass + run.failed_pass_to_pass
+        yield Problem(f"with the test files in reverse order: {run.detail}", _REFERENCE, tests)
+
+
+def timeout(evidence: Evidence) -> Iterator[Problem]:
+    """The tests reach their time limit."""
+    for where, run in _ended(evidence, Reason.TIMEOUT).items():
+        yield Problem(f"{run.detail} (limit {evidence.timeout:g} s)", where)
+
+
+def near_timeout(evidence: Evidence) -> Iterator[Problem]:
+    """The tests take more than half of their time limit."""
+    validation = evidence.results
+    if _ended(evidence, Reason.TIMEOUT):
+        return
+    runs = validation.empty
+    if not isinstance(evidence.task.grader, ScriptGrader):  # there the reference's runs include the solution's own time
+        runs += validation.reference
+    longest = max(run.duration for run in runs)
+    if longest > NEAR * evidence.timeout:
+        yield Problem(f"the longest run took {longest:.0f} s of {evidence.timeout:g} s")
+
+
+def no_reward(evidence: Evidence) -> Iterator[Problem]:
+    """The verifier writes no reward."""
+    for where, run in list(_ended(evidence, Reason.NO_REWARD).items())[:1]:
+        yield Problem(run.detail, where)
+
+
+def misread_log(evidence: Evidence) -> Iterator[Problem]:
+    """The benchmark's parser misreads the log of the known solution."""
+    for misreading in evidence.results.reference[0].misread:
+        yield Problem(misreading.what, "test.parser", misreading.tests)
+
+
+def not_confirmable(evidence: Evidence) -> Iterator[Problem]:
+    """Passes in the agent's sandbox cannot be confirmed in a clean one."""
+    if isinstance(evidence.task.grader, ScriptGrader):
+        yield from map(Problem, evidence.results.notes)
+
+
+def writable_verifier(evidence: Evidence) -> Iterator[Problem]:
+    """An agent can replace a file that decides the reward."""
+    for path in evidence.forged:
+        yield Problem("an agent can write it, and with a forged copy the untouched code passes", path)
+
+
+def infrastructure(evidence: Evidence) -> Iterator[Problem]:
+    """The check itself failed."""
+    if evidence.failure is not None:
+        yield Problem(f"{type(evidence.failure).__name__}: {evidence.failure}")
+        return
+    runs = evidence.results.reference + evidence.results.empty
+    unsure = (run.detail for run in runs if run.resolved is None and run.reason is not Reason.NO_REWARD)
+    yield from map(Problem, list(unsure)[:1])
+
+
+_REFERENCE = "with the reference"
+_EMPTY = "without a patch"
+
+
+def _softer(task: Task, validation: Validation) -> Severity | None:
+    """Return the reduced severity for a benchmark's row that is valid by the benchmark's own rule, or None."""
+    holds = validation.valid or validation.cause is Cause.LEAK
+    return Severity.WARNING if holds and isinstance(task.grader, LogGrader) else None
+
+
+def _are_judged(runs: Iterable[Grade]) -> bool:
+    """Return whether all runs report the outcome of each test."""
+    return all(run.judged for run in runs)
+
+
+def _are_uncertain(runs: Sequence[Grade]) -> bool:
+    """Return whether a run has no result, or runs of the same code differ for other reasons than their tests."""
+    results = {run.resolved for run in runs}
+    return None in results or (len(results) > 1 and not _are_judged(runs))
+
+
+def _steady(validation: Validation, tests: Iterable[str], *, but: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the tests without flaky ones and those in ``but``."""
+    others = {*validation.flaky, *but}
+    return tuple(test for test in tests if test not in others)
+
+
+def _missing(validation: Validation) -> tuple[str, ...]:
+    """Return the named tests that do not exist with the reference."""
+    run = validation.reference[0]
+    absent = {test for test, outcome in run.outcomes if outcome == MISSING}
+    failed = run.failed_fail_to_pass + run.failed_pass_to_pass if run.reason is Reason.TESTS_NOT_PASSED else ()
+    return _steady(validation, (test for test in failed if test in absent))
+
+
+def _ended(evidence: Evidence, reason: Reason) -> dict[str, Grade]:
+    """Return the first run that ended for this reason, with the reference and without a patch."""
+    sides = {_REFERENCE: evidence.results.reference, _EMPTY: evidence.results.empty}
+    return {where: run for where, runs in sides.items() for run in runs[::-1] if run.reason is reason}
+
+
+_ERROR, _WARNING = Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check of tasks.
+
+    Attributes:
+        find: yields the faults; its name is the check's name, its docstring the fault.
+        severity: the severity of its findings, unless a finding overrides it.
+        advice: what to do about a finding.
+    """
+
+    find: Callable[[Evidence], Iterable[Problem]]
+    severity: Severity
+    advice: str
+
+    @property
+    def name(self) -> str:
+        """The name in reports."""
+        return self.find.__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault of a task, as reports list it.
+
+    Attributes:
+        task: the task's id; the position of a row that is not a task.
+        check: the name of the check.
+        severity: the severity.
+        where: the file, the field or the run at fault; "" if the check's name says it.
+        what: the fault, in a sentence.
+        tests: the affected tests.
+    """
+
+    task: str
+    check: str
+    severity: Severity
+    where: str
+    what: str
+    tests: tuple[str, ...] = ()
+
+
+def unusable_row(_: Evidence) -> Iterator[Problem]:
+    """The row is not a task."""
+    yield from ()  # `check_set` turns the reader's errors into these findings
+
+
+ROWS = (
+    Check(unusable_row, _ERROR, "fix the field that the message names, or leave the row out"),
+    Check(empty_instruction, _ERROR, "say what the agent has to do"),
+    Check(solution_in_instruction, _ERROR, "take the reference's lines out of the instruction"),
+    Check(no_reference, _ERROR, "add a patch or a solution, or leave the task out"),
+    Check(duplicate, _WARNING, "leave one of them out: it counts twice"),
+    Check(tests_in_patch, _WARNING, "move the tests to a file that only test_patch touches"),
+    Check(unpinned, _WARNING, "pin it: NAME@sha256:..., a whole commit id, PACKAGE==VERSION"),
+)  # fmt: skip
+"""Checks that need only the row."""
+
+RUNS = (
+    Check(not_built, _ERROR, "fix the recipe; `image build --shell` opens the failed step"),
+    Check(slow_build, _WARNING, "pin requirements in build.requirements, which tasks share"),
+    Check(solution_in_image, _ERROR, "remove the file: build.remove, or the recipe"),
+    Check(tests_in_image, _ERROR, "remove the file: build.remove, or the recipe"),
+    Check(history_in_image, _ERROR, "cut the history (build.cut), or remove the other clone"),
+    Check(archive_in_image, _ERROR, "remove the archive from the image"),
+    Check(reference_fails, _ERROR, "correct the patch or the image; `validate -o` keeps the log"),
+    Check(reference_breaks_tests, _ERROR, "correct the patch or PASS_TO_PASS"),
+    Check(missing_test, _ERROR, "correct the tests' names, or take them out of the lists"),
+    Check(empty_resolves, _ERROR, "name a test that fails without the patch"),
+    Check(f2p_not_failing, _ERROR, "move the tests to PASS_TO_PASS, or correct them"),
+    Check(p2p_not_passing, _ERROR, "take the tests out of PASS_TO_PASS"),
+    Check(flaky, _ERROR, "take the tests out of the lists, or fix their clock, seed or port"),
+    Check(order_dependent, _WARNING, "make the tests independent, or take them out of the lists"),
+    Check(timeout, _ERROR, "raise test.timeout, or take the slow tests out of the lists"),
+    Check(near_timeout, _WARNING, "raise test.timeout to four times what the tests take"),
+    Check(no_reward, _ERROR, "let the verifier write a reward whatever happens, 0 first"),
+    Check(misread_log, _WARNING, "change test.command or the tests' names; docs/reference/graders.md"),
+    Check(not_confirmable, _WARNING, "let the work stay in the working directory or in artifacts"),
+    Check(writable_verifier, _ERROR, "move the file to tests/, which the grader brings"),
+    Check(infrastructure, _ERROR, "repeat the command; `minisandbox doctor` checks this machine"),
+)  # fmt: skip
+"""Checks that need an image and runs of its tests."""
+
+CHECKS: Mapping[str, Check] = {check.name: check for check in (*ROWS, *RUNS)}
+"""All checks, by name, in the order of reports."""
+
+
+def findings(evidence: Evidence, checks: Iterable[Check]) -> tuple[Finding, ...]:
+    """Return the findings of some checks."""
+    return tuple(
+        Finding(evidence.task.instance_id, check.name, p.severity or check.severity, p.where, p.what, p.tests)
+        for check in checks
+        for p in check.find(evidence)
+    )

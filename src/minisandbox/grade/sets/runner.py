@@ -1,0 +1,180 @@
+"""Run jobs for the tasks of a set in a run directory that resumes, and write its reports."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
+
+from minisandbox.errors import MiniSandboxError
+from minisandbox.pool import Elsewhere, ImageOf, Job, Progress, open_results, run_jobs
+from minisandbox.pool.runner import Record, read_record
+from minisandbox.store import canonical_json
+from minisandbox.store.rundir import Config, RunDirectory, write_whole
+from minisandbox.tasks import ScriptGrader, Task
+
+if TYPE_CHECKING:
+    from minisandbox.images import Image
+
+_LONGEST = 500  # characters of a table's cell
+
+Kept = TypeVar("Kept", bound=Record)
+
+
+class SetOptions(TypedDict, Generic[Kept], total=False):
+    """Keyword arguments of every function that works through a task set.
+
+    Attributes:
+        out: the run directory; None, the default, keeps nothing.
+        workers: tasks at once (default: 1).
+        config: what else identifies the run; resuming it requires the same values.
+        build: called once with the tasks whose images are needed, because building them together is faster.
+        progress: called on this thread for each result, including those of an earlier call.
+        elsewhere: runs the jobs on other machines, which have their own images (:class:`.ClusterChecks`).
+    """
+
+    out: Path | None
+    workers: int
+    config: Mapping[str, str]
+    build: Callable[[Sequence[Task]], None] | None
+    progress: Callable[[Progress[Kept]], None] | None
+    elsewhere: Elsewhere[Task] | None
+
+
+def run_set(
+    directory: type[RunDirectory],
+    kind: type[Kept],
+    jobs: Sequence[Job[Task]],
+    image_of: ImageOf[Task] | None,
+    identity: Config,
+    options: SetOptions[Kept],
+    *,
+    chosen: Callable[[str, Kept | None], bool] = lambda _id, _earlier: True,
+    again: bool = False,
+) -> dict[str, Kept]:
+    """Run the chosen jobs that no earlier call has finished.
+
+    Args:
+        directory: the kind of run directory.
+        kind: the kind of results.
+        jobs: one per result.
+        image_of: returns a task's image; None if other machines make the images.
+        identity: what identifies the run; resuming it requires the same values.
+        options: the caller's options.
+        chosen: whether to run a job, given its id and its earlier result, if any.
+        again: whether to repeat the chosen jobs that are finished.
+
+    Returns:
+        The results by id, in the order of the jobs. Jobs that were not chosen keep their earlier result, if any.
+
+    Raises:
+        InvalidValue: ``workers`` is less than 1.
+        RunError: the directory is in use or belongs to another run.
+        DiskFull: the disk is full; finished results are kept.
+    """
+    with open_results(directory, options.get("out"), {**options.get("config", {}), **identity}) as results:
+        earlier = {result.id: read_record(kind, result) for result in results}
+        todo = [job for job in jobs if chosen(job.id, earlier.get(job.id))]
+        latest = earlier
+        if todo:
+            latest |= run_jobs(
+                todo,
+                results,
+                kind,
+                image_of=image_of,
+                workers=options.get("workers", 1),
+                again=again,
+                build=options.get("build"),
+                progress=options.get("progress"),
+                elsewhere=options.get("elsewhere"),
+            )
+    return {job.id: latest[job.id] for job in jobs if job.id in latest}
+
+
+def task_job(
+    task: Task,
+    do: Callable[[Task, Image], Record],
+    failed: Callable[[Task, MiniSandboxError, bool], Record],
+    *depends: str,
+) -> Job[Task]:
+    """Return the job of one task.
+
+    Args:
+        task: the task.
+        do: returns the result, given the task and its image.
+        failed: turns an error into the result, as :class:`.Job` describes it.
+        depends: what the result depends on, next to the task and its image.
+    """
+    name = task.instance_id
+    return Job(name, partial(fingerprint, task, depends), partial(_do, task, do), partial(failed, task), task)
+
+
+def _do(task: Task, do: Callable[[Task, Image], Record], image: Image | None) -> Record:
+    assert image is not None
+    return do(task, image)
+
+
+def fingerprint(task: Task, more: tuple[str, ...], image_key: str) -> str:
+    """Return a hash of a task's row, the files of its scripts, its image's key, and more."""
+    row = canonical_json(task.to_row())  # type: ignore[arg-type] # a row holds what JSON has
+    digest = hashlib.sha256(row)
+    for part in (image_key, *more, *_script_files(task)):
+        digest.update(b"\n" + hashlib.sha256(part.encode("utf-8", "surrogateescape")).digest())
+    return digest.hexdigest()
+
+
+def _script_files(task: Task) -> Iterator[str]:
+    """Yield the path and the hash of each file of a task's scripts."""
+    scripts = (task.grader if isinstance(task.grader, ScriptGrader) else None, task.solution)
+    for folder in (script.files for script in scripts if script is not None and script.files is not None):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                yield f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def write_reports(out: Path, report: Mapping[str, object], text: str) -> None:
+    """Write ``report.json`` and ``report.md``.
+
+    Args:
+        out: the run directory.
+        report: the machine-readable report.
+        text: the same in Markdown.
+
+    Raises:
+        DiskFull: the disk is full.
+        OSError: a file cannot be written.
+    """
+    write_json(out / "report.json", report)
+    write_whole(out / "report.md", text.encode("utf-8", "backslashreplace"))
+
+
+def write_json(path: Path, value: object, indent: int = 1) -> None:
+    """Write a value as a JSON file."""
+    write_whole(path, json.dumps(value, indent=indent).encode() + b"\n")
+
+
+def write_log(path: Path, content: str | bytes) -> None:
+    """Write a file; without content, remove the one of an earlier call."""
+    if content:
+        write_whole(path, content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> list[str]:
+    """Return the lines of a table.
+
+    Args:
+        columns: its headings.
+        rows: its cells; long ones are cut off.
+        numbers: headings of columns that are aligned to the right.
+    """
+    rule = ["--:" if name in numbers else "---" for name in columns]
+    return [_row(cells) for cells in (columns, rule, *rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split())[:_LONGEST] for cell in cells) + " |"
