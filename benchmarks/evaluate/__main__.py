@@ -28,10 +28,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.engines.accounts import Account, accounts_of
+from benchmarks.evaluate.costs import print_costs, submission_of
 from benchmarks.evaluate.host import REFERENCE, UNTOUCHED, HostTask
-from benchmarks.grading_runs import count_runs, submission_of
 
-from minisandbox.grade import GradingOptions, Verdict
 from minisandbox.images import Image, load_image
 from minisandbox.pool import as_finished
 from minisandbox.store import Store
@@ -64,7 +63,7 @@ def _measure(options: argparse.Namespace, directory: Path) -> int:
     images = [(task, load_image(store, task.instance_id)) for task in tasks.select(options.only or ["*"])]
     comparison = Comparison(options, directory, [HostTask.make(*each, directory) for each in images])
     right = comparison.run()
-    return 0 if _costs(images) and right else 1
+    return 0 if print_costs(images) and right else 1
 
 
 class Comparison:
@@ -128,21 +127,6 @@ class Comparison:
         count = report["resolved_instances"] if name == "evaluate" else report["counts"]["valid"]
         logs = [host.resolved(state) == (state == REFERENCE) for host in self._hosts for state in states]
         return count == len(self._hosts) and all(logs)
-
-
-def _costs(images: Sequence[tuple[Task, Image]]) -> bool:
-    """Grade every reference as a submission, by the default policy; returns whether all are resolved."""
-    costs, default = [], GradingOptions().confirm
-    for task, image in images:
-        grade, runs = count_runs(task, image, default)
-        if grade.verdict is Verdict.RESOLVED:
-            costs.append(grade.duration / runs[0])
-        print(f"{task.instance_id}: {grade.verdict}, {len(runs)} runs of {', '.join(f'{one:.1f}' for one in runs)} s "
-              f"in {grade.duration:.1f} s, load {os.getloadavg()[0]:.1f}", flush=True)  # fmt: skip
-    ninetieth = statistics.quantiles(costs, n=10, method="inclusive")[-1]
-    print(f"policy {default}: {len(costs)} of {len(images)} resolved, each for {statistics.fmean(costs):.2f} runs of "
-          f"its tests on average, 90th percentile {ninetieth:.2f}")  # fmt: skip
-    return len(costs) == len(images)
 
 
 def _prediction(task: Task, image: Image) -> dict[str, str]:

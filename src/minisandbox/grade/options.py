@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from minisandbox.errors import InvalidValue
 
 ONCE = "once"
-"""Confirm every pass by one run of the FAIL_TO_PASS tests."""
+"""Confirm every pass by one run of the FAIL_TO_PASS tests, and a pass with a suspicious flag by two."""
 ALWAYS = "always"
 """Confirm every pass by two runs of all tests."""
 NEVER = "share(0)"
-"""Confirm only passes with a flag."""
+"""Confirm only passes with a suspicious flag."""
 
 _SHARE = re.compile(r"share\((\d+(?:\.\d*)?|\.\d+)\)")
 
@@ -35,8 +35,9 @@ class GradingOptions:
         default=ONCE,
         metadata={
             "metavar": "POLICY",
-            "help": "how passes are confirmed: once: by a further run of the FAIL_TO_PASS tests; always: by two "
-            "further runs of all tests; share(P): as once, but only passes with a flag, and the share P of the others",
+            "help": "how passes are confirmed: once: by one further run of the FAIL_TO_PASS tests, passes with a "
+            "suspicious flag by two; always: by two further runs of all tests; share(P): as once, but only passes with "
+            "a suspicious flag, and the share P of the others",
         },
     )
 
@@ -47,13 +48,13 @@ class GradingOptions:
 
 
 def confirmed_share(policy: str) -> float:
-    """Return the share of passes without a flag that a policy confirms.
+    """Return the share of passes without a suspicious flag that a policy confirms.
 
     Args:
         policy: ``once``, ``always`` or ``share(P)``.
 
     Raises:
-        InvalidValue: it is none of these, or P is above 1.
+        InvalidValue: the policy is unknown, or P is above 1.
     """
     if policy in (ONCE, ALWAYS):
         return 1.0
@@ -66,16 +67,16 @@ def confirmed_share(policy: str) -> float:
 
 
 def recorded_policy(policy: str) -> dict[str, str]:
-    """Return what the configuration of a run says of its policy; nothing for ``always``, which older runs had."""
+    """Return a policy's part of a run's configuration; empty for ``always``, the policy of older runs."""
     return {} if policy == ALWAYS else {"confirm": policy}
 
 
 def is_confirmed(policy: str, *, flagged: bool) -> bool:
-    """Decide whether a pass is confirmed; no submission can foresee a draw.
+    """Decide whether to confirm a pass; no submission can foresee the random draw.
 
     Args:
         policy: as for :func:`confirmed_share`.
-        flagged: whether anything about the pass calls for it.
+        flagged: whether the pass has a suspicious flag.
 
     Raises:
         InvalidValue: the policy is invalid.

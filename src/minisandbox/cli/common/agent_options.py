@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from minisandbox.agents import AGENTS, AgentLimits, AgentOptions
-from minisandbox.cli.common.fields import options_of, values_of
+from minisandbox.cli.common.fields import options_of, read_options
 
 OPTIONS = options_of(AgentOptions, {"extra": "--agent-option"})
 LIMITS = options_of(
@@ -33,7 +33,7 @@ def agent_options(args: argparse.Namespace) -> AgentOptions:
     Raises:
         InvalidValue: a value is invalid.
     """
-    return AgentOptions(**values_of(args, OPTIONS))
+    return read_options(AgentOptions, args, OPTIONS)
 
 
 def agent_limits(args: argparse.Namespace) -> AgentLimits:
@@ -42,4 +42,4 @@ def agent_limits(args: argparse.Namespace) -> AgentLimits:
     Raises:
         InvalidValue: a limit is not positive.
     """
-    return AgentLimits(**values_of(args, LIMITS))
+    return read_options(AgentLimits, args, LIMITS)

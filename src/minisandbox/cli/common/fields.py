@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from minisandbox.cli.common.sandbox_options import parse_pairs
 
+T = TypeVar("T")
 _READ: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "Path": Path}
 
 
@@ -49,21 +50,22 @@ class FieldOption:
         if self._field.type == "Mapping[str, str]":
             group.add_argument(self.flag, action="append", default=[], metavar=self.metavar, help=self.help)
             return
+        read = _READ.get(str(self._field.type).removesuffix(" | None"), str)
+
+        def number(text: str) -> object:  # argparse shows the name in errors
+            return None if text == "none" else read(text)
+
         shown = "none" if self.none and self.default is None else self.default
         group.add_argument(
             self.flag,
-            type=self._convert,
+            type=number if self.none else read,
             default=self.default,
             choices=self.choices,
             metavar=self.metavar,
             help=self.help if shown is None else f"{self.help} (default: {shown})",
         )
 
-    def _convert(self, text: str) -> object:
-        read = _READ.get(str(self._field.type).removesuffix(" | None"), str)
-        return None if self.none and text == "none" else read(text)
-
-    def value(self, args: argparse.Namespace) -> Any:
+    def value(self, args: argparse.Namespace) -> object:
         """Return the value on the command line, or the default.
 
         Raises:
@@ -95,6 +97,16 @@ def options_of(kind: type, flags: Mapping[str, str] | None = None, *, none: bool
     )
 
 
-def values_of(args: argparse.Namespace, options: Iterable[FieldOption]) -> dict[str, Any]:
-    """Return the values of options by field."""
-    return {option.field: option.value(args) for option in options}
+def read_options(kind: type[T], args: argparse.Namespace, options: Iterable[FieldOption], **others: object) -> T:
+    """Return a dataclass with the values of its options.
+
+    Args:
+        kind: the dataclass.
+        args: the command line.
+        options: its options; those of other dataclasses are ignored.
+        others: the fields without an option.
+
+    Raises:
+        InvalidValue: a value is invalid.
+    """
+    return kind(**others, **{option.field: option.value(args) for option in options if option.kind is kind})

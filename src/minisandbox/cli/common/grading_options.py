@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from minisandbox.cli.common.fields import options_of, values_of
+from minisandbox.cli.common.fields import options_of, read_options
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import GradingOptions
 
@@ -24,6 +24,6 @@ def grading_options(args: argparse.Namespace) -> GradingOptions:
         InvalidValue: a value is invalid.
     """
     try:
-        return GradingOptions(**values_of(args, _OPTIONS))
+        return read_options(GradingOptions, args, _OPTIONS)
     except InvalidValue as error:
         raise InvalidValue(f"--{error.what}", hint=error.hint) from error

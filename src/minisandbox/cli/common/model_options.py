@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import get_args
 
-from minisandbox.cli.common.fields import FieldOption, values_of
+from minisandbox.cli.common.fields import FieldOption, read_options
 from minisandbox.cli.common.sandbox_options import parse_pair
 from minisandbox.errors import InvalidValue
 from minisandbox.models import ModelOptions, Prices, Sampling
@@ -73,11 +73,8 @@ def model_options(args: argparse.Namespace) -> ModelOptions | None:
         if unused:
             raise InvalidValue(f"{unused[0]} needs --model", hint="--model NAME --api-base URL, or --model local")
         return None
-    sampling, model = (
-        values_of(args, (option for option in _OPTIONS if option.kind is kind)) for kind in (Sampling, ModelOptions)
-    )
-    prices = _prices(args.model_prices)
-    return ModelOptions(**model, sampling=Sampling(**sampling, extra=_extra(args.model_extra)), prices=prices)
+    sampling = read_options(Sampling, args, _OPTIONS, extra=_extra(args.model_extra))
+    return read_options(ModelOptions, args, _OPTIONS, sampling=sampling, prices=_prices(args.model_prices))
 
 
 def _prices(pairs: Iterable[str]) -> Prices:
