@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tests.unit.test_rollout_exports import DONE, FAILED, WITHOUT_MODEL
 
 from minisandbox.cli.main import main
-from minisandbox.errors import TrajectoryError
+from minisandbox.errors import MissingExtra, TrajectoryError
 from minisandbox.grade import Flag
 from minisandbox.models import Message, Tokens, ToolCall
 from minisandbox.models.graph import TokenGraph
@@ -90,26 +91,33 @@ def test_the_results_of_a_job(run: Path, tmp_path: Path) -> None:
     assert job["stats"]["evals"]["bash__m-1__adhoc"]["metrics"] == [{"mean": 1.0}]
     failed = json.loads((tmp_path / "job/a__b-2/result.json").read_text())
     assert (failed["verifier_result"], failed["exception_info"]["exception_type"]) == (None, "ModelUnavailable")
-    steps = json.loads((tmp_path / "job/a__b-4/agent/trajectory.json").read_text())["steps"]
+    trajectory = json.loads((tmp_path / "job/a__b-4/agent/trajectory.json").read_text())
+    assert trajectory["schema_version"] == "ATIF-v1.8"
+    steps = trajectory["steps"]
     assert "completion_token_ids" not in steps[2]["metrics"]
     assert steps[2]["timestamp"] == "2025-01-01T00:00:00.100000+00:00"
     assert steps[2]["observation"] == {"results": [{"content": "x", "source_call_id": "c1"}]}
 
 
-def harbors(place: Path, steps: list[dict[str, object]], **result: object) -> Path:
-    """A trial as Harbor writes it."""
-    trial = place / "fix-it__AbC"
-    (trial / "agent").mkdir(parents=True)
+def write_trajectory(folder: Path, steps: list[dict[str, object]]) -> None:
+    """Write the trajectory of a trial, or of a trial's step, as Harbor does."""
+    (folder / "agent").mkdir(parents=True)
     agent = {"name": "terminus-2", "version": "2.0.0", "model_name": "m"}
     body = {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": agent, "steps": steps}
-    (trial / "agent/trajectory.json").write_text(json.dumps(body))
-    (trial / "result.json").write_text(json.dumps({"task_name": "org/fix-it", **result}))
-    return place
+    (folder / "agent/trajectory.json").write_text(json.dumps(body))
+
+
+def write_trial(job: Path, steps: list[dict[str, object]], **result: object) -> Path:
+    """Write a trial as Harbor does."""
+    write_trajectory(job / "fix-it__AbC", steps)
+    (job / "fix-it__AbC/result.json").write_text(json.dumps({"task_name": "org/fix-it", **result}))
+    return job
 
 
 def test_trajectories_of_other_agents(tmp_path: Path) -> None:
     parts = [
         {"type": "text", "text": "Look"},
+        {"type": "text", "text": ""},
         {"type": "image", "source": {"media_type": "image/png", "path": "a.png"}},
     ]
     call = {"tool_call_id": "1", "function_name": "bash", "arguments": {"command": "ls"}}
@@ -121,13 +129,13 @@ def test_trajectories_of_other_agents(tmp_path: Path) -> None:
         {"step_id": 5, "source": "agent", "message": "", "reasoning_content": "Hm.", "tool_calls": [call],
          "observation": {"results": [{"content": "calc.py"}]}, "metrics": {"prompt_tokens": 9, "completion_tokens": 2}},
     ]  # fmt: skip
-    [found] = read_examples(harbors(tmp_path, steps, verifier_result={"rewards": {"reward": 0.5}}))
+    [found] = read_examples(write_trial(tmp_path, steps, verifier_result={"rewards": {"reward": 0.5}}))
     assert found == Example(
         traj_id="s",
         instance_id="org/fix-it",
         messages=(
             Message("system", "Be good"),
-            Message("user", "Look\n[image: a.png]"),
+            Message("user", "Look\n\n[image: a.png]"),
             Message("user", "set up"),
             Message("assistant", "", (ToolCall("1", "bash", '{"command": "ls"}'),), reasoning="Hm."),
             Message("tool", "calc.py", (), "1"),
@@ -148,12 +156,90 @@ def test_trajectories_of_other_agents(tmp_path: Path) -> None:
         ({"verifier_result": {"rewards": {"correct": 1}}}, 1.0, "submitted"),
         ({"verifier_result": {"rewards": {"correct": 1, "fast": 0}}}, None, "submitted"),  # which one counts?
         ({"exception_info": {"exception_type": "AgentTimeoutError"}}, None, "AgentTimeoutError"),
+        (
+            {"verifier_result": {"rewards": {"reward": 0.0}}, "reward_valid": False,
+             "exception_info": {"exception_type": "ApiRateLimitError", "policy": {"has_valid_reward": False}}},
+            None, "ApiRateLimitError",
+        ),
+        (
+            {"verifier_result": {"rewards": {"reward": 0.0}}, "reward_valid": True,
+             "exception_info": {"exception_type": "AgentTimeoutError", "policy": {"has_valid_reward": True}}},
+            0.0, "AgentTimeoutError",
+        ),
         ({}, None, None),
     ],
-)
+)  # fmt: skip
 def test_rewards_of_trials(tmp_path: Path, result: dict[str, object], reward: float | None, status: str | None) -> None:
-    [found] = read_examples(harbors(tmp_path, [{"step_id": 1, "source": "user", "message": "?"}], **result))
+    [found] = read_examples(write_trial(tmp_path, [{"step_id": 1, "source": "user", "message": "?"}], **result))
     assert (found.reward, found.exit_status) == (reward, status)
+
+
+def test_trials_of_several_steps(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    trial = job / "fix-it__AbC"
+    for name in ("build", "deploy", "late"):
+        write_trajectory(trial / "steps" / name, [{"step_id": 1, "source": "user", "message": f"{name} it"}])
+    rate_limit = {"exception_type": "ApiRateLimitError", "policy": {"has_valid_reward": False}}
+    outcomes = [
+        {"step_name": "build", "verifier_result": {"rewards": {"reward": 1.0}}},
+        {"step_name": "deploy", "verifier_result": {"rewards": {"reward": 0.0}}, "exception_info": rate_limit},
+    ]
+    means = {"reward_valid": False, "verifier_result": {"rewards": {"reward": 0.5}}}
+    (trial / "result.json").write_text(json.dumps({"task_name": "org/fix-it", "step_results": outcomes, **means}))
+    expected = [
+        ("s/build", "org/fix-it", 1.0, "submitted"),
+        ("s/deploy", "org/fix-it", None, "ApiRateLimitError"),
+        ("s/late", "org/fix-it", None, None),
+    ]
+    for path in (tmp_path, job, trial):
+        examples = read_examples(path)
+        assert [(one.traj_id, one.instance_id, one.reward, one.exit_status) for one in examples] == expected
+    [example] = read_examples(trial / "steps/build/agent/trajectory.json")
+    assert (example.traj_id, example.instance_id, example.reward) == expected[0][:3]
+
+
+def test_sorted_keys(tmp_path: Path) -> None:
+    write_trajectory(tmp_path, [{"step_id": 1, "source": "user", "message": "?"}])
+    body = json.loads((tmp_path / "agent/trajectory.json").read_text())
+    body["agent"]["extra"] = {"prompt": "x" * 1000}
+    (tmp_path / "sorted.json").write_text(json.dumps(body, sort_keys=True, indent=1))
+    [example] = read_examples(tmp_path / "sorted.json")
+    assert example.traj_id == "s"
+
+
+def test_files_of_other_versions_and_programs(tmp_path: Path) -> None:
+    """Fields that no version has are ignored, and steps may be numbered from 0."""
+    step = {"step_id": 0, "source": "agent", "message": "Done.", "mood": "good", "metrics": {"joules": 3}}
+    body = {"schema_version": "ATIF-v1.9", "agent": {"name": "other"}, "steps": [step], "mode": "fast"}
+    (tmp_path / "t.json").write_text(json.dumps(body))
+    [example] = read_examples(tmp_path / "t.json")
+    assert (example.messages, example.agent) == ((Message("assistant", "Done."),), "other")
+
+
+def test_log_probabilities_of_another_length(tmp_path: Path) -> None:
+    """The answer carries no loss; the others do."""
+
+    def answer(prompt: list[int], sampled: list[int], logprobs: list[float]) -> dict[str, object]:
+        metrics = {"prompt_token_ids": prompt, "completion_token_ids": sampled, "logprobs": logprobs}
+        return {"source": "agent", "message": "x", "metrics": metrics}
+
+    broken, whole = answer([1], [2, 3], [-0.5]), answer([1, 2, 3, 4], [5], [-0.25])
+    write_trial(tmp_path / "some", [broken, whole])
+    [example] = read_examples(tmp_path / "some")
+    [row] = example.rows
+    assert (row.ids.tolist(), row.mask, row.logprobs.tolist()) == ([1, 2, 3, 4, 5], b"\0\0\0\0\1", [0, 0, 0, 0, -0.25])
+    assert example.turns == 2
+    write_trial(tmp_path / "all", [broken])
+    assert [one.rows for one in read_examples(tmp_path / "all")] == [()]
+
+
+def test_the_package_atif_is_missing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "atif", None)
+    argv = ["trajectories", "export", str(run), "--to", "atif", "-o", str(tmp_path / "job")]
+    assert main(argv) == MissingExtra.exit_code
+    assert "swe-minisandbox[atif]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
-"""ATIF, Harbor's trajectory format (its RFC 0001): written in version 1.7, read in versions 1.0 to 1.8.
+"""ATIF, Harbor's trajectory format (its RFC 0001): written in version 1.8, read in versions 1.0 to 1.8.
 
-Harbor keeps ``agent/trajectory.json`` in each trial's directory, with the verifier's rewards in ``result.json``.
+Harbor keeps ``agent/trajectory.json`` in each trial's directory, with the verifier's rewards in ``result.json``. A
+trial of several steps has a trajectory per step, in ``steps/NAME/agent``.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from array import array
@@ -12,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from minisandbox.errors import InvalidValue, TrajectoryError
+from minisandbox.errors import InvalidValue, MissingExtra, TrajectoryError
 from minisandbox.grade import Flag
-from minisandbox.models import Message, TokenRow, Tokens, ToolCall
+from minisandbox.models import Message, Role, TokenRow, Tokens, ToolCall
 from minisandbox.models.graph import TokenGraph
 from minisandbox.trajectories.codec import from_json, to_json
 from minisandbox.trajectories.example import Example
@@ -23,23 +27,25 @@ from minisandbox.trajectories.records import StepRecord, TurnRecord
 from minisandbox.trajectories.styles import style_of
 from minisandbox.trajectories.trajectory import Trajectory
 
-VERSION = "ATIF-v1.7"
-"""The version that is written; 1.8 adds only audio."""
+if TYPE_CHECKING:
+    import atif
+
+VERSION = "ATIF-v1.8"
+"""The version that is written."""
 FILE = "agent/trajectory.json"
-"""Where a trial's directory has its trajectory."""
+"""Path of the trajectory below the directory of a trial or step."""
 PATCH = "submission.patch"
 """Our file next to it: the submission, byte by byte."""
 
 _OURS = "minisandbox"
-_PATTERNS = (FILE, f"*/{FILE}", f"*/*/{FILE}")
-_ROLES = {"system": "system", "user": "user", "agent": "assistant"}
+_PATTERNS = tuple(f"{levels}{step}{FILE}" for levels in ("", "*/", "*/*/") for step in ("", "steps/*/"))
 
 Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What an example has and ATIF has no field for; kept in the root's ``extra``."""
+    """The fields of an example that ATIF lacks; kept in the root's ``extra``."""
 
     instance_id: str
     attempt: int
@@ -47,6 +53,21 @@ class _Facts:
     reward: float | None
     flags: tuple[Flag, ...]
     style: str
+
+
+def _models() -> ModuleType:
+    """Import the package ``atif``, which takes a quarter of a second.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        return importlib.import_module("atif")
+    except ImportError as error:
+        raise MissingExtra(
+            "cannot convert ATIF trajectories: the package 'atif' is not installed",
+            hint="pip install 'swe-minisandbox[atif]'",
+        ) from error
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -62,6 +83,9 @@ def atif_of(trajectory: Trajectory, *, example: Example, tokens: bool = True) ->
 
     Returns:
         The JSON object; None if the rollout ended before the agent did anything, since ATIF has no empty trajectories.
+
+    Raises:
+        MissingExtra: the package ``atif`` is not installed.
     """
     steps = list(_message_steps(trajectory, tokens) if trajectory.messages else _command_steps(trajectory))
     if not steps:
@@ -74,26 +98,25 @@ def atif_of(trajectory: Trajectory, *, example: Example, tokens: bool = True) ->
         "schema_version": VERSION,
         "session_id": example.traj_id,
         "trajectory_id": example.traj_id,
-        "agent": _given({
+        "agent": {
             "name": trajectory.agent,
             "version": trajectory.minisandbox,
-            "model_name": trajectory.model,
-            "tool_definitions": [dict(tool) for tool in example.tools],
+            "model_name": trajectory.model or None,
+            "tool_definitions": [dict(tool) for tool in example.tools] or None,
             "extra": {"configuration": to_json(trajectory.configuration), "sampling": to_json(trajectory.sampling)},
-        }),
+        },
         "steps": [{"step_id": number, **step} for number, step in enumerate(steps, start=1)],
-        "final_metrics": _given({
-            "total_prompt_tokens": sum(one.prompt for one in usages),
-            "total_completion_tokens": sum(one.completion for one in usages),
-            "total_cached_tokens": sum(one.cached for one in usages),
+        "final_metrics": {
+            "total_prompt_tokens": sum(usage.prompt for usage in usages),
+            "total_completion_tokens": sum(usage.completion for usage in usages),
+            "total_cached_tokens": sum(usage.cached for usage in usages),
             "total_cost_usd": sum(turn.cost for turn in trajectory.turns),
             "total_steps": len(steps),
-        }),
+        },
         "extra": {_OURS: to_json(facts)},
-    }  # fmt: skip
-    whole = _readable(body)
-    assert isinstance(whole, dict)
-    return whole
+    }
+    document: Json = _models().Trajectory.model_validate(_without_surrogates(body)).to_json_dict()
+    return document
 
 
 def _message_steps(trajectory: Trajectory, tokens: bool) -> Iterator[Json]:
@@ -128,11 +151,9 @@ def _step(message: Message) -> Json:
     return {
         "source": "agent",
         "message": message.content,
-        **_given({
-            "reasoning_content": message.reasoning,
-            "tool_calls": [_call(call, number) for number, call in enumerate(message.tool_calls)],
-        }),
-    }  # fmt: skip
+        "reasoning_content": message.reasoning or None,
+        "tool_calls": [_call(call, number) for number, call in enumerate(message.tool_calls)] or None,
+    }
 
 
 def _call(call: ToolCall, number: int) -> Json:
@@ -141,22 +162,23 @@ def _call(call: ToolCall, number: int) -> Json:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
         arguments = None
-    known = isinstance(arguments, dict)
-    body: Json = {
+    is_object = isinstance(arguments, dict)
+    return {
         "tool_call_id": call.id or f"call_{number}",
         "function_name": call.name,
-        "arguments": arguments if known else {},
+        "arguments": arguments if is_object else {},
+        "extra": None if is_object else {"arguments": call.arguments},
     }
-    return body if known else {**body, "extra": {"arguments": call.arguments}}
 
 
 def _observe(step: Json, message: Message) -> None:
     observation = step.setdefault("observation", {"results": []})
-    calls = step.get("tool_calls", [])
+    calls = step["tool_calls"] or []
     assert isinstance(observation, dict)
     assert isinstance(calls, list)
-    named = message.tool_call_id if message.tool_call_id in [call["tool_call_id"] for call in calls] else None
-    observation["results"].append({"content": message.content, **_given({"source_call_id": named})})
+    answers_call = message.tool_call_id in [call["tool_call_id"] for call in calls]
+    call_id = message.tool_call_id if answers_call else None
+    observation["results"].append({"content": message.content, "source_call_id": call_id})
 
 
 def _timing(trajectory: Trajectory, turn: TurnRecord) -> Json:
@@ -168,7 +190,8 @@ def _metrics(turn: TurnRecord, tokens: Tokens | None) -> Json:
     body: Json = {
         "prompt_tokens": turn.usage.prompt,
         "completion_tokens": turn.usage.completion,
-        **_given({"cached_tokens": turn.usage.cached, "cost_usd": turn.cost}),
+        "cached_tokens": turn.usage.cached,
+        "cost_usd": turn.cost,
         "extra": {"seconds": turn.seconds, "tries": turn.tries, "finish_reason": turn.finish_reason},
     }
     if tokens is not None:
@@ -185,7 +208,7 @@ def _sampled(rows: Sequence[TokenRow]) -> dict[int, Tokens]:
 
     A row is left out if its spans do not tell its turns apart: constrained turns have none.
     """
-    found: dict[int, Tokens] = {}
+    tokens: dict[int, Tokens] = {}
     seen: set[int] = set()
     for row in rows:
         turns = [turn for turn in row.turns if turn not in seen]
@@ -193,8 +216,8 @@ def _sampled(rows: Sequence[TokenRow]) -> dict[int, Tokens]:
         spans = [match.span() for match in re.finditer(rb"\x01+", row.mask)]
         if len(spans) == len(turns):
             for turn, (start, end) in zip(turns, spans, strict=True):
-                found[turn] = Tokens(row.ids[:start], row.ids[start:end], row.logprobs[start:end])
-    return found
+                tokens[turn] = Tokens(row.ids[:start], row.ids[start:end], row.logprobs[start:end])
+    return tokens
 
 
 def _command_steps(trajectory: Trajectory) -> Iterator[Json]:
@@ -208,26 +231,21 @@ def _command_steps(trajectory: Trajectory) -> Iterator[Json]:
             "message": "",
             "llm_call_count": 0,
             "tool_calls": [{"tool_call_id": call, "function_name": "exec", "arguments": {"command": command}}],
-            "observation": {"results": [{"source_call_id": call, "content": output, "extra": _fate(step)}]},
+            "observation": {"results": [{"source_call_id": call, "content": output, "extra": _outcome(step)}]},
         }
 
 
-def _fate(step: StepRecord) -> Json:
+def _outcome(step: StepRecord) -> Json:
     return {"outcome": step.outcome, "exit_code": step.exit_code, "signal": step.signal, "seconds": step.duration}
 
 
-def _given(body: Json) -> Json:
-    """Return an object without empty values: ATIF leaves unknown fields out."""
-    return {name: value for name, value in body.items() if value not in (None, "", [], 0)}
-
-
-def _readable(value: object) -> object:
-    """Replace unpaired surrogates, which pydantic does not read."""
+def _without_surrogates(value: object) -> object:
+    """Replace unpaired surrogates, which pydantic does not read from JSON."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {name: _readable(item) for name, item in value.items()}
-    return [_readable(item) for item in value] if isinstance(value, list) else value
+        return {name: _without_surrogates(item) for name, item in value.items()}
+    return [_without_surrogates(item) for item in value] if isinstance(value, list) else value
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -239,8 +257,7 @@ def has_atif(path: Path) -> bool:
         return any(next(path.glob(pattern), None) for pattern in _PATTERNS)
     if path.suffix != ".json" or not path.is_file():
         return False
-    with path.open("rb") as file:
-        return re.match(rb'\s*\{.{0,200}?"schema_version"\s*:\s*"ATIF-v', file.read(512), flags=re.DOTALL) is not None
+    return re.match(rb'\s*\{.*?"schema_version"\s*:\s*"ATIF-v', path.read_bytes(), flags=re.DOTALL) is not None
 
 
 def read_atif(path: Path, *, style: str = "") -> Iterator[Example]:
@@ -252,117 +269,151 @@ def read_atif(path: Path, *, style: str = "") -> Iterator[Example]:
 
     Raises:
         TrajectoryError: a file cannot be read, or is not a trajectory.
+        MissingExtra: the package ``atif`` is not installed.
     """
     files = [path] if path.is_file() else sorted({file for pattern in _PATTERNS for file in path.glob(pattern)})
     for file in files:
-        trial = file.parents[1] if str(file).endswith(FILE) else file.parent
-        result = _read(trial / "result.json") if (trial / "result.json").is_file() else {}
-        example = _example(_read(file), result, place=str(file), name=trial.name, source=path.resolve().name)
+        trial, step = _trial_of(file)
         patch = file.with_name(PATCH)
-        submission = patch.read_bytes() if patch.is_file() else None
-        yield replace(example, submission=submission, style=style or example.style)
+        example = replace(
+            _example(_read(file), _facts_of(trial, step), place=str(file), name=trial.name, step=step),
+            submission=patch.read_bytes() if patch.is_file() else None,
+            source=path.resolve().name,
+        )
+        yield replace(example, style=style) if style else example
 
 
-def _example(body: Json, result: Json, *, place: str, name: str, source: str) -> Example:
+def _trial_of(file: Path) -> tuple[Path, str]:
+    """Return the directory of a trajectory's trial, and the name of its step if the trial has several."""
+    file = file.absolute()
+    trial = file.parents[1] if file.match(FILE) else file.parent
+    if trial.parent.name == "steps" and not (trial / "result.json").is_file():
+        return trial.parents[1], trial.name
+    return trial, ""
+
+
+def _facts_of(trial: Path, step: str) -> _Facts:
+    """Return the task and outcome in Harbor's ``result.json``: ``submitted`` if the agent raised no exception."""
+    result = _read(trial / "result.json") if (trial / "result.json").is_file() else {}
+    outcomes = {str(entry.get("step_name")): entry for entry in map(_object, _list(result.get("step_results")))}
+    outcome = outcomes.get(step, {}) if step else result
+    rewards = _object(_object(outcome.get("verifier_result")).get("rewards"))
+    exception = _object(outcome.get("exception_info")).get("exception_type")
+    status = str(exception) if exception else "submitted" if rewards else None
+    return _Facts(str(result.get("task_name") or trial.name), 0, status, _reward(rewards, outcome), (), "")
+
+
+def _reward(rewards: Json, outcome: Json) -> float | None:
+    """Return the verifier's reward, or None if there are several or Harbor calls it invalid, as after a rate limit."""
+    policy = _object(_object(outcome.get("exception_info")).get("policy"))
+    if outcome.get("reward_valid") is False or policy.get("has_valid_reward") is False:
+        return None
+    value = rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _example(body: Json, facts: _Facts, *, place: str, name: str, step: str) -> Example:
     version, steps = body.get("schema_version"), body.get("steps")
     if not isinstance(version, str) or not version.startswith("ATIF-v1.") or not isinstance(steps, list) or not steps:
         raise TrajectoryError(f"{place} is not an ATIF trajectory", hint='it needs a "schema_version" and "steps"')
+    parsed = _parsed(steps, place)
     try:
-        messages = tuple(message for step in steps for message in _messages(_object(step)))
-        rows = _rows([step for step in map(_object, steps) if _is_sampled(step)])
-    except (KeyError, TypeError, ValueError, InvalidValue) as error:
+        messages = tuple(message for entry in parsed for message in _messages(entry))
+        rows = _rows([entry for entry in parsed if _is_sampled(entry)])
+    except (InvalidValue, OverflowError) as error:
         raise TrajectoryError(f"{place} is damaged", reason=f"{type(error).__name__}: {error}") from error
     agent = _object(body.get("agent"))
     ours = _object(body.get("extra")).get(_OURS)
-    facts = _facts_of(result, name) if ours is None else from_json(_Facts, ours, place=f"{place}: extra.{_OURS}")
-    tools = agent.get("tool_definitions")
+    facts = facts if ours is None else from_json(_Facts, ours, place=f"{place}: extra.{_OURS}")
+    traj_id = str(body.get("trajectory_id") or body.get("session_id") or name)
     return Example(
-        traj_id=str(body.get("trajectory_id") or body.get("session_id") or name),
+        traj_id=f"{traj_id}/{step}" if step else traj_id,  # steps may share a session
         instance_id=facts.instance_id,
         messages=messages,
         attempt=facts.attempt,
         style=facts.style or style_of(messages),
-        tools=tuple(map(_object, tools)) if isinstance(tools, list) else (),
+        tools=tuple(map(_object, _list(agent.get("tool_definitions")))),
         reward=facts.reward,
         exit_status=facts.exit_status,
         flags=facts.flags,
         model=str(agent.get("model_name") or ""),
         agent=str(agent.get("name") or ""),
-        tokens=max((_count(_object(step).get("metrics")) for step in steps), default=0) or None,
+        tokens=max(map(_count, parsed)) or None,
         rows=rows,
-        source=source,
     )
 
 
-def _facts_of(result: Json, name: str) -> _Facts:
-    """Return what Harbor's ``result.json`` says: ``submitted`` for an agent that ended without an exception."""
-    rewards = _object(_object(result.get("verifier_result")).get("rewards"))
-    value = rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None)
-    failed = _object(result.get("exception_info")).get("exception_type")
-    status = str(failed) if failed else "submitted" if rewards else None
-    task = str(result.get("task_name") or name)
-    return _Facts(task, 0, status, float(value) if isinstance(value, int | float) else None, (), "")
+def _parsed(steps: list[object], place: str) -> list[atif.Step]:
+    """Parse steps, ignoring unknown fields and the ids: other programs than Harbor count from 0."""
+    model = _models().Step
+    try:
+        return [
+            model.model_validate({**_object(step), "step_id": n}, extra="ignore") for n, step in enumerate(steps, 1)
+        ]
+    except ValueError as error:  # pydantic's ValidationError
+        raise TrajectoryError(f"{place} is damaged", reason=" ".join(str(error).split())) from error
 
 
-def _messages(step: Json) -> Iterator[Message]:
+def _messages(step: atif.Step) -> Iterator[Message]:
     """Yield a step's messages. A dispatch without a model is the environment's, not an answer to learn from."""
-    if step.get("is_copied_context"):  # it is in an earlier trajectory
+    if step.is_copied_context:  # it is in an earlier trajectory
         return
-    results = [_object(one) for one in _list(_object(step.get("observation")).get("results"))]
-    if step["source"] == "agent" and step.get("llm_call_count") == 0:
-        texts = [_text(step.get("message")), *(_text(one.get("content")) for one in results)]
+    results = step.observation.results if step.observation else []
+    text = _text(step.message)
+    if step.source == "agent" and step.llm_call_count == 0:
+        texts = [text, *(_text(result.content) for result in results)]
         yield Message("user", "\n".join(filter(None, texts)))
         return
-    calls = [_object(one) for one in _list(step.get("tool_calls"))]
-    yield Message.from_json({
-        "role": _ROLES[str(step["source"])],
-        "content": _text(step.get("message")),
-        "reasoning_content": step.get("reasoning_content"),
-        "tool_calls": [{"id": one["tool_call_id"], "function": _function(one)} for one in calls],
-    })  # fmt: skip
-    for one in results:
-        answered = one.get("source_call_id") or (calls[0]["tool_call_id"] if len(calls) == 1 else None)
-        named = {"role": "tool", "tool_call_id": answered} if answered else {"role": "user"}
-        yield Message.from_json({**named, "content": _text(one.get("content"))})
-
-
-def _function(call: Json) -> Json:
-    kept = _object(call.get("extra")).get("arguments")
-    arguments = kept if isinstance(kept, str) and not call["arguments"] else json.dumps(call["arguments"])
-    return {"name": call["function_name"], "arguments": arguments}
-
-
-def _is_sampled(step: Json) -> bool:
-    return step.get("source") == "agent" and step.get("llm_call_count") != 0 and not step.get("is_copied_context")
-
-
-def _rows(steps: Sequence[Json]) -> tuple[TokenRow, ...]:
-    """Return the rows of a trajectory whose every answer has its tokens; else none."""
-    graph = TokenGraph()
-    for step in steps:
-        metrics = _object(step.get("metrics"))
-        prompt, sampled, logprobs = (
-            metrics.get(name) for name in ("prompt_token_ids", "completion_token_ids", "logprobs")
-        )
-        if not isinstance(prompt, list) or not isinstance(sampled, list) or not isinstance(logprobs, list):
-            return ()
-        graph.add(Tokens(array("i", prompt), array("i", sampled), array("d", logprobs)))
-    return graph.rows()
-
-
-def _text(content: object) -> str:
-    """Return a message's text; of parts, the texts, and where media lie."""
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else ""
-    parts = map(_object, content)
-    return "\n".join(
-        str(one.get("text") or f"[{one['type']}: {_object(one.get('source')).get('path')}]") for one in parts
+    calls = tuple(
+        ToolCall(call.tool_call_id, call.function_name, _arguments(call.arguments, call.extra))
+        for call in step.tool_calls or ()
     )
+    role: Role = "assistant" if step.source == "agent" else step.source
+    yield Message(role, text, calls, reasoning=step.reasoning_content or "")
+    for result in results:
+        call_id = result.source_call_id or (calls[0].id if len(calls) == 1 else None)
+        yield Message("tool" if call_id else "user", _text(result.content), tool_call_id=call_id)
 
 
-def _count(metrics: object) -> int:
-    found = [_object(metrics).get(name) for name in ("prompt_tokens", "completion_tokens")]
-    return sum(one for one in found if isinstance(one, int))
+def _arguments(arguments: Json, extra: Json | None) -> str:
+    text = (extra or {}).get("arguments")
+    return text if isinstance(text, str) and not arguments else json.dumps(arguments)
+
+
+def _is_sampled(step: atif.Step) -> bool:
+    return step.source == "agent" and step.llm_call_count != 0 and not step.is_copied_context
+
+
+def _rows(steps: Sequence[atif.Step]) -> tuple[TokenRow, ...]:
+    """Return the rows of a trajectory whose every answer has its tokens; else none.
+
+    An answer with more or fewer log-probabilities than tokens carries no loss.
+    """
+    graph = TokenGraph()
+    trainable = False
+    for step in steps:
+        metrics = step.metrics
+        if metrics is None or metrics.prompt_token_ids is None or metrics.completion_token_ids is None:
+            return ()
+        prompt, sampled = array("i", metrics.prompt_token_ids), array("i", metrics.completion_token_ids)
+        is_complete = len(metrics.logprobs or ()) == len(sampled)
+        logprobs = array("d", metrics.logprobs or () if is_complete else bytes(8 * len(sampled)))
+        graph.add(Tokens(prompt, sampled, logprobs), trained=is_complete)
+        trainable |= is_complete
+    return graph.rows() if trainable else ()
+
+
+def _text(content: str | list[atif.ContentPart] | None) -> str:
+    """Return a message's text; of parts, the texts, and the paths of images and audio."""
+    if not isinstance(content, list):
+        return content or ""
+    texts = (part.text if part.source is None else f"[{part.type}: {part.source.path}]" for part in content)
+    return "\n".join(text or "" for text in texts)
+
+
+def _count(step: atif.Step) -> int:
+    metrics = step.metrics
+    return 0 if metrics is None else (metrics.prompt_tokens or 0) + (metrics.completion_tokens or 0)
 
 
 def _object(value: object) -> Json:
