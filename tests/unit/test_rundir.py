@@ -62,17 +62,9 @@ def test_summaries_come_back_as_they_were(tmp_path: Path) -> None:
     assert (found.usage, found.cost, found.tries, found.failed_in) == (TokenUsage(200, 40, 120), 0.5, 2, "grade")
 
 
-def test_files_of_an_older_run_are_read(tmp_path: Path) -> None:
-    (tmp_path / "trajectories").mkdir()
-    for attempt in range(2):
-        text = replace(TRAJECTORY, attempt=attempt).to_text()
-        (tmp_path / "trajectories" / f"a__b-1__{attempt}.json").write_text(text)
-    with RunDirectory.open(tmp_path, CONFIG) as run:
-        run.write(replace(TRAJECTORY, attempt=1, detail="new"))
-        assert [(one.attempt, one.detail) for one in run.summaries()] == [(1, "new"), (0, "")]
-        assert run.trajectory("a__b-1", 0) == TRAJECTORY
-    with pytest.raises(NotFound, match="no rollouts"):
-        RunReader(tmp_path / "nowhere")
+def test_other_directories_are_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no rollouts\.sqlite"):
+        RunReader(tmp_path)
 
 
 def test_long_and_odd_names(tmp_path: Path) -> None:

@@ -16,9 +16,6 @@ from minisandbox.trajectories import Trajectory
 
 __all__ = ["VERSION", "Config", "RunDirectory", "RunReader"]
 
-_OLD = "trajectories"
-"""Directory in which runs of version 0.1 kept one file per rollout."""
-
 
 class RunDirectory(rundir.RunDirectory):
     """A run on disk, locked by one process. Create it with :meth:`open`, and use it in a ``with`` block.
@@ -38,9 +35,8 @@ class RunDirectory(rundir.RunDirectory):
 
         Raises:
             RunError: the database cannot be read.
-            TrajectoryError: a file of an older run cannot be read.
         """
-        return _merged(self._rollouts(), self.path)
+        return self._rollouts().summaries()
 
     def trajectory(self, instance_id: str, attempt: int) -> Trajectory | None:
         """Return a rollout's record, or None if there is no such rollout.
@@ -48,7 +44,7 @@ class RunDirectory(rundir.RunDirectory):
         Raises:
             TrajectoryError: the record cannot be read.
         """
-        return _found(self._rollouts(), self.path, instance_id, attempt)
+        return self._rollouts().trajectory(instance_id, attempt)
 
     def write(self, trajectory: Trajectory) -> Summary:
         """Store a rollout durably in one transaction, and return its summary. Thread-safe.
@@ -80,7 +76,7 @@ class RunDirectory(rundir.RunDirectory):
 
 def is_run(path: Path) -> bool:
     """Return whether a path is a run's directory."""
-    return (path / NAME).is_file() or (path / _OLD).is_dir()
+    return (path / NAME).is_file()
 
 
 class RunReader:
@@ -105,25 +101,24 @@ class RunReader:
                 hint="give the directory written by minisandbox rollout --out, or by train rl: RUN/rollouts",
             )
         self.path = path
-        self._database = RolloutDatabase(path / NAME, readonly=True) if (path / NAME).is_file() else None
+        self._database = RolloutDatabase(path / NAME, readonly=True)
 
     def summaries(self) -> Iterator[Summary]:
         """Return the summaries of ended rollouts, as :meth:`RunDirectory.summaries`."""
-        return _merged(self._database, self.path)
+        return self._database.summaries()
 
     def patches(self) -> Iterator[tuple[str, int, bytes]]:
         """Return all submissions, by task and attempt."""
-        if self._database is not None:
-            yield from self._database.patches()
+        return self._database.patches()
 
     def trajectory(self, instance_id: str, attempt: int) -> Trajectory | None:
         """Return a rollout's record, as :meth:`RunDirectory.trajectory`."""
-        return _found(self._database, self.path, instance_id, attempt)
+        return self._database.trajectory(instance_id, attempt)
 
     def trajectories(self) -> Iterator[Trajectory]:
         """Yield all rollouts' records, by task and attempt."""
-        for one in list(self.summaries()):
-            if (trajectory := self.trajectory(one.instance_id, one.attempt)) is not None:
+        for summary in list(self.summaries()):
+            if (trajectory := self.trajectory(summary.instance_id, summary.attempt)) is not None:
                 yield trajectory
 
     def __enter__(self) -> Self:
@@ -134,30 +129,4 @@ class RunReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
         """Close the database."""
-        if self._database is not None:
-            self._database.close()
-
-
-def _merged(database: RolloutDatabase | None, path: Path) -> Iterator[Summary]:
-    """Yield the database's rollouts, then those that an older version left in files and no later run replaced."""
-    seen: set[tuple[str, int]] = set()
-    for one in database.summaries() if database is not None else ():
-        seen.add((one.instance_id, one.attempt))
-        yield one
-    for file in sorted((path / _OLD).glob("*.json")):
-        if not file.name.startswith("."):
-            one = Summary.of(Trajectory.load(file))
-            if (one.instance_id, one.attempt) not in seen:
-                yield one
-
-
-def _found(database: RolloutDatabase | None, path: Path, instance_id: str, attempt: int) -> Trajectory | None:
-    known = None if database is None else database.trajectory(instance_id, attempt)
-    if known is not None:
-        return known
-    for file in (path / _OLD).glob(f"*__{attempt}.json"):
-        if file.name.startswith(f"{instance_id[:40]}"):
-            one = Trajectory.load(file)
-            if one.instance_id == instance_id:
-                return one
-    return None
+        self._database.close()

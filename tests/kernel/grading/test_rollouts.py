@@ -231,23 +231,6 @@ def test_a_batch_and_its_resumption(smith: Task, bench: Task, images: Callable[[
         batch([smith], EmptyAgent(), tmp_path, images)
 
 
-@pytest.mark.slow
-@pytest.mark.once
-def test_a_run_with_a_file_for_each_trajectory_is_gone_on_with(smith: Task, smith_image: Image, tmp_path: Path) -> None:
-    old = tmp_path / "run" / "trajectories"
-    old.mkdir(parents=True)
-    body = json.loads(rollout(smith, smith_image, OracleAgent()).to_text())
-    for name in ("model", "sampling", "configuration", "messages", "turns", "rows", "tries"):
-        del body[name]
-    body["timings"] = {name: body["timings"][name] for name in ("sandbox_ready", "agent", "patch", "grade", "total")}
-    for step in body["steps"]:
-        del step["turn"], step["began"], step["stateful"]
-    (old / f"{smith.instance_id}__0.json").write_text(json.dumps({**body, "version": 2}))
-    found = batch([smith], OracleAgent(), tmp_path / "run", lambda task: smith_image, attempts=2)
-    assert [(one.resumed, one.verdict) for one in found] == [(True, Verdict.RESOLVED), (False, Verdict.RESOLVED)]
-    assert load_replay(tmp_path / "run")._per_task.keys() == {smith.instance_id}
-
-
 @pytest.mark.once
 def test_one_bad_task_loses_nothing(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     bad = replace(smith, instance_id="calc__bad")
