@@ -11,9 +11,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Self
+    from typing import Protocol, Self
 
-    from minisandbox.types import ExecResult
+    class _CommandResult(Protocol):
+        """The part of :class:`.ExecResult` that its error needs; ``types`` imports this module."""
+
+        @property
+        def command(self) -> str | tuple[str, ...]: ...
+        @property
+        def exit_code(self) -> int | None: ...
+        @property
+        def signal(self) -> int | None: ...
+        @property
+        def stdout(self) -> str: ...
+        @property
+        def stderr(self) -> str: ...
+        @property
+        def duration(self) -> float: ...
+        @property
+        def fate(self) -> str: ...
 
 
 # control characters, line separators and bidirectional overrides
@@ -199,12 +215,12 @@ class CommandFailed(MiniSandboxError):
     """A command that had to succeed failed (``ExecResult.check``).
 
     Attributes:
-        result: the command's whole result.
+        result: the command's :class:`.ExecResult`.
     """
 
     exit_code = 14
 
-    def __init__(self, result: ExecResult, *, hint: str | None = None) -> None:
+    def __init__(self, result: _CommandResult, *, hint: str | None = None) -> None:
         command = result.command if isinstance(result.command, str) else " ".join(result.command)
         tail = (result.stderr or result.stdout).strip()[-2000:]
         super().__init__(f"command {command[:200]!r}: {result.fate}", reason=tail or None, hint=hint)

@@ -10,14 +10,15 @@ GOLDEN = Path(__file__).parent
 UPDATE = "MINISANDBOX_UPDATE_GOLDEN"
 
 
-def check_golden(name: str, text: str) -> None:
+def check_golden(name: str, text: str, folder: Path = GOLDEN) -> None:
     """Compare a text with golden data; with ``MINISANDBOX_UPDATE_GOLDEN`` set, write it instead.
 
     Args:
-        name: the file in this directory.
+        name: the file.
         text: what the code yields now.
+        folder: the directory of the file.
     """
-    path = GOLDEN / name
+    path = folder / name
     if os.environ.get(UPDATE):
         path.write_text(text, encoding="utf-8")
         return
@@ -27,6 +28,6 @@ def check_golden(name: str, text: str) -> None:
             expected.splitlines(), text.splitlines(), f"golden {name}", "now", lineterm="", n=2
         )
         raise AssertionError(
-            "\n".join(lines) + f"\n\ntests/golden/{name} differs. If users may notice the change and it is wanted, run "
+            "\n".join(lines) + f"\n\n{path} differs. If users may notice the change and it is wanted, run "
             "`python tests/golden/update.py`, read the diff of the golden data, and commit it with its reason."
         )

@@ -10,6 +10,7 @@ import json
 import os
 import pkgutil
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -201,6 +202,26 @@ def test_public_names_and_signatures() -> None:
         for name, value in public(module).items():
             lines += [name] if module is minisandbox else describe(name, value, exported)
     check_golden("api.txt", "\n".join(lines) + "\n")
+
+
+PACKAGES = ("sandbox", "images", "store", "tasks", "grade", "models", "agents", "trajectories", "rollouts", "pool")
+"""What users may import from; the other packages are internal."""
+HEAD = """\
+# Packages
+
+Import these names from their packages, as in `from minisandbox.agents import Session`. Other packages, modules and
+attributes are internal. `minisandbox.types` has the value classes, `minisandbox.errors` the [exceptions](errors.md),
+`minisandbox.testing` the [fakes](testing.md).
+"""
+
+
+def test_reference_lists_what_users_may_import() -> None:
+    sections = [HEAD]
+    for name in PACKAGES:
+        module = importlib.import_module(f"minisandbox.{name}")
+        names = textwrap.fill(", ".join(f"`{item}`" for item in public(module)), 118, break_on_hyphens=False)
+        sections.append(f"## minisandbox.{name}\n\n{names}\n")
+    check_golden("packages.md", "\n".join(sections), GOLDEN.parents[1] / "docs/reference/api")
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

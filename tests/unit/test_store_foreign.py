@@ -19,7 +19,7 @@ from tests.unit.store_tools import add_image, add_layer, key_of, own_modules
 
 from minisandbox.errors import MiniSandboxError, StoreError
 from minisandbox.images import export_images
-from minisandbox.store import Store, leases
+from minisandbox.store import Store, leases, records
 from minisandbox.store.blobs.freezing import freeze
 from minisandbox.store.disk.reading import read_below, read_regular
 from minisandbox.store.entries import NAME, Entry, encode
@@ -161,7 +161,7 @@ def test_blobs_of_frozen_layers(store: Store, what: str, change: Callable[[Path]
     add_image(store, "two", key)
     freeze(store, ["two"])
     assert store.is_frozen(key)
-    (damaged,) = (store.root / "blobs").iterdir() if what == "blob" else [store.layer_directory(key) / leases.BLOBS]
+    (damaged,) = (store.root / "blobs").iterdir() if what == "blob" else [store.layer_directory(key) / records.BLOBS]
     change(damaged)
     with pytest.raises(StoreError):
         export(store)

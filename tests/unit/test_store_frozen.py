@@ -20,8 +20,8 @@ from minisandbox.store.blobs.kept import COLD, ensure_blob
 from minisandbox.store.blobs.packing import GZIP
 from minisandbox.store.collect import collect, remove_images
 from minisandbox.store.entries import Entry, read_entries
-from minisandbox.store.leases import BLOBS
 from minisandbox.store.overview import image_rows, parts
+from minisandbox.store.records import BLOBS
 from minisandbox.store.sizes import StoreSizes
 from minisandbox.store.verify import verify
 

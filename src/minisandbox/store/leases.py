@@ -22,8 +22,9 @@ from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.locks import DIRECTORY, open_locked, still_named
 from minisandbox.store.keys import is_key
+from minisandbox.store.records import is_frozen
 
-USED, BLOBS = "used", "blobs.json"
+USED = "used"
 _TIMEOUT = 300.0
 _POLL = 0.01
 
@@ -56,7 +57,7 @@ class Holder:
                     held = self._held[layer] = _Held(_open_shared(lies or layer))
         if frozen or not is_frozen(layer):
             return held
-        from minisandbox.store.blobs.freezing import thaw  # noqa: PLC0415 - few layers are frozen
+        from minisandbox.store.blobs.thawing import thaw  # noqa: PLC0415 - few layers are frozen
 
         try:
             thaw(layer)  # held, so that nobody removes or freezes it; other layers can be taken meanwhile
@@ -105,15 +106,6 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         """Let go."""
         self.release()
-
-
-def is_frozen(layer: Path) -> bool:
-    """Whether a layer has a blob in the place of its tree.
-
-    Args:
-        layer: its directory.
-    """
-    return not (layer / "tree").exists() and (layer / BLOBS).exists()
 
 
 def layer_of(path: Path) -> Path | None:

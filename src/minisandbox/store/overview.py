@@ -10,8 +10,8 @@ from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.collect import is_in_use, use_of_image
 from minisandbox.store.disk.trees import measure_tree
-from minisandbox.store.leases import BLOBS, USED
-from minisandbox.store.records import ImageRecord
+from minisandbox.store.leases import USED
+from minisandbox.store.records import BLOBS, ImageRecord
 from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.store import Store
 

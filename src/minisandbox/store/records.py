@@ -13,6 +13,8 @@ from minisandbox.store.disk.reading import read_below
 from minisandbox.types import JSONValue
 
 FORMAT = 1
+BLOBS = "blobs.json"
+"""The file of a layer's :class:`BlobRecord`."""
 MOST = 1 << 22
 """Bytes that a record's file may have; objects of JSON take 26 times as much."""
 
@@ -215,3 +217,12 @@ class FailureRecord(Record):
     created: float
     reason: str = ""
     own_root: bool = False
+
+
+def is_frozen(layer: Path) -> bool:
+    """Return whether a layer has a blob instead of its tree.
+
+    Args:
+        layer: its directory.
+    """
+    return not (layer / "tree").exists() and (layer / BLOBS).exists()

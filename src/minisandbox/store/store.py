@@ -22,10 +22,10 @@ from minisandbox.store.disk.reading import read_below
 from minisandbox.store.disk.staging import reclaim, staging_directory
 from minisandbox.store.disk.trees import remove_tree
 from minisandbox.store.keys import check_key
-from minisandbox.store.leases import Holder, Lease, is_frozen, open_exclusive, stamp
+from minisandbox.store.leases import Holder, Lease, open_exclusive, stamp
 from minisandbox.store.objects import Pool
 from minisandbox.store.publishing import Made, Publication, make_visible, objects_of
-from minisandbox.store.records import LayerRecord
+from minisandbox.store.records import LayerRecord, is_frozen
 from minisandbox.types import JSONValue
 
 __all__ = ["Made", "Store", "check_name"]

@@ -14,20 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import DiskFull, NotFound, StoreError
-from minisandbox.store import entries as listing
-from minisandbox.store.blobs.kept import COLD, blob_path, ensure_blob, open_cold, read_blobs
-from minisandbox.store.blobs.unpack import unpack
+from minisandbox.store.blobs.kept import COLD, blob_path, ensure_blob, read_blobs
 from minisandbox.store.disk.durable import sync_directory
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.store.disk.locks import DIRECTORY, hold_flock, hold_lock
-from minisandbox.store.disk.paths import is_read_only, set_aside
-from minisandbox.store.disk.staging import staging_directory
+from minisandbox.store.disk.locks import DIRECTORY, hold_flock
 from minisandbox.store.disk.trees import remove_tree
-from minisandbox.store.entries import PRIVATE, list_digest
-from minisandbox.store.leases import in_use, is_frozen, open_exclusive
-from minisandbox.store.objects import Pool
-from minisandbox.store.publishing import Made, Publication, rename_directory
-from minisandbox.store.records import LayerRecord
+from minisandbox.store.leases import in_use, open_exclusive
+from minisandbox.store.publishing import rename_directory
 from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.store import Store
 
@@ -168,53 +161,3 @@ class _Freezing:
             rename_directory(tree, gone)
             sync_directory(tree.parent)
             remove_tree(gone)
-
-
-def thaw(layer: Path) -> None:
-    """Give a frozen layer its tree back; of several that want it one does so, the others wait.
-
-    The caller holds the layer, so that nobody freezes or removes it meanwhile.
-
-    Args:
-        layer: its directory.
-
-    Raises:
-        StoreError: the store is read-only; or the layer is damaged, and lies in quarantine now.
-        DiskFull: the disk is full; the layer is frozen as before.
-    """
-    root = layer.parent.parent
-    if is_read_only(root):
-        raise StoreError(
-            f"layer {layer.name} is frozen, and the store {root} is read-only",
-            hint=f"export its images (MINISANDBOX_STORE={root} minisandbox image export --private); import them into a "
-            "store of your own",
-        )
-    with hold_lock(root / "locks" / f"thaw-{layer.name}.lock", timeout=_TIMEOUT):
-        if is_frozen(layer):
-            label = f"thaw-{layer.name[:12]}"
-            with store_faults(f"thaw layer {layer.name}"), staging_directory(root, label) as work:
-                _put_back(layer, _unpacked(root, layer, work))
-
-
-def _unpacked(root: Path, layer: Path, work: Path) -> Path:
-    """Unpack a layer; return a directory with its tree and its list, durable."""
-    try:
-        listed = list(listing.read_entries(layer))
-        with open_cold(root, layer.name) as stream:
-            done = unpack(stream, work / "tree", None, keep_owners=os.geteuid() == 0)
-        copies = {entry.path: entry.copy for entry in listed if entry.copy != PRIVATE}
-        made = Made(work / "tree", digests=done.digests, expected=list_digest(listed))
-        record = LayerRecord.read(root, f"layers/{layer.name}/layer.json")
-        return Publication(Pool(root / "objects"), work, made, (), copies).prepare(record)[0]
-    except DiskFull:
-        raise
-    except StoreError as error:
-        set_aside(root, layer)
-        error.hint = "the layer was put into quarantine: build or pull its images again"
-        raise
-
-
-def _put_back(layer: Path, whole: Path) -> None:
-    os.replace(whole / listing.NAME, layer / listing.NAME)  # blocks may be others; and a copy, where an inode is full
-    rename_directory(whole / "tree", layer / "tree")
-    sync_directory(layer)

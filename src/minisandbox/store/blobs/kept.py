@@ -27,8 +27,7 @@ from minisandbox.store.disk.paths import is_read_only
 from minisandbox.store.disk.reading import open_below
 from minisandbox.store.disk.scanning import opened_up
 from minisandbox.store.entries import Entry, read_entries
-from minisandbox.store.leases import BLOBS, is_frozen
-from minisandbox.store.records import BlobRecord
+from minisandbox.store.records import BLOBS, BlobRecord, is_frozen
 
 COLD = ZSTD
 """How frozen layers are compressed."""
