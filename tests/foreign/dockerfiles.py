@@ -44,8 +44,8 @@ from pathlib import Path
 import zstandard
 
 from minisandbox.errors import MiniSandboxError
+from minisandbox.images import read_dockerfile
 from minisandbox.images.dockerfile.evaluation import BuildOptions
-from minisandbox.images.dockerfile.reading import read_dockerfile
 from minisandbox.images.image import Image
 from minisandbox.images.oci.pull import pull
 from minisandbox.images.progress import BuildEvent, Progress, StepState

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 _NAMES = {
-    "builder": "build",
+    "builder": "build read_dockerfile",
     "dockerfile.evaluation": "BuildOptions",
-    "dockerfile.reading": "read_dockerfile",
     "image": "Image ImageSize host_image image_sizes list_images load_image total_size",
     "oci.export": "export_images",
     "oci.prefetch": "Pulled pull_all",
@@ -30,8 +29,8 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
 
 if TYPE_CHECKING:
     from minisandbox.images.builder import build as build
+    from minisandbox.images.builder import read_dockerfile as read_dockerfile
     from minisandbox.images.dockerfile.evaluation import BuildOptions as BuildOptions
-    from minisandbox.images.dockerfile.reading import read_dockerfile as read_dockerfile
     from minisandbox.images.image import Image as Image
     from minisandbox.images.image import host_image as host_image
     from minisandbox.images.image import image_sizes as image_sizes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import BuildError, MiniSandboxError, PatchError, UnfitTree
 from minisandbox.images.base import Entry, base_key
@@ -15,9 +16,12 @@ from minisandbox.images.python.lock import lock_of
 from minisandbox.images.python.packages import PackageIndex
 from minisandbox.images.runner import Place, PlannedStep, Session, Work, run_step
 from minisandbox.images.steps import MERGED
-from minisandbox.spec import Buildable, Lock
+from minisandbox.spec import Buildable, Lock, Recipe
 from minisandbox.store import FailureRecord, ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.types import JSONValue
+
+if TYPE_CHECKING:
+    from minisandbox.images.dockerfile.evaluation import BuildOptions
 
 
 def build(
@@ -57,6 +61,31 @@ def build(
                 note_failure(store, plan, planned, error)
                 raise
     return record_image(plan, store)
+
+
+def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: BuildOptions | None = None) -> Recipe:
+    """Read a Dockerfile as a recipe for :func:`minisandbox.images.build`. Base images that are missing are pulled.
+
+    Args:
+        dockerfile: its path.
+        context: the directory that COPY and ADD take files from.
+        store: where the base images are.
+        options: the stage, arguments, network and secrets.
+
+    Returns:
+        The recipe; its base may be another recipe, for another stage.
+
+    Raises:
+        InvalidValue: the file cannot be read.
+        DockerfileError: it is wrong or wants what is unsupported; the error names the line. Nothing has run then.
+        NotFound: a base image does not exist.
+        RegistryError: a registry does not deliver a base image.
+        ImageRefused: a base image is malformed or hostile.
+    """
+    from minisandbox.images.dockerfile.evaluation import BuildOptions  # noqa: PLC0415 - loads a parser
+    from minisandbox.images.dockerfile.reading import evaluated  # noqa: PLC0415 - the same
+
+    return evaluated(dockerfile, context, options or BuildOptions(), Planner(store).container)
 
 
 @dataclass(slots=True)

@@ -309,6 +309,15 @@ class Chain:
         self._add_kept()
 
     @property
+    def store(self) -> Store:
+        """The planner's store."""
+        return self.planner.store
+
+    def files(self, context: Context) -> ContextTree:
+        """Return the files of a Dockerfile's context."""
+        return self.planner.files(context)
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The keys of the layers so far, bottom first."""
         return (*self.ground.layers, *(planned.key for planned in self.steps))

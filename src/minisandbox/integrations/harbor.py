@@ -22,7 +22,7 @@ from minisandbox.errors import (
     NotFound,
 )
 from minisandbox.grade import run_entrypoint
-from minisandbox.images.dockerfile.reading import read_dockerfile
+from minisandbox.images import read_dockerfile
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Planner
 from minisandbox.images.schedule import Building

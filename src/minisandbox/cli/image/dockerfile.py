@@ -40,8 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def recipes(args: argparse.Namespace, store: Store) -> dict[str, Callable[[], Buildable]]:
     """Return the recipe of the Dockerfile, by the image's name."""
+    from minisandbox.images import read_dockerfile  # noqa: PLC0415 - as above
     from minisandbox.images.dockerfile.evaluation import BuildOptions  # noqa: PLC0415 - few builds need it
-    from minisandbox.images.dockerfile.reading import read_dockerfile  # noqa: PLC0415 - as above
 
     context = Path(args.tasks)
     options = BuildOptions(

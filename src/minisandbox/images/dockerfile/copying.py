@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from minisandbox.errors import ImageRefused
+from minisandbox.images.dockerfile.parsing import refuse
 from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source
-from minisandbox.images.dockerfile.stages import refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.tree import LinkError, Parts, Tree, resolve
 from minisandbox.launch.kernel.identity import LAST_ID, last_id

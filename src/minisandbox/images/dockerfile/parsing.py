@@ -19,7 +19,7 @@ from e2b_dockerfile_utils import (
 )
 
 from minisandbox.errors import DockerfileError
-from minisandbox.images.dockerfile.stages import refuse
+from minisandbox.spec import CopyFiles, RunCommand
 
 FLAGS: Mapping[str, frozenset[str]] = {
     "FROM": frozenset({"platform"}),
@@ -115,6 +115,15 @@ class Instruction:
             DockerfileError: always.
         """
         refuse(self, reason, hint)
+
+
+def refuse(instruction: Instruction | RunCommand | CopyFiles, reason: str, hint: str | None = None) -> NoReturn:
+    """Refuse an instruction of a Dockerfile.
+
+    Raises:
+        DockerfileError: always.
+    """
+    raise DockerfileError(instruction.text.splitlines()[0][:200], line=instruction.line, reason=reason, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,22 +6,20 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from minisandbox.errors import MiniSandboxError
 from minisandbox.images.dockerfile.copying import copy_layer
 from minisandbox.images.dockerfile.running import run_layer
 from minisandbox.images.dockerfile.sources import Source, content_digest, definition, list_sources
+from minisandbox.images.dockerfile.trees import ContextTree
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.runner import BuildStep, Place
 from minisandbox.images.tree import Tree
-from minisandbox.spec import Context, CopyFiles, ResolvedMount, RunCommand
+from minisandbox.spec import Context, CopyFiles, OciBase, ResolvedMount, RunCommand, StageBase
 from minisandbox.store import Made, Store
 from minisandbox.store.blobs.below import Below
 from minisandbox.types import JSONValue
-
-if TYPE_CHECKING:
-    from minisandbox.images.plan import Chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,24 @@ class _Origin:
     known: str
     layers: tuple[str, ...]
     read: Callable[[], tuple[tuple[Source, ...], Tree]]
+
+
+class Chain(Protocol):
+    """The steps below a step: :class:`minisandbox.images.plan.Chain`."""
+
+    @property
+    def store(self) -> Store:
+        """The store of their layers."""
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The keys of their layers, bottom first."""
+
+    def files(self, context: Context) -> ContextTree:
+        """Return the files of a context."""
+
+    def origin(self, base: OciBase | StageBase) -> tuple[str, tuple[str, ...]]:
+        """Return the key of another image's or stage's content, and the keys of its layers."""
 
 
 def plan_step(step: RunCommand | CopyFiles, chain: Chain) -> tuple[BuildStep, tuple[str, ...]]:
@@ -59,7 +75,7 @@ def plan_step(step: RunCommand | CopyFiles, chain: Chain) -> tuple[BuildStep, tu
 
 
 def _plan_copy(copy: CopyFiles, chain: Chain) -> tuple[BuildStep, tuple[str, ...]]:
-    origin, store, below = _origin(copy, chain), chain.planner.store, chain.layers
+    origin, store, below = _origin(copy, chain), chain.store, chain.layers
     owners = "kept" if keeps_owners() else "one"
 
     def prepare(staging: Path) -> Made:
@@ -105,10 +121,10 @@ def _bind(run: RunCommand, mount: ResolvedMount) -> CopyFiles:
 
 def _origin(copy: CopyFiles, chain: Chain) -> _Origin:
     if isinstance(copy.origin, Context):
-        files = chain.planner.files(copy.origin)
+        files = chain.files(copy.origin)
         found = list_sources(copy, files)
         return _Origin(content_digest(found, files), (), lambda: (found, files))
-    store, (known, layers) = chain.planner.store, chain.origin(copy.origin)
+    store, (known, layers) = chain.store, chain.origin(copy.origin)
 
     def read() -> tuple[tuple[Source, ...], Tree]:
         tree = _below(store, layers)

@@ -11,7 +11,6 @@ from minisandbox.images.dockerfile.evaluation import BuildOptions, Config, evalu
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.images.dockerfile.trees import open_context
 from minisandbox.images.image import Image
-from minisandbox.images.plan import Planner
 from minisandbox.spec import (
     Buildable,
     Context,
@@ -23,31 +22,8 @@ from minisandbox.spec import (
     RunCommand,
     StageBase,
 )
-from minisandbox.store import Store
 
 _MOST = 4 << 20
-
-
-def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: BuildOptions | None = None) -> Recipe:
-    """Read a Dockerfile as a recipe for :func:`minisandbox.images.build`. Base images that are missing are pulled.
-
-    Args:
-        dockerfile: its path.
-        context: the directory that COPY and ADD take files from.
-        store: where the base images are.
-        options: the stage, arguments, network and secrets.
-
-    Returns:
-        The recipe; its base may be another recipe, for another stage.
-
-    Raises:
-        InvalidValue: the file cannot be read.
-        DockerfileError: it is wrong or wants what is unsupported; the error names the line. Nothing has run then.
-        NotFound: a base image does not exist.
-        RegistryError: a registry does not deliver a base image.
-        ImageRefused: a base image is malformed or hostile.
-    """
-    return evaluated(dockerfile, context, options or BuildOptions(), Planner(store).container)
 
 
 def options_of(base: DockerfileBase) -> BuildOptions:
@@ -84,7 +60,7 @@ def _images_of(origin: object) -> Iterator[OciBase]:
 
 
 def evaluated(dockerfile: Path, context: Path, options: BuildOptions, container: Callable[[OciBase], Image]) -> Recipe:
-    """Read a Dockerfile; see :func:`read_dockerfile`.
+    """Read a Dockerfile; see :func:`.builder.read_dockerfile`.
 
     Args:
         dockerfile: its path.

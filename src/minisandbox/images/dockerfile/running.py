@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from minisandbox.errors import InvalidValue
 from minisandbox.images.dockerfile.copying import find_home, find_owner
 from minisandbox.images.dockerfile.evaluation import PIPES
-from minisandbox.images.dockerfile.stages import refuse
+from minisandbox.images.dockerfile.parsing import refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.python.index import Access, host_access

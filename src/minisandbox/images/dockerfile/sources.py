@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from e2b_dockerfile_utils import PatternMatcher
 
-from minisandbox.images.dockerfile.stages import refuse
+from minisandbox.images.dockerfile.parsing import refuse
 from minisandbox.images.dockerfile.trees import find, find_link, is_pattern, split
 from minisandbox.images.tree import LinkError, Parts, Tree
 from minisandbox.spec import Context, CopyFiles

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from minisandbox.errors import DockerfileError
-from minisandbox.spec import CopyFiles, RunCommand, RunMount
+from minisandbox.spec import RunMount
 
 if TYPE_CHECKING:
     from minisandbox.images.dockerfile.parsing import Instruction
@@ -91,12 +90,3 @@ def _size(text: str, one: Instruction) -> int:
     if size >= 1 << 63:
         one.refuse(f"--mount: size={text} is not a size", "write it like 64m, 1.5g or 4096")
     return int(size)
-
-
-def refuse(one: Instruction | RunCommand | CopyFiles, reason: str, hint: str | None = None) -> NoReturn:
-    """Refuse an instruction.
-
-    Raises:
-        DockerfileError: always.
-    """
-    raise DockerfileError(one.text.splitlines()[0][:200], line=one.line, reason=reason, hint=hint)
