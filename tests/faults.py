@@ -17,6 +17,7 @@ from typing import Any
 
 _PUBLISHING = "minisandbox.store.publishing"
 _FREEZING = "minisandbox.store.blobs.freezing"
+_THAWING = "minisandbox.store.blobs.thawing"
 _KEPT = "minisandbox.store.blobs.kept"
 
 
@@ -51,9 +52,9 @@ POINTS: Mapping[str, Point] = {
     "blob-written": Point(_KEPT, "pack", after=True),
     "blob-there": Point(_KEPT, "sync_directory", after=True),
     "tree-taken": Point(_FREEZING, "remove_tree"),
-    "thaw-unpacked": Point(_FREEZING, "unpack", after=True),
-    "thaw-listed": Point(_FREEZING, "rename_directory"),
-    "thaw-renamed": Point(_FREEZING, "sync_directory"),
+    "thaw-unpacked": Point(_THAWING, "unpack", after=True),
+    "thaw-listed": Point(_THAWING, "rename_directory"),
+    "thaw-renamed": Point(_THAWING, "sync_directory"),
     "layer-received": Point("minisandbox.images.oci.copies", "unpack", after=True),
     "imported": Point("minisandbox.images.oci.copies", "put_if_new"),
     "blob-sent": Point("minisandbox.images.oci.push", "_Registry._finish"),
