@@ -109,13 +109,13 @@ def run_stop(_: argparse.Namespace) -> int:
     return subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "stop"], check=False).returncode
 
 
-def _start(words: list[str], what: str) -> int:
+def _start(arguments: list[str], what: str) -> int:
     """Run Ray's command in this process, where its exceptions can be reported without a traceback."""
     ray = import_ray()
     from ray.scripts.scripts import cli  # noqa: PLC0415 - only clusters need it
 
     try:
-        cli.main(words, prog_name="ray")
+        cli.main(arguments, prog_name="ray")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else exits.OK
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
@@ -127,8 +127,8 @@ def run_status(args: argparse.Namespace) -> int:
     """Print the nodes that offer sandboxes."""
     connect(args.address)
     nodes = [node for node in import_ray().nodes() if offered(node) is not None]
-    found = asyncio.run(statuses(nodes))
-    rows = [_row(node, found[node["NodeID"]]) for node in nodes]
+    reports = asyncio.run(statuses(nodes))
+    rows = [_row(node, reports[node["NodeID"]]) for node in nodes]
     if args.json:
         print_json(rows)
         return exits.OK
@@ -155,24 +155,24 @@ def run_status(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _row(node: Row, found: list[Status]) -> dict[str, object]:
+def _row(node: Row, reports: list[Status]) -> dict[str, object]:
     offer = offered(node)
     assert offer is not None
 
     def total(*stages: str) -> int:
-        return sum(one.stages.get(stage, 0) for one in found for stage in stages)
+        return sum(report.stages.get(stage, 0) for report in reports for stage in stages)
 
     return {
         "node": node["NodeManagerAddress"],
         "sandboxes": offer.sandboxes,
         "build_slots": offer.builds,
         "io_budget": offer.io_budget,
-        "batches": len(found),
+        "batches": len(reports),
         "queued": total("queued"),
         "live": total("sandbox", "agent"),
         "grading": total("grade"),
-        "images": max((one.images for one in found), default=None),
-        "sending": sum(one.sending for one in found),
-        "came": sum(one.came for one in found),
-        "left": sum(one.left for one in found),
+        "images": max((report.images for report in reports), default=None),
+        "sending": sum(report.sending for report in reports),
+        "came": sum(report.came for report in reports),
+        "left": sum(report.left for report in reports),
     }

@@ -43,12 +43,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A task in both backends.
+    """The validations of a task in both backends.
 
     Attributes:
         sandbox: its validation in sandboxes.
         engine: its validation in containers.
-        imported_in: seconds that the engine took to import its image; 0.0 where it had it.
+        imported_in: seconds that the engine took to import its image; 0.0 if it already had it.
         disk: bytes of its image's layers in the store.
         engine_disk: bytes of its image in the engine.
     """
@@ -61,14 +61,14 @@ class Compared:
 
     @property
     def equal(self) -> bool:
-        """Whether both say the same, of the task and of each run of its tests."""
+        """Whether both validations and all their test runs have the same verdicts."""
         return verdicts(self.sandbox) == verdicts(self.engine)
 
 
-def verdicts(found: Validated) -> tuple[object, ...]:
-    """Return what a validation says, without times and texts."""
-    runs = ((one.verdict, one.reason) for one in (*found.reference, *found.empty))
-    return (found.status, found.cause, found.tests, *runs)
+def verdicts(validation: Validated) -> tuple[object, ...]:
+    """Return the verdicts of a validation, without times and messages."""
+    runs = ((run.verdict, run.reason) for run in (*validation.reference, *validation.empty))
+    return (validation.status, validation.cause, validation.tests, *runs)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,16 +78,16 @@ def run(args: argparse.Namespace) -> int:
     with Progress() as progress:
         builder = Builder(Store.open(), progress, args.repo_mirrors)
         builder.build_all(tasks, args.jobs)
-        found: list[Compared] = []
+        rows: list[Compared] = []
         for task in tasks:
-            progress.status(f"{len(found)} of {len(tasks)} tasks; {task.instance_id}")
-            found.append(one := compare(task, builder, client, grading))
-            progress.note(f"{len(found)}/{len(tasks)} {task.instance_id}: {'equal' if one.equal else 'DIFFERENT'}")
-    layers = {one.key: one.bytes for row in found for one in row.sandbox.layers}
-    _print(found, args, sum(layers.values()))
-    if any(Status.ERROR in (one.sandbox.status, one.engine.status) for one in found):
+            progress.status(f"{len(rows)} of {len(tasks)} tasks; {task.instance_id}")
+            rows.append(row := compare(task, builder, client, grading))
+            progress.note(f"{len(rows)}/{len(tasks)} {task.instance_id}: {'equal' if row.equal else 'DIFFERENT'}")
+    layers = {layer.key: layer.bytes for row in rows for layer in row.sandbox.layers}
+    _print(rows, args, sum(layers.values()))
+    if any(Status.ERROR in (row.sandbox.status, row.engine.status) for row in rows):
         return GradingError.exit_code
-    return exits.OK if all(one.equal for one in found) else exits.NEGATIVE
+    return exits.OK if all(row.equal for row in rows) else exits.NEGATIVE
 
 
 def compare(task: Task, builder: Builder, client: Client, grading: GradingOptions) -> Compared:
@@ -98,48 +98,48 @@ def compare(task: Task, builder: Builder, client: Client, grading: GradingOption
     """
     image = builder.image_of(task)
     start = time.monotonic()
-    reference, made = ensure_image(client, image.spec())
-    seconds = time.monotonic() - start if made else 0.0
+    reference, imported = ensure_image(client, image.spec())
+    seconds = time.monotonic() - start if imported else 0.0
     ours, theirs = (
         run_validations(
-            [task], lambda _, one=one: one, timeout=grading.timeout, confirm=grading.confirm  # type: ignore[misc] # binds
+            [task], lambda _, image=backed: image, timeout=grading.timeout, confirm=grading.confirm  # type: ignore[misc] # binds
         )[0]
-        for one in (image, replace(image, backend=client.name))
+        for backed in (image, replace(image, backend=client.name))
     )  # fmt: skip
-    disk = sum(one.bytes for one in ours.layers)
+    disk = sum(layer.bytes for layer in ours.layers)
     return Compared(ours, theirs, seconds, disk, image_size(client, reference))
 
 
-def _print(found: Sequence[Compared], args: argparse.Namespace, unique: int) -> None:
-    equal = sum(one.equal for one in found)
-    engine_disk = sum(one.engine_disk for one in found)
+def _print(rows: Sequence[Compared], args: argparse.Namespace, unique: int) -> None:
+    equal = sum(row.equal for row in rows)
+    engine_disk = sum(row.engine_disk for row in rows)
     if args.json:
-        rows = [{"instance_id": one.sandbox.instance_id, "equal": one.equal, **_fields(one)} for one in found]
-        print_json({"engine": args.backend, "tasks": rows, "disk": unique, "engine_disk": engine_disk})
+        tasks = [{"instance_id": row.sandbox.instance_id, "equal": row.equal, **_fields(row)} for row in rows]
+        print_json({"engine": args.backend, "tasks": tasks, "disk": unique, "engine_disk": engine_disk})
         return
     numbers = ("seconds", "seconds", "import", "disk", "disk")
     backends = ("sandbox", args.backend, args.backend, "sandbox", args.backend)
     columns = [Column("task", whole=True), Column("sandbox"), Column(args.backend), Column("verdicts")]
     columns += [Column(f"{name} {backend}", number=True) for name, backend in zip(numbers, backends, strict=True)]
-    print_table(columns, [_row(one) for one in found])
-    ours, theirs = sum(one.sandbox.seconds for one in found), sum(one.engine.seconds for one in found)
-    put(f"\n{equal} of {len(found)} verdicts are equal")
+    print_table(columns, [_row(row) for row in rows])
+    ours, theirs = sum(row.sandbox.seconds for row in rows), sum(row.engine.seconds for row in rows)
+    put(f"\n{equal} of {len(rows)} verdicts are equal")
     put(f"sandbox: {human_seconds(ours)}, {human_size(unique)} of layers, each counted once")
     put(f"{args.backend}: {human_seconds(theirs)}, {human_size(engine_disk)} of images")
 
 
-def _row(one: Compared) -> tuple[str, ...]:
+def _row(row: Compared) -> tuple[str, ...]:
     return (
-        one.sandbox.instance_id, one.sandbox.status, one.engine.status, "equal" if one.equal else "DIFFERENT",
-        f"{one.sandbox.seconds:.1f}", f"{one.engine.seconds:.1f}", f"{one.imported_in:.1f}", human_size(one.disk),
-        human_size(one.engine_disk),
+        row.sandbox.instance_id, row.sandbox.status, row.engine.status, "equal" if row.equal else "DIFFERENT",
+        f"{row.sandbox.seconds:.1f}", f"{row.engine.seconds:.1f}", f"{row.imported_in:.1f}", human_size(row.disk),
+        human_size(row.engine_disk),
     )  # fmt: skip
 
 
-def _fields(one: Compared) -> dict[str, object]:
-    sides = {"sandbox": one.sandbox, "engine": one.engine}
+def _fields(row: Compared) -> dict[str, object]:
+    sides = {"sandbox": row.sandbox, "engine": row.engine}
     table = {
         side: {"status": of.status, "cause": of.cause, "detail": of.detail, "seconds": of.seconds}
         for side, of in sides.items()
     }
-    return {**table, "imported_in": one.imported_in, "disk": one.disk, "engine_disk": one.engine_disk}
+    return {**table, "imported_in": row.imported_in, "disk": row.disk, "engine_disk": row.engine_disk}

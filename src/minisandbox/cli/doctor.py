@@ -66,16 +66,16 @@ def _make_sandbox(directory: Path) -> None:
         MiniSandboxError: a sandbox could not be created, or the command failed.
         OSError: the directory is not writable.
     """
-    place = Path(tempfile.mkdtemp(prefix=probes.PREFIX, dir=directory))
+    root = Path(tempfile.mkdtemp(prefix=probes.PREFIX, dir=directory))
     try:
-        spec, upper = host_image(Store.open(place)).spec(), place / "upper"
+        spec, upper = host_image(Store.open(root)).spec(), root / "upper"
         upper.mkdir(mode=0o755)
         with Sandbox.create(spec) as box:
             box.exec(_TRIAL, timeout=_PATIENCE).check()
         with build_sandbox(spec, build_limits(None), Network.off(), (), upper) as box:
             box.exec(_TRIAL, timeout=_PATIENCE).check()
     finally:
-        remove_tree(place)
+        remove_tree(root)
 
 
 def _print_filter(architecture: str, *, as_json: bool) -> int:
@@ -91,12 +91,12 @@ def _print_filter(architecture: str, *, as_json: bool) -> int:
 
 
 def _print_pythons(*, as_json: bool) -> int:
-    found = installed_interpreters()
+    interpreters = installed_interpreters()
     if as_json:
-        print_json(found)
+        print_json(interpreters)
         return exits.OK
-    first = {one.minor: one for one in reversed(found)}
-    rows = [(f"{one.version}{' *' * (first[one.minor] is one)}", str(one.executable)) for one in found]
+    first = {p.minor: p for p in reversed(interpreters)}
+    rows = [(f"{p.version}{' *' * (first[p.minor] is p)}", str(p.executable)) for p in interpreters]
     print_table([Column("version", whole=True), Column("path")], rows)
     put("\n* the default for its minor version; `uv python install` and `pyenv install` add others")
     return exits.OK

@@ -54,14 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     _prepare_streams()
-    words, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]  # at any position
-    args = argparse.Namespace(rest=rest)
+    arguments, command = _split(list(sys.argv[1:] if arguments is None else arguments))
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]  # at any position
+    args = argparse.Namespace(rest=command)
     previous = _on_sigterm()
     try:
-        parser(words).parse_args(words, args)
-        with ray_output_to_stderr() if words[:1] == ["cluster"] or getattr(args, "cluster", None) else _UNCHANGED:
+        parser(arguments).parse_args(arguments, args)
+        with ray_output_to_stderr() if arguments[:1] == ["cluster"] or getattr(args, "cluster", None) else _UNCHANGED:
             status: int = args.run(args)
         sys.stdout.flush()
     except MiniSandboxError as error:
@@ -93,22 +93,22 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Split off the words after ``--`` where they are another program's command line; nested parsers lose it."""
-    if _noun(words) in ("cluster", "sandbox", "sweagent") and "--" in words:
-        return words[: words.index("--")], words[words.index("--") + 1 :]
-    return words, []
+    if _noun(arguments) in ("cluster", "sandbox", "sweagent") and "--" in arguments:
+        return arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    return arguments, []
 
 
-def _noun(words: Sequence[str]) -> str:
-    return next((word for word in words if not word.startswith("-")), "")
+def _noun(arguments: Sequence[str]) -> str:
+    return next((argument for argument in arguments if not argument.startswith("-")), "")
 
 
-def parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser with the options of the noun in ``words``; the other nouns' modules are not loaded.
+def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser with the options of the noun in ``arguments``; the other nouns' modules are not loaded.
 
     Args:
-        words: the command line.
+        arguments: the command line.
 
     Returns:
         A parser whose result has ``run``, the function to call.
@@ -117,13 +117,13 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"minisandbox {__version__}")
     top.add_argument("--debug", action="store_true", help="print the traceback of an error; at any position")
     nouns = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    wanted = _noun(words)
+    requested = _noun(arguments)
     for noun, summary in COMMANDS.items():
         sub = nouns.add_parser(noun, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if noun == wanted:
+        if noun == requested:
             module = f"{noun}.verbs" if noun in _FOLDERS else noun
             home = importlib.import_module(f"minisandbox.cli.{module}")
-            home.configure(sub, words) if noun == "image" else home.configure(sub)
+            home.configure(sub, arguments) if noun == "image" else home.configure(sub)
     return top
 
 
@@ -149,8 +149,8 @@ def describe(error: MiniSandboxError) -> list[str]:
     lines = [clean_line(f"minisandbox: {error.what}")]
     for label, text in (("likely reason", error.reason), ("what to do", error.hint)):
         if text:
-            first, *rest = text.splitlines() or [""]
-            lines += [f"  {label}: {first}", *(f"    {line}" for line in rest)]
+            first, *others = text.splitlines() or [""]
+            lines += [f"  {label}: {first}", *(f"    {line}" for line in others)]
     log = getattr(error, "log", None)
     return [*lines, f"  log: {log}"] if log and str(log) not in str(error.hint) else lines
 

@@ -136,9 +136,9 @@ def _forget_rollouts(out: Path) -> None:
 def _check_all(tasks: Sequence[Task], builder: Builder, out: Path, workers: int) -> list[Row]:
     """Validate the tasks and run the rollouts; a failure in one task does not affect the others."""
     validated = run_validations(
-        tasks, builder.image_of, workers=workers, progress=lambda news: show_progress(builder.progress, news, line)
+        tasks, builder.image_of, workers=workers, progress=lambda event: show_progress(builder.progress, event, line)
     )
-    found = {one.instance_id: one for one in validated}
+    by_id = {result.instance_id: result for result in validated}
     rollouts = {"oracle": _rollouts(tasks, OracleAgent(), out / "oracle", builder, workers)}
     rollouts["empty"] = _rollouts(tasks, EmptyAgent(), out / "empty", builder, workers)
     # the oracle's rollouts are recordings like any other: a replay must reach the same verdicts
@@ -149,7 +149,7 @@ def _check_all(tasks: Sequence[Task], builder: Builder, out: Path, workers: int)
             task,
             builder,
             sizes[task.instance_id],
-            found[task.instance_id],
+            by_id[task.instance_id],
             {a: r[task.instance_id] for a, r in rollouts.items()},
         )
         for task in tasks
@@ -164,7 +164,7 @@ def _rollouts(tasks: Sequence[Task], agent: Agent, out: Path, builder: Builder, 
         image_of=builder.image_of,
         budgets=Budgets(workers=workers),
         config={"tasks": DEFAULT},
-        progress=lambda news: note_rollout(builder.progress, agent.name, news),
+        progress=lambda event: note_rollout(builder.progress, agent.name, event),
         notice=builder.progress.note,
     )
     return {summary.instance_id: summary for summary in summaries}

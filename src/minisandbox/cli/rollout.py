@@ -98,13 +98,13 @@ def run(args: argparse.Namespace) -> int:
     """Run rollouts; return 0 if each has a reward, 30 if one is unconfirmed or had an infrastructure error."""
     require_positive(args, "attempts", "workers", "builds", "starts", "gradings", "deadline", "tries")
     backend = backend_of(args)
-    agent, asked, everything = _agent(args), model_options(args), load(args)
+    agent, model, everything = _agent(args), model_options(args), load(args)
     tasks = _chosen(everything, args)
     out = args.out or Path("runs", f"{everything.name or 'tasks'}-{agent.name}")
-    budget = None if asked is None else _remaining_budget(asked, out)
-    setup = _setup(args, agent, asked, budget)
+    budget = None if model is None else _remaining_budget(model, out)
+    setup = _setup(args, agent, model, budget)
     with Output(quiet=args.quiet) as output:
-        cluster = _cluster(args, asked, budget, output)
+        cluster = _cluster(args, model, budget, output)
         builder = Builder(Store.open(), output, args.repo_mirrors, backend) if cluster is None else None
         building = (lambda: builder.remaining) if builder is not None else str
         display = Display(output, agent.name, quiet=args.quiet or args.json, building=building)
@@ -157,25 +157,25 @@ def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
     ids = ids[parse_range(args.range)]
     if not ids:
         raise InvalidValue("no task is selected", reason="--id, --repo and --range exclude all", hint="loosen one")
-    return [tasks[one] for one in ids]
+    return [tasks[name] for name in ids]
 
 
-def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, budget: Budget | None) -> Setup:
+def _setup(args: argparse.Namespace, agent: Agent, choice: ModelOptions | None, budget: Budget | None) -> Setup:
     """Return the setup of the rollouts, with an open model and the budget that earlier calls have left."""
     options = agent_options(args)
     configuration: dict[str, object] = {"agent": args.agent, **to_mapping(options)}
     limits, grading = agent_limits(args), grading_options(args)
     model = None
-    if asked is not None:
+    if choice is not None:
         if not agent.needs_model:
             raise InvalidValue(f"the agent {agent.name!r} uses no model", hint="leave out --model")
-        configuration["model"] = _public(asked)
+        configuration["model"] = _public(choice)
         quiet = args.quiet or args.json
-        model = open_model(asked, budget, tell=lambda text: None if quiet else say(f"minisandbox: {text}"))
+        model = open_model(choice, budget, tell=lambda text: None if quiet else say(f"minisandbox: {text}"))
     return Setup(
         agent=agent,
         model=model,
-        sampling=Sampling() if asked is None else asked.sampling,
+        sampling=Sampling() if choice is None else choice.sampling,
         agent_limits=limits,
         timeout=grading.timeout,
         confirm=grading.confirm,
@@ -185,31 +185,31 @@ def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, b
 
 
 def _cluster(
-    args: argparse.Namespace, asked: ModelOptions | None, budget: Budget | None, output: Output
+    args: argparse.Namespace, model: ModelOptions | None, budget: Budget | None, output: Output
 ) -> Cluster | None:
     if args.cluster is None:
         return None
-    return Cluster(address=args.cluster, model=asked, budget=budget, mirrors=args.repo_mirrors, notice=output.note)
+    return Cluster(address=args.cluster, model=model, budget=budget, mirrors=args.repo_mirrors, notice=output.note)
 
 
-def _remaining_budget(asked: ModelOptions, out: Path) -> Budget:
+def _remaining_budget(model: ModelOptions, out: Path) -> Budget:
     """Return the run's budget, less the usage of its finished rollouts."""
-    budget = asked.budget()
+    budget = model.budget()
     try:
         with RunReader(out) as before:
-            for one in before.summaries():
-                budget.charge(one.usage.prompt + one.usage.completion, one.cost)
+            for summary in before.summaries():
+                budget.charge(summary.usage.prompt + summary.usage.completion, summary.cost)
     except (LookupError, RunError):  # no such run yet; if it is damaged, opening it reports that
         pass
     return budget
 
 
-def _public(asked: ModelOptions) -> dict[str, object]:
+def _public(model: ModelOptions) -> dict[str, object]:
     """Return the recorded options of a model: those that affect its responses."""
     return {
-        one.name: plain(getattr(asked, one.name))
-        for one in fields(asked)
-        if one.name in ("model", "api_base", "tokens", "sampling")
+        field.name: plain(getattr(model, field.name))
+        for field in fields(model)
+        if field.name in ("model", "api_base", "tokens", "sampling")
     }
 
 
@@ -232,15 +232,15 @@ def _config(args: argparse.Namespace, setup: Setup) -> dict[str, str | int | flo
 
 
 def _budgets(args: argparse.Namespace) -> Budgets:
-    given = {one.name: getattr(args, one.name) for one in fields(Budgets) if getattr(args, one.name) is not None}
-    return Budgets(**given)
+    values = {field.name: getattr(args, field.name) for field in fields(Budgets)}
+    return Budgets(**{name: value for name, value in values.items() if value is not None})
 
 
 # --- printed output -------------------------------------------------------------------------------------------------
 
 
-def _print_json_line(news: Progress[Summary]) -> None:
-    put(json.dumps({"rollout": plain(news.latest)}), flush=True)
+def _print_json_line(event: Progress[Summary]) -> None:
+    put(json.dumps({"rollout": plain(event.latest)}), flush=True)
 
 
 def _print(args: argparse.Namespace, out: Path, summaries: Sequence[Summary]) -> None:
@@ -258,18 +258,18 @@ def _print(args: argparse.Namespace, out: Path, summaries: Sequence[Summary]) ->
 
 def plain_totals(summaries: Sequence[Summary]) -> dict[str, object]:
     """Return the totals over rollouts, in JSON types."""
-    rewards = [one.reward for one in summaries if one.reward is not None]
+    rewards = [s.reward for s in summaries if s.reward is not None]
     return {
         "rollouts": len(summaries),
-        "resumed": sum(one.resumed for one in summaries),
+        "resumed": sum(s.resumed for s in summaries),
         "finished": len(rewards),
         "reward": sum(rewards) / len(rewards) if rewards else None,
-        "verdicts": dict(Counter(str(one.verdict) if one.verdict else "not_graded" for one in summaries)),
-        "exit_statuses": dict(Counter(one.exit_status for one in summaries)),
-        "failures": dict(Counter(f"{one.failed_in}: {one.reason}" for one in summaries if one.failed_in)),
-        "cost": sum(one.cost for one in summaries),
-        "prompt_tokens": sum(one.usage.prompt for one in summaries),
-        "completion_tokens": sum(one.usage.completion for one in summaries),
+        "verdicts": dict(Counter(str(s.verdict) if s.verdict else "not_graded" for s in summaries)),
+        "exit_statuses": dict(Counter(s.exit_status for s in summaries)),
+        "failures": dict(Counter(f"{s.failed_in}: {s.reason}" for s in summaries if s.failed_in)),
+        "cost": sum(s.cost for s in summaries),
+        "prompt_tokens": sum(s.usage.prompt for s in summaries),
+        "completion_tokens": sum(s.usage.completion for s in summaries),
     }
 
 
@@ -285,16 +285,16 @@ def _status(summaries: Sequence[Summary]) -> int:
 
 
 def _unconfirmed(failed: Sequence[Summary]) -> str:
-    count = sum(one.verdict is Verdict.UNCONFIRMED for one in failed)
+    count = sum(summary.verdict is Verdict.UNCONFIRMED for summary in failed)
     return f", {count} of them unconfirmed" if count else ""
 
 
-def note_rollout(output: Output, agent: str, news: Progress[Summary]) -> None:
+def note_rollout(output: Output, agent: str, event: Progress[Summary]) -> None:
     """Print a line for a finished rollout."""
-    latest = news.latest
+    latest = event.latest
     if not latest.resumed:
         verdict = latest.verdict or f"not graded: {output.repeats.once(latest.instance_id, latest.detail)}"
-        output.note(f"{news.done}/{news.total} {agent} {latest.instance_id}: {verdict}")
+        output.note(f"{event.done}/{event.total} {agent} {latest.instance_id}: {verdict}")
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
@@ -305,9 +305,10 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         [Column(title, number=title in numbers, whole=title == "task") for title in columns],
         [
             (
-                one.instance_id, str(one.attempt), one.verdict or "none", one.reason, one.exit_status, str(one.turns),
-                *(human_seconds(s) for s in (one.timings.sandbox_ready, one.timings.agent, one.timings.grade)),
+                summary.instance_id, str(summary.attempt), summary.verdict or "none", summary.reason,
+                summary.exit_status, str(summary.turns), human_seconds(summary.timings.sandbox_ready),
+                human_seconds(summary.timings.agent), human_seconds(summary.timings.grade),
             )
-            for one in summaries
+            for summary in summaries
         ],
     )  # fmt: skip

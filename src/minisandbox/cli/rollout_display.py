@@ -34,7 +34,7 @@ class BackgroundReporter:
         self._threads = Threads(1, "report")
         self._error: BaseException | None = None
 
-    def __call__(self, news: Progress[Summary]) -> None:
+    def __call__(self, event: Progress[Summary]) -> None:
         """Queue the report of a rollout.
 
         Raises:
@@ -42,7 +42,7 @@ class BackgroundReporter:
         """
         if self._error is not None:
             raise self._error
-        self._threads.submit(self._report, news).add_done_callback(self._keep_error)
+        self._threads.submit(self._report, event).add_done_callback(self._keep_error)
 
     def close(self, timeout: float) -> None:
         """Wait until all rollouts are reported.
@@ -77,9 +77,9 @@ class Display:
         self._failures: Counter[str] = Counter()
         self._began = time.monotonic()
 
-    def record(self, news: Progress[Summary]) -> None:
+    def record(self, event: Progress[Summary]) -> None:
         """Count a finished rollout, and print a line for it unless quiet."""
-        latest = news.latest
+        latest = event.latest
         if latest.reward is not None:
             self._rewards.append(latest.reward)
         if latest.verdict is Verdict.UNCONFIRMED:
@@ -92,7 +92,7 @@ class Display:
         if not self._quiet:
             verdict = latest.verdict or f"not graded: {self._output.repeats.once(latest.instance_id, latest.detail)}"
             name = f"{latest.instance_id}" + (f" #{latest.attempt}" if latest.attempt else "")
-            self._output.note(f"{news.done}/{news.total} {self._agent} {name}: {verdict}")
+            self._output.note(f"{event.done}/{event.total} {self._agent} {name}: {verdict}")
 
     async def follow(self, batch: Batch) -> None:
         """Show the live panel of a batch until cancelled."""
@@ -132,16 +132,16 @@ class Display:
             batch: the batch to show.
         """
         stages = batch.stages
-        left = batch.seconds_left
+        seconds = batch.seconds_left
         rate = self._rate()
         speed = f", {rate:.1f} a minute" if rate else ""
-        rest = (
-            f", about {human_seconds(max(left, 1.0))} left"
-            if left is not None and stages["ended"] < batch.total
+        remaining = (
+            f", about {human_seconds(max(seconds, 1.0))} left"
+            if seconds is not None and stages["ended"] < batch.total
             else ""
         )
         shown = [
-            ("rollouts", f"{stages['ended']} of {batch.total}{speed}{rest}"),
+            ("rollouts", f"{stages['ended']} of {batch.total}{speed}{remaining}"),
             ("stages", ", ".join(f"{count} {stage}" for stage, count in stages.items() if count)),
         ]
         if building := self._building():

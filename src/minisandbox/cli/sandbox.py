@@ -140,9 +140,11 @@ def _chosen(args: argparse.Namespace) -> Iterator[Sandbox]:
         with _new(args) as box:
             yield box
         return
-    given = [name for name in ("image", "allow", "limit", "mount", "label") if getattr(args, name)]
-    if given:
-        raise InvalidValue(f"--{given[0]} needs a new sandbox, and {args.id} is a live one", hint="leave out either")
+    conflicting = [name for name in ("image", "allow", "limit", "mount", "label") if getattr(args, name)]
+    if conflicting:
+        raise InvalidValue(
+            f"--{conflicting[0]} needs a new sandbox, and {args.id} is a live one", hint="leave out either"
+        )
     with Sandbox.attach(options.find(args.id).id) as box:
         yield box
 
@@ -166,13 +168,13 @@ def run_ls(args: argparse.Namespace) -> int:
     """List live sandboxes."""
     live = live_sandboxes(labels=options.parse_pairs(args.label, "--label"))
     if args.json:
-        print_json([{**_fields(one), "labels": dict(one.labels)} for one in live])
+        print_json([{**_fields(info), "labels": dict(info.labels)} for info in live])
         return exits.OK
     numbers = ("owner", "pid", "age", "expires in")
     titles = ("id", "image", "network", "labels", *numbers)
     print_table(
         [Column(title, number=title in numbers, whole=title == "id") for title in titles],
-        [_row(one, time.time()) for one in live],
+        [_row(info, time.time()) for info in live],
     )
     return exits.OK
 
@@ -185,9 +187,9 @@ def _fields(info: SandboxInfo) -> dict[str, object]:
 
 def _row(info: SandboxInfo, now: float) -> tuple[str, ...]:
     labels = ", ".join(f"{name}={value}" for name, value in info.labels)
-    left = "-" if info.expires is None else human_seconds(max(0.0, info.expires - now))
+    remaining = "-" if info.expires is None else human_seconds(max(0.0, info.expires - now))
     age = human_seconds(now - info.created)
-    return info.id, info.image, info.network, labels or "-", str(info.owner), str(info.pid), age, left
+    return info.id, info.image, info.network, labels or "-", str(info.owner), str(info.pid), age, remaining
 
 
 def run_kill(args: argparse.Namespace) -> int:
@@ -206,18 +208,18 @@ def run_kill(args: argparse.Namespace) -> int:
 def run_prune(args: argparse.Namespace) -> int:
     """Remove and print the leftovers of dead owners; return 1 if some could not be removed."""
     runtime = registry.runtime_directory()
-    found = [*reaper.leftovers(runtime), *scratch.leftovers()]
+    leftovers = [*reaper.leftovers(runtime), *scratch.leftovers()]
     stays = 0
     rows: list[dict[str, object]] = []
-    for one in found:
-        removed = not args.dry_run and one.remove()
+    for leftover in leftovers:
+        removed = not args.dry_run and leftover.remove()
         stays += not removed
-        rows.append({"kind": one.kind, "path": one.path, "owner": one.owner, "removed": removed})
+        rows.append({"kind": leftover.kind, "path": leftover.path, "owner": leftover.owner, "removed": removed})
         if not args.json:
-            word = "removed" if removed else "would remove" if args.dry_run else "could not remove"
-            put(f"{word} {one.kind} {clean_line(str(one.path))}", flush=True)
+            action = "removed" if removed else "would remove" if args.dry_run else "could not remove"
+            put(f"{action} {leftover.kind} {clean_line(str(leftover.path))}", flush=True)
     if args.json:
         print_json(rows)
-    elif not found:
+    elif not leftovers:
         put("nothing to remove")
     return exits.NEGATIVE if stays and not args.dry_run else exits.OK

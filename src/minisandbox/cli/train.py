@@ -104,8 +104,8 @@ def run_rl(args: argparse.Namespace) -> int:
         if both := sorted(set(tasks) & set(held_out)):
             hint = "divide the tasks: minisandbox tasks filter"
             raise InvalidValue(f"{both[0]} is in both the training and the held-out set", hint=hint)
-        place = _sandbox_source(args, progress, config.gradings or None)
-        setting = SandboxEnvironment(config, tasks, held_out, place)
+        source = _sandbox_source(args, progress, config.gradings or None)
+        setting = SandboxEnvironment(config, tasks, held_out, source)
         result = train_rl(config, setting, tell=progress.note)
     leave_process_group()
     if result.scores:
@@ -113,11 +113,12 @@ def run_rl(args: argparse.Namespace) -> int:
     if args.json:
         print_json(result)
         return exits.OK
-    for one in result.scores:
-        put(f"step {one.step}: {one.reward:.1%} of {one.rollouts} held-out rollouts resolved (+- {one.error:.1%})")
+    for score in result.scores:
+        share = f"{score.reward:.1%} of {score.rollouts} held-out rollouts"
+        put(f"step {score.step}: {share} resolved (+- {score.error:.1%})")
     put(f"{result.steps} steps; the model is in {result.model}")
-    if isinstance(place, TrainingNodes):
-        print_nodes(place.reports)
+    if isinstance(source, TrainingNodes):
+        print_nodes(source.reports)
     return exits.OK
 
 
@@ -156,13 +157,13 @@ def run_options(args: argparse.Namespace) -> int:
     if args.kind == "skyrl":
         from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions  # noqa: PLC0415 - only for this kind
 
-        found = list(describe(SandboxOptions, f"{SECTION}."))
+        options = list(describe(SandboxOptions, f"{SECTION}."))
     else:
-        found = list(describe(KINDS[args.kind]))
+        options = list(describe(KINDS[args.kind]))
     if args.json:
-        print_json(found)
+        print_json(options)
         return exits.OK
     put("| key | type | default | meaning |\n|---|---|---|---|")
-    for one in found:
-        put(f"| `{one.key}` | {one.kind} | {f'`{one.default}`' if one.default else ''} | {one.help} |")
+    for option in options:
+        put(f"| `{option.key}` | {option.kind} | {f'`{option.default}`' if option.default else ''} | {option.help} |")
     return exits.OK

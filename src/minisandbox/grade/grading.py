@@ -66,8 +66,8 @@ def grade(
     """
     confirmed_share(confirm)  # an unknown policy is an error before anything runs
     started = time.monotonic()
-    place = Workspace.of(task, image, timeout=timeout, limits=limits, cancellation=cancellation)
-    verdict = grade_in(place, submission, confirm)
+    workspace = Workspace.of(task, image, timeout=timeout, limits=limits, cancellation=cancellation)
+    verdict = grade_in(workspace, submission, confirm)
     return replace(verdict, duration=time.monotonic() - started)
 
 
@@ -99,20 +99,20 @@ def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, l
     return grade_own(Change(), Workspace.of(task, image, timeout=timeout, limits=limits), NEVER)
 
 
-def grade_own(change: Change, place: Workspace, confirm: str) -> Grade:
+def grade_own(change: Change, workspace: Workspace, confirm: str) -> Grade:
     """Grade a change of ours in a workspace. Arguments and result as for :func:`grade_reference`."""
     confirmed_share(confirm)
     started = time.monotonic()
     try:
-        run, flags = _run_of_ours(place, change)
-        verdict = _confirmed(place, change, run, judge(place.task, run, flags), confirm)
-        verdict = replace(verdict, misread=misreadings(place.task, run))
+        run, flags = _run_of_ours(workspace, change)
+        verdict = _confirmed(workspace, change, run, judge(workspace.task, run, flags), confirm)
+        verdict = replace(verdict, misread=misreadings(workspace.task, run))
     except (MiniSandboxError, OSError) as error:
-        verdict = infrastructure_grade(place.task, error)
+        verdict = infrastructure_grade(workspace.task, error)
     return replace(verdict, duration=time.monotonic() - started)
 
 
-def _run_of_ours(place: Workspace, change: Change) -> tuple[SuiteRun, tuple[Flag, ...]]:
+def _run_of_ours(workspace: Workspace, change: Change) -> tuple[SuiteRun, tuple[Flag, ...]]:
     """Run tests on code of ours; once more, with other string hashes, after a timeout, a kill or lack of memory.
 
     A test of a project can hang by chance, and a loaded machine makes that likelier.
@@ -120,38 +120,38 @@ def _run_of_ours(place: Workspace, change: Change) -> tuple[SuiteRun, tuple[Flag
     Returns:
         The run that counts, and a flag with the fate of the first if there were two.
     """
-    run = place.run(change)
+    run = workspace.run(change)
     if run.doubt is None or run.doubt.reason not in _REPEATED:
         return run, ()
     flag = Flag(REPEATED, "", f"the first run: {run.doubt.reason}: {run.doubt.detail}")
-    return place.reseeded().run(change), (flag,)
+    return workspace.reseeded().run(change), (flag,)
 
 
-def grade_in(place: Workspace, submission: bytes, confirm: str = ONCE) -> Grade:
+def grade_in(workspace: Workspace, submission: bytes, confirm: str = ONCE) -> Grade:
     """Grade a submission in a workspace, which makes all runs that takes; without the time it took.
 
     A patch that git does not take as it is may still be one that the task's official harness applies.
     """
-    graded = _grade_patch(place, submission, confirm)
+    graded = _grade_patch(workspace, submission, confirm)
     if graded.reason is not Reason.PATCH_INVALID or len(submission) > MAX_SUBMISSION:
         return graded
     try:
-        applied = apply_like_harness(place, submission)
+        applied = apply_like_harness(workspace, submission)
     except (MiniSandboxError, OSError) as error:
-        return infrastructure_grade(place.task, error)
+        return infrastructure_grade(workspace.task, error)
     if applied is None:
         return graded
-    again = _grade_patch(place, applied.patch, confirm)
+    again = _grade_patch(workspace, applied.patch, confirm)
     flag = Flag(APPLIED_WITH_FUZZ, "", applied.command)
     return graded if again.reason is Reason.PATCH_INVALID else replace(again, flags=(flag, *again.flags))
 
 
-def _grade_patch(place: Workspace, submission: bytes, confirm: str) -> Grade:
+def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade:
     """Grade a patch as it is."""
-    task = place.task
-    policy = Policy.for_task(task, dict(place.image.environment), place.image.workdir)
+    task = workspace.task
+    policy = Policy.for_task(task, dict(workspace.image.environment), workspace.image.workdir)
     try:
-        change = screen(submission, protect_imports(policy, task, place.image))
+        change = screen(submission, protect_imports(policy, task, workspace.image))
     except PatchError as error:
         return Grade(task.instance_id, Verdict.PATCH_INVALID, Reason.PATCH_INVALID, str(error))
     except (MiniSandboxError, OSError) as error:
@@ -164,57 +164,57 @@ def _grade_patch(place: Workspace, submission: bytes, confirm: str) -> Grade:
         detail = "nothing of it is applied that a test could see: no file, or tests and documents only"
         return Grade(task.instance_id, Verdict.FAILED, Reason.NOTHING_TO_TEST, detail, flags=flags)
     try:
-        if change.leave_out and (misfit := place.misfit(change)):
+        if change.leave_out and (misfit := workspace.misfit(change)):
             return Grade(task.instance_id, Verdict.PATCH_INVALID, Reason.PATCH_INVALID, misfit, flags=flags)
-        return _run_and_judge(place, change, flags, confirm)
+        return _run_and_judge(workspace, change, flags, confirm)
     except (MiniSandboxError, OSError) as error:
         return infrastructure_grade(task, error, flags)
 
 
-def _run_and_judge(place: Workspace, change: Change, flags: tuple[Flag, ...], confirm: str) -> Grade:
+def _run_and_judge(workspace: Workspace, change: Change, flags: tuple[Flag, ...], confirm: str) -> Grade:
     """Run the tests; ask the reference about a run that is not believed, and confirm a pass where the policy says so.
 
     A run that may have failed by accident, such as a timeout on a loaded machine, is made again before the submission
     is blamed. After a timeout it has three times as long as the reference takes on the machine as it is now.
     """
-    task, run = place.task, _run_surely(place, change)
+    task, run = workspace.task, _run_surely(workspace, change)
     if run.doubt is not None and run.doubt.reason is Reason.NO_REWARD:
         return judge(task, run, flags)
     if run.doubt is not None and run.doubt.reason not in _CERTAINLY_THE_SUBMISSION:
         late = run.doubt.reason is Reason.TIMEOUT
-        control, repeated = _run_of_ours(place.patient() if late else place, reference_change(task))
+        control, repeated = _run_of_ours(workspace.patient() if late else workspace, reference_change(task))
         flags += repeated
         if control.doubt is not None:
             return _untrusted(judge(task, run, flags), control)
         if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # that one was tried twice
-            place = place.patient(control.duration) if late else place
-            run = _run_surely(place, change)
-    return _confirmed(place, change, run, judge(task, run, flags), confirm)
+            workspace = workspace.patient(control.duration) if late else workspace
+            run = _run_surely(workspace, change)
+    return _confirmed(workspace, change, run, judge(task, run, flags), confirm)
 
 
-def _confirmed(place: Workspace, change: Change, run: SuiteRun, graded: Grade, confirm: str) -> Grade:
+def _confirmed(workspace: Workspace, change: Change, run: SuiteRun, graded: Grade, confirm: str) -> Grade:
     """Confirm a pass as the policy says; one that only a log or a script reports has a flag instead."""
     if not graded.resolved:
         return graded
-    if place.task.grader.reporter == "none":
+    if workspace.task.grader.reporter == "none":
         return replace(graded, flags=(*graded.flags, Flag(NOT_CONFIRMED, "", "no runner reports its tests")))
     suspicious = any(flag.is_suspicious for flag in graded.flags)
     is_thorough = confirm == ALWAYS
-    confirmation = Confirmation(place, change, thorough=is_thorough, times=2 if is_thorough or suspicious else 1)
+    confirmation = Confirmation(workspace, change, thorough=is_thorough, times=2 if is_thorough or suspicious else 1)
     graded = confirmation.check_collection(run, graded)
     if not graded.resolved or not is_confirmed(confirm, flagged=suspicious):
         return graded
     return confirmation.confirm(run, graded)
 
 
-def _run_surely(place: Workspace, change: Change) -> SuiteRun:
+def _run_surely(workspace: Workspace, change: Change) -> SuiteRun:
     """Run once more where the sandbox ended: that may have been the host's fault, once, or the tests', twice."""
     for _ in range(2):
         try:
-            return place.run(change)
+            return workspace.run(change)
         except SandboxGone as error:
-            gone = error
-    return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, f"twice: {gone}"))
+            lost = error
+    return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, f"twice: {lost}"))
 
 
 def _untrusted(graded: Grade, control: SuiteRun) -> Grade:

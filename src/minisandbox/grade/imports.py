@@ -45,11 +45,11 @@ def protect_imports(policy: Policy, task: Task, image: Image) -> Policy:
     """
     hidden = image.tests_dir()
     names = imported_names(hidden_files(hidden, task.test_files).values())
-    own = {name for path in policy.allowed for _, name, _ in top_names(path, policy.roots)}
+    allowed = {name for path in policy.allowed for _, name, _ in top_names(path, policy.roots)}
     with image.store.hold(*image.layers, *filter(None, [image.tests_layer])):  # the tree of a frozen layer is empty
         trees = [(image.store.layer_tree(key), str(image.workdir).strip("/")) for key in image.layers]
         trees += [(hidden, "")] if hidden else []
-        return replace(policy, elsewhere=frozenset(_elsewhere(names - own, policy.roots, trees)))
+        return replace(policy, elsewhere=frozenset(_elsewhere(names - allowed, policy.roots, trees)))
 
 
 def imported_names(files: Iterable[bytes]) -> frozenset[str]:
@@ -58,8 +58,8 @@ def imported_names(files: Iterable[bytes]) -> frozenset[str]:
 
 
 def _imported(content: bytes) -> Iterator[bytes]:
-    for one, several, named in _IMPORTS.findall(content):
-        for module in several.split(b",") if several else [one or named]:
+    for single, several, named in _IMPORTS.findall(content):
+        for module in several.split(b",") if several else [single or named]:
             yield module.partition(b".")[0].strip().partition(b" ")[0]
 
 
@@ -79,8 +79,8 @@ def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[tupl
 
 def _had(tree: Path, root: str) -> frozenset[str] | None:
     """Return the names that a directory of a tree makes importable; None where a link is in the way."""
-    place = tree / root
-    if os.path.realpath(place) != os.path.join(os.path.realpath(tree), root).rstrip("/"):
+    folder = tree / root
+    if os.path.realpath(folder) != os.path.join(os.path.realpath(tree), root).rstrip("/"):
         return None
-    names = os.listdir(place) if place.is_dir() else []
+    names = os.listdir(folder) if folder.is_dir() else []
     return frozenset(name.partition(".")[0] for name in names if "." not in name or name.endswith(_MODULES))

@@ -137,11 +137,11 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
     """
     looked_for = list(telling_lines(task, image.tests_dir()))
     with Sandbox.create(image.spec(), network=Network.off()) as box:
-        looked_for = [one for part in looked_for if (one := part.without(_lines_of(box, part.of))).lines]
-        lines = sorted({line for one in looked_for for line in one.lines})
+        looked_for = [group for part in looked_for if (group := part.without(_lines_of(box, part.of))).lines]
+        lines = sorted({line for group in looked_for for line in group.lines})
         box.files.write_bytes(_PLACE / "all", _file(lines))
-        for number, one in enumerate(looked_for):
-            box.files.write_bytes(_PLACE / f"{number}.{one.enough}.lines", _file(one.lines))
+        for number, group in enumerate(looked_for):
+            box.files.write_bytes(_PLACE / f"{number}.{group.enough}.lines", _file(group.lines))
         uncut = "" if task.solution is None else "1"  # elsewhere the repository has one commit, or is reported
         variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1", "UNCUT": uncut}
         done = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
@@ -199,9 +199,9 @@ def _scripts(task: Task, solution: Solution) -> Iterator[Lines]:
 
 def _distinct(kind: str, path: str, lines: list[str], common: set[str]) -> Iterator[Lines]:
     """Lines that say something, and that are not in the file anyway."""
-    found = dict.fromkeys(line for line in lines if len(line.strip()) >= _SHORT and line not in common)
-    if found:
-        yield Lines(kind, path, tuple(found)[:_MOST])
+    telling = dict.fromkeys(line for line in lines if len(line.strip()) >= _SHORT and line not in common)
+    if telling:
+        yield Lines(kind, path, tuple(telling)[:_MOST])
 
 
 def _texts(change: FileChange, sign: bytes) -> list[str]:
@@ -209,17 +209,17 @@ def _texts(change: FileChange, sign: bytes) -> list[str]:
 
 
 def _leak(line: str, looked_for: list[Lines], task: Task) -> Leak | None:
-    kind, place, count, history = [*line.split("\t"), "", "", ""][:4]
+    kind, path, count, history = [*line.split("\t"), "", "", ""][:4]
     if task.solution is not None and kind in ("history", "archive"):
         return None  # the image is as its author made it
     if kind == "history":
-        return Leak("history", place, "the repository inside is not one commit")
+        return Leak("history", path, "the repository inside is not one commit")
     if kind == "archive":
         name = task.repo.rpartition("/")[2].lower().replace("-", "_")
-        is_project = PurePosixPath(place).name.lower().replace("-", "_").startswith(name + "_")
-        return Leak("archive", place, "an archive of the project") if is_project else None
-    one = looked_for[int(kind.partition(".")[0])]
-    if int(count) < one.enough:
+        is_project = PurePosixPath(path).name.lower().replace("-", "_").startswith(name + "_")
+        return Leak("archive", path, "an archive of the project") if is_project else None
+    group = looked_for[int(kind.partition(".")[0])]
+    if int(count) < group.enough:
         return None
-    what = "the reference" if one.kind == "reference" else "the hidden tests"
-    return Leak(history or one.kind, place, f"{count} of {len(one.lines)} telling lines of {what} in {one.of}")
+    what = "the reference" if group.kind == "reference" else "the hidden tests"
+    return Leak(history or group.kind, path, f"{count} of {len(group.lines)} telling lines of {what} in {group.of}")

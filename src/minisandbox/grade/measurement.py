@@ -79,8 +79,8 @@ def measure(
     Raises:
         MiniSandboxError: the sandbox could not be made, or ended.
     """
-    place = Workspace.of(task, image, files=files, timeout=timeout, limits=limits)
-    run = place.run(reference_change(task) if reference else Change())
+    workspace = Workspace.of(task, image, files=files, timeout=timeout, limits=limits)
+    run = workspace.run(reference_change(task) if reference else Change())
     doubt = run.doubt
     return Measurement(
         tuple(_outcomes(task, run).items()),
@@ -98,8 +98,8 @@ def _outcomes(task: Task, run: SuiteRun) -> dict[str, str]:
     """Return every test with its outcome: in a log by the name that the task's parser gives it."""
     if run.judgement is None or not isinstance(task.grader, LogGrader):
         return run.report.outcomes()
-    words = harness.parse(task.grader.parser, run.whole_log, about=about(task))
-    return {test: word.lower() for test, word in words.items()}
+    statuses = harness.parse(task.grader.parser, run.whole_log, about=about(task))
+    return {test: status.lower() for test, status in statuses.items()}
 
 
 def derive_test_lists(

@@ -22,14 +22,14 @@ def located(task: Task, tests: Iterable[str]) -> Mapping[str, str]:
     if task.grader.reporter == "pytest":
         return {node_id(test): node_id(test) for test in tests if file_of(test)}
     files = [path for path in touched_files(task.test_patch) if path.endswith(".py")]
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for test in tests:
         if match := _UNITTEST.fullmatch(test):
             *module, name = match[2].removesuffix(f".{match[1]}").split(".")
-            found[f"tests/{'/'.join(module)}.py::{name}::{match[1]}"] = test
+            names[f"tests/{'/'.join(module)}.py::{name}::{match[1]}"] = test
         elif test.isidentifier():
-            found |= {f"{path}::{test}": test for path in files}
-    return found
+            names |= {f"{path}::{test}": test for path in files}
+    return names
 
 
 def first_words(outcomes: Mapping[str, str]) -> Mapping[str, str]:

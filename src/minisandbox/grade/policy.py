@@ -122,8 +122,8 @@ class Policy:
         touched = frozenset(touched_files(task.patch))
         names = (_runner_name(path, roots) for path in touched)
         directories = frozenset(top for file in files if (top := _test_directory(file)) is not None)
-        own = _OWN_RUNNERS.get(task.repo, ()) if task.grader.reporter == "unittest" else ()
-        runner = tuple(place for place in own if not any(path.startswith(place) for path in touched))
+        runners = _OWN_RUNNERS.get(task.repo, ()) if task.grader.reporter == "unittest" else ()
+        runner = tuple(place for place in runners if not any(path.startswith(place) for path in touched))
         allowed_names = frozenset(name for name in names if name is not None)
         python = task.build.python if isinstance(task.build, PythonRecipe) else None
         return cls(files, directories, touched, allowed_names, roots, runner, _library(python))
@@ -177,9 +177,9 @@ class Policy:
         return "shadows_import" if status is not FileStatus.MODIFIED and self._is_elsewhere(path) else None
 
     def _shadows(self, path: str, *, new: bool) -> bool:
-        found = _runner_name(path, self.roots)
-        if found is not None:
-            return found not in self.allowed_names
+        runner = _runner_name(path, self.roots)
+        if runner is not None:
+            return runner not in self.allowed_names
         in_place_of_another = (
             _new_module(path, frozenset({""})) in self.library
             or path.split("/", maxsplit=1)[0].removesuffix(".py") in _LOOKED_FOR
@@ -262,9 +262,9 @@ def _runner_name(path: str, roots: frozenset[str]) -> str | None:
 def _library(python: str | None) -> frozenset[str]:
     """Return the modules of the standard library of an interpreter (None: the host's), and those of the host's."""
     version = _VERSION.match(python or "")
-    asked = (int(version[1]), int(version[2])) if version else sys.version_info[:2]
-    former = [names for last, names in _FORMER if asked <= last]
-    newer = [names for first, names in _NEWER if asked >= first]
+    release = (int(version[1]), int(version[2])) if version else sys.version_info[:2]
+    former = [names for last, names in _FORMER if release <= last]
+    newer = [names for first, names in _NEWER if release >= first]
     return sys.stdlib_module_names.union(*(names.split() for names in (*former, *newer)))
 
 

@@ -219,11 +219,11 @@ class _Draft:
         return f"the report has {self.lines - 1} lines before its end, and the plugin wrote {self.end.records}"
 
 
-def _parameters(found: object) -> Parameters:
+def _parameters(values: object) -> Parameters:
     """Read what the plugin says of a test's parameters; what it cannot have said is left out."""
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         return {}
-    return {name: text if isinstance(text, str) else None for name, text in found.items()}
+    return {name: text if isinstance(text, str) else None for name, text in values.items()}
 
 
 def not_passed(outcomes: dict[str, str], tests: Iterable[str]) -> tuple[str, ...]:

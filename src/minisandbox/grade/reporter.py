@@ -94,8 +94,8 @@ class Reporter:
 
     def environment(self, box: Sandbox) -> Mapping[str, str]:
         """Return the variables under which the test command finds it."""
-        known = dict(box.image.environment).get("PYTHONPATH")
-        return {"PYTHONPATH": f"{known}:{self.directory}" if known else self.directory}
+        python_path = dict(box.image.environment).get("PYTHONPATH")
+        return {"PYTHONPATH": f"{python_path}:{self.directory}" if python_path else self.directory}
 
 
 _SUFFIX = re.compile(rb"(?:/__init__)?\.[^/]*$")
@@ -146,8 +146,8 @@ def run_reported(
         argv = ["bash", "-c", f'{_MOVE}\n{_BY_NAME}{command} "$@"{_THEN}', "tests", folder, *arguments]
     else:
         argv = ["bash", "-c", f'{_MOVE}\n{command} "$@"', "tests", *arguments]
-    place = f"{folder}/key:{folder}/lines" if folder else f"{_KEY}:{_LINES}"
-    environment = {**env, REPORT_VARIABLE: f"{place}={program}" if program else place}
+    pipes = f"{folder}/key:{folder}/lines" if folder else f"{_KEY}:{_LINES}"
+    environment = {**env, REPORT_VARIABLE: f"{pipes}={program}" if program else pipes}
     data, excess = bytearray(), False
     with box.start(argv, timeout=timeout, env=environment) as process:
         process.write(key + (json.dumps(list(chosen)).encode() if chosen else b""))

@@ -95,16 +95,18 @@ def scan(
         tests: files of the task's tests; who reads them can read in them what is expected.
     """
     names = tuple({PurePosixPath(file).stem for file in tests} - _ANYTHINGS)
-    own = frozenset(_top_name(path) for path in (*touched_files(reference), *tests))
+    project_names = frozenset(_top_name(path) for path in (*touched_files(reference), *tests))
     sign, theirs, ours = b"-" if reverse else b"+", parse_patch(reference), parse_patch(submission)
-    known = {kind for _, (kind, _) in _suspicious(_lines(theirs, sign), names, _foreign(theirs, sign, own))}
+    expected = {
+        kind for _, (kind, _) in _suspicious(_lines(theirs, sign), names, _foreign(theirs, sign, project_names))
+    }
     paths = frozenset(applied)
-    found = (
+    findings = (
         Flag(PREFIX + kind, path, text[:_LONGEST_LINE])
-        for path, (kind, text) in _suspicious(_lines(ours, b"+"), names, _foreign(ours, b"+", own))
-        if path in paths and kind not in known
+        for path, (kind, text) in _suspicious(_lines(ours, b"+"), names, _foreign(ours, b"+", project_names))
+        if path in paths and kind not in expected
     )
-    return tuple(dict.fromkeys(found))[:_MOST]
+    return tuple(dict.fromkeys(findings))[:_MOST]
 
 
 def _suspicious(
@@ -123,8 +125,8 @@ def _suspicious(
         if any(name in text for name in names):
             yield path, ("test_reading", text)
         started = _METHOD.match(line)
-        rest = started[2].rpartition(":")[2] if started else line
-        if (method or started) and _CONSTANT.match(rest):
+        code = started[2].rpartition(":")[2] if started else line
+        if (method or started) and _CONSTANT.match(code):
             yield path, ("always_true", method or text)
         method = text if started else ""
 
@@ -134,34 +136,34 @@ def _replaces(text: str, imported: set[str]) -> bool:
     return any(imported.intersection(match.groups()) for match in _ASSIGNED.finditer(text))
 
 
-def _foreign(changes: Iterable[FileChange], sign: bytes, own: frozenset[str]) -> Mapping[str, set[str]]:
+def _foreign(changes: Iterable[FileChange], sign: bytes, project_names: frozenset[str]) -> Mapping[str, set[str]]:
     """Return for each file the names of imported modules, and of things in them, that are not the repository's own.
 
     Lines that a patch adds are looked at, and those around them. What another library calls in small letters does not
     count: it may be an object that is there to be changed.
     """
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    foreign: defaultdict[str, set[str]] = defaultdict(set)
     for path, line in chain(_lines(changes, sign), _lines(changes, b" ")):
         for module, names in _IMPORT.findall(line):
             for name, bound in map(_bound, names.split(",")):
                 top = (module or name).partition(".")[0]
                 counts = not module or top in sys.stdlib_module_names or name[:1].isupper()
-                if top and top not in own and counts:
-                    found[path].add(bound)
-    return found
+                if top and top not in project_names and counts:
+                    foreign[path].add(bound)
+    return foreign
 
 
 def _bound(name: str) -> tuple[str, str]:
     """Return what a part of an import names, and the name that it gets."""
-    words = name.strip(" \t()").split()
-    one = words[0] if words else ""
-    return one, words[2] if words[1:2] == ["as"] and len(words) > 2 else one.partition(".")[0]
+    parts = name.strip(" \t()").split()
+    module = parts[0] if parts else ""
+    return module, parts[2] if parts[1:2] == ["as"] and len(parts) > 2 else module.partition(".")[0]
 
 
 def _top_name(path: str) -> str:
     """Return the name below which a file of the repository is imported."""
-    first, _, rest = path.partition("/")
-    return (rest.partition("/")[0] if first in _SOURCES and rest else first).removesuffix(".py")
+    first, _, remaining = path.partition("/")
+    return (remaining.partition("/")[0] if first in _SOURCES and remaining else first).removesuffix(".py")
 
 
 def _lines(changes: Iterable[FileChange], sign: bytes) -> Iterator[tuple[str, str]]:

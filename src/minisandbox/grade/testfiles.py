@@ -55,9 +55,9 @@ def snapshots_of(hidden: Path | None) -> list[str]:
 
 def _is_plain(hidden: Path, name: str) -> bool:
     """Whether a path leads to a regular file of the layer, without a link on the way."""
-    place = hidden / name  # which an absolute path would lead out of
+    target = hidden / name  # which an absolute path would lead out of
     real = Path(os.path.realpath(hidden)) / name
-    return is_inside(name) and place.is_file() and Path(os.path.realpath(place)) == real
+    return is_inside(name) and target.is_file() and Path(os.path.realpath(target)) == real
 
 
 @contextmanager
@@ -80,17 +80,17 @@ def lay_out(
         yield LaidOut()
         return
     with scratch() as directory:
-        rest, fixed = directory / "rest", directory / "fixed"
-        shutil.copytree(hidden, rest, symlinks=True)
+        copied, fixed = directory / "rest", directory / "fixed"
+        shutil.copytree(hidden, copied, symlinks=True)
         named = hidden_files(hidden, names)
         named |= {path: content for path, content in edited.items() if _is_plain(hidden, path)}
         mounts: list[Mount] = []
         for path, content in named.items():
-            (rest / path).unlink(missing_ok=True)
-            target = fixed if path.endswith(".py") and len(mounts) < _MOST_MOUNTS else rest
+            (copied / path).unlink(missing_ok=True)
+            target = fixed if path.endswith(".py") and len(mounts) < _MOST_MOUNTS else copied
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_bytes(content)
             shutil.copymode(hidden / path, target / path)
             if target is fixed:
                 mounts.append(Mount(fixed / path, workdir / path))
-        yield LaidOut((Mount(rest, HIDDEN), *mounts), True, named)
+        yield LaidOut((Mount(copied, HIDDEN), *mounts), True, named)

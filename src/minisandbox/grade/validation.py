@@ -153,29 +153,29 @@ def validate(
     broken = next((one for one in reference + empty if one.resolved is None), None)
     leaks = find_leaks(task, image) if broken is None else ()
     notes = tuple(_about_misreading(task, misreading) for misreading in reference[0].misread)
-    found = Validation(
+    validation = Validation(
         task.instance_id, Status.VALID, flaky=flaky, notes=notes, reference=reference, empty=empty, leaks=leaks
     )
     if broken is not None and _has_reference(task):
-        return replace(found, status=Status.ERROR, cause=Cause.INFRASTRUCTURE, detail=broken.detail)
-    if (fault := next(_faults(task, found), None)) is not None:
+        return replace(validation, status=Status.ERROR, cause=Cause.INFRASTRUCTURE, detail=broken.detail)
+    if (fault := next(_faults(task, validation), None)) is not None:
         cause, detail, tests = fault
-        return replace(found, status=Status.INVALID, cause=cause, detail=detail, tests=tests)
+        return replace(validation, status=Status.INVALID, cause=cause, detail=detail, tests=tests)
     if isinstance(task.grader, ScriptGrader) and task.grader.mode == "live" and task.grader.carry:
         clean = replace(task, grader=replace(task.grader, mode="fresh"))
-        return replace(found, notes=_about_regrade(grade_reference(clean, image, timeout=timeout, limits=limits)))
+        return replace(validation, notes=_about_regrade(grade_reference(clean, image, timeout=timeout, limits=limits)))
     notes += _repetitions(reference + empty)
     if isinstance(task.grader, LogGrader):
         notes += _notes(task, empty, flaky)
     if confirm == NEVER or task.grader.reporter == "none":
-        return replace(found, notes=notes)
+        return replace(validation, notes=notes)
     changeable = changeable_tests(Workspace.of(task, image, timeout=timeout, limits=limits))
     if changeable.doubt:
         notes += (f"the reference's run on changed tests is not believed: {changeable.doubt}",)
     shares = tuple(
         ChangeableShare(kind, count) for kind, count in sorted(changeable.by_kind(len(task.FAIL_TO_PASS)).items())
     )
-    return replace(found, notes=notes, changeable=shares)
+    return replace(validation, notes=notes, changeable=shares)
 
 
 def _repetitions(runs: Sequence[Grade]) -> tuple[str, ...]:
@@ -194,27 +194,27 @@ def _wavering(runs: Sequence[Grade]) -> set[str]:
     return {test for test, _ in differing}
 
 
-def _faults(task: Task, found: Validation) -> Iterator[_Fault]:
+def _faults(task: Task, validation: Validation) -> Iterator[_Fault]:
     """Yield why a task is not valid; the first is reported."""
-    known = found.reference[0]
+    reference = validation.reference[0]
     if not _has_reference(task):
         yield Cause.REFERENCE_FAILS, "it has no reference: no patch, no solution", ()
-    unheard = task.grader.reporter != "pytest" and known.reason is Reason.NOT_STARTED
-    if unheard and known.exit_code not in NOT_FOUND:  # a command that is missing is the image's fault
-        yield Cause.RUNNER_NOT_SUPPORTED, f"the test command, {task.grader.command!r}: {known.detail}", ()
-    if any(len({(one.resolved, one.score) for one in runs}) > 1 for runs in (found.reference, found.empty)):
-        yield Cause.FLAKY, "the same code resolves it in one run and not in another", found.flaky
-    if found.flaky and not isinstance(task.grader, LogGrader):
-        yield Cause.FLAKY, f"{len(found.flaky)} tests change from run to run", found.flaky
-    if not known.resolved:
-        failed = known.failed_fail_to_pass + known.failed_pass_to_pass
-        yield Cause.REFERENCE_FAILS, f"the reference: {known.reason}: {known.detail}", failed
-    if found.empty[0].resolved:
+    unheard = task.grader.reporter != "pytest" and reference.reason is Reason.NOT_STARTED
+    if unheard and reference.exit_code not in NOT_FOUND:  # a command that is missing is the image's fault
+        yield Cause.RUNNER_NOT_SUPPORTED, f"the test command, {task.grader.command!r}: {reference.detail}", ()
+    if any(len({(run.resolved, run.score) for run in runs}) > 1 for runs in (validation.reference, validation.empty)):
+        yield Cause.FLAKY, "the same code resolves it in one run and not in another", validation.flaky
+    if validation.flaky and not isinstance(task.grader, LogGrader):
+        yield Cause.FLAKY, f"{len(validation.flaky)} tests change from run to run", validation.flaky
+    if not reference.resolved:
+        failed = reference.failed_fail_to_pass + reference.failed_pass_to_pass
+        yield Cause.REFERENCE_FAILS, f"the reference: {reference.reason}: {reference.detail}", failed
+    if validation.empty[0].resolved:
         yield Cause.EMPTY_RESOLVES, "every named test passes without any patch", task.FAIL_TO_PASS
-    for run in found.empty if task.FAIL_TO_PASS else ():
+    for run in validation.empty if task.FAIL_TO_PASS else ():
         yield from _faults_of_empty(task, run)
-    for leak in found.leaks:
-        more = f", and {len(found.leaks) - 1} more" if len(found.leaks) > 1 else ""
+    for leak in validation.leaks:
+        more = f", and {len(validation.leaks) - 1} more" if len(validation.leaks) > 1 else ""
         yield Cause.LEAK, f"the image gives the answer away: {leak.place}: {leak.detail}{more}", ()
 
 
@@ -237,8 +237,8 @@ def _about_regrade(clean: Grade) -> tuple[str, ...]:
     """Say where a clean sandbox does not share the verdict on the reference."""
     if clean.resolved:
         return ()
-    said = f"{clean.reason}: {clean.detail}"
-    return (f"what the reference leaves does not pass in a clean sandbox, so that no pass can be confirmed: {said}",)
+    reason = f"{clean.reason}: {clean.detail}"
+    return (f"what the reference leaves does not pass in a clean sandbox, so that no pass can be confirmed: {reason}",)
 
 
 def _about_misreading(task: Task, misreading: Misreading) -> str:

@@ -230,8 +230,8 @@ def _unless_other_links(box: Sandbox, change: Change) -> SuiteRun | None:
     links = dict(zip((name.decode("utf-8", "surrogateescape") for name in parts[::2]), parts[1::2], strict=False))
     if links == change.links and not result.dropped_stdout:
         return None
-    said = f"it changes symbolic links without telling so: {sorted(links.items() ^ change.links.items())[:3]}"
-    return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, said), log_of(result))
+    detail = f"it changes symbolic links without telling so: {sorted(links.items() ^ change.links.items())[:3]}"
+    return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, detail), log_of(result))
 
 
 def _unless_same_sources(box: Sandbox, change: Change) -> SuiteRun | None:
@@ -254,11 +254,11 @@ def _unless_same_sources(box: Sandbox, change: Change) -> SuiteRun | None:
 
 
 def _about_patch(result: ExecResult, change: Change) -> Doubt | None:
-    said = _said(result)
+    message = _said(result)
     if result.outcome is Outcome.EXITED and result.exit_code in _GIT_REFUSED:
-        return Doubt(Reason.PATCH_INVALID, f"the patch does not apply: {said}")
+        return Doubt(Reason.PATCH_INVALID, f"the patch does not apply: {message}")
     if not result.ok:
-        return Doubt(Reason.PATCH_STEP_FAILED, f"git apply: {result.fate}: {said}")
+        return Doubt(Reason.PATCH_STEP_FAILED, f"git apply: {result.fate}: {message}")
     if change.only is not None:
         # git's own reading of the patch has to agree with ours, on which the policy was decided
         stray = set(_paths(result.stdout_bytes)) - change.only
@@ -281,8 +281,8 @@ def _literal(path: str) -> str:
 def _restore(box: Sandbox, task: Task) -> SuiteRun | None:
     """Put the task's own test files back, over whatever lies there; those that its tests' patch removes are removed."""
     result = box.exec([*_RESTORE, str(box.image.workdir)], timeout=_STEP_TIMEOUT, user=0)
-    if result.ok and (gone := removed_files(task.test_patch)):
-        result = box.exec(["rm", "-f", "--", *gone], timeout=_STEP_TIMEOUT, user=0)
+    if result.ok and (removed := removed_files(task.test_patch)):
+        result = box.exec(["rm", "-f", "--", *removed], timeout=_STEP_TIMEOUT, user=0)
     if result.ok:
         return None
     doubt = Doubt(Reason.RESTORE_FAILED, f"test files: {result.fate}: {_said(result)}")
@@ -307,8 +307,8 @@ def _unless_changed(box: Sandbox, run: SuiteRun, files: Mapping[str, bytes]) -> 
 
 def _read(box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
     """Return the content of the named files of the repository that are there."""
-    found = {}
+    files = {}
     for name in names:
         with contextlib.suppress(FileAccessError):
-            found[name] = box.files.read_bytes(box.image.workdir / name, limit=_LARGEST_FILE)
-    return found
+            files[name] = box.files.read_bytes(box.image.workdir / name, limit=_LARGEST_FILE)
+    return files

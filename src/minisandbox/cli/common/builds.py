@@ -140,8 +140,8 @@ class Builder:
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove images, and the layers that only they use, so that they are rebuilt."""
-        known = set(self.store.image_names())
-        remove_images(self.store, [name for name in names if name in known], progress=self.progress.status)
+        existing = set(self.store.image_names())
+        remove_images(self.store, [name for name in names if name in existing], progress=self.progress.status)
 
     @contextmanager
     def _own_lock(self, name: str) -> Iterator[None]:

@@ -156,8 +156,8 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     if sys.stdout.isatty():
         # on a terminal too narrow for unwrapped columns its own line breaks beat columns one letter wide
-        least = _least_width(columns, rows)
-        Console(highlight=False, width=max(Console().width, least)).print(table)
+        minimum = _least_width(columns, rows)
+        Console(highlight=False, width=max(Console().width, minimum)).print(table)
         return
     console = Console(file=io.StringIO(), width=_WIDE, highlight=False)
     with console.capture() as text:

@@ -122,10 +122,10 @@ def command_of(args: argparse.Namespace, example: str) -> list[str]:
         InvalidValue: there is no command, or no ``--``.
     """
     if args.command:
-        words = " ".join([*args.command, *args.rest])
+        command_line = " ".join([*args.command, *args.rest])
         raise InvalidValue(
             f"unexpected argument {args.command[0]!r}", reason="there is no -- before the command",
-            hint=f"{example} -- {words}",
+            hint=f"{example} -- {command_line}",
         )  # fmt: skip
     if not args.rest:
         raise InvalidValue("the command is missing", hint=f"{example} -- python3 --version")
@@ -133,35 +133,35 @@ def command_of(args: argparse.Namespace, example: str) -> list[str]:
     return command
 
 
-def parse_limits(texts: Iterable[str]) -> Limits:
-    """Read the ``NAME=VALUE`` texts of ``--limit``.
+def parse_limits(pairs: Iterable[str]) -> Limits:
+    """Read the ``NAME=VALUE`` pairs of ``--limit``.
 
     Raises:
         InvalidValue: a name is unknown, or its value is invalid.
     """
     values: dict[str, Any] = {}  # converted by _LIMITS
-    for text in texts:
-        name, value = parse_pair(text, "--limit")
+    for pair in pairs:
+        name, value = parse_pair(pair, "--limit")
         if name not in _LIMITS:
-            raise InvalidValue(f"--limit {text}: unknown limit {name!r}", hint=f"the limits are {LIMIT_NAMES}")
+            raise InvalidValue(f"--limit {pair}: unknown limit {name!r}", hint=f"the limits are {LIMIT_NAMES}")
         try:
             values[name] = _LIMITS[name](value)
         except ValueError as error:
             hint = error.hint if isinstance(error, InvalidValue) else "give a number"
-            raise InvalidValue(f"--limit {text}: invalid value {value!r}", hint=hint) from error
+            raise InvalidValue(f"--limit {pair}: invalid value {value!r}", hint=hint) from error
     return Limits(**values)
 
 
-def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """Read the ``NAME=VALUE`` texts of an option; later ones win."""
-    return dict(parse_pair(text, option) for text in texts)
+def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
+    """Read the ``NAME=VALUE`` pairs of an option; the last value of a name counts."""
+    return dict(parse_pair(pair, option) for pair in pairs)
 
 
 def parse_pair(text: str, option: str) -> tuple[str, str]:
-    """Read one ``NAME=VALUE``.
+    """Read a ``NAME=VALUE`` pair.
 
     Raises:
-        InvalidValue: the text has another form.
+        InvalidValue: the text is malformed.
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
@@ -170,10 +170,10 @@ def parse_pair(text: str, option: str) -> tuple[str, str]:
 
 
 def parse_mount(text: str) -> Mount:
-    """Read one ``HOST:INSIDE``.
+    """Read a ``HOST:INSIDE`` pair.
 
     Raises:
-        InvalidValue: the text has another form.
+        InvalidValue: the text is malformed.
     """
     source, colon, target = text.rpartition(":")
     if not colon or not source:
@@ -189,11 +189,11 @@ def find(beginning: str) -> SandboxInfo:
         InvalidValue: there are several.
     """
     live = live_sandboxes()
-    exact = [one for one in live if one.id == beginning]
-    found = exact or [one for one in live if beginning and one.id.startswith((beginning, f"box-{beginning}"))]
-    if not found:
+    exact = [info for info in live if info.id == beginning]
+    matches = exact or [info for info in live if beginning and info.id.startswith((beginning, f"box-{beginning}"))]
+    if not matches:
         raise NotFound(f"there is no live sandbox {beginning!r}", hint="'minisandbox sandbox ls' lists them")
-    if len(found) > 1:
-        ids = ", ".join(one.id for one in found[:8])
-        raise InvalidValue(f"{beginning!r} is ambiguous: {len(found)} sandboxes, {ids}", hint="give a longer prefix")
-    return found[0]
+    if len(matches) > 1:
+        ids = ", ".join(info.id for info in matches[:8])
+        raise InvalidValue(f"{beginning!r} is ambiguous: {len(matches)} sandboxes, {ids}", hint="give a longer prefix")
+    return matches[0]

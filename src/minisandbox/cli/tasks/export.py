@@ -66,12 +66,12 @@ def _validation(args: argparse.Namespace) -> TaskSet:
     return load(argparse.Namespace(**{**vars(args), "tasks": args.validation, "only": []}))
 
 
-def _part(words: Sequence[str] | None) -> slice:
+def _part(numbers: Sequence[str] | None) -> slice:
     """Read ``A:B``, or two words as the original's ``--data_range`` took them.
 
     Raises:
         InvalidValue: the words have another form.
     """
-    if words is not None and len(words) > 2:
-        raise InvalidValue(f"--range {' '.join(words)}: more than two numbers", hint="put TASKS before --range")
-    return parse_range(None if words is None else ":".join(words))
+    if numbers is not None and len(numbers) > 2:
+        raise InvalidValue(f"--range {' '.join(numbers)}: more than two numbers", hint="put TASKS before --range")
+    return parse_range(None if numbers is None else ":".join(numbers))

@@ -132,8 +132,8 @@ def _image_statuses() -> dict[str, str]:
     from minisandbox.store import Store  # noqa: PLC0415 - only --image needs the store
     from minisandbox.store.overview import Status, image_rows  # noqa: PLC0415 - the same
 
-    words = {Status.READY: "built", Status.FAILED: "failed", Status.BROKEN: "broken"}
-    return {row.name: words[row.status] for row in image_rows(Store.open())}
+    labels = {Status.READY: "built", Status.FAILED: "failed", Status.BROKEN: "broken"}
+    return {row.name: labels[row.status] for row in image_rows(Store.open())}
 
 
 def found(pattern: str | None, text: str, option: str) -> bool:

@@ -58,11 +58,11 @@ def forgeable(task: Task, image: Image, timeout: float | None = None) -> tuple[s
     """
     if not isinstance(task.grader, ScriptGrader):
         return ()
-    words = _named(task.grader, image.workdir)
-    if not words:
+    names = _named(task.grader, image.workdir)
+    if not names:
         return ()
     with Sandbox.create(image.spec(), limits=task.needs.limits(None)) as box:
-        shown = box.exec(["sh", "-c", _WRITABLE, "writable", *words], timeout=_STEP_TIMEOUT)
+        shown = box.exec(["sh", "-c", _WRITABLE, "writable", *names], timeout=_STEP_TIMEOUT)
     paths = shown.stdout.splitlines()[:_MOST]
     return tuple(path for path in paths if _forged(task, task.grader, image, path, timeout).resolved)
 
@@ -71,18 +71,18 @@ def _named(grader: ScriptGrader, workdir: PurePosixPath) -> list[str]:
     """Return the paths that the verifier's scripts name, without those that the grader brings."""
     files = [] if grader.files is None else [file for file in grader.files.rglob("*") if file.is_file()]
     small = [file for file in files if not file.is_symlink() and file.stat().st_size <= MiB]
-    texts = [grader.command, *(file.read_text("utf-8", "replace") for file in small)]
-    paths = {str(workdir / word) for text in texts for word in _WORD.findall(text)}
-    own = (f"{grader.files_at}/", *_SYSTEM)
-    return sorted(path for path in paths if not path.startswith(own))
+    scripts = [grader.command, *(file.read_text("utf-8", "replace") for file in small)]
+    paths = {str(workdir / word) for script in scripts for word in _WORD.findall(script)}
+    excluded = (f"{grader.files_at}/", *_SYSTEM)
+    return sorted(path for path in paths if not path.startswith(excluded))
 
 
 def _forged(task: Task, grader: ScriptGrader, image: Image, path: str, timeout: float | None) -> Grade:
-    place = grader.reward_file
+    reward_file = grader.reward_file
     with task_sandbox(task, image.spec(), None, task.needs.network) as box:
         first = box.exec(["head", "-n", "1", path], timeout=_STEP_TIMEOUT).stdout
         text = _PYTHON if path.endswith(".py") or "python" in first else _SHELL
-        forged = text.format(PurePosixPath(place).parent, place)
+        forged = text.format(PurePosixPath(reward_file).parent, reward_file)
         box.exec(["sh", "-c", 'cat > "$1"', "forge", path], stdin=forged.encode(), timeout=_STEP_TIMEOUT)
         if grader.mode == "live" or grader.carry:
             return grade_work(task, box, image.spec(), timeout=timeout)

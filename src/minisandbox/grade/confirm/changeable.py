@@ -107,40 +107,40 @@ class ChangeableTests:
         return +counts
 
 
-def changeable_tests(place: Workspace) -> ChangeableTests:
+def changeable_tests(workspace: Workspace) -> ChangeableTests:
     """Return which expectations of a task's tests can be changed; check it if that is not known yet.
 
     Args:
-        place: where the task is graded.
+        workspace: where the task is graded.
 
     Raises:
         MiniSandboxError: a sandbox could not be made.
         CancelledError: it was called off.
     """
-    path = _path(place)
-    if path is not None and (known := _read(path)) is not None:
-        return known
-    if path is None or not (store := place.image.store).writable:
-        return _check(place)
+    path = _path(workspace)
+    if path is not None and (cached := _read(path)) is not None:
+        return cached
+    if path is None or not (store := workspace.image.store).writable:
+        return _check(workspace)
     with store.lock(f"changeable-{path.stem[-24:]}"):  # of many rollouts of a task, one checks
-        if (known := _read(path)) is not None:
-            return known
-        checked = _check(place)
+        if (cached := _read(path)) is not None:
+            return cached
+        checked = _check(workspace)
         if not checked.doubt:
             with contextlib.suppress(OSError):  # it is checked again
                 write_atomic(path, json.dumps({"format": _FORMAT, **asdict(checked)}).encode())
         return checked
 
 
-def _path(place: Workspace) -> Path | None:
+def _path(workspace: Workspace) -> Path | None:
     """Return where the result is kept; None if the image has no hidden tests."""
-    layer = place.image.tests_layer
+    layer = workspace.image.tests_layer
     if layer is None:
         return None
-    task = place.task
-    definition = [_FORMAT, place.image.key, task.FAIL_TO_PASS, task.grader.command, task.patch, task.test_patch]
+    task = workspace.task
+    definition = [_FORMAT, workspace.image.key, task.FAIL_TO_PASS, task.grader.command, task.patch, task.test_patch]
     digest = hashlib.sha256(json.dumps(definition).encode()).hexdigest()
-    return place.image.store.layer_directory(layer) / f"changeable-{digest[:24]}.json"
+    return workspace.image.store.layer_directory(layer) / f"changeable-{digest[:24]}.json"
 
 
 def _read(path: Path) -> ChangeableTests | None:
@@ -167,16 +167,16 @@ def _function(data: Any) -> Changeable:
 
 
 def _variant(**data: Any) -> Variant:
-    kind, texts, definition = Kind(data["kind"]), tuple(data["texts"]), data["definition"] and tuple(data["definition"])
-    return Variant(**{**data, "kind": kind, "texts": texts, "definition": definition})
+    definition = data["definition"] and tuple(data["definition"])
+    return Variant(**{**data, "kind": Kind(data["kind"]), "texts": tuple(data["texts"]), "definition": definition})
 
 
-def _check(place: Workspace) -> ChangeableTests:
+def _check(workspace: Workspace) -> ChangeableTests:
     """Run the reference on changed tests: with all variants at once, each in a copy; then without copies."""
-    check = _Check(place)
+    check = _Check(workspace)
     check.run_untouched()
-    for most in (_MOST_OF_ONE, 2):  # a test that takes long must not be copied often
-        run = check.run(check.in_copies(most))
+    for maximum in (_MOST_OF_ONE, 2):  # a test that takes long must not be copied often
+        run = check.run(check.in_copies(maximum))
         if run.doubt is None:
             break
     else:
@@ -190,13 +190,13 @@ class _Check:
     """The check of a task's tests.
 
     Args:
-        place: where the task is graded.
+        workspace: where the task is graded.
     """
 
-    def __init__(self, place: Workspace) -> None:
-        self._place = place
-        self._files = test_files(place)
-        self._names = function_names(place.task)
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._files = test_files(workspace)
+        self._names = function_names(workspace.task)
         self._dice = random.SystemRandom()
         self._variants = variants_of(self._files, tuple(self._names), self._dice)
         self._passing: dict[str, tuple[str, ...]] = {}
@@ -207,23 +207,23 @@ class _Check:
         self._inlined: set[str] = set()
         self._broken: dict[str, tuple[str, ...]] = {}
 
-    def in_copies(self, most: int) -> dict[str, list[Changes]]:
+    def in_copies(self, maximum: int) -> dict[str, list[Changes]]:
         """Return for each test: unchanged, two unchanged copies, and a copy for each of its variants.
 
         The second unchanged copy has values in place of their names.
         """
         share = _MOST_COPIES // max(1, len(self._variants))
-        items = Counter(map(base_of, self._place.task.FAIL_TO_PASS + self._place.task.PASS_TO_PASS))
-        wanted: dict[str, list[Changes]] = {}
+        items = Counter(map(base_of, self._workspace.task.FAIL_TO_PASS + self._workspace.task.PASS_TO_PASS))
+        requested: dict[str, list[Changes]] = {}
         for test, variants in self._variants.items():
-            count = max(2, min(most, share, _MOST_ITEMS // max(1, items[test])))
+            count = max(2, min(maximum, share, _MOST_ITEMS // max(1, items[test])))
             local = [variant for variant in variants if variant.is_local]
             rounds = [(variant, number) for number in range(3) for variant in local if number < len(variant.texts)]
             rounds.sort(key=lambda change: change[0] != local[0])
             general = next((variant for variant in local if variant.kind in WEAK), None)
-            kept = [*rounds[: count - 1], (general, 0)] if general else rounds[:count]  # one for every row of a table
-            wanted[test] = [(), (), inlined(local), *((change,) for change in dict.fromkeys(kept))]
-        return wanted
+            chosen = [*rounds[: count - 1], (general, 0)] if general else rounds[:count]  # one for every row of a table
+            requested[test] = [(), (), inlined(local), *((change,) for change in dict.fromkeys(chosen))]
+        return requested
 
     def in_place(self) -> dict[str, list[Changes]]:
         """Return for each test that no copy could show to be changeable its strongest variant."""
@@ -236,7 +236,7 @@ class _Check:
         """Note where the tests fail on the untouched code: a submission that fixes nothing has to cheat there."""
         run = SuiteRun(Report())
         with contextlib.suppress(SandboxGone):
-            run = self._place.run(Submission(), {}, tuple(self._names.values()))
+            run = self._workspace.run(Submission(), {}, tuple(self._names.values()))
         readout = Readout(run, self._files)
         for test, name in self._names.items():
             items = readout.items(name, test).values()
@@ -250,12 +250,14 @@ class _Check:
         line = self._files[variant.path].count(b"\n", 0, variant.start) + 1 - self._line(test)
         return variant.kind in WEAK, min((abs(line - broken) for broken in lines if line >= 0), default=0)
 
-    def run(self, wanted: Mapping[str, Sequence[Changes]]) -> SuiteRun:
+    def run(self, requested: Mapping[str, Sequence[Changes]]) -> SuiteRun:
         """Run the reference on an edition, and note what it shows."""
-        edition = make_edition(self._files, wanted, self._dice)
-        chosen = tuple(called(self._place.task, version, self._names[version.original]) for version in edition.versions)
+        edition = make_edition(self._files, requested, self._dice)
+        chosen = tuple(
+            called(self._workspace.task, version, self._names[version.original]) for version in edition.versions
+        )
         # all copies together may take longer than the tests, which have a limit
-        run = self._place.patient().run(reference_change(self._place.task), edition.files, chosen)
+        run = self._workspace.patient().run(reference_change(self._workspace.task), edition.files, chosen)
         if run.doubt is None:
             self._note(edition, chosen, run)
         return run
@@ -277,7 +279,7 @@ class _Check:
                 (self._inlined if version.changes else self._copies).add(version.original)
 
     def _is_named(self, test: str) -> bool:
-        return not {test, node_id(test), *first_words({test: ""})}.isdisjoint(self._place.task.FAIL_TO_PASS)
+        return not {test, node_id(test), *first_words({test: ""})}.isdisjoint(self._workspace.task.FAIL_TO_PASS)
 
     def result(self) -> ChangeableTests:
         """Return what the runs showed."""
@@ -286,9 +288,9 @@ class _Check:
     def _result(self, test: str, name: str) -> Changeable:
         # a test without copies is never unchanged with own texts in place of names
         usable = [
-            one
-            for one in self._variants.get(test, ())
-            if not one.own or test in self._inlined or test not in self._copies
+            variant
+            for variant in self._variants.get(test, ())
+            if not variant.own or test in self._inlined or test not in self._copies
         ]
         checked = [self._checked(test, variant) for variant in usable]
         return Changeable(
@@ -300,7 +302,7 @@ class _Check:
             self._seconds.get(test, 0.0),
             f"{test.partition('::')[0]}:{line}" if (line := self._line(test)) else "",
             self._broken.get(test, ()),
-            tuple(one for one in checked if one.failing),
+            tuple(variant for variant in checked if variant.failing),
         )
 
     def _line(self, test: str) -> int:
@@ -317,20 +319,20 @@ class _Check:
             {item: place for item, place in self._failing[test, (variant, number)].items() if item in passing}
             for number in numbers
         ]
-        kept = [(number, items) for number, items in zip(numbers, failing, strict=True) if items]
-        texts = tuple(variant.texts[number] for number, _ in kept)
-        return CheckedVariant(replace(variant, texts=texts), tuple(items for _, items in kept))
+        pairs = [(number, items) for number, items in zip(numbers, failing, strict=True) if items]
+        replacements = tuple(variant.texts[number] for number, _ in pairs)
+        return CheckedVariant(replace(variant, texts=replacements), tuple(items for _, items in pairs))
 
 
 def inlined(variants: Iterable[Variant]) -> Changes:
     """Return the changes that put unchanged values in place of their names."""
-    return tuple({(one.start, one.end): (one, -1) for one in variants if one.own}.values())
+    return tuple({(variant.start, variant.end): (variant, -1) for variant in variants if variant.own}.values())
 
 
-def test_files(place: Workspace) -> dict[str, bytes]:
+def test_files(workspace: Workspace) -> dict[str, bytes]:
     """Return the hidden files of a task's tests, with their content: sources and snapshots."""
-    hidden = place.image.tests_dir()
-    return hidden_files(hidden, (*place.files, *snapshots_of(hidden)))
+    hidden = workspace.image.tests_dir()
+    return hidden_files(hidden, (*workspace.files, *snapshots_of(hidden)))
 
 
 def function_names(task: Task) -> dict[str, str]:

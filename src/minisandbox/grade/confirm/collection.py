@@ -29,7 +29,7 @@ def mismatches(files: Mapping[str, bytes], collected: Mapping[str, Parameters]) 
     functions: dict[str, dict[str, Parameters]] = {}
     for test, parameters in collected.items():
         functions.setdefault(node_id(test).partition("[")[0], {})[test] = parameters
-    found: list[str] = []
+    differences: list[str] = []
     for base, tests in functions.items():
         path, _, name = base.partition("::")
         if path not in sources:
@@ -37,8 +37,8 @@ def mismatches(files: Mapping[str, bytes], collected: Mapping[str, Parameters]) 
         source = sources[path]
         function = source.function(name) if source else None
         for table in source.tables(function) if source and function else ():
-            found += _of_table(base, table, tests)
-    return tuple(found)
+            differences += _of_table(base, table, tests)
+    return tuple(differences)
 
 
 def _of_table(base: str, table: Table, tests: Mapping[str, Parameters]) -> Iterator[str]:
@@ -50,8 +50,8 @@ def _of_table(base: str, table: Table, tests: Mapping[str, Parameters]) -> Itera
         values = [parameters[name] for name in table.names]
         matching = [number for number, row in enumerate(rows) if _is_row(row, values)]
         if not matching:
-            texts = ", ".join(f"{name}={text}" for name, text in zip(table.names, values, strict=True))
-            yield f"{test}: no row of its table has {texts}"
+            shown = ", ".join(f"{name}={text}" for name, text in zip(table.names, values, strict=True))
+            yield f"{test}: no row of its table has {shown}"
         counts.update(matching[:1] if len(matching) == 1 else ())
     is_whole = all(None not in row for row in rows) and len({tuple(row) for row in rows}) == len(rows)
     if is_whole and counts and len({counts[number] for number in range(len(rows))}) > 1:
@@ -85,7 +85,7 @@ def _spelled(value: object, depth: int = 0) -> str | None:
         return None
     items = [part for pair in value.items() for part in pair] if isinstance(value, dict) else list(value)
     parts = [_spelled(item, depth + 1) for item in items]
-    texts = [part for part in parts if part is not None]
-    if len(texts) < len(parts):
+    strings = [part for part in parts if part is not None]
+    if len(strings) < len(parts):
         return None
-    return f"{kind.__name__}({','.join(sorted(texts) if isinstance(value, set | frozenset) else texts)})"
+    return f"{kind.__name__}({','.join(sorted(strings) if isinstance(value, set | frozenset) else strings)})"

@@ -72,19 +72,19 @@ class Confirmation:
     """The confirmation of one pass.
 
     Args:
-        place: where the tests run.
+        workspace: where the tests run.
         change: what of the submission is applied.
         thorough: run all tests, not FAIL_TO_PASS alone.
         times: how often it is confirmed, each time with other draws.
     """
 
-    def __init__(self, place: Workspace, change: Change, *, thorough: bool = False, times: int = 1) -> None:
-        self._place = place
+    def __init__(self, workspace: Workspace, change: Change, *, thorough: bool = False, times: int = 1) -> None:
+        self._workspace = workspace
         self._change = change
         self._thorough = thorough
         self._times = times
-        self._names = function_names(place.task)
-        self._files = test_files(place)
+        self._names = function_names(workspace.task)
+        self._files = test_files(workspace)
         self._dice = random.SystemRandom()
 
     def check_collection(self, run: SuiteRun, graded: Grade) -> Grade:
@@ -101,14 +101,14 @@ class Confirmation:
             MiniSandboxError: a sandbox could not be made.
             CancelledError: it was called off.
         """
-        found = mismatches(self._files, run.report.parameters)
-        if not found:
+        differences = mismatches(self._files, run.report.parameters)
+        if not differences:
             return graded
         try:
-            known = mismatches(self._files, self._control("the reference's run", _NO_EDITION, ()).report.parameters)
+            expected = mismatches(self._files, self._control("the reference's run", _NO_EDITION, ()).report.parameters)
         except _UnconfirmedError as error:
             return _unconfirmed(graded, error)
-        foreign = [each for each in found if each not in known]
+        foreign = [each for each in differences if each not in expected]
         detail = f"collected tests differ from their files: {_some(foreign)}"
         return _tampered(graded, _TamperedError(Reason.COLLECTION_CHANGED, detail)) if foreign else graded
 
@@ -126,7 +126,7 @@ class Confirmation:
             MiniSandboxError: a sandbox could not be made.
             CancelledError: it was called off.
         """
-        tests = changeable_tests(self._place)
+        tests = changeable_tests(self._workspace)
         if tests.doubt:
             return _unconfirmed(graded, f"the reference's run on changed tests is not believed: {tests.doubt}")
         if not any(function.variants for function in tests.functions):
@@ -166,8 +166,8 @@ class Confirmation:
         again = (self._findings(drawn, edition, self._run(what, edition, chosen)) for _ in range(2))
         if not (last := next(filter(None, again), [])):
             return []
-        known = self._findings(drawn, edition, self._control(what, edition, chosen))
-        runs = [[finding for finding in run if finding not in known] for run in (first, last)]
+        expected = self._findings(drawn, edition, self._control(what, edition, chosen))
+        runs = [[finding for finding in run if finding not in expected] for run in (first, last)]
         spared, lost = ([_of_kind(run, kind) for run in runs] for kind in ("spared", "lost"))
         if all(spared):
             raise _TamperedError(Reason.CHANGED_TEST_PASSED, f"tests that had to fail passed: {_some(spared[-1])}")
@@ -178,18 +178,20 @@ class Confirmation:
         return []
 
     def _chosen(self, edition: Edition) -> tuple[str, ...]:
-        return tuple(called(self._place.task, version, self._names[version.original]) for version in edition.versions)
+        return tuple(
+            called(self._workspace.task, version, self._names[version.original]) for version in edition.versions
+        )
 
     def _findings(self, drawn: Draw, edition: Edition, run: SuiteRun | None) -> list[_Finding]:
         """Return the tests that did not do in a run what they must; none if the run says nothing."""
         if run is None:
             return []
-        readout, found = Readout(run, {**self._files, **edition.files}), []
+        readout, findings = Readout(run, {**self._files, **edition.files}), []
         for version, name in zip(edition.versions, self._chosen(edition), strict=True):
             items = readout.items(name, version.test)
             if not version.is_changed:
                 passing = drawn.passing[version.original]
-                found += [
+                findings += [
                     _Finding(version, item, "lost")
                     for item in passing
                     if item not in items or items[item].outcome != "passed"
@@ -198,10 +200,10 @@ class Confirmation:
             for item, places in drawn.failing[version.original, version.changes].items():
                 result = items.get(item)
                 if result is not None and result.outcome == "passed":
-                    found.append(_Finding(version, item, "spared"))
+                    findings.append(_Finding(version, item, "spared"))
                 elif result is None or result.outcome not in _FAILING or not {"", result.place} & places:
-                    found.append(_Finding(version, item, "elsewhere"))
-        return found
+                    findings.append(_Finding(version, item, "elsewhere"))
+        return findings
 
     def _run(self, what: str, edition: Edition, chosen: Sequence[str]) -> SuiteRun | None:
         """Run the submission on an edition.
@@ -220,7 +222,7 @@ class Confirmation:
         if doubt.reason in ACCIDENTS:
             raise _UnconfirmedError.by_doubt(what, doubt)
         if doubt.reason is not Reason.REPORT_DAMAGED:  # the submission alone can do that
-            control = self._twice(reference_change(self._place.task), edition, chosen)
+            control = self._twice(reference_change(self._workspace.task), edition, chosen)
             if control.doubt is not None and control.doubt.reason not in ACCIDENTS:
                 return None
             if control.doubt is not None:
@@ -235,23 +237,23 @@ class Confirmation:
         Raises:
             _UnconfirmedError: it is not believed, twice.
         """
-        run = self._twice(reference_change(self._place.task), edition, chosen)
+        run = self._twice(reference_change(self._workspace.task), edition, chosen)
         if run.doubt is not None:
             raise _UnconfirmedError.by_doubt(f"{what}, made with the reference,", run.doubt)
         return run
 
     def _twice(self, change: Change, edition: Edition, chosen: Sequence[str]) -> SuiteRun:
         """Run once, and once more if that is not believed; after a timeout with three times the time."""
-        run = _run_once(self._place, change, edition.files, chosen)
+        run = _run_once(self._workspace, change, edition.files, chosen)
         if run.doubt is None or run.doubt.reason.verdict is Verdict.TAMPERED:
             return run
-        place = self._place.patient() if run.doubt.reason is Reason.TIMEOUT else self._place
-        return _run_once(place.reseeded(), change, edition.files, chosen)
+        workspace = self._workspace.patient() if run.doubt.reason is Reason.TIMEOUT else self._workspace
+        return _run_once(workspace.reseeded(), change, edition.files, chosen)
 
 
-def _run_once(place: Workspace, change: Change, edited: Mapping[str, bytes], chosen: Sequence[str]) -> SuiteRun:
+def _run_once(workspace: Workspace, change: Change, edited: Mapping[str, bytes], chosen: Sequence[str]) -> SuiteRun:
     try:
-        return place.run(change, edited, chosen)
+        return workspace.run(change, edited, chosen)
     except SandboxGone as error:
         return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, str(error)))
 

@@ -75,11 +75,11 @@ def _counts(groups: Sequence[Sequence[Changeable]], seconds: float, dice: random
     """Return how many versions of each test the time allows; 1 for tests that are changed in place, or not at all."""
     able = [number for number, group in enumerate(groups) if _has_copies(group)]
     counts, budget = [1] * len(groups), _SHARE * seconds
-    most = max(2, min(_MOST_VERSIONS, _MOST_COPIES // max(1, len(able)) + 1))
+    maximum = max(2, min(_MOST_VERSIONS, _MOST_COPIES // max(1, len(able)) + 1))
     for number in dice.sample(able, len(able)):
         items = sum(len(function.passing) for function in groups[number])
         duration = sum(function.seconds for function in groups[number])
-        count = min(most, max(2, _MOST_ITEMS // max(1, items)))
+        count = min(maximum, max(2, _MOST_ITEMS // max(1, items)))
         if duration:
             count = min(count, int(budget / duration) + 1)
         counts[number] = max(2, count) if len(able) == 1 else count
@@ -127,8 +127,8 @@ def _ordered(checked: Sequence[CheckedVariant], function: Changeable, dice: rand
     That is where the untouched code fails, or the next: there a submission that fixes nothing has to cheat.
     """
     shuffled = dice.sample(checked, len(checked))
-    first = min(shuffled, key=lambda one: _lines_until(function, one))
-    return [first.variant, *(one.variant for one in shuffled if one is not first)]
+    first = min(shuffled, key=lambda candidate: _lines_until(function, candidate))
+    return [first.variant, *(candidate.variant for candidate in shuffled if candidate is not first)]
 
 
 def _changes(function: Changeable, dice: random.Random) -> list[Change]:
@@ -163,8 +163,8 @@ def _version(function: Changeable, *changes: Change | None) -> Changes:
     """Return a version of a test, with own texts in place of all names that are not changed."""
     edited = [change for change in changes if change]
     named = [one.variant for one in function.variants if one.variant.own and function.copies]
-    own = inlined(one for one in named if not any(one.overlaps(variant) for variant, _ in edited))
-    return (*own, *((variant, number) for variant, number in edited if number >= 0 or variant.own))
+    values = inlined(name for name in named if not any(name.overlaps(variant) for variant, _ in edited))
+    return (*values, *((variant, number) for variant, number in edited if number >= 0 or variant.own))
 
 
 def _with_definitions(drawn: Draw, dice: random.Random) -> Draw:
@@ -187,10 +187,10 @@ def _local(function: Changeable) -> list[CheckedVariant]:
 def _lines_until(function: Changeable, checked: CheckedVariant) -> float:
     """Return how many lines below the first failure on the untouched code a changed test fails; endless if above."""
     lines = [math.inf]
-    for broken, place in itertools.product(
-        function.broken, {place for each in checked.failing for place in each.values()}
+    for broken, position in itertools.product(
+        function.broken, {position for each in checked.failing for position in each.values()}
     ):
-        (label, _, start), (other, _, end) = broken.rpartition("+"), place.rpartition("+")
+        (label, _, start), (other, _, end) = broken.rpartition("+"), position.rpartition("+")
         if label == other and start and end and int(end) >= int(start):
             lines.append(int(end) - int(start))
     return min(lines)
@@ -205,6 +205,6 @@ def _add(drawn: Draw, group: Sequence[Changeable], versions: list[Changes]) -> N
             places: dict[str, frozenset[str]] = {}
             for variant, number in changes:
                 failing = checked[variant][number] if number >= 0 and variant in checked else {}
-                for item, place in failing.items():
-                    places[item] = places.get(item, frozenset()) | {place}
+                for item, line in failing.items():
+                    places[item] = places.get(item, frozenset()) | {line}
             drawn.failing[function.test, changes] = places

@@ -70,7 +70,7 @@ class Item:
 
 def make_edition(
     files: Mapping[str, bytes],
-    wanted: Mapping[str, Sequence[Changes]],
+    requested: Mapping[str, Sequence[Changes]],
     dice: random.Random,
     definitions: Sequence[Change] = (),
 ) -> Edition:
@@ -78,7 +78,7 @@ def make_edition(
 
     Args:
         files: the test files by path, with their content.
-        wanted: for each test the versions: the first takes the test's own name, the others are copies below it. Tests
+        requested: the versions of each test. The first takes the test's own name, the others are copies below it. Tests
             that inherit one method have the same versions.
         dice: chooses the names of copies.
         definitions: which values definitions get that no version reads any more.
@@ -89,10 +89,12 @@ def make_edition(
     edits: dict[str, list[Edit]] = {}
     versions: list[Version] = []
     written: dict[int, list[str | None]] = {}
-    paths = dict.fromkeys(test.partition("::")[0] for test in wanted)
+    paths = dict.fromkeys(test.partition("::")[0] for test in requested)
     sources = {path: Source.read(files[path]) for path in paths if path in files}
-    taken = {path: {function.name for _, function in source.functions()} for path, source in sources.items() if source}
-    for test, each in wanted.items():
+    used_names = {
+        path: {function.name for _, function in source.functions()} for path, source in sources.items() if source
+    }
+    for test, each in requested.items():
         path, _, name = test.partition("::")
         source = sources.get(path)
         function = source.function(name) if source else None
@@ -103,7 +105,7 @@ def make_edition(
                 edits.setdefault(variant.path, []).append(variant.edit(number))
             written[id(function)] = [function.name]
             for changes in each[1:]:
-                copy_name = _new_name(function.name, taken[path], dice)
+                copy_name = _new_name(function.name, used_names[path], dice)
                 copy = source.copied(function, copy_name, [variant.edit(number) for variant, number in changes])
                 written[id(function)].append(copy_name if copy else None)
                 edits.setdefault(path, []).extend([copy] if copy else [])
@@ -114,8 +116,8 @@ def make_edition(
     for path, text in edited.items():
         edited[path] = _with_definitions(files[path], text, edits[path], versions, path, definitions)
     broken = {path for path, text in edited.items() if path.endswith(".py") and not Source.read(text)}
-    whole = tuple(version for version in versions if version.test.partition("::")[0] not in broken)
-    return Edition({path: text for path, text in edited.items() if path not in broken}, whole)
+    intact = tuple(version for version in versions if version.test.partition("::")[0] not in broken)
+    return Edition({path: text for path, text in edited.items() if path not in broken}, intact)
 
 
 def _with_definitions(
@@ -142,11 +144,11 @@ def _with_definitions(
     return apply_edits(content, [*edits, *others]) if others else text
 
 
-def _new_name(name: str, taken: set[str], dice: random.Random) -> str:
+def _new_name(name: str, used_names: set[str], dice: random.Random) -> str:
     """Return an unused name for a copy of a function, and remember it."""
-    while name in taken:
+    while name in used_names:
         name += f"_{dice.choice(_LETTERS)}"
-    taken.add(name)
+    used_names.add(name)
     return name
 
 
@@ -184,8 +186,8 @@ class Readout:
         numbers = _numbered(run.report.parameters)
         for test, outcome in run.report.outcomes().items():
             result = _Result(outcome, run.report.places.get(test), test)
-            base, bracket, rest = node_id(test).partition("[")
-            self._functions.setdefault(base, {})[numbers.get(test, bracket + rest)] = result
+            base, bracket, parameters = node_id(test).partition("[")
+            self._functions.setdefault(base, {})[numbers.get(test, bracket + parameters)] = result
             for name in first_words({test: outcome}):  # the names that unittest's lists have
                 self._functions.setdefault(name, {"": result})
 

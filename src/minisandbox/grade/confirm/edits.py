@@ -187,13 +187,13 @@ class Source:
 
     def line_end(self, position: int) -> int:
         """Return where the line of a position ends."""
-        found = self.content.find(b"\n", position)
-        return len(self.content) if found < 0 else found
+        line_end = self.content.find(b"\n", position)
+        return len(self.content) if line_end < 0 else line_end
 
 
 def _reads(node: ast.AST, name: str) -> bool:
-    own = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-    return own == name and isinstance(getattr(node, "ctx", None), ast.Load)
+    read = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return read == name and isinstance(getattr(node, "ctx", None), ast.Load)
 
 
 def assigned_values(nodes: Iterable[ast.AST], name: str) -> Iterator[ast.expr]:

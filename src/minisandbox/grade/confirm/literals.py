@@ -45,21 +45,21 @@ def other_literals(text: str, dice: random.Random) -> tuple[str, ...]:
         The new texts; none if the literal is of a kind that has no other values.
     """
     value = _value_of(text)
-    texts: list[str] = []
+    others: list[str] = []
     if isinstance(value, str | bytes):
-        texts = _other_strings(text, dice)
+        others = _other_strings(text, dice)
     elif value is None or isinstance(value, bool):
-        texts = dice.sample([str(other) for other in (None, False, True) if other is not value], 2)
+        others = dice.sample([str(other) for other in (None, False, True) if other is not value], 2)
     elif isinstance(value, int):
-        texts = [str(value + step) for step in _steps(value, dice)]
+        others = [str(value + step) for step in _steps(value, dice)]
     elif isinstance(value, float) and abs(value) > 1e9:
-        texts = [repr(value * (1 + step / 100)) for step in _steps(0, dice)]
+        others = [repr(value * (1 + step / 100)) for step in _steps(0, dice)]
     elif isinstance(value, float):
         decimals = len(re.sub(r"(?i)e.*|[^.]*\.?", "", text, count=1))
-        texts = [repr(round(value + step, max(1, decimals))) for step in _steps(value, dice)]
+        others = [repr(round(value + step, max(1, decimals))) for step in _steps(value, dice)]
     elif isinstance(value, complex):
-        texts = [repr(value + step) for step in _steps(0, dice)]
-    return tuple(other for other in texts if other.count("\n") == text.count("\n") and _value_of(other) != value)
+        others = [repr(value + step) for step in _steps(0, dice)]
+    return tuple(other for other in others if other.count("\n") == text.count("\n") and _value_of(other) != value)
 
 
 def spread(values: int, versions: int, dice: random.Random) -> list[int]:
@@ -87,9 +87,9 @@ def _steps(value: float, dice: random.Random) -> list[int]:
 
     Each number of a block has the others as often, so its rank among them does not tell which is the original.
     """
-    own = math.floor(value)
-    start = own - own % _BLOCK
-    return [other - own for other in dice.sample([*range(start, own), *range(own + 1, start + _BLOCK)], _MOST)]
+    floor = math.floor(value)
+    start = floor - floor % _BLOCK
+    return [other - floor for other in dice.sample([*range(start, floor), *range(floor + 1, start + _BLOCK)], _MOST)]
 
 
 def _value_of(text: str) -> object:
@@ -102,12 +102,13 @@ def _value_of(text: str) -> object:
 def _other_strings(text: str, dice: random.Random) -> list[str]:
     """Change one letter or digit of a string, outside of its escapes; an empty string gets a letter."""
     tokens = list(_string_tokens(text))
-    places = [place for start, token in tokens for place in _characters(start, token)]
+    places = [position for start, token in tokens for position in _characters(start, token)]
     if places:
-        place = dice.choice([place for place in places if text[place].lower() in _COMMON] or places)
-        kind = "0123456789" if text[place].isdigit() else _COMMON[10:]
-        kind = kind.upper() if text[place].isupper() else kind
-        return [text[:place] + sign + text[place + 1 :] for sign in dice.sample(kind.replace(text[place], ""), _MOST)]
+        position = dice.choice([position for position in places if text[position].lower() in _COMMON] or places)
+        kind = "0123456789" if text[position].isdigit() else _COMMON[10:]
+        kind = kind.upper() if text[position].isupper() else kind
+        signs = dice.sample(kind.replace(text[position], ""), _MOST)
+        return [text[:position] + sign + text[position + 1 :] for sign in signs]
     if len(tokens) == 1 and (match := _STRING.fullmatch(tokens[0][1])):
         end = tokens[0][0] + match.end("body")
         return [text[:end] + sign + text[end:] for sign in dice.sample("abcdefgh", _MOST)]

@@ -144,7 +144,7 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.R
     Returns:
         For each test, named without parameters, its variants; none if its file cannot be parsed.
     """
-    found: dict[str, list[Variant]] = {}
+    by_test: dict[str, list[Variant]] = {}
     sources: dict[str, Source | None] = {}
     shared: dict[str, dict[object, tuple[str, ...]]] = {}
     searches: dict[int, list[Variant]] = {}
@@ -161,8 +161,8 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.R
             searches[id(function)] = [*search.variants()]
         variants = [*searches[id(function)], *_snapshot_variants(files, test, function.name, dice)]
         dice.shuffle(variants)
-        found[test] = sorted(variants, key=_strength, reverse=True)
-    return found
+        by_test[test] = sorted(variants, key=_strength, reverse=True)
+    return by_test
 
 
 def _strength(variant: Variant) -> int:
@@ -219,28 +219,28 @@ class _Search:
             yield self._replaced(part, [f"not ({self._source.text(part)})"], Kind.CONDITION)
 
     def _compared(self, part: ast.Compare) -> Iterator[Variant]:
-        left, right = part.left, part.comparators[0]
+        first, second = part.left, part.comparators[0]
         if isinstance(part.ops[0], ast.Eq):
-            yield from self._unequal(right, left)
+            yield from self._unequal(second, first)
         elif isinstance(part.ops[0], ast.In):
-            yield from self._values(left)
+            yield from self._values(first)
         elif isinstance(part.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):  # abs(result - 1.5) < 1e-9
-            yield from self._values(left)
-            yield from self._values(right)
+            yield from self._values(first)
+            yield from self._values(second)
 
     def _unequal(self, expected: ast.expr, result: ast.expr) -> Iterator[Variant]:
         """Change a value of either side; if both are computed, expect what another assertion expects, or a list."""
         values = [*self._values(expected, is_equal=True), *self._values(result, is_equal=True)]
         if not values:
-            own, names = self._source.text(expected), names_in(expected)
+            text, names = self._source.text(expected), names_in(expected)
             others = [
                 other
                 for node in equated(self._function)
-                if names_in(node) <= names and (other := self._source.text(node)) != own
+                if names_in(node) <= names and (other := self._source.text(node)) != text
             ]
-            alike = [other for other in dict.fromkeys(others) if other.count("\n") == own.count("\n")]
-            texts = self._dice.sample(alike, min(len(alike), _TEXTS)) or [f"[{own}]"]
-            values = [self._replaced(expected, texts, Kind.ASSERTION)]
+            alike = [other for other in dict.fromkeys(others) if other.count("\n") == text.count("\n")]
+            replacements = self._dice.sample(alike, min(len(alike), _TEXTS)) or [f"[{text}]"]
+            values = [self._replaced(expected, replacements, Kind.ASSERTION)]
         yield from values
 
     def _called(self, call: ast.Call) -> Iterator[Variant]:
@@ -274,9 +274,9 @@ class _Search:
         if call.args and not isinstance(call.args[0], ast.Starred | ast.Constant):
             pool = _WARNINGS if re.search("warn|deprecated", name, re.IGNORECASE) else _ERRORS
             others = _unrelated(call.args[0], pool)
-            texts = [other.__name__ for other in self._dice.sample(others, min(3, len(others)))]
-            yield self._replaced(call.args[0], texts, Kind.EXCEPTION)
-        messages = [word.value for word in call.keywords if word.arg in ("match", "expected_message", "msg")]
+            names = [other.__name__ for other in self._dice.sample(others, min(3, len(others)))]
+            yield self._replaced(call.args[0], names, Kind.EXCEPTION)
+        messages = [keyword.value for keyword in call.keywords if keyword.arg in ("match", "expected_message", "msg")]
         if "Message" in name or "Regex" in name:
             messages += call.args[1:2]
         for message in messages:
@@ -337,8 +337,8 @@ class _Search:
             names = [table.names[column] for column in columns]
             is_equal = all(is_only_expected(self._function, name, is_equal=True) for name in names)
             text = self._source.content[slice(*span)]
-            texts = [apply_edits(text, edits).decode() for edits in self._in_rows(table, columns, is_equal=is_equal)]
-            self._shared[key] = tuple(other for other in dict.fromkeys(texts) if other != text.decode())
+            tables = [apply_edits(text, edits).decode() for edits in self._in_rows(table, columns, is_equal=is_equal)]
+            self._shared[key] = tuple(other for other in dict.fromkeys(tables) if other != text.decode())
         if table.values is table.written:
             yield self._replaced(table.written, self._shared[key], Kind.PARAMETER)
         else:
@@ -353,16 +353,16 @@ class _Search:
                 literals.append(able[slot % len(able)])
         swaps = self._swaps(literals) if is_equal else []
         swaps = self._dice.sample([*swaps, *({} for _ in range(_TEXTS - len(swaps)))], _TEXTS)
-        texts: list[list[Edit]] = [[] for _ in swaps]
+        edits_of_tables: list[list[Edit]] = [[] for _ in swaps]
         start = self._source.span(table.values)[0]
         for literal in literals:
             first, last = self._source.span(literal)
             others = self._others(literal)
             _, *numbers = spread(len(others), _TEXTS + 1, self._dice)
-            for edits, swap, number in zip(texts, swaps, numbers, strict=True):
+            for edits, swap, number in zip(edits_of_tables, swaps, numbers, strict=True):
                 if other := swap.get(literal) or (others[number] if number >= 0 else None):
                     edits.append(Edit(first - start, last - start, other))
-        return texts
+        return edits_of_tables
 
     def _swaps(self, literals: Sequence[ast.expr]) -> list[dict[ast.expr, str]]:
         """Return up to two ways to give each string of a table the text of another row's.
@@ -388,19 +388,19 @@ class _Search:
         for leaf in leaves_of(value):
             for literal in literals_in(leaf):
                 first, last = (place - start for place in self._source.span(literal))
-                texts = [
+                replacements = [
                     text.encode()[:first].decode() + other + text.encode()[last:].decode()
                     for other in self._others(literal)
                 ]
-                yield self._defined(node, (start, end), texts, kind)
+                yield self._defined(node, (start, end), replacements, kind)
 
-    def _defined(self, node: ast.expr, definition: tuple[int, int], texts: Sequence[str], kind: Kind) -> Variant:
+    def _defined(self, node: ast.expr, definition: tuple[int, int], replacements: Sequence[str], kind: Kind) -> Variant:
         """Return the variant that replaces the name of a value that is written elsewhere."""
         name = ast.unparse(node).rpartition(".")[2]
-        own, *others = (f"({text})" for text in (self._source.content[slice(*definition)].decode(), *texts))
+        original, *others = (f"({text})" for text in (self._source.content[slice(*definition)].decode(), *replacements))
         is_free = self._source.is_read_by_tests_alone(name)
         span = self._source.span(node)
-        return Variant(self._path, *span, tuple(others), kind, own, name, definition if is_free else None)
+        return Variant(self._path, *span, tuple(others), kind, original, name, definition if is_free else None)
 
     def _others(self, literal: ast.expr) -> tuple[str, ...]:
         """Return other values of a literal, for all tests the same."""
@@ -416,14 +416,14 @@ class _Search:
         if key not in self._shared:
             others = self._others(literal)
             if isinstance(value, str | bytes) and others:
-                own, pool = self._source.text(literal), self._pool()
+                written, pool = self._source.text(literal), self._pool()
                 alike = [
                     text
                     for text, other in pool.items()
                     if type(other) is type(value)
                     and other != value
-                    and text.count("\n") == own.count("\n")
-                    and len(own) <= 2 * len(text) <= 4 * len(own)
+                    and text.count("\n") == written.count("\n")
+                    and len(written) <= 2 * len(text) <= 4 * len(written)
                 ]
                 others = (*self._dice.sample(alike, min(2, len(alike))), *others)[:_TEXTS]
             self._shared[key] = others
@@ -448,12 +448,12 @@ class _Search:
         if indent is None:
             return None
         end = self._source.line_end(self._source.span(self._function.body[-1])[1])
-        word = "".join(self._dice.choices(_LETTERS, k=self._dice.randrange(3, 9)))
-        text = f'\n{indent}assert len("{word}") == {len(word) + self._dice.choice((1, 2))}'
+        string = "".join(self._dice.choices(_LETTERS, k=self._dice.randrange(3, 9)))
+        text = f'\n{indent}assert len("{string}") == {len(string) + self._dice.choice((1, 2))}'
         return Variant(self._path, end, end, (text,), Kind.APPENDED)
 
-    def _replaced(self, node: ast.expr, texts: Sequence[str], kind: Kind) -> Variant:
-        return Variant(self._path, *self._source.span(node), tuple(texts), kind)
+    def _replaced(self, node: ast.expr, replacements: Sequence[str], kind: Kind) -> Variant:
+        return Variant(self._path, *self._source.span(node), tuple(replacements), kind)
 
 
 def _unrelated(expected: ast.expr, pool: Sequence[type[BaseException]]) -> list[type[BaseException]]:

@@ -59,15 +59,15 @@ def carried_files(box: Sandbox, paths: Sequence[str], workdir: PurePosixPath) ->
         FileAccessError: they hold more than 2 GiB, or one cannot be read.
         SandboxGone: the sandbox has ended.
     """
-    with tempfile.TemporaryDirectory(prefix="minisandbox-carry-") as place:
+    with tempfile.TemporaryDirectory(prefix="minisandbox-carry-") as folder:
         copies: list[tuple[PurePosixPath, Path | None]] = []
         for path in dict.fromkeys(workdir / one for one in paths):
             if len(path.parts) < 2:
                 continue
-            copy = Path(place) / str(len(copies))
-            if found := box.files.exists(path):
+            copy = Path(folder) / str(len(copies))
+            if exists := box.files.exists(path):
                 box.files.download(path, copy, limit=_MOST)
-            copies.append((path, copy if found else None))
+            copies.append((path, copy if exists else None))
         yield Carried(tuple(copies))
 
 
@@ -83,9 +83,9 @@ def _remove_others(box: Sandbox, path: PurePosixPath, copy: Path) -> None:
     if box.files.stat(path).type is not FileType.DIRECTORY:
         _remove(box, path)
         return
-    for found in box.files.list(path):
-        there = copy / found.path.name
-        if found.type is FileType.DIRECTORY and there.is_dir() and not there.is_symlink():
-            _remove_others(box, found.path, there)
-        elif found.type is not FileType.SYMLINK and (found.type is FileType.DIRECTORY or not there.exists()):
-            _remove(box, found.path)
+    for entry in box.files.list(path):
+        there = copy / entry.path.name
+        if entry.type is FileType.DIRECTORY and there.is_dir() and not there.is_symlink():
+            _remove_others(box, entry.path, there)
+        elif entry.type is not FileType.SYMLINK and (entry.type is FileType.DIRECTORY or not there.exists()):
+            _remove(box, entry.path)

@@ -117,9 +117,9 @@ class LogRunner:
         return box.exec(["bash", "-c", script], timeout=self._timeout), Report()
 
     def _judged_alone(self, run: SuiteRun) -> SuiteRun:
-        said = self._judge(run.whole_log, self._task.FAIL_TO_PASS, self._task.PASS_TO_PASS, run.exit_code)
-        run = replace(run, judgement=said)
-        if said.found:
+        judgement = self._judge(run.whole_log, self._task.FAIL_TO_PASS, self._task.PASS_TO_PASS, run.exit_code)
+        run = replace(run, judgement=judgement)
+        if judgement.found:
             return run
         detail = f"the log shows no test result, or none that fits the exit status ({run.exit_code})"
         return replace(run, doubt=Doubt(Reason.NO_RESULTS, detail))
@@ -139,14 +139,14 @@ class LogRunner:
 
     def _judged(self, run: SuiteRun) -> SuiteRun:
         task = self._task
-        said = self._judge(run.whole_log, task.FAIL_TO_PASS, task.PASS_TO_PASS)
-        run = replace(run, judgement=said)
-        if not said.resolved:
+        judgement = self._judge(run.whole_log, task.FAIL_TO_PASS, task.PASS_TO_PASS)
+        run = replace(run, judgement=judgement)
+        if not judgement.resolved:
             return run
         reported = self._reported()
         lists = [[test for test in tests if test in reported] for tests in (task.FAIL_TO_PASS, task.PASS_TO_PASS)]
-        for told in _logs(run.report, printed=bool(self._program)):
-            seen = self._judge(told, list(map(node_id, lists[0])), list(map(node_id, lists[1])))
+        for log in _logs(run.report, printed=bool(self._program)):
+            seen = self._judge(log, list(map(node_id, lists[0])), list(map(node_id, lists[1])))
             if seen.resolved:
                 return run
         missing = (*seen.failed_fail_to_pass, *seen.failed_pass_to_pass)
@@ -248,11 +248,11 @@ def as_log(report: Report, *, printed: bool = False, order: Sequence[str] = ()) 
     """
     lines = []
     ranks = {outcome: rank for rank, outcome in enumerate(order)}
-    for test, outcome in sorted(report.outcomes().items(), key=lambda one: ranks.get(one[1], len(ranks))):
+    for test, outcome in sorted(report.outcomes().items(), key=lambda pair: ranks.get(pair[1], len(ranks))):
         if printed:
-            word = "ok" if outcome == "passed" else "F"
-            lines += [f"{test} ... {word if word == 'ok' else 'FAIL'}", f"{test} {word}"]
+            status = "ok" if outcome == "passed" else "F"
+            lines += [f"{test} ... {status if status == 'ok' else 'FAIL'}", f"{test} {status}"]
         else:
-            word = _WORDS.get(outcome, "FAILED")
-            lines += [f"{word} {test}", f"{test} {word} [100%]"]
+            status = _WORDS.get(outcome, "FAILED")
+            lines += [f"{status} {test}", f"{test} {status} [100%]"]
     return "\n".join(lines) + "\n"

@@ -76,23 +76,23 @@ class ScriptRunner:
 
     def _clear(self, box: Sandbox) -> None:
         grader, places = self._grader, [str(place) for place in self._places]
-        gone = places if grader.files is None else [*places, grader.files_at]
+        cleared = places if grader.files is None else [*places, grader.files_at]
         folder = str(self._places[0].parent)
-        box.exec(["sh", "-c", _CLEAR, "clear", folder, *gone], user=0, timeout=_STEP_TIMEOUT, cwd="/")
+        box.exec(["sh", "-c", _CLEAR, "clear", folder, *cleared], user=0, timeout=_STEP_TIMEOUT, cwd="/")
 
     def _read(self, box: Sandbox) -> tuple[float | None, str]:
         """Return the reward, or None and the reason why."""
-        for place in self._places:
+        for path in self._places:
             try:
-                if not box.files.exists(place):
+                if not box.files.exists(path):
                     continue
-                text = box.files.read_text(place, limit=_LARGEST_REWARD)
+                text = box.files.read_text(path, limit=_LARGEST_REWARD)
             except (FileAccessError, UnicodeDecodeError) as error:
-                return None, f"{place} cannot be read: {error}"
+                return None, f"{path} cannot be read: {error}"
             try:
-                return parse_reward(text, is_json=place.suffix == ".json"), ""
+                return parse_reward(text, is_json=path.suffix == ".json"), ""
             except ValueError as error:
-                return None, f"{place} holds {text.strip()[:100]!r}: {error}"
+                return None, f"{path} holds {text.strip()[:100]!r}: {error}"
         return None, f"the script wrote no {' and no '.join(map(str, reversed(self._places)))}"
 
 
@@ -180,23 +180,23 @@ def grade_work(
     live = grader.mode == "live"
     flags = (Flag(LIVE, "", "judged in the agent's own sandbox"),) if live else ()
     # the default re-grades nothing: work outside of what is carried would lose its reward
-    asked = confirm != GradingOptions().confirm and is_confirmed(confirm, flagged=False)
-    regraded = live and bool(grader.carry) and asked
+    requested = confirm != GradingOptions().confirm and is_confirmed(confirm, flagged=False)
+    regraded = live and bool(grader.carry) and requested
     try:
         with carried_files(box, grader.carry, image.workdir) if regraded or not live else nullcontext() as carried:
             run = runner.run(box) if live else _run_clean(task, image, carried, runner, limits)
-            found = judge(task, run, flags)
-            if found.resolved and regraded:
+            result = judge(task, run, flags)
+            if result.resolved and regraded:
                 clean = judge(task, _run_clean(task, image, carried, runner, limits))
-                found = _compared(found, clean)
-            elif found.resolved:
-                found = replace(found, flags=(*flags, Flag(NOT_CONFIRMED, "", "only the script reports it")))
+                result = _compared(result, clean)
+            elif result.resolved:
+                result = replace(result, flags=(*flags, Flag(NOT_CONFIRMED, "", "only the script reports it")))
     except FileAccessError as error:  # of what the agent left
         detail = f"what it left cannot be carried to a clean sandbox: {error}"
-        found = Grade(task.instance_id, Reason.PATCH_INVALID.verdict, Reason.PATCH_INVALID, detail, flags=flags)
+        result = Grade(task.instance_id, Reason.PATCH_INVALID.verdict, Reason.PATCH_INVALID, detail, flags=flags)
     except (MiniSandboxError, OSError) as error:
-        found = infrastructure_grade(task, error, flags)
-    return replace(found, duration=time.monotonic() - started)
+        result = infrastructure_grade(task, error, flags)
+    return replace(result, duration=time.monotonic() - started)
 
 
 def _run_clean(
@@ -211,11 +211,11 @@ def _run_clean(
 
 def _compared(live: Grade, clean: Grade) -> Grade:
     """Return a live pass, with what a clean sandbox said of it; a pass that it does not share is unconfirmed."""
-    said = f"in a clean sandbox: {clean.reason}: {clean.detail}"
+    detail = f"in a clean sandbox: {clean.reason}: {clean.detail}"
     if clean.resolved:
-        return replace(live, flags=(*live.flags, Flag(REGRADED, "", said)))
+        return replace(live, flags=(*live.flags, Flag(REGRADED, "", detail)))
     reason = Reason.UNCONFIRMED
-    return replace(live, verdict=reason.verdict, reason=reason, detail=f"{live.detail}; {said}")
+    return replace(live, verdict=reason.verdict, reason=reason, detail=f"{live.detail}; {detail}")
 
 
 def _doubt(result: ExecResult, problem: str) -> Doubt:

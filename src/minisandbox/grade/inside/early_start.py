@@ -19,22 +19,22 @@ _PYTEST = ("pytest", "py.test")
 _OWN_FINDERS = ("_frozen_importlib", "_frozen_importlib_external", "_distutils_hack")
 
 
-def _words():
+def _arguments():
     with open("/proc/self/cmdline", "rb") as source:
-        words = source.read().split(b"\0")
-    return words if bytes is str else [word.decode("utf-8", "replace") for word in words]
+        arguments = source.read().split(b"\0")
+    return arguments if bytes is str else [argument.decode("utf-8", "replace") for argument in arguments]
 
 
-def _program(words):
+def _program(arguments):
     """Return the name of the module or script that an interpreter runs, and what comes after it."""
     at = 1
-    while at < len(words):
-        word = words[at]
-        if re.match("-[A-Za-z]*m$", word):
-            return words[at + 1] if at + 1 < len(words) else "", words[at + 2:]
-        if not word.startswith("-"):
-            return os.path.basename(word), words[at + 1:]
-        at += 2 if word in ("-W", "-X", "-Q") else 1
+    while at < len(arguments):
+        argument = arguments[at]
+        if re.match("-[A-Za-z]*m$", argument):
+            return arguments[at + 1] if at + 1 < len(arguments) else "", arguments[at + 2:]
+        if not argument.startswith("-"):
+            return os.path.basename(argument), arguments[at + 1:]
+        at += 2 if argument in ("-W", "-X", "-Q") else 1
     return "", []
 
 
@@ -45,14 +45,14 @@ def _plugin():
     """
     if VARIABLE not in os.environ:
         return None
-    words = _words()
-    program, rest = _program(words)
-    by_coverage = program == "coverage" and any(pair == ("-m", "pytest") for pair in zip(rest, rest[1:]))
+    arguments = _arguments()
+    program, remaining = _program(arguments)
+    by_coverage = program == "coverage" and any(pair == ("-m", "pytest") for pair in zip(remaining, remaining[1:]))
     if program not in _PYTEST and not by_coverage:
         return None
-    named = [name for option, name in zip(words, words[1:]) if option == "-p"]
-    found = [name for name in named if os.path.exists(os.path.join(HERE, name + ".py"))]
-    return found[0] if found else None
+    named = [name for option, name in zip(arguments, arguments[1:]) if option == "-p"]
+    plugins = [name for name in named if os.path.exists(os.path.join(HERE, name + ".py"))]
+    return plugins[0] if plugins else None
 
 
 class _OnlyOfTheImage(object):
@@ -88,8 +88,8 @@ def _is_within(path, directory):
 def _installed(path, repository):
     """Whether a place of ``sys.path`` is none of the repository's; environments may lie in that too (tox)."""
     prefixes = [sys.prefix, sys.exec_prefix]
-    own = [prefix for prefix in prefixes if _is_within(prefix, repository)]
-    return not _is_within(path, repository) or any(_is_within(path, prefix) for prefix in own)
+    inner_prefixes = [prefix for prefix in prefixes if _is_within(prefix, repository)]
+    return not _is_within(path, repository) or any(_is_within(path, prefix) for prefix in inner_prefixes)
 
 
 def _kind_of(finder):
@@ -100,13 +100,13 @@ def _load(plugin):
     with open(os.path.join(HERE, "repository"), "rb") as source:
         lines = source.read().decode("utf-8", "surrogateescape" if bytes is not str else "replace").split("\n")
     before, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
-    own = [finder for finder in finders if _kind_of(finder) in _OWN_FINDERS]
+    standard = [finder for finder in finders if _kind_of(finder) in _OWN_FINDERS]
     image = _OnlyOfTheImage(lines, path)
     had_arguments = hasattr(sys, "argv")
     if not had_arguments:  # before Python 3.8 they come later
         sys.argv = [""]
     sys.path[:] = image.outside
-    sys.meta_path[:] = [image] + own
+    sys.meta_path[:] = [image] + standard
     try:
         import runpy  # noqa: F401 - the interpreter does, for -m
 
@@ -120,7 +120,7 @@ def _load(plugin):
         _forget(before)
     finally:
         sys.path[:] = path
-        sys.meta_path[:] = finders + [one for one in sys.meta_path if one is not image and one not in own]
+        sys.meta_path[:] = finders + [finder for finder in sys.meta_path if finder is not image and finder not in standard]
         if not had_arguments:
             del sys.argv
 
@@ -129,18 +129,18 @@ def _forget(before):
     """Have modules imported anew; not those of the standard library, which are the same the second time."""
     library = os.path.dirname(os.path.abspath(os.__file__))
     for name in set(sys.modules) - before:
-        place = getattr(sys.modules[name], "__file__", None) or ""
-        if not _is_within(place, library) or "-packages" in place:
+        origin = getattr(sys.modules[name], "__file__", None) or ""
+        if not _is_within(origin, library) or "-packages" in origin:
             del sys.modules[name]
 
 
 def _next():
     """Run the module that would have been imported in this one's place."""
-    for place in sys.path:
-        if os.path.abspath(place) == HERE:
+    for directory in sys.path:
+        if os.path.abspath(directory) == HERE:
             continue
         for name in ("sitecustomize.py", os.path.join("sitecustomize", "__init__.py")):
-            path = os.path.join(place, name)
+            path = os.path.join(directory, name)
             if os.path.isfile(path):
                 with open(path, "rb") as source:
                     code = compile(source.read(), path, "exec")

@@ -23,13 +23,13 @@ HIGH = 300
 
 def _take_descriptors(setting):
     """Return the key, and a descriptor of our own for the lines that no child inherits."""
-    places = setting.split(":")
-    if places[0].startswith("/"):  # two FIFOs, which are gone once they are open
-        source, target = os.open(places[0], os.O_RDONLY), os.open(places[1], os.O_WRONLY)
-        for place in places:
-            os.unlink(place)
+    pipes = setting.split(":")
+    if pipes[0].startswith("/"):  # two FIFOs, which are gone once they are open
+        source, target = os.open(pipes[0], os.O_RDONLY), os.open(pipes[1], os.O_WRONLY)
+        for path in pipes:
+            os.unlink(path)
     else:
-        source, target = [int(place) for place in places]
+        source, target = [int(number) for number in pipes]
     key = b""
     while True:
         data = os.read(source, 4096)
@@ -53,9 +53,9 @@ def hide_from_children():
     """
     here = os.path.dirname(os.path.abspath(__file__))
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = [entry for entry in entries if entry and os.path.abspath(entry) != here]
-    if kept:
-        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+    paths = [entry for entry in entries if entry and os.path.abspath(entry) != here]
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     else:
         os.environ.pop("PYTHONPATH", None)
 

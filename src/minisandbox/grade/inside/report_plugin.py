@@ -41,11 +41,11 @@ def _spelled(value, spell=ascii if bytes is not str else repr, depth=0):
 def _parameters(item):
     """Return the names of a test's parameters, each with the text of its value if that is plain."""
     callspec = getattr(item, "callspec", None)
-    found = {}
+    values = {}
     for name, value in getattr(callspec, "params", {}).items():
         text = None if bytes is str else _spelled(value)
-        found[name] = text if text is None or len(text) <= _LONGEST_VALUE else None
-    return found
+        values[name] = text if text is None or len(text) <= _LONGEST_VALUE else None
+    return values
 
 
 def _line_of(item, call):
@@ -77,9 +77,9 @@ class Reporter(object):
     def pytest_collection_finish(self, session):
         self._items = [item for item in session.items if self._is_chosen(item)]
         items = self._items or session.items
-        found = [(item.nodeid, parameters) for item in items for parameters in [_parameters(item)] if parameters]
-        for start in range(0, len(found), _AT_ONCE):
-            self._write(None, "collected", dict(found[start:start + _AT_ONCE]))
+        collected = [(item.nodeid, parameters) for item in items for parameters in [_parameters(item)] if parameters]
+        for start in range(0, len(collected), _AT_ONCE):
+            self._write(None, "collected", dict(collected[start:start + _AT_ONCE]))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):

@@ -232,15 +232,15 @@ def _begin():
     setting = os.environ.get(VARIABLE)
     if setting is None:
         return
-    place, _, program = setting.partition("=")
+    pipes, _, program = setting.partition("=")
     with open("/proc/self/cmdline", "rb") as source:
-        words = source.read().decode("utf-8", "replace").split("\0")
-    if not any(os.path.basename(word) == program for word in words[1:]):
+        arguments = source.read().decode("utf-8", "replace").split("\0")
+    if not any(os.path.basename(word) == program for word in arguments[1:]):
         return
     del os.environ[VARIABLE]
     lines = __import__(__name__ + "_lines")
     lines.hide_from_children()
-    sys.meta_path.insert(0, _Finder(_Channel(*lines.make_writer(place))))
+    sys.meta_path.insert(0, _Finder(_Channel(*lines.make_writer(pipes))))
 
 
 _begin()

@@ -61,18 +61,19 @@ def read_predictions(path: Path) -> tuple[Prediction, ...]:
     Raises:
         PredictionError: a file cannot be read, an entry does not say which task it is for, or two are for the same.
     """
-    found: dict[str, Prediction] = {}
-    for one in _from_directory(path) if path.is_dir() else _from_file(path):
-        if one.instance_id in found:
+    predictions: dict[str, Prediction] = {}
+    for prediction in _from_directory(path) if path.is_dir() else _from_file(path):
+        name = prediction.instance_id
+        if name in predictions:
             raise PredictionError(
-                f"{one.place}: {one.instance_id!r} has a prediction already, at {found[one.instance_id].place}",
+                f"{prediction.place}: {name!r} has a prediction already, at {predictions[name].place}",
                 reason="two runs were put together, or a task was attempted more than once",
                 hint="take one of them out: each task is evaluated once",
             )
-        found[one.instance_id] = one
-    if not found:
+        predictions[name] = prediction
+    if not predictions:
         raise PredictionError(f"{path} has no predictions", hint="give preds.json, a JSONL file, or SWE-agent's output")
-    return tuple(found.values())
+    return tuple(predictions.values())
 
 
 def reference_predictions(tasks: Iterable[Task]) -> tuple[Prediction, ...]:
@@ -100,8 +101,8 @@ def _from_directory(path: Path) -> Iterator[Prediction]:
 
 
 def _from_file(path: Path) -> Iterator[Prediction]:
-    for entry, place, key in _entries(path):
-        yield _prediction(entry, place, key=key)
+    for entry, position, key in _entries(path):
+        yield _prediction(entry, position, key=key)
 
 
 def _entries(path: Path) -> list[tuple[object, str, str | None]]:
@@ -131,7 +132,7 @@ def _entries(path: Path) -> list[tuple[object, str, str | None]]:
     raise PredictionError(f"{path} is neither an object nor a list", reason="it is JSON of another kind")
 
 
-def _prediction(entry: object, place: str, *, key: str | None = None) -> Prediction:
+def _prediction(entry: object, position: str, *, key: str | None = None) -> Prediction:
     """Read one entry.
 
     Raises:
@@ -141,16 +142,16 @@ def _prediction(entry: object, place: str, *, key: str | None = None) -> Predict
     name, model, patch = fields.get("instance_id", key), fields.get("model_name_or_path"), fields.get("model_patch")
     if not isinstance(name, str) or not name:
         raise PredictionError(
-            f"{place}: it has no instance_id", reason="it is not a prediction", hint="each names its task"
+            f"{position}: it has no instance_id", reason="it is not a prediction", hint="each names its task"
         )
     if not _is_text(name):
         raise PredictionError(
-            f"{place}: its instance_id {name!a} has an unpaired surrogate",
+            f"{position}: its instance_id {name!a} has an unpaired surrogate",
             reason="it is not valid Unicode, so it is no task's id",
             hint="write the id as the task set has it",
         )
     if isinstance(entry, dict) and key is not None and name != key:
-        raise PredictionError(f"{place}: its instance_id is {name!r}", reason="it was put under another task's id")
+        raise PredictionError(f"{position}: its instance_id is {name!r}", reason="it was put under another task's id")
     problem, data = _problem(entry, fields), b""
     if isinstance(patch, str) and not problem:
         try:
@@ -158,7 +159,7 @@ def _prediction(entry: object, place: str, *, key: str | None = None) -> Predict
         except UnicodeEncodeError:
             problem = "has a model_patch with characters that stand for no bytes"
     named = isinstance(model, str) and model and _is_text(model)
-    return Prediction(name, str(model) if named else NAMELESS, data, place, problem)
+    return Prediction(name, str(model) if named else NAMELESS, data, position, problem)
 
 
 def _problem(entry: object, fields: Mapping[str, object]) -> str:
