@@ -57,7 +57,7 @@ async def case_added(box: AsyncSandbox) -> None:
     }
 
 
-@case("content, permissions, link target and type that differ are modified")
+@case("content, permissions, link target and type that differ are modified", needs="layers")
 async def case_modified(make: World) -> None:
     box = await settled(make, "echo 1 > content; echo 2 > mode; ln -s a link; echo 3 > type; mkdir kept; echo > same")
     (await box.exec("echo 9 > content; chmod 600 mode; ln -sfn b link; rm type; mkdir type; echo > kept/new")).check()
@@ -72,7 +72,7 @@ async def case_modified(make: World) -> None:
     }
 
 
-@case("what is gone is deleted, with all that lay below, and has the type that it had")
+@case("what is gone is deleted, with all that lay below, and has the type that it had", needs="layers")
 async def case_deleted(make: World) -> None:
     box = await settled(make, "echo > f; mkdir -p d/e; echo > d/e/f; ln -s x link; echo > stays")
     (await box.exec("rm -r f d link")).check()
@@ -85,7 +85,7 @@ async def case_deleted(make: World) -> None:
     }
 
 
-@case("a directory that was removed and made again differs by its content alone")
+@case("a directory that was removed and made again differs by its content alone", needs="layers")
 async def case_made_again(make: World) -> None:
     box = await settled(make, "mkdir d; echo 1 > d/old; echo 2 > d/both")
     (await box.exec("rm -r d; mkdir d; echo 9 > d/new; echo 9 > d/both")).check()
@@ -98,7 +98,7 @@ async def case_made_again(make: World) -> None:
     }
 
 
-@case("what was made and removed again, or written with the same bytes, is no change")
+@case("what was made and removed again, or written with the same bytes, is no change", needs="layers")
 async def case_no_change(make: World) -> None:
     box = await settled(make, "echo same > f; mkdir d; echo x > d/g")
     (
@@ -109,7 +109,7 @@ async def case_no_change(make: World) -> None:
     assert await changes(box) == {}
 
 
-@case("a rename is one path less and one more")
+@case("a rename is one path less and one more", needs="layers")
 async def case_rename(make: World) -> None:
     box = await settled(make, "echo > a; mkdir d; echo > d/f")
     (await box.exec("mv a b; mv d e")).check()
@@ -141,7 +141,7 @@ async def case_outside(box: AsyncSandbox) -> None:
     assert found["/opt/tool"] is ADDED
 
 
-@case("changes are counted from the image, through snapshots, forks and resets")
+@case("changes are counted from the image, through snapshots, forks and resets", needs="layers")
 async def case_from_the_image(make: World) -> None:
     box = await settled(make, "echo 1 > kept; echo 2 > gone; echo 3 > changed")
     (await box.exec("rm gone; echo > one")).check()

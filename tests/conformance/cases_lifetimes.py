@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from minisandbox.sandbox import AsyncSandbox
 
 
-@case("it outlives the handle that started it, is listed, and can be attached to by its id")
+@case("it outlives the handle that started it, is listed, and can be attached to by its id", needs="attach")
 async def case_attach_again(box: AsyncSandbox) -> None:
     async with await box.start("read x; echo got $x; exit 4", lifetime="sandbox") as process:
         assert process.id in await box.processes()
@@ -27,7 +27,7 @@ async def case_attach_again(box: AsyncSandbox) -> None:
     assert (result.exit_code, result.stdout) == (4, "got input\n")
 
 
-@case("one handle holds it at a time; another one is refused until that is closed")
+@case("one handle holds it at a time; another one is refused until that is closed", needs="attach")
 async def case_one_holder(box: AsyncSandbox) -> None:
     process = await box.start("read x; echo got $x", lifetime="sandbox")
     with raises(InvalidValue, "another handle"):
@@ -40,7 +40,7 @@ async def case_one_holder(box: AsyncSandbox) -> None:
         assert (await again.wait(60)).stdout == "got input\n"
 
 
-@case("a process with the handle's lifetime is not among them")
+@case("a process with the handle's lifetime is not among them", needs="attach")
 async def case_only_those(box: AsyncSandbox) -> None:
     async with await box.start(["cat"]) as process:
         assert process.id not in await box.processes()
@@ -48,7 +48,7 @@ async def case_only_those(box: AsyncSandbox) -> None:
             await box.process(process.id)
 
 
-@case("an id that is nobody's is NotFound")
+@case("an id that is nobody's is NotFound", needs="attach")
 async def case_unknown(box: AsyncSandbox) -> None:
     assert await box.processes() == ()
     for name in ("no-such-process", "", "../x", "a/b"):
@@ -56,7 +56,7 @@ async def case_unknown(box: AsyncSandbox) -> None:
             await box.process(name)
 
 
-@case("output of a process without a handle is kept, and delivered to the next holder")
+@case("output of a process without a handle is kept, and delivered to the next holder", needs="attach")
 async def case_kept_output(make: World, box: AsyncSandbox) -> None:
     process = await box.start("echo one; sleep 0.3; echo two; touch two; read x; echo three", lifetime="sandbox")
     await process.close()
@@ -73,7 +73,7 @@ async def case_kept_output(make: World, box: AsyncSandbox) -> None:
     assert result.exit_code == 0
 
 
-@case("kept output is bounded, and what was dropped is counted")
+@case("kept output is bounded, and what was dropped is counted", needs="attach")
 async def case_bounded_output(make: World) -> None:
     box = await make(limits=Limits(output=1000))
     process = await box.start("read x; head -c 5000000 /dev/zero; touch done; read x", lifetime="sandbox")
@@ -91,7 +91,7 @@ async def case_bounded_output(make: World) -> None:
     assert len(result.stdout_bytes) < 1200
 
 
-@case("a result is kept until somebody has waited for it")
+@case("a result is kept until somebody has waited for it", needs="attach")
 async def case_kept_result(make: World, box: AsyncSandbox) -> None:
     process = await box.start("echo last words; exit 9", lifetime="sandbox")
     await process.close()
@@ -106,7 +106,7 @@ async def case_kept_result(make: World, box: AsyncSandbox) -> None:
     await until(make, forgotten)
 
 
-@case("kill() ends it, whoever started it")
+@case("kill() ends it, whoever started it", needs="attach")
 async def case_kill(make: World, box: AsyncSandbox) -> None:
     mark = a_while()
     process = await box.start(f"setsid sleep {mark} & sleep {mark}", lifetime="sandbox")
@@ -118,7 +118,7 @@ async def case_kill(make: World, box: AsyncSandbox) -> None:
     await ended(make, box, f"sleep {mark}")
 
 
-@case("a terminal can be released and attached to again", needs="terminal")
+@case("a terminal can be released and attached to again", needs=("terminal", "attach"))
 async def case_terminal(box: AsyncSandbox) -> None:
     process = await box.start("read x; echo got $x; stty size", pty=Terminal(30, 100), lifetime="sandbox")
     await process.close()
@@ -129,7 +129,7 @@ async def case_terminal(box: AsyncSandbox) -> None:
     assert "got line\r\n40 120\r\n" in result.stdout
 
 
-@case("several of them live side by side")
+@case("several of them live side by side", needs="attach")
 async def case_several(box: AsyncSandbox) -> None:
     ids = []
     for number in range(4):

@@ -26,7 +26,7 @@ async def state(box: AsyncSandbox) -> bytes:
     return (await box.exec(LISTING)).check().stdout_bytes
 
 
-@case("after a snapshot the handle goes on over the same files, and its processes have ended")
+@case("after a snapshot the handle goes on over the same files, and its processes have ended", needs="snapshots")
 async def case_snapshot(box: AsyncSandbox) -> None:
     mark = a_while()
     (await box.exec(STATE)).check()
@@ -39,7 +39,7 @@ async def case_snapshot(box: AsyncSandbox) -> None:
     (await box.exec("echo more > more; rm f")).check()
 
 
-@case("sandboxes over a snapshot begin with its files and do not see each other's changes")
+@case("sandboxes over a snapshot begin with its files and do not see each other's changes", needs="snapshots")
 async def case_from_a_snapshot(make: World, box: AsyncSandbox) -> None:
     (await box.exec(STATE)).check()
     before = await state(box)
@@ -52,7 +52,7 @@ async def case_from_a_snapshot(make: World, box: AsyncSandbox) -> None:
     assert await state(await make(snapshot)) == before
 
 
-@case("hard links, times and permissions survive a snapshot")
+@case("hard links, times and permissions survive a snapshot", needs="snapshots")
 async def case_details(make: World, box: AsyncSandbox) -> None:
     (await box.exec(f"{STATE}\ntouch -d @1000000000 f; mkdir shut; chmod 500 shut")).check()
     other = await make(await box.snapshot())
@@ -61,7 +61,7 @@ async def case_details(make: World, box: AsyncSandbox) -> None:
     )
 
 
-@case("snapshots of snapshots, ten deep")
+@case("snapshots of snapshots, ten deep", needs="snapshots")
 async def case_chain(make: World, box: AsyncSandbox) -> None:
     for number in range(10):
         (await box.exec(f"echo {number} > f{number}; rm -f f{number - 2}; echo {number} >> log")).check()
@@ -71,7 +71,7 @@ async def case_chain(make: World, box: AsyncSandbox) -> None:
     assert await state(other) == await state(box)
 
 
-@case("a fork is a sandbox of its own with the same files, limits, variables and labels")
+@case("a fork is a sandbox of its own with the same files, limits, variables and labels", needs="snapshots")
 async def case_fork(make: World) -> None:
     box = await make(environment={"A": "given"}, labels={"task": "t1"})
     (await box.exec(STATE)).check()
@@ -92,7 +92,7 @@ async def case_fork(make: World) -> None:
     assert box.alive
 
 
-@case("eight forks write independently, and outlive the sandbox that they come from")
+@case("eight forks write independently, and outlive the sandbox that they come from", needs="snapshots")
 async def case_eight_forks(make: World) -> None:
     box = await make()
     (await box.exec(STATE)).check()
@@ -107,7 +107,7 @@ async def case_eight_forks(make: World) -> None:
             await kid.stop()
 
 
-@case("forks of forks")
+@case("forks of forks", needs="snapshots")
 async def case_fork_of_a_fork(box: AsyncSandbox) -> None:
     await box.exec("echo 1 > a")
     [kid] = await box.fork()
@@ -119,7 +119,7 @@ async def case_fork_of_a_fork(box: AsyncSandbox) -> None:
     await grandchild.stop()
 
 
-@case("reset goes back to the image, and ends all processes")
+@case("reset goes back to the image, and ends all processes", needs="snapshots")
 async def case_reset(box: AsyncSandbox) -> None:
     mark, name = a_while(), box.id
     (await box.exec(STATE)).check()
@@ -131,7 +131,7 @@ async def case_reset(box: AsyncSandbox) -> None:
     assert not [c for c in await box.changes() if c.path.is_relative_to(box.image.workdir / "f")]
 
 
-@case("reset goes to the snapshot that is given, as often as wanted")
+@case("reset goes to the snapshot that is given, as often as wanted", needs="snapshots")
 async def case_reset_to(box: AsyncSandbox) -> None:
     await box.exec("echo 1 > f")
     first = await box.snapshot()
@@ -145,7 +145,7 @@ async def case_reset_to(box: AsyncSandbox) -> None:
     assert (await box.exec("ls")).stdout == "f\n"
 
 
-@case("reset of a sandbox that was made from a snapshot goes back to that")
+@case("reset of a sandbox that was made from a snapshot goes back to that", needs="snapshots")
 async def case_reset_of_a_derived_sandbox(make: World, box: AsyncSandbox) -> None:
     await box.exec("echo 1 > f")
     other = await make(await box.snapshot())
@@ -154,7 +154,7 @@ async def case_reset_of_a_derived_sandbox(make: World, box: AsyncSandbox) -> Non
     assert (await other.exec("ls; cat f")).stdout == "f\n1\n"
 
 
-@case("a deleted file stays deleted, and a directory made anew stays empty, over a snapshot")
+@case("a deleted file stays deleted, and a directory made anew stays empty, over a snapshot", needs="snapshots")
 async def case_whiteouts(make: World, box: AsyncSandbox) -> None:
     await box.exec("mkdir d; echo > d/old; echo > f; mkdir gone; echo > gone/x")
     first = await make(await box.snapshot())
@@ -166,7 +166,7 @@ async def case_whiteouts(make: World, box: AsyncSandbox) -> None:
     assert (await third.exec("find . -mindepth 1 | sort")).stdout == "./d\n./f\n./gone\n"
 
 
-@case("a command under way when a snapshot is made is over, and its caller is told")
+@case("a command under way when a snapshot is made is over, and its caller is told", needs="snapshots")
 async def case_during_a_command(make: World, box: AsyncSandbox) -> None:
     async def command() -> str:
         try:
@@ -186,7 +186,7 @@ async def case_during_a_command(make: World, box: AsyncSandbox) -> None:
     assert (await box.exec("cat f")).stdout == "on\n"
 
 
-@case("a snapshot can be closed; a sandbox over it goes on")
+@case("a snapshot can be closed; a sandbox over it goes on", needs="snapshots")
 async def case_close(make: World, box: AsyncSandbox) -> None:
     await box.exec("echo 1 > f")
     snapshot = await box.snapshot()
@@ -197,7 +197,7 @@ async def case_close(make: World, box: AsyncSandbox) -> None:
     assert (await box.exec("cat f")).stdout == "1\n"
 
 
-@case("only the owner makes snapshots, forks, resets and lists changes")
+@case("only the owner makes snapshots, forks, resets and lists changes", needs="snapshots")
 async def case_owner_only(make: World, box: AsyncSandbox) -> None:
     other = await make.attach(box.id)
     for call in (other.snapshot, other.fork, other.reset, other.changes):
@@ -206,7 +206,7 @@ async def case_owner_only(make: World, box: AsyncSandbox) -> None:
     assert (await other.exec("echo works")).stdout == "works\n"
 
 
-@case("a stopped sandbox has no snapshot to give")
+@case("a stopped sandbox has no snapshot to give", needs="snapshots")
 async def case_after_stop(make: World) -> None:
     box = await make()
     await box.stop()

@@ -35,6 +35,9 @@ NEEDS: Mapping[str, str] = {
     "range": "a range of user ids inside (user=, chown)",
     "one id": "a sandbox that has one user id only",
     "terminal": "pseudo-terminals that it can make",
+    "layers": "images whose layers hold files",
+    "snapshots": "snapshots, forks and resets",
+    "attach": "lists with labels, handles in other processes, processes that outlive their handle",
     "cancel": "calls that can be cancelled: the case is a task of asyncio",
 }
 DEADLINE = 120.0

@@ -284,9 +284,9 @@ class Implementation:
 
 # Where an ordinary user may not open the host's own, a fake has none; a sandbox has its own always.
 TERMINALS = {"terminal"} if os.access("/dev/pts/ptmx", os.R_OK | os.W_OK) else set()
-REAL = {"kernel", "terminal"}
+SANDBOX = {"kernel", "terminal", "layers", "snapshots", "attach"}
 
-CONTAINERS = frozenset({"kernel", "range", "terminal"})
+CONTAINERS = frozenset(SANDBOX | {"range"})
 NOT_IN_CONTAINERS = {
     "commands-exit_statuses": "256 commands: an engine needs more than the deadline",
     "commands-many_in_sequence": "hundreds of commands: an engine needs more than the deadline",
@@ -306,8 +306,8 @@ NOT_IN_CONTAINERS = {
 """Cases that an engine's containers do not pass, and why; those that raise Unsupported are not named."""
 
 IMPLEMENTATIONS = (
-    Implementation("sync", frozenset(REAL), True, partial(SyncWorld, Sandbox)),
-    Implementation("async", frozenset(REAL | {"cancel"}), True, partial(AsyncWorld, AsyncSandbox)),
+    Implementation("sync", frozenset(SANDBOX), True, partial(SyncWorld, Sandbox)),
+    Implementation("async", frozenset(SANDBOX | {"cancel"}), True, partial(AsyncWorld, AsyncSandbox)),
     Implementation("fake", frozenset(TERMINALS), False, partial(SyncWorld, FakeSandbox)),
     Implementation("async-fake", frozenset(TERMINALS | {"cancel"}), False, partial(AsyncWorld, AsyncFakeSandbox)),
     Implementation("podman", CONTAINERS, True, partial(SyncWorld, Sandbox), "podman"),

@@ -1,20 +1,15 @@
-"""The supervisor of a sandbox without the sandbox: pid 1's loop and the workers as ordinary processes of this machine.
+"""The supervisor of a fake sandbox: pid 1's loop and the workers as ordinary processes. It isolates nothing.
 
-It isolates nothing. It is for :mod:`minisandbox.testing`, whose fake is served by the very code that serves a
-real sandbox. In the place of the kernel, which ends a process namespace with its first process, a guard ends everything
-that descends from the fake when the loop or the fake's owner has ended.
+It serves :mod:`minisandbox.testing`. When the supervisor has exited, a guard kills every process below it, as the
+kernel does in a process namespace.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
-import select
 import signal
 import socket
-import time
 
 from . import init, zygote
 from .jobs import worker
@@ -22,17 +17,14 @@ from .jobs.descendants import child_processes
 from .kernel import syscalls as sc
 from .kernel.cgroups import LimitCounters
 
-_CONTROL, _LIFELINE, _DOOR, _FIRST_FREE = 3, 4, 5, 6
-_PATIENCE = 10.0
+_CONTROL, _LIFELINE = 3, 4
 
 
-def main(control: int, door: int, owner: int, numbers: dict[str, int]) -> None:
-    """Serve jobs until the owner hangs up or ends. Never returns.
+def main(control: int, numbers: dict[str, int]) -> None:
+    """Serve jobs until the owner hangs up; then kill what is left.
 
     Args:
-        control: socket on which jobs arrive.
-        door: listening socket at which others bring jobs.
-        owner: pidfd of the process whose fake this is.
+        control: the descriptor of the socket on which jobs arrive.
         numbers: limits of commands, and the lifetime in milliseconds, as :mod:`.setup` gives them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -40,48 +32,30 @@ def main(control: int, door: int, owner: int, numbers: dict[str, int]) -> None:
     zygote.forbid_imports()
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     lifeline, lifeline_write = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
+    supervisor = os.fork()
+    if supervisor == 0:
         try:
             os.close(lifeline_write)
-            _supervise(control, lifeline, door, numbers)
+            _supervise(control, lifeline, numbers)
         finally:
             os._exit(worker.FAILED)
-    for descriptor in (control, door, lifeline):
-        os.close(descriptor)
-    _guard(pid, owner)
+    os.close(control)
+    os.waitpid(supervisor, 0)
+    while children := child_processes(os.getpid()):  # orphans of those that are killed become children
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            os.waitpid(pid, 0)
 
 
-def _supervise(control: int, lifeline: int, door: int, numbers: dict[str, int]) -> None:
-    """Be to the fake what pid 1 is to a sandbox, with the descriptors at the numbers that it knows."""
-    kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100) for descriptor in (control, lifeline, door)]
-    for number, descriptor in enumerate(kept, _CONTROL):
-        os.dup2(descriptor, number, inheritable=False)
-    sc.close_range(_FIRST_FREE)
+def _supervise(control: int, lifeline: int, numbers: dict[str, int]) -> None:
+    """Run the loop of pid 1, with the descriptors at the numbers that it expects."""
+    for number, descriptor in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (control, lifeline)]):
+        os.dup2(descriptor, _CONTROL + number, inheritable=False)
+    sc.close_range(_LIFELINE + 1)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
-    jobs, outside = socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=_DOOR)
-    jobs.send(json.dumps({"event": "born", "pid": os.getpid()}).encode())
-    leader = init.Init(LimitCounters(None, disk="/"))
-    leader.begin(numbers, jobs, outside)
-    leader.serve()
-
-
-def _guard(pid: int, owner: int) -> None:
-    """Wait for the end of the supervisor or of the owner, then end whatever is left."""
-    poll = select.poll()
-    for descriptor in (os.pidfd_open(pid), owner):
-        poll.register(descriptor, select.POLLIN)
-    poll.poll()
-    give_up = time.monotonic() + _PATIENCE
-    while time.monotonic() < give_up:  # what loses its parent becomes our child: the next round's
-        for child in child_processes(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-            time.sleep(0.001)
-            continue
-        os._exit(0)
-    os._exit(1)
+    listener, _connected = socket.socketpair()  # nobody else brings jobs
+    loop = init.Init(LimitCounters(None, disk="/"))
+    loop.begin(numbers, socket.SocketType(fileno=_CONTROL), listener)
+    loop.serve()
