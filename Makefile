@@ -129,7 +129,7 @@ test-no-reaper: $(VENV)/.dev
 	"$(BIN)/python" tests/without_reaper.py $(PYTEST) $(PYTEST_ARGS)
 
 test-as-user: $(VENV)/.dev
-	@if [ "$$(id -u)" = 0 ]; then "$(BIN)/python" tests/as_user.py; fi
+	@if [ "$$(id -u)" = 0 ]; then "$(BIN)/python" tests/as_user.py $(USER_TESTS); fi
 
 # Directories that hold no test yet are left out: pytest calls an empty run a failure.
 test-kernel: $(VENV)/.dev

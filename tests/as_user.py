@@ -1,4 +1,6 @@
-"""Run the tests as an ordinary user, from root: `make test-all` calls it.
+"""Run the tests, or those of some files, as an ordinary user, from root: `make test-all` calls it.
+
+    python tests/as_user.py [FILE ...]
 
 Makes a user of its own, gives it a copy of this working tree, and runs `make test` as that user, with nothing of
 root's: no groups, no environment but the package index's address, no descriptor, no file. First with the user's own id
@@ -239,11 +241,14 @@ def copy_tree(user: User) -> Path:
     return target
 
 
-def run_both_ways(user: User, python: str) -> int:
-    """All tests with one id, then some with a range of ids."""
+def run_both_ways(user: User, python: str, files: list[str]) -> int:
+    """All tests, or those of some files, with one id, then some with a range of ids."""
     tree = copy_tree(user)
     print(f"== tests as an ordinary user with one id: uid {user.uid}, {python}", flush=True)
-    status = run_tests(user, python, tree, {"MINISANDBOX_ONE_ID": "1", "MINISANDBOX_TEST_IDS": "one"}, "test")
+    settings = {"MINISANDBOX_ONE_ID": "1", "MINISANDBOX_TEST_IDS": "one"}
+    if files:
+        settings["PYTEST_ARGS"] = " ".join([os.environ.get("PYTEST_ARGS", ""), *files])
+    status = run_tests(user, python, tree, settings, "test")
     if status:
         return status
     try:
@@ -337,7 +342,7 @@ def main() -> int:
         if python is None:
             print("== tests as an ordinary user are skipped: no Python >= 3.11 that other users can execute was found")
             return 0
-        return run_both_ways(user, python)
+        return run_both_ways(user, python, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import json
 import os
 import pwd
 import signal
@@ -42,6 +43,8 @@ STRICT = os.environ.get("MINISANDBOX_TEST_STRICT", "") not in ("", "0")
 OFFLINE = os.environ.get("MINISANDBOX_TEST_OFFLINE", "") not in ("", "0")
 # Set by tests/as_user.py, which runs these tests with one id too.
 REPEATED = os.environ.get("MINISANDBOX_TEST_IDS") == "range"
+# Set by .ci/run: a file with the tests that an earlier pass, in another environment, has run already.
+PASSED_BEFORE = os.environ.get("MINISANDBOX_TEST_PASSED_BEFORE", "")
 _MOST_OF_A_FAILURE = 3000  # characters
 SLOW_AS_ROOT = pytest.mark.slow if os.geteuid() == 0 else pytest.mark.kernel
 """For tests of what alone holds an ordinary user's memory: root has control groups too, and runs them with --slow."""
@@ -104,13 +107,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     A slow test runs without ``--slow`` where it is named: ``pytest tests/kernel/test_x.py::test_y``.
     """
     named = any("::" in word for word in config.args)
+    passed_before = frozenset(json.loads(Path(PASSED_BEFORE).read_text("utf-8"))) if PASSED_BEFORE else frozenset()
     marks = {"once"} if REPEATED else set()
     if not named and not config.getoption("--slow"):
         marks.add("slow")
-    left_out = [item for item in items if any(map(item.get_closest_marker, marks))]
+    left_out = [item for item in items if any(map(item.get_closest_marker, marks)) or item.nodeid in passed_before]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not any(map(item.get_closest_marker, marks))]
+        items[:] = [item for item in items if item not in set(left_out)]
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=rank)
 
@@ -344,6 +348,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     with contextlib.suppress(FileNotFoundError):  # another session may prune old temporary directories meanwhile
         remove_tree(session_place(session.config) / SHARED)
+    if os.environ.get("CI"):  # for .ci/run
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        passed = sorted(report.nodeid for report in reporter.stats.get("passed", ()) if report.when == "call")
+        place = session.config.rootpath / ".pytest_cache"
+        place.mkdir(exist_ok=True)
+        (place / "passed.json").write_text(json.dumps(passed), encoding="utf-8")
     before = session.config.stash[_before]
     found = session.config.stash.setdefault(_left, [])
     found += wait_until_clean(lambda: leftovers(before), GRACE)

@@ -56,3 +56,9 @@ def test_a_failure_of_either_is_the_last_line(tmp_path: Path, first: str, second
 def test_what_fails_besides_tests_is_reported(tmp_path: Path) -> None:
     status, lines = ci(tmp_path, PASS, BREAK)
     assert (status, lines[-1]) == (2, "failed with exit status 2, though no test failed: see above")
+
+
+def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
+    keep = 'mkdir .pytest_cache && echo "[1]" > .pytest_cache/passed.json; '
+    _, lines = ci(tmp_path, keep + PASS, f"cat $$MINISANDBOX_TEST_PASSED_BEFORE; {PASS}")
+    assert "[1]" in lines
