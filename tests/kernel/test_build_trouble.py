@@ -24,7 +24,8 @@ pytestmark = pytest.mark.kernel
 BUILD = """
     import sys
     from pathlib import Path
-    from minisandbox.images import LocalSource, PythonRecipe, build
+    from minisandbox.images import build
+    from minisandbox.spec import LocalSource, PythonRecipe
     from minisandbox.store import Store
     store = Store.open(sys.argv[1])
     recipe = PythonRecipe(source=LocalSource(Path(sys.argv[2])), install=tuple(sys.argv[3:]))
@@ -89,7 +90,8 @@ FULL = """
     subprocess.run(["mount", "-t", "tmpfs", "-o", sys.argv[3], "tmpfs", sys.argv[1]], check=True)
     from pathlib import Path
     from minisandbox.errors import DiskFull, HostError
-    from minisandbox.images import LocalSource, PythonRecipe, build
+    from minisandbox.images import build
+    from minisandbox.spec import LocalSource, PythonRecipe
     from minisandbox.sandbox.controller import shut_down
     from minisandbox.store import Store
     store = Store.open(sys.argv[1] + "/store")

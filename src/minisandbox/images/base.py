@@ -101,12 +101,12 @@ def base_entries(host: Path = Path("/")) -> tuple[Entry, ...]:
     Raises:
         OSError: a file of the allow-list exists and cannot be read.
     """
-    found = {entry.path: entry for entry in _entries(host)}
-    for path in list(found):
+    entries = {entry.path: entry for entry in _entries(host)}
+    for path in list(entries):
         for parent in Path(path).parents:
             if (name := str(parent)) != ".":
-                found.setdefault(name, Entry(name, stat.S_IFDIR | 0o755))
-    return tuple(found[path] for path in sorted(found))
+                entries.setdefault(name, Entry(name, stat.S_IFDIR | 0o755))
+    return tuple(entries[path] for path in sorted(entries))
 
 
 def base_key(entries: tuple[Entry, ...]) -> str:
@@ -217,5 +217,5 @@ def _leads_to_directory(path: Path) -> bool:
 def _shown(target: str, name: str) -> bool:
     """Whether a link's target is in the sandbox: below /usr or what links there, or next to the link itself."""
     resolved = os.path.normpath(os.path.join("/", os.path.dirname(name), target))
-    beside = "/" not in target and target not in {".", ".."}
-    return beside or resolved.split("/")[1] in {"usr", *USR_LINKS}
+    is_sibling = "/" not in target and target not in {".", ".."}
+    return is_sibling or resolved.split("/")[1] in {"usr", *USR_LINKS}

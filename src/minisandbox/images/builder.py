@@ -14,7 +14,7 @@ from minisandbox.images.plan import Plan, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.python.lock import lock_of
 from minisandbox.images.python.packages import PackageIndex
-from minisandbox.images.runner import Place, PlannedStep, Session, Work, run_step
+from minisandbox.images.runner import PlannedStep, Session, StepContext, Work, run_step
 from minisandbox.images.steps import MERGED
 from minisandbox.spec import Buildable, Lock, Recipe
 from minisandbox.store import FailureRecord, ImageRecord, LayerRecord, Made, Store, step_key
@@ -104,8 +104,8 @@ class Maker:
 
     def make_base(self, plan: Plan) -> LayerRecord:
         """Return the layer of what the host gives, made if it is not there: our own tools run in it."""
-        record, made = make_base(self.session.store, self.base)
-        self._tell(plan, "base", StepState.FINISHED if made else StepState.CACHED, record.key, record)
+        record, is_new = make_base(self.session.store, self.base)
+        self._tell(plan, "base", StepState.FINISHED if is_new else StepState.CACHED, record.key, record)
         return record
 
     def make(self, plan: Plan, planned: PlannedStep) -> LayerRecord:
@@ -116,12 +116,12 @@ class Maker:
         """
         step, key, store = planned.step, planned.key, self.session.store
 
-        told: list[StepState] = []
+        states: list[StepState] = []
 
         def waits() -> None:
             self.session.cancellation.check()
-            if not told:
-                told.append(StepState.WAITING)
+            if not states:
+                states.append(StepState.WAITING)
                 self._tell(plan, step.name, StepState.WAITING, key, detail=step.detail)
 
         def make(staging: Path) -> Made:
@@ -132,13 +132,13 @@ class Maker:
                 if isinstance(work, Made):
                     return work
                 trees, helper = tuple(map(store.layer_tree, planned.below)), base_key(self.base)
-                place = Place(
+                context = StepContext(
                     plan.name, planned, trees, staging, store.log_path(key), self.session, store.layer_tree(helper)
                 )
-                return run_step(place, work) if isinstance(work, Work) else work(place)
+                return run_step(context, work) if isinstance(work, Work) else work(context)
 
         try:
-            record, made = store.ensure_layer(
+            record, is_new = store.ensure_layer(
                 key,
                 parent=planned.below[-1] if planned.below else None,
                 step=step.definition,
@@ -153,7 +153,7 @@ class Maker:
                 reason=error.reason,
                 hint=error.hint,
             ) from error
-        self._tell(plan, step.name, StepState.FINISHED if made else StepState.CACHED, key, record, step.detail)
+        self._tell(plan, step.name, StepState.FINISHED if is_new else StepState.CACHED, key, record, step.detail)
         return record
 
     def _tell(
@@ -210,9 +210,9 @@ def _notes(plan: Plan, store: Store) -> dict[str, str]:
     return notes
 
 
-def _check_lock(image: Image, wanted: Lock) -> None:
+def _check_lock(image: Image, lock: Lock) -> None:
     """What is installed must be what the lock says; the base may be another machine's."""
-    old, new = wanted.installed, lock_of(image.name, image.records()).installed
+    old, new = lock.installed, lock_of(image.name, image.records()).installed
     lines = [
         f"{name}: {old.get(name, 'not there')} in the lock, {new.get(name, 'not there')} now"
         for name in sorted({*old, *new})

@@ -72,8 +72,8 @@ class Image:
     def _entrypoint(self) -> tuple[str, ...]:
         """Return the program and arguments of the configuration's ``Entrypoint``; none where they are not strings."""
         value = self.config.get("Entrypoint")
-        words = value if isinstance(value, list | tuple) else ()
-        return tuple(word for word in words if isinstance(word, str))
+        arguments = value if isinstance(value, list | tuple) else ()
+        return tuple(word for word in arguments if isinstance(word, str))
 
     def tests_dir(self) -> Path | None:
         """Return the host directory with its hidden tests, to be mounted at ``/hidden``; None if it has none.
@@ -222,9 +222,9 @@ def make_base(store: Store, entries: tuple[Entry, ...]) -> tuple[LayerRecord, bo
 def put_if_new(store: Store, record: ImageRecord) -> ImageRecord:
     """Record an image, unless the store has the very same under this name; return the recorded one."""
     with suppress(NotFound):
-        known = store.image(record.name)
-        if replace(known, created=record.created) == record:
-            return known
+        existing = store.image(record.name)
+        if replace(existing, created=record.created) == record:
+            return existing
     store.put_image(record)
     return record
 

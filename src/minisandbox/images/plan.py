@@ -38,7 +38,7 @@ class Ground:
 
     Attributes:
         layers: the keys of its layers, bottom first.
-        known: what the first step's key is made from.
+        key: what the first step's key is made from.
         environment: the variables that everything over it sees.
         workdir: where commands start.
         user: as whom an image's commands run; "" for root.
@@ -48,7 +48,7 @@ class Ground:
     """
 
     layers: tuple[str, ...]
-    known: str
+    key: str
     environment: Variables = ()
     workdir: PurePosixPath = PurePosixPath("/")
     user: str = ""
@@ -210,15 +210,15 @@ class Planner:
 
     def _wanted(self, plan: Plan) -> Iterator[PlannedStep]:
         """Yield the steps aside, without those that are needed only for layers that are there."""
-        found = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
-        ahead, wanted = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
+        by_key = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
+        ahead, needed = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
         while ahead:
             key = ahead.pop()
-            if key in found and key not in wanted:
-                wanted.add(key)
+            if key in by_key and key not in needed:
+                needed.add(key)
                 if not self.store.has_layer(key):
-                    ahead += (*found[key].below, *found[key].needs)
-        return (planned for planned in plan.aside if planned.key in wanted)
+                    ahead += (*by_key[key].below, *by_key[key].needs)
+        return (planned for planned in plan.aside if planned.key in needed)
 
     def read(self, base: r.DockerfileBase) -> r.Recipe:
         """Read a Dockerfile, and pull its base images where they are missing."""
@@ -241,8 +241,8 @@ class Planner:
             chain = self.chain(name, base.recipe)
             chain.go_on(recipe)
         else:
-            kept = read_kept(self.store, name) if name else {}
-            chain = Chain(self, name, self.ground(base), recipe, kept)
+            layers_by_hand = read_kept(self.store, name) if name else {}
+            chain = Chain(self, name, self.ground(base), recipe, layers_by_hand)
         for step in recipe.steps:
             chain.add(step)
         return chain
@@ -262,10 +262,12 @@ class Planner:
                 "layers": image.layers, "environment": dict(image.environment), "user": image.user,
                 "workdir": str(image.workdir),
             }  # fmt: skip
-            known = step_key(None, {"kind": "container", **seen})
+            ground_key = step_key(None, {"kind": "container", **seen})
             notes = {name: text for name, text in image.notes.items() if name not in ("reference", "digest", "names")}
             notes["base"] = image.notes.get("reference", image.name)
-            return Ground(image.layers, known, image.environment, image.workdir, image.user, True, image.config, notes)
+            return Ground(
+                image.layers, ground_key, image.environment, image.workdir, image.user, True, image.config, notes
+            )
         from minisandbox.images.oci.pull import ensure_root  # noqa: PLC0415 - loads an HTTP client
 
         key = ensure_root(self.store).key
@@ -293,7 +295,7 @@ class Chain:
     name: str
     ground: Ground
     recipe: r.Recipe
-    kept: Mapping[str, str]
+    layers_by_hand: Mapping[str, str]
     steps: list[PlannedStep] = field(default_factory=list)
     aside: list[PlannedStep] = field(default_factory=list)
     environment: dict[str, str] = field(init=False)
@@ -301,10 +303,10 @@ class Chain:
     interpreter: Interpreter | None = None
     source: r.Source | None = None
     checked_out: PlannedStep | None = None
-    known: str = field(init=False)  # what the next step's key depends on: everything below, however it is stored
+    key: str = field(init=False)  # what the next step's key depends on: everything below, however it is stored
 
     def __post_init__(self) -> None:
-        self.known = self.ground.known
+        self.key = self.ground.key
         self.environment = dict(self.ground.environment)
         self._add_kept()
 
@@ -348,7 +350,7 @@ class Chain:
         self.go_on(self.recipe)
         ground = replace(self.ground, environment=self.variables)
         steps, aside = tuple(self.steps), tuple(self.aside)
-        return Plan(self.name, ground, steps, aside, self.tests, self.known, self.recipe.lock)
+        return Plan(self.name, ground, steps, aside, self.tests, self.key, self.recipe.lock)
 
     def add(self, step: r.Step) -> None:
         """Add a step of the recipe."""
@@ -390,11 +392,11 @@ class Chain:
         """Return what identifies what a Dockerfile copies from, and its layers; plans the steps that make them."""
         if isinstance(base, r.OciBase):
             ground = self.planner.ground(base)
-            return ground.known, ground.layers
+            return ground.key, ground.layers
         other = self.planner.stage(base.recipe)
-        known = {planned.key for planned in (*self.aside, *self.steps)}
-        self.aside += [planned for planned in (*other.aside, *other.steps) if planned.key not in known]
-        return other.known, other.layers
+        keys = {planned.key for planned in (*self.aside, *self.steps)}
+        self.aside += [planned for planned in (*other.aside, *other.steps) if planned.key not in keys]
+        return other.key, other.layers
 
     def _check_out(self, source: r.Source) -> None:
         self.source = source
@@ -418,8 +420,8 @@ class Chain:
         assert self.source is not None
         assert self.checked_out is not None
         if self.ground.own_root:
-            for one in making.plain_install_steps(step, self.workdir):
-                self._put(one)
+            for install_step in making.plain_install_steps(step, self.workdir):
+                self._put(install_step)
             return
         described = self.planner.described(self.source, self.checked_out.key)
         self._put(making.install_step(step, self.interpreter, described, self.workdir))
@@ -444,23 +446,23 @@ class Chain:
         key = step_key(over.key if over else None, step.definition)
         planned = replace(self._planned(step), key=key, below=below)
         self.steps.append(planned)
-        self.known = step_key(self.known, step.definition)
+        self.key = step_key(self.key, step.definition)
         self._add_kept()
         return planned
 
     def _append(self, planned: PlannedStep) -> None:
         self.steps.append(planned)
-        self.known = planned.key
+        self.key = planned.key
 
     def _add_kept(self) -> None:
         """Add what was made by hand over the last step."""
-        while (layer := self.kept.get(self.layers[-1])) is not None:
+        while (layer := self.layers_by_hand.get(self.layers[-1])) is not None:
             self._append(replace(self._planned(kept_step(self.name, layer)), key=layer))
 
     def _planned(self, step: BuildStep, user: str = "", workdir: PurePosixPath | None = None) -> PlannedStep:
         """A step over those so far, without adding it."""
         return PlannedStep(
-            step, step_key(self.known, step.definition), self.layers, self.variables,
+            step, step_key(self.key, step.definition), self.layers, self.variables,
             self.recipe.step_timeout, own_root=self.ground.own_root, user=user, workdir=workdir or self.workdir,
         )  # fmt: skip
 

@@ -116,7 +116,7 @@ class BuildStep:
 
     name: str
     definition: Mapping[str, JSONValue]
-    prepare: Callable[[Path], Work | Made | Callable[[Place], Made]]
+    prepare: Callable[[Path], Work | Made | Callable[[StepContext], Made]]
     detail: str = ""
 
 
@@ -165,7 +165,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepContext:
     """Where one step runs.
 
     Attributes:
@@ -197,12 +197,12 @@ class Place:
         return self.planned.timeout
 
 
-def run_step(place: Place, work: Work) -> Made:
+def run_step(context: StepContext, work: Work) -> Made:
     """Run a step.
 
     Args:
-        place: where.
-        work: what.
+        context: where it runs.
+        work: what it does.
 
     Returns:
         The tree of everything it wrote, and its facts.
@@ -214,35 +214,35 @@ def run_step(place: Place, work: Work) -> Made:
         DiskFull: the store's disk is full.
         SandboxCreationError: there could be no sandbox.
     """
-    with _reaching(place, work) as (access, served):
-        made = _run_in_sandbox(place, work, access)
+    with _reaching(context, work) as (access, served):
+        result = _run_in_sandbox(context, work, access)
     return (
-        made
+        result
         if served is None
-        else replace(made, facts={**made.facts, PACKAGES: packages_fact(served.packages.values())})
+        else replace(result, facts={**result.facts, PACKAGES: packages_fact(served.packages.values())})
     )
 
 
 @contextmanager
-def _reaching(place: Place, work: Work) -> Iterator[tuple[Access, Served | None]]:
+def _reaching(context: StepContext, work: Work) -> Iterator[tuple[Access, Served | None]]:
     """What the step reaches, for its time; its error also says what the package index complained of."""
     if work.index is None:
-        yield host_access(None, host_settings(), place.step) if work.host else Access(Network.off(), {}), None
+        yield host_access(None, host_settings(), context.step) if work.host else Access(Network.off(), {}), None
         return
     served = Served(work.index)
-    with place.session.index.serve(served) as url:
+    with context.session.index.serve(served) as url:
         try:
-            yield host_access(url, host_settings(), place.step) if work.host else index_access(url), served
+            yield host_access(url, host_settings(), context.step) if work.host else index_access(url), served
         except BuildError as error:
             if served.full is not None:  # what could not be kept is gone by now, and there is room again
                 raise served.full from error
             error.reason = "\n".join(filter(None, (*_index_reasons(served), error.reason))) or None
             if served.failed is not None:  # the step might have succeeded otherwise
                 raise IndexUnavailable(
-                    f"build step {place.step!r} of image {place.image!r} failed while the package index did",
+                    f"build step {context.step!r} of image {context.image!r} failed while the package index did",
                     reason=error.reason,
                     hint="see that the index answers, and give the same command again: what is finished is kept; "
-                    f"the step's log is {place.log}",
+                    f"the step's log is {context.log}",
                 ) from error
             raise
 
@@ -253,36 +253,36 @@ def _index_reasons(served: Served) -> Iterator[str]:
     yield from served.complaints[:_COMPLAINTS]
 
 
-def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
-    upper = place.staging / "upper"
+def _run_in_sandbox(context: StepContext, work: Work, access: Access) -> Made:
+    upper = context.staging / "upper"
     upper.mkdir(mode=0o755)
     mounts = (*work.mounts, *access.mounts)
-    limits = build_limits(place.session.memory)
+    limits = build_limits(context.session.memory)
     with (
-        _sandbox(place, work, limits, access.network, mounts, upper) as box,
-        place.session.cancellation.running(box),
+        _sandbox(context, work, limits, access.network, mounts, upper) as box,
+        context.session.cancellation.running(box),
     ):
-        _write_files(box, place, work)
-        _run_commands(box, place, replace(work, environment={**access.environment, **work.environment}))
+        _write_files(box, context, work)
+        _run_commands(box, context, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
     # reading a step's files may take as long as the step: a host is not held up by what it left behind
-    return Made(upper / "tree", facts, patience=max(place.timeout, LEAST_READING))
+    return Made(upper / "tree", facts, patience=max(context.timeout, LEAST_READING))
 
 
 def _sandbox(
-    place: Place, work: Work, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path
+    context: StepContext, work: Work, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path
 ) -> Sandbox:
     """The sandbox of a step: the image's own; for our tools, one that sees the image's tree."""
-    name = f"{place.image}: {place.step}"
+    name = f"{context.image}: {context.step}"
     if work.tools:
-        empty = place.staging / "empty"
+        empty = context.staging / "empty"
         empty.mkdir()
-        image = Mount(empty, IMAGE, below=place.layers, upper=upper)
-        spec = ImageSpec(name, (place.helper,))
+        image = Mount(empty, IMAGE, below=context.layers, upper=upper)
+        spec = ImageSpec(name, (context.helper,))
         return build_sandbox(spec, limits, network, (image, *mounts), None)
-    planned = place.planned
+    planned = context.planned
     spec = ImageSpec(
-        name, place.layers, planned.environment, planned.workdir, host_usr=not planned.own_root, user=planned.user
+        name, context.layers, planned.environment, planned.workdir, host_usr=not planned.own_root, user=planned.user
     )
     return build_sandbox(spec, limits, network, mounts, upper)
 
@@ -333,9 +333,9 @@ def build_limits(memory: int | None) -> Limits:
         memory: bytes that all processes of the step may hold; None: no limit.
     """
 
-    def at_most(wanted: int, kind: int) -> int:
+    def at_most(limit: int, kind: int) -> int:
         hard = resource.getrlimit(kind)[1]
-        return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        return limit if hard == resource.RLIM_INFINITY else min(limit, hard)
 
     return Limits(
         memory=memory,
@@ -346,25 +346,25 @@ def build_limits(memory: int | None) -> Limits:
     )
 
 
-def _write_files(box: Sandbox, place: Place, work: Work) -> None:
-    if work.tools or not place.planned.own_root:  # the /tmp of a container image is part of its layers
+def _write_files(box: Sandbox, context: StepContext, work: Work) -> None:
+    if work.tools or not context.planned.own_root:  # the /tmp of a container image is part of its layers
         box.files.mkdir(BUILD)
     for name, content in work.files:
         box.files.write_bytes(BUILD / name, content)
 
 
-def _run_commands(box: Sandbox, place: Place, work: Work) -> None:
-    deadline = time.monotonic() + place.timeout
+def _run_commands(box: Sandbox, context: StepContext, work: Work) -> None:
+    deadline = time.monotonic() + context.timeout
     log, spoke = bytearray(), False
     for command in work.commands:
-        left = max(deadline - time.monotonic(), 0.1)
-        result = box.exec(command.argv, timeout=left, env=work.environment)
+        remaining = max(deadline - time.monotonic(), 0.1)
+        result = box.exec(command.argv, timeout=remaining, env=work.environment)
         log += logged(f"$ {command.title}", result)
         spoke = spoke or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
         if spoke:  # a log that says nothing would take a block for each step of each image
-            write_log(place.log, bytes(log))
+            write_log(context.log, bytes(log))
         if not result.ok:
-            raise failure(place, command.title, result, work)
+            raise failure(context, command.title, result, work)
 
 
 def logged(title: str, result: ExecResult) -> bytes:
@@ -385,51 +385,51 @@ def write_log(path: Path, data: bytes) -> None:
         write_atomic(path, data)
 
 
-def failure(place: Place, title: str, result: ExecResult, work: Work | None = None) -> MiniSandboxError:
+def failure(context: StepContext, title: str, result: ExecResult, work: Work | None = None) -> MiniSandboxError:
     """Return the error of a step whose command failed.
 
     Args:
-        place: where it ran.
+        context: where it ran.
         title: the command, for people.
         result: how it ended.
         work: what a step of our own scripts does; they say by their status that a patch does not apply.
     """
     output = (result.stdout + result.stderr).strip()
     tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
-    if _lacked_space(place, output):
-        fault = disk_full(f"finish build step {place.step!r} of image {place.image!r}")
+    if _lacked_space(context, output):
+        fault = disk_full(f"finish build step {context.step!r} of image {context.image!r}")
         fault.reason = "\n".join(filter(None, (fault.reason, tail)))
         return fault
     if work is not None and result.exit_code == PATCH_STATUS:
         reason = "\n".join(filter(None, (work.patch_note, tail.replace(str(BUILD / "patch"), "the patch"))))
         hint = "make it from the very source that the recipe names"
-        return PatchError(f"{work.patch} of image {place.image!r} does not apply", reason=reason, hint=hint)
-    kept = "the head and the tail of its output are" if result.dropped_stdout else "the whole output is"
-    where = "" if title == place.step else f" at {title.splitlines()[0][:120]!r}"
+        return PatchError(f"{work.patch} of image {context.image!r} does not apply", reason=reason, hint=hint)
+    logged_part = "the head and the tail of its output are" if result.dropped_stdout else "the whole output is"
+    where = "" if title == context.step else f" at {title.splitlines()[0][:120]!r}"
     return BuildError(
-        f"build step {place.step!r} of image {place.image!r} failed{where}: {result.fate}",
-        step=place.step,
-        log=place.log,
-        reason="\n".join(filter(None, (_likely(result, tail, place, work), tail))) or None,
-        hint=f"{kept} in {place.log}",
+        f"build step {context.step!r} of image {context.image!r} failed{where}: {result.fate}",
+        step=context.step,
+        log=context.log,
+        reason="\n".join(filter(None, (_likely(result, tail, context, work), tail))) or None,
+        hint=f"{logged_part} in {context.log}",
     )
 
 
-def _likely(result: ExecResult, tail: str, place: Place, work: Work | None) -> str:
+def _likely(result: ExecResult, tail: str, context: StepContext, work: Work | None) -> str:
     if result.outcome is Outcome.TIMEOUT:
         option = "" if work is None else " (PythonRecipe.step_timeout)"
-        return f"the step hangs, or needs more than {place.timeout:.0f} s{option}"
+        return f"the step hangs, or needs more than {context.timeout:.0f} s{option}"
     return next((reason for pattern, reason in _REASONS if work is not None and re.search(pattern, tail)), "")
 
 
-def _lacked_space(place: Place, output: str) -> bool:
+def _lacked_space(context: StepContext, output: str) -> bool:
     """Whether the store's disk is full: few programs say that a write was cut short (tar does not).
 
     One that says so may have removed its files before it ended, as pip does.
     """
     named = any(text in output for text in _NO_SPACE)
-    with store_faults(f"look for space for build step {place.step!r}"):
-        return is_full(place.staging, _ROOMY if named else NEARLY_FULL)
+    with store_faults(f"look for space for build step {context.step!r}"):
+        return is_full(context.staging, _ROOMY if named else NEARLY_FULL)
 
 
 def mount_points(paths: Sequence[tuple[Path, str]]) -> tuple[Mount, ...]:

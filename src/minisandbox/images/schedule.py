@@ -117,20 +117,20 @@ def build_all(
         DiskFull: the container images do not fit into the store; nothing was pulled or built.
     """
     planner, note = Planner(store, mirrors), note or (lambda _: None)
-    known = _Known(store, on_image or (lambda _: None))
-    made, budget = known.evaluate(recipes), budget or Budget()
-    planner.fetch(made.values(), progress, on_remaining, note)
-    plans = known.plan(made, planner)
+    outcomes = _Known(store, on_image or (lambda _: None))
+    evaluated, budget = outcomes.evaluate(recipes), budget or Budget()
+    planner.fetch(evaluated.values(), progress, on_remaining, note)
+    plans = outcomes.plan(evaluated, planner)
     with PackageIndex(store) as index:
         session = Session(store, index, budget.step_memory, cancellation or Cancellation())
         work = _Work(Maker(session, planner.base(), progress), plans, on_remaining, budget.workers, retry_failed)
-        work.run(known.record)
-    known.failures |= {name: error.about(name) for name, error in work.failures.items()}
+        work.run(outcomes.record)
+    outcomes.failures |= {name: error.about(name) for name, error in work.failures.items()}
     for name, plan in plans.items():
-        if name not in known.failures:
-            known.record(plan)
-    images = {name: known.images[name] for name in plans if name in known.images}
-    return Built(images, {name: known.failures[name] for name in recipes if name in known.failures}, work.seconds)
+        if name not in outcomes.failures:
+            outcomes.record(plan)
+    images = {name: outcomes.images[name] for name in plans if name in outcomes.images}
+    return Built(images, {name: outcomes.failures[name] for name in recipes if name in outcomes.failures}, work.seconds)
 
 
 class _Known:
@@ -141,20 +141,20 @@ class _Known:
         tell: told of each image, once.
     """
 
-    def __init__(self, store: Store, tell: Callable[[Image], None]) -> None:
+    def __init__(self, store: Store, on_image: Callable[[Image], None]) -> None:
         self.images: dict[str, Image] = {}
         self.failures: dict[str, MiniSandboxError] = {}
-        self._store, self._tell = store, tell
+        self._store, self._tell = store, on_image
 
     def evaluate(self, recipes: Mapping[str, Callable[[], Buildable]]) -> dict[str, Buildable]:
         """Return the recipes that there are; one bad recipe must not cost the others."""
-        made: dict[str, Buildable] = {}
+        evaluated: dict[str, Buildable] = {}
         for name, recipe in recipes.items():
             try:
-                made[name] = recipe()
+                evaluated[name] = recipe()
             except MiniSandboxError as error:
                 self.failures[name] = copy(error).about(name)  # a shared source is asked once
-        return made
+        return evaluated
 
     def plan(self, recipes: Mapping[str, Buildable], planner: Planner) -> dict[str, Plan]:
         """Plan images; record those whose layers are all there."""
@@ -318,12 +318,12 @@ class _Work:
     def _fail(self, key: str, error: MiniSandboxError) -> None:
         node = self._nodes[key]
         for name in node.names:
-            own = copy(error)  # names this image, not the one whose plan the layer was made by
-            own.what = own.what.replace(f"image {node.plan.name!r}", f"image {name!r}")
+            own_error = copy(error)  # names this image, not the one whose plan the layer was made by
+            own_error.what = own_error.what.replace(f"image {node.plan.name!r}", f"image {name!r}")
             if key not in self._known:
-                note_failure(self._store, self._plans[name], node.planned, own)
+                note_failure(self._store, self._plans[name], node.planned, own_error)
             if name not in self.failures:
-                self.failures[name] = own
+                self.failures[name] = own_error
                 self._give_up(name)
 
     def _give_up(self, name: str) -> None:

@@ -44,8 +44,8 @@ _SETTINGS = ("sources.list", "sources.list.d", "trusted.gpg", "trusted.gpg.d", "
 
 def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
     """The step that makes the environment: a copy of a prefix, or a virtual environment over the system's."""
-    own = interpreter.own_prefix
-    kind = "python_copy" if own else "python_venv"
+    is_copied = interpreter.own_prefix
+    kind = "python_copy" if is_copied else "python_venv"
     text = step_script("python", kind, "python_check")
     definition: dict[str, JSONValue] = {
         "kind": kind,
@@ -54,24 +54,24 @@ def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
         "build": interpreter.build,
         "stamp": interpreter.stamp,
         "scripts": _digest(text),
-        **({"copy": PREFIX_VERSION} if own else _pinned(step.index)),
+        **({"copy": PREFIX_VERSION} if is_copied else _pinned(step.index)),
     }
 
     def prepare(staging: Path) -> Work:
-        modules = _importable(interpreter) if own else ()
+        modules = _importable(interpreter) if is_copied else ()
         variables = {
             "PYTHON_VERSION": interpreter.version,
             "PYTHON_MODULES": " ".join(modules),
             "SYSTEM_PYTHON": str(interpreter.executable),
         }
         work = Work((_bash("python", text),), environment=variables)
-        if not own:
+        if not is_copied:
             return _with_uv(work, step.index)
         with store_faults(f"copy Python {interpreter.version} from {interpreter.prefix}"):
             copy_prefix(interpreter, staging / "prefix", ENVIRONMENT)
         return replace(work, mounts=mount_points([(staging / "prefix", "prefix")]))
 
-    return BuildStep("python", definition, prepare, f"{interpreter.version} ({'copy' if own else 'venv'})")
+    return BuildStep("python", definition, prepare, f"{interpreter.version} ({'copy' if is_copied else 'venv'})")
 
 
 def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> BuildStep:
@@ -133,15 +133,15 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
 
     def prepare(staging: Path) -> Work:
         with store_faults(f"fetch {source.commit}"):
-            taken = mirrors.take(source, staging, timeout=timeout)
+            commit = mirrors.take(source, staging, timeout=timeout)
         return Work(
             (_bash("source", text),),
             files=(
-                (DESCRIBED, taken.described.encode()),
-                (MERGED, "\n".join(taken.submodules).encode("utf-8", "replace")),
+                (DESCRIBED, commit.described.encode()),
+                (MERGED, "\n".join(commit.submodules).encode("utf-8", "replace")),
             ),
-            environment={"GIT_TREE": taken.tree},
-            mounts=mount_points([(taken.pack, "pack")]),
+            environment={"GIT_TREE": commit.tree},
+            mounts=mount_points([(commit.pack, "pack")]),
             facts=("submodules", "pointers", DESCRIBED, MERGED),
             tools=True,
         )
@@ -425,7 +425,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def system_step(wanted: InstallSystem) -> BuildStep:
+def system_step(step: InstallSystem) -> BuildStep:
     """The step that installs packages of the host's distribution with apt-get.
 
     Raises:
@@ -434,16 +434,16 @@ def system_step(wanted: InstallSystem) -> BuildStep:
     text = script("system_apt", RANK=str(RANKS.index("system")))
     definition: dict[str, JSONValue] = {
         "kind": "system",
-        "packages": list(wanted.packages),
+        "packages": list(step.packages),
         "scripts": _digest(text),
     }
 
     def prepare(staging: Path) -> Work:
-        _check_host(wanted.packages)
+        _check_host(step.packages)
         with store_faults("copy apt's settings"):
             _copy_settings(staging / "apt")
         mounts = mount_points([(staging / "apt", "apt"), (Path("/var/lib/dpkg"), "dpkg")])
-        listed = "".join(f"{package}\n" for package in wanted.packages)
+        listed = "".join(f"{package}\n" for package in step.packages)
         files = (
             ("packages", listed.encode()),
             ("passwd", _system_entries("passwd")),
@@ -451,20 +451,20 @@ def system_step(wanted: InstallSystem) -> BuildStep:
         )
         return Work((_bash("system", text),), files=files, mounts=mounts, host=True, facts=("versions",))
 
-    return BuildStep("system", definition, prepare, " ".join(wanted.packages))
+    return BuildStep("system", definition, prepare, " ".join(step.packages))
 
 
 def _check_host(packages: tuple[str, ...]) -> None:
-    asked = f"system packages ({' '.join(packages)})"
+    what = f"system packages ({' '.join(packages)})"
     if shutil.which("apt-get") is None or not Path("/var/lib/dpkg/status").is_file():
         raise HostError(
-            f"{asked} cannot be installed here",
+            f"{what} cannot be installed here",
             reason="this machine has no apt-get, the only package manager that is supported",
             hint="install them on the machine itself (images show its /usr) and leave them out of the recipe",
         )
     if not current_controller().launcher.writable_usr:
         raise HostError(
-            f"{asked} cannot be installed by this user",
+            f"{what} cannot be installed by this user",
             reason="the host's /usr belongs to the host's root, so an ordinary user's sandboxes show it read-only",
             hint="install them on the machine itself (images show its /usr) and leave them out of the recipe, "
             "or build the image as root",

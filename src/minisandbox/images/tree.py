@@ -61,28 +61,28 @@ class ImageTree:
     def has(self, path: str) -> bool:
         """Whether there is anything at a path; a link that leads nowhere is."""
         folder, _, name = path.rstrip("/").rpartition("/")
-        found = self.resolve(folder)
-        return found is not None and self._status((*found, name)) is not None
+        parent = self.resolve(folder)
+        return parent is not None and self._status((*parent, name)) is not None
 
     def names(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; none where there is no directory."""
-        found = self.resolve(path)
+        parts = self.resolve(path)
         with suppress(OSError):
-            return [] if found is None else self.files.names(found)
+            return [] if parts is None else self.files.names(parts)
         return []
 
-    def read(self, path: str, most: int = 16 << 20) -> bytes:
+    def read(self, path: str, limit: int = 16 << 20) -> bytes:
         """Return the beginning of a regular file; nothing for anything else.
 
         Args:
             path: the file.
-            most: bytes.
+            limit: bytes.
         """
-        found = self.resolve(path)
-        info = None if found is None else self._status(found)
-        if found is not None and info is not None and stat.S_ISREG(info.st_mode):
-            with suppress(OSError), self.files.open(found) as file:
-                return file.read(most)
+        parts = self.resolve(path)
+        info = None if parts is None else self._status(parts)
+        if parts is not None and info is not None and stat.S_ISREG(info.st_mode):
+            with suppress(OSError), self.files.open(parts) as file:
+                return file.read(limit)
         return b""
 
     def _status(self, path: Parts) -> os.stat_result | None:

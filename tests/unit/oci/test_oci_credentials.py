@@ -127,7 +127,7 @@ def test_credentials_are_not_sent_to_a_token_server_without_tls(
     store: Store, image: MadeImage, monkeypatch: pytest.MonkeyPatch, server: Registry
 ) -> None:
     monkeypatch.setattr(http.Connection, "_may_be_plain", False)
-    monkeypatch.setattr(http.Connection, "_base", lambda self: f"http://{self.place.host}")
+    monkeypatch.setattr(http.Connection, "_base", lambda self: f"http://{self.remote.host}")
     server.token = "T0KEN"
     with pytest.raises(RegistryError, match="not sent without TLS"):
         pull(server.add(image, "1"), store=store)

@@ -40,7 +40,7 @@ _WHO = {"u": (stat.S_IRWXU, 6), "g": (stat.S_IRWXG, 3), "o": (stat.S_IRWXO, 0)}
 
 
 def copy_layer(
-    copy: CopyFiles, sources: tuple[Source, ...], tree: Tree, place: Path, below: Below, *, keep_owners: bool
+    copy: CopyFiles, sources: tuple[Source, ...], tree: Tree, directory: Path, below: Below, *, keep_owners: bool
 ) -> Unpacked:
     """Make the layer of a COPY.
 
@@ -48,7 +48,7 @@ def copy_layer(
         copy: the instruction.
         sources: what is copied.
         tree: what that lies in.
-        place: a new directory for the layer.
+        directory: a new directory for the layer.
         below: the layers that it is made over.
         keep_owners: whether files get other owners than this process's.
 
@@ -66,7 +66,7 @@ def copy_layer(
     if keep_owners and max(owner or (0,)) > (last := last_id()):
         refuse(copy, f"this process's sandboxes have no ids above {last}", f"give an id up to {last}")
     reader = _Members(copy, sources, tree, below, owner)
-    return unpack_members(reader, place, below, keep_owners=keep_owners)
+    return unpack_members(reader, directory, below, keep_owners=keep_owners)
 
 
 class _Made:
@@ -179,12 +179,12 @@ class _Members:
 
     def _read(self, item: Item) -> Iterator[bytes]:
         """Yield a file's content; it must be as long as it was when it was listed."""
-        left = item.member.size
+        remaining = item.member.size
         with self._tree.open(item.source) as file:
-            while left and (part := file.read(min(left, _CHUNK))):
-                left -= len(part)
+            while remaining and (part := file.read(min(remaining, _CHUNK))):
+                remaining -= len(part)
                 yield part
-            if left or file.read(1):
+            if remaining or file.read(1):
                 refuse(self._copy, f"{'/'.join(item.source)!r} changed meanwhile", "build again")
 
     # --- archives ---
@@ -205,24 +205,24 @@ class _Members:
             yield stream
 
     def _extracted(self, item: Item, root: Parts) -> Iterator[Member]:
-        made = _Made(self._image)
+        extracted = _Made(self._image)
         with self._opened(item) as stream:
             reader = TarReader(stream)
             for member in reader:
-                path = self._inside(made, reader, member, root)
+                path = self._inside(extracted, reader, member, root)
                 if member.kind == HARD_LINK:
                     target = _parts(reader, member, member.target)
                     member.target = _name((*root, *target))
                 if path == root and member.kind == DIRECTORY:  # the destination is there
                     continue
                 yield from self._folders(path[:-1])
-                made.paths.add(path)
+                extracted.paths.add(path)
                 self._known.add(path)
                 self._content = reader.content()
                 yield self._owned(replace(member, name=_name(path)))
             # engines do not read what follows the archive's end: it may be padding or anything else
 
-    def _inside(self, made: _Made, reader: TarReader, member: Member, root: Parts) -> Parts:
+    def _inside(self, extracted: _Made, reader: TarReader, member: Member, root: Parts) -> Parts:
         """Where a member of an archive comes to lie: its directories may be links of the image."""
         parts = _parts(reader, member, member.name)
         if not parts:
@@ -230,7 +230,7 @@ class _Members:
         if any(part.startswith(WHITEOUT) for part in parts):
             reader.refuse(f"no layer can have names that begin with {WHITEOUT}", member.name)
         try:
-            return (*resolve(made, (*root, *parts[:-1])), parts[-1])
+            return (*resolve(extracted, (*root, *parts[:-1])), parts[-1])
         except LinkError as error:
             reader.refuse(str(error), member.name)
 
@@ -305,11 +305,11 @@ def changed_mode(text: str, mode: int, *, is_folder: bool) -> int:
     if re.fullmatch(r"[0-7]{1,5}", text) and int(text, 8) <= 0o7777:
         return int(text, 8)
     for clause in text.split(","):
-        found = _CLAUSE.fullmatch(clause)
-        if found is None:
+        match = _CLAUSE.fullmatch(clause)
+        if match is None:
             raise ValueError(f"{text!r} is not a mode: write it like 755 or u=rwX,go=rX")
-        who = "ugo" if "a" in found[1] or not found[1] else found[1]
-        for sign, letters in re.findall(r"([-+=])([rwxXst]*)", found[2]):
+        who = "ugo" if "a" in match[1] or not match[1] else match[1]
+        for sign, letters in re.findall(r"([-+=])([rwxXst]*)", match[2]):
             mode = _applied(mode, who, sign, letters, is_folder=is_folder)
     return mode
 
@@ -317,15 +317,15 @@ def changed_mode(text: str, mode: int, *, is_folder: bool) -> int:
 def _applied(mode: int, who: str, sign: str, letters: str, *, is_folder: bool) -> int:
     runs = "x" in letters or ("X" in letters and (is_folder or mode & 0o111))
     bits = 4 * ("r" in letters) + 2 * ("w" in letters) + bool(runs)
-    given = mask = 0
-    for one in who:
-        area, shift = _WHO[one]
+    permissions = mask = 0
+    for letter in who:
+        area, shift = _WHO[letter]
         mask |= area
-        given |= bits << shift
-        if "s" in letters and one in "ug":
-            given |= stat.S_ISUID if one == "u" else stat.S_ISGID
+        permissions |= bits << shift
+        if "s" in letters and letter in "ug":
+            permissions |= stat.S_ISUID if letter == "u" else stat.S_ISGID
     if "t" in letters:
-        given |= stat.S_ISVTX
+        permissions |= stat.S_ISVTX
     if sign == "=":
-        return mode & ~mask | given
-    return mode | given if sign == "+" else mode & ~given
+        return mode & ~mask | permissions
+    return mode | permissions if sign == "+" else mode & ~permissions

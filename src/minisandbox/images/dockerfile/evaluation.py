@@ -19,7 +19,7 @@ from minisandbox.errors import DockerfileError, MiniSandboxError
 from minisandbox.images.dockerfile.parsing import Dockerfile, Instruction, parse_trigger
 from minisandbox.images.dockerfile.stages import parse_mount
 from minisandbox.images.image import DEFAULT_PATH
-from minisandbox.images.oci.manifest import Platform, own_platform, parse_platform, text_of, texts_of
+from minisandbox.images.oci.manifest import Platform, own_platform, platform_or_own, text_of, texts_of
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.spec import (
     Context,
@@ -39,7 +39,9 @@ _T = TypeVar("_T")
 PIPES = "/dev/pipes"
 """Where a RUN finds the document that it executes (BuildKit's place)."""
 PROXIES = tuple(
-    name for one in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY") for name in (one, one.lower())
+    name
+    for upper in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
+    for name in (upper, upper.lower())
 )
 """Arguments that a RUN sees without an ARG, and that do not decide its result."""
 TIMEOUT = 7200.0
@@ -88,12 +90,12 @@ class _Block:
         return self.start.args[2].lower() if len(self.start.args) == 3 else ""
 
 
-def evaluate(parsed: Dockerfile, wanted: BuildOptions, bases: Bases, context: Context) -> Recipe:
+def evaluate(parsed: Dockerfile, options: BuildOptions, bases: Bases, context: Context) -> Recipe:
     """Evaluate a Dockerfile.
 
     Args:
         parsed: it.
-        wanted: what is to be built of it.
+        options: what is to be built of it.
         bases: gives the configuration of base images.
         context: what COPY and ADD take files from.
 
@@ -104,18 +106,18 @@ def evaluate(parsed: Dockerfile, wanted: BuildOptions, bases: Bases, context: Co
         DockerfileError: something is wrong or unsupported; the error names the line. Nothing has run then.
     """
     head, blocks = _split(parsed)
-    blocks = _until(blocks, wanted.target)
-    run = _Evaluation(parsed.escape, wanted, bases, blocks, context)
+    blocks = _until(blocks, options.target)
+    run = _Evaluation(parsed.escape, options, bases, blocks, context)
     run.take_globals(head)
     return run.stage(len(blocks) - 1).recipe
 
 
 def _split(parsed: Dockerfile) -> tuple[tuple[Instruction, ...], tuple[_Block, ...]]:
-    starts = [number for number, one in enumerate(parsed.instructions) if one.name == "FROM"]
+    starts = [number for number, instruction in enumerate(parsed.instructions) if instruction.name == "FROM"]
     head = parsed.instructions[: starts[0] if starts else None]
-    for one in head:
-        if one.name != "ARG":
-            one.refuse("only ARG can come before the first FROM")
+    for instruction in head:
+        if instruction.name != "ARG":
+            instruction.refuse("only ARG can come before the first FROM")
     if not starts:
         raise DockerfileError("the Dockerfile has no FROM", hint="begin with FROM IMAGE")
     ends = (*starts[1:], len(parsed.instructions))
@@ -132,35 +134,35 @@ def _until(blocks: tuple[_Block, ...], target: str | None) -> tuple[_Block, ...]
     for block in reversed(blocks):
         if target.lower() == block.name or target == str(block.number):
             return blocks[: block.number + 1]
-    known = ", ".join(block.name for block in blocks if block.name) or "none has a name"
-    raise DockerfileError(f"there is no stage {target!r}", reason=f"stages: {known}")
+    names = ", ".join(block.name for block in blocks if block.name) or "none has a name"
+    raise DockerfileError(f"there is no stage {target!r}", reason=f"stages: {names}")
 
 
 class _Evaluation:
     """One evaluation: the arguments before the first FROM, and the stages that are needed."""
 
     def __init__(
-        self, escape: str, wanted: BuildOptions, bases: Bases, blocks: tuple[_Block, ...], context: Context
+        self, escape: str, options: BuildOptions, bases: Bases, blocks: tuple[_Block, ...], context: Context
     ) -> None:
         self.escape = escape
-        self.wanted = wanted
+        self.options = options
         self.context = context
-        self.arguments = wanted.arguments
+        self.arguments = options.arguments
         self.bases = bases
-        self.platform = parse_platform(wanted.platform) if wanted.platform else own_platform()
-        self.explicit = wanted.platform
+        self.platform = platform_or_own(options.platform)
+        self.explicit = options.platform
         self.globals = _platform_arguments(self.platform)
         self._blocks = blocks
         self._stages: dict[int, StageBase] = {}
 
     def take_globals(self, head: Iterable[Instruction]) -> None:
-        for one in head:
-            for text in one.args:
+        for instruction in head:
+            for text in instruction.args:
                 name, equals, value = text.partition("=")
                 if name in self.arguments:
                     self.globals[name] = self.arguments[name]
                 elif equals:
-                    self.globals[name] = self.word(value, self.globals, one)
+                    self.globals[name] = self.word(value, self.globals, instruction)
 
     def stage(self, number: int) -> StageBase:
         """Return a stage, evaluated once."""
@@ -168,41 +170,41 @@ class _Evaluation:
             self._stages[number] = self._evaluate(self._blocks[number])
         return self._stages[number]
 
-    def origin(self, text: str, one: Instruction, before: int) -> OciBase | StageBase:
+    def origin(self, text: str, instruction: Instruction, before: int) -> OciBase | StageBase:
         """Return the stage or the image that a ``--from`` means."""
         if text.isdigit():
             if int(text) >= before:
-                one.refuse(f"--from={text}: there is no such stage before this one")
+                instruction.refuse(f"--from={text}: there is no such stage before this one")
             return self.stage(int(text))
         for block in reversed(self._blocks[:before]):
             if block.name == text.lower():
                 return self.stage(block.number)
         if text.lower() in {block.name for block in self._blocks[before:]} - {""}:
-            one.refuse(f"--from={text}: that stage comes later, or is this one")
+            instruction.refuse(f"--from={text}: that stage comes later, or is this one")
         return OciBase(text, self.explicit)
 
-    def word(self, text: str, variables: Mapping[str, str], one: Instruction) -> str:
+    def word(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
         """Expand variables in one word, and drop its quotes."""
-        return self._lexed(lambda lexer: lexer.process_word(text), variables, one)
+        return self._lexed(lambda lexer: lexer.process_word(text), variables, instruction)
 
-    def words(self, text: str, variables: Mapping[str, str], one: Instruction) -> list[str]:
+    def words(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> list[str]:
         """Expand variables, whose values may be several words."""
-        return self._lexed(lambda lexer: lexer.process_words(text), variables, one)
+        return self._lexed(lambda lexer: lexer.process_words(text), variables, instruction)
 
-    def document(self, text: str, variables: Mapping[str, str], one: Instruction) -> str:
+    def document(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
         """Expand variables in a document; quotes stay."""
         try:
             return ShellLex(self.escape, skip_process_quotes=True, env=variables, skip_unset_env=False).process_word(
                 text
             )
         except ValueError as error:
-            one.refuse(str(error))
+            instruction.refuse(str(error))
 
-    def _lexed(self, use: Callable[[ShellLex], _T], variables: Mapping[str, str], one: Instruction) -> _T:
+    def _lexed(self, use: Callable[[ShellLex], _T], variables: Mapping[str, str], instruction: Instruction) -> _T:
         try:
             return use(ShellLex(self.escape, env=variables, skip_unset_env=False))
         except ValueError as error:
-            one.refuse(str(error).replace("failed to process ", ""))
+            instruction.refuse(str(error).replace("failed to process ", ""))
 
     def _evaluate(self, block: _Block) -> StageBase:
         start = block.start
@@ -214,8 +216,8 @@ class _Evaluation:
         config: Config = {}
         if reference == "scratch":
             base = ScratchBase()
-        elif (known := self._known(reference, block.number)) is not None:
-            base, config = known, known.recipe.config
+        elif (stage := self._known(reference, block.number)) is not None:
+            base, config = stage, stage.recipe.config
         else:
             base = OciBase(reference, platform)
             try:
@@ -225,8 +227,8 @@ class _Evaluation:
         state = _State(self, block, config)
         for text in texts_of(config, "OnBuild"):
             state.apply(parse_trigger(text, start, "\\"))
-        for one in block.body:
-            state.apply(one)
+        for instruction in block.body:
+            state.apply(instruction)
         return StageBase(state.finished(base))
 
     def _known(self, reference: str, before: int) -> StageBase | None:
@@ -250,9 +252,9 @@ class _State:
         self._arguments: dict[str, str] = {}
         self._has_command = False
 
-    def apply(self, one: Instruction) -> None:
+    def apply(self, instruction: Instruction) -> None:
         """Apply an instruction."""
-        _INSTRUCTIONS[one.name](self, one)
+        _INSTRUCTIONS[instruction.name](self, instruction)
 
     def finished(self, base: OciBase | ScratchBase | StageBase) -> Recipe:
         """Return the stage as a recipe."""
@@ -261,7 +263,7 @@ class _State:
         is_root = not keeps_owners() or set(self._user.split(":")) <= {"", "0", "root"}
         return Recipe(
             base, tuple(self.steps), tuple(self._variables.items()), PurePosixPath(self._workdir),
-            "" if is_root else self._user, {**dropped, **self._config, "Env": rows}, self._run.wanted.timeout,
+            "" if is_root else self._user, {**dropped, **self._config, "Env": rows}, self._run.options.timeout,
         )  # fmt: skip
 
     @property
@@ -277,91 +279,92 @@ class _State:
     def _user(self) -> str:
         return text_of(self._config, "User")
 
-    def _word(self, text: str, one: Instruction) -> str:
-        return self._run.word(text, self._seen, one)
+    def _word(self, text: str, instruction: Instruction) -> str:
+        return self._run.word(text, self._seen, instruction)
 
     def _absolute(self, path: str) -> str:
         return posixpath.normpath("/" + posixpath.join(self._workdir, path).lstrip("/"))
 
     # --- variables and metadata ---
 
-    def _arg(self, one: Instruction) -> None:
-        for text in one.args:
+    def _arg(self, instruction: Instruction) -> None:
+        for text in instruction.args:
             name, equals, value = text.partition("=")
             if name in self._run.arguments:
                 self._arguments[name] = self._run.arguments[name]
             elif equals:
-                self._arguments[name] = self._word(value, one)
+                self._arguments[name] = self._word(value, instruction)
             elif name in self._run.globals:
                 self._arguments[name] = self._run.globals[name]
 
-    def _env(self, one: Instruction) -> None:
+    def _env(self, instruction: Instruction) -> None:
         seen = self._seen  # names of one ENV do not see each other
         self._variables |= {
-            self._run.word(name, seen, one): self._run.word(value, seen, one) for name, value in one.pairs
+            self._run.word(name, seen, instruction): self._run.word(value, seen, instruction)
+            for name, value in instruction.pairs
         }
 
-    def _label(self, one: Instruction) -> None:
-        labels = {self._word(name, one): self._word(value, one) for name, value in one.pairs}
+    def _label(self, instruction: Instruction) -> None:
+        labels = {self._word(name, instruction): self._word(value, instruction) for name, value in instruction.pairs}
         self._config["Labels"] = {**_mapping(self._config, "Labels"), **labels}
 
-    def _maintainer(self, one: Instruction) -> None:
-        self._config["Author"] = one.args[0]
+    def _maintainer(self, instruction: Instruction) -> None:
+        self._config["Author"] = instruction.args[0]
 
-    def _expose(self, one: Instruction) -> None:
+    def _expose(self, instruction: Instruction) -> None:
         ports = dict(_mapping(self._config, "ExposedPorts"))
-        for word in one.args:
-            for port in self._run.words(word, self._seen, one):
-                ports |= {name: {} for name in _ports(port, one)}
+        for argument in instruction.args:
+            for port in self._run.words(argument, self._seen, instruction):
+                ports |= {name: {} for name in _ports(port, instruction)}
         self._config["ExposedPorts"] = ports
 
-    def _volume(self, one: Instruction) -> None:
-        found: dict[str, JSONValue] = {self._word(path, one): {} for path in one.args}
-        self._config["Volumes"] = {**_mapping(self._config, "Volumes"), **found}
+    def _volume(self, instruction: Instruction) -> None:
+        volumes: dict[str, JSONValue] = {self._word(path, instruction): {} for path in instruction.args}
+        self._config["Volumes"] = {**_mapping(self._config, "Volumes"), **volumes}
 
-    def _stop_signal(self, one: Instruction) -> None:
-        self._config["StopSignal"] = self._word(one.args[0], one)
+    def _stop_signal(self, instruction: Instruction) -> None:
+        self._config["StopSignal"] = self._word(instruction.args[0], instruction)
 
-    def _on_build(self, one: Instruction) -> None:
-        self._config["OnBuild"] = [*texts_of(self._config, "OnBuild"), one.args[0]]
+    def _on_build(self, instruction: Instruction) -> None:
+        self._config["OnBuild"] = [*texts_of(self._config, "OnBuild"), instruction.args[0]]
 
-    def _health(self, one: Instruction) -> None:
-        if one.args[0].upper() == "NONE":
+    def _health(self, instruction: Instruction) -> None:
+        if instruction.args[0].upper() == "NONE":
             self._config["Healthcheck"] = {"Test": ["NONE"]}
             return
-        kind = "CMD" if one.is_json else "CMD-SHELL"
-        found: dict[str, JSONValue] = {"Test": [kind, *one.args[1:]]}
+        kind = "CMD" if instruction.is_json else "CMD-SHELL"
+        check: dict[str, JSONValue] = {"Test": [kind, *instruction.args[1:]]}
         for flag, name in _INTERVALS:
-            if text := one.flag(flag):
-                found[name] = _nanoseconds(text, flag, one)
-        if text := one.flag("retries"):
+            if text := instruction.flag(flag):
+                check[name] = _nanoseconds(text, flag, instruction)
+        if text := instruction.flag("retries"):
             if not text.isdigit():
-                one.refuse(f"--retries={text}: give a number")
-            found["Retries"] = int(text)
-        self._config["Healthcheck"] = found
+                instruction.refuse(f"--retries={text}: give a number")
+            check["Retries"] = int(text)
+        self._config["Healthcheck"] = check
 
     # --- how commands run ---
 
-    def _set_user(self, one: Instruction) -> None:
-        user = self._word(one.args[0], one)
+    def _set_user(self, instruction: Instruction) -> None:
+        user = self._word(instruction.args[0], instruction)
         if not user:
-            one.refuse("the user is empty")
+            instruction.refuse("the user is empty")
         self._config["User"] = user
 
-    def _set_shell(self, one: Instruction) -> None:
-        self._config["Shell"] = list(one.args)
+    def _set_shell(self, instruction: Instruction) -> None:
+        self._config["Shell"] = list(instruction.args)
 
-    def _command(self, one: Instruction) -> None:
-        self._config["Cmd"] = self._line(one)
+    def _command(self, instruction: Instruction) -> None:
+        self._config["Cmd"] = self._line(instruction)
         self._has_command = True
 
-    def _entrypoint(self, one: Instruction) -> None:
-        self._config["Entrypoint"] = self._line(one)
+    def _entrypoint(self, instruction: Instruction) -> None:
+        self._config["Entrypoint"] = self._line(instruction)
         if not self._has_command:  # one of the base was meant for the base's entrypoint
             self._config.pop("Cmd", None)
 
-    def _line(self, one: Instruction) -> list[str]:
-        return list(one.args) if one.is_json else [*self._shell, *one.args]
+    def _line(self, instruction: Instruction) -> list[str]:
+        return list(instruction.args) if instruction.is_json else [*self._shell, *instruction.args]
 
     @property
     def _shell(self) -> tuple[str, ...]:
@@ -369,89 +372,100 @@ class _State:
 
     # --- steps ---
 
-    def _set_workdir(self, one: Instruction) -> None:
-        path = self._word(one.args[0], one)
+    def _set_workdir(self, instruction: Instruction) -> None:
+        path = self._word(instruction.args[0], instruction)
         if not path:
-            one.refuse("the path is empty")
-        self._config["WorkingDir"] = found = self._absolute(path)
-        if found != "/":
-            self.steps.append(CopyFiles(one.line, one.text, self._run.context, (), (), f"{found}/", owner=self._user))
+            instruction.refuse("the path is empty")
+        self._config["WorkingDir"] = workdir = self._absolute(path)
+        if workdir != "/":
+            self.steps.append(
+                CopyFiles(
+                    instruction.line, instruction.text, self._run.context, (), (), f"{workdir}/", owner=self._user
+                )
+            )
 
-    def _run_command(self, one: Instruction) -> None:
-        if one.flag("security") not in ("", "sandbox"):
-            one.refuse(f"--security={one.flag('security')} is not supported", "nothing that is built gets privileges")
-        networks = {"default": self._run.wanted.network, "none": Network.off(), "host": Network.host()}
-        network = networks.get(one.flag("network", "default"))
+    def _run_command(self, instruction: Instruction) -> None:
+        if instruction.flag("security") not in ("", "sandbox"):
+            instruction.refuse(
+                f"--security={instruction.flag('security')} is not supported", "nothing that is built gets privileges"
+            )
+        networks = {"default": self._run.options.network, "none": Network.off(), "host": Network.host()}
+        network = networks.get(instruction.flag("network", "default"))
         if network is None:
-            one.refuse(f"--network={one.flag('network')}: give default, none or host")
-        argv, script = self._resolved(one)
-        given = self._run.arguments
+            instruction.refuse(f"--network={instruction.flag('network')}: give default, none or host")
+        argv, script = self._resolved(instruction)
+        arguments = self._run.arguments
         self.steps.append(RunCommand(
-            one.line, one.text, argv, _frozen(self._seen),
-            tuple((name, given[name]) for name in PROXIES if name in given and name not in self._seen),
-            self._workdir, self._user, network, tuple(self._mounts(one)), script,
-            tuple(self._run.wanted.secrets.items()),
+            instruction.line, instruction.text, argv, _frozen(self._seen),
+            tuple((name, arguments[name]) for name in PROXIES if name in arguments and name not in self._seen),
+            self._workdir, self._user, network, tuple(self._mounts(instruction)), script,
+            tuple(self._run.options.secrets.items()),
         ))  # fmt: skip
 
-    def _resolved(self, one: Instruction) -> tuple[tuple[str, ...], Document | None]:
+    def _resolved(self, instruction: Instruction) -> tuple[tuple[str, ...], Document | None]:
         """The command of a RUN, with its documents; the shell expands them, not the build."""
-        if one.is_json or not one.heredocs:
-            return tuple(self._line(one)), None
-        alone = parse_heredoc(one.args[0]) is not None
+        if instruction.is_json or not instruction.heredocs:
+            return tuple(self._line(instruction)), None
+        alone = parse_heredoc(instruction.args[0]) is not None
         if not alone:
-            full = "".join([one.args[0], *(f"\n{doc.raw}{doc.name}" for doc in one.heredocs)])
+            full = "".join([instruction.args[0], *(f"\n{doc.raw}{doc.name}" for doc in instruction.heredocs)])
             return (*self._shell, full), None
-        document = one.heredocs[0]
+        document = instruction.heredocs[0]
         if document.text.startswith("#!"):
             script = Document(document.name, document.text.encode())
             return (f"{PIPES}/{document.name}",), script
         return (*self._shell, document.text), None
 
-    def _mounts(self, one: Instruction) -> Iterator[ResolvedMount]:
-        for text in one.all_of("mount"):
-            wanted = parse_mount(self._word(text, one), one, self._workdir)
-            if wanted.kind != "ssh":
-                origin = self._run.origin(wanted.origin, one, self._number) if wanted.origin else self._run.context
-                yield ResolvedMount(wanted, origin)
+    def _mounts(self, instruction: Instruction) -> Iterator[ResolvedMount]:
+        for text in instruction.all_of("mount"):
+            parsed = parse_mount(self._word(text, instruction), instruction, self._workdir)
+            if parsed.kind != "ssh":
+                origin = (
+                    self._run.origin(parsed.origin, instruction, self._number) if parsed.origin else self._run.context
+                )
+                yield ResolvedMount(parsed, origin)
 
-    def _copy(self, one: Instruction) -> None:
-        extract = one.name == "ADD"
-        *sources, destination = (self._word(text, one) for text in one.args)
-        documents = tuple(self._document(doc.name, doc.text, doc.expand, one) for doc in one.heredocs)
-        if not one.is_json and one.heredocs:
-            sources = [self._word(text, one) for text in one.args[:-1] if parse_heredoc(text) is None]
+    def _copy(self, instruction: Instruction) -> None:
+        extract = instruction.name == "ADD"
+        *sources, destination = (self._word(text, instruction) for text in instruction.args)
+        documents = tuple(self._document(doc.name, doc.text, doc.expand, instruction) for doc in instruction.heredocs)
+        if not instruction.is_json and instruction.heredocs:
+            sources = [self._word(text, instruction) for text in instruction.args[:-1] if parse_heredoc(text) is None]
         if not destination or not all(sources):
-            one.refuse("a source or the destination is empty", "an argument or a variable in it has no value")
+            instruction.refuse("a source or the destination is empty", "an argument or a variable in it has no value")
         if extract:
-            self._check_add(one, sources)
+            self._check_add(instruction, sources)
         origin: Context | OciBase | StageBase = self._run.context
-        if text := self._word(one.flag("from"), one):
-            origin = self._run.origin(text, one, self._number)
+        if text := self._word(instruction.flag("from"), instruction):
+            origin = self._run.origin(text, instruction, self._number)
         self.steps.append(CopyFiles(
-            one.line, one.text, origin, tuple(sources), documents, self._destination(destination),
-            self._word(one.flag("chown"), one), self._word(one.flag("chmod"), one),
-            tuple(self._word(text, one) for text in one.all_of("exclude")), one.is_set("parents"),
-            extract and one.flag("unpack", "true").lower() not in ("false", "0"),
+            instruction.line, instruction.text, origin, tuple(sources), documents, self._destination(destination),
+            self._word(instruction.flag("chown"), instruction), self._word(instruction.flag("chmod"), instruction),
+            tuple(self._word(text, instruction) for text in instruction.all_of("exclude")),
+            instruction.is_set("parents"),
+            extract and instruction.flag("unpack", "true").lower() not in ("false", "0"),
         ))  # fmt: skip
 
-    def _document(self, name: str, text: str, expand: bool, one: Instruction) -> Document:
-        return Document(name, (self._run.document(text, self._seen, one) if expand else text).encode())
+    def _document(self, name: str, text: str, expand: bool, instruction: Instruction) -> Document:
+        return Document(name, (self._run.document(text, self._seen, instruction) if expand else text).encode())
 
     def _destination(self, text: str) -> str:
         path = self._absolute(text)
         is_folder = text.endswith(("/", "/.")) or text in (".", "..")
         return f"{path.rstrip('/')}/" if is_folder else path
 
-    def _check_add(self, one: Instruction, sources: list[str]) -> None:
+    def _check_add(self, instruction: Instruction, sources: list[str]) -> None:
         for source in sources:
             if _REMOTE.match(source):
-                one.refuse(f"ADD of {source[:200]} is not supported", "fetch it in a RUN, or put it into the context")
+                instruction.refuse(
+                    f"ADD of {source[:200]} is not supported", "fetch it in a RUN, or put it into the context"
+                )
         for flag in ("checksum", "keep-git-dir"):
-            if one.flag(flag):
-                one.refuse(f"--{flag} is for sources of other machines, which ADD does not support")
+            if instruction.flag(flag):
+                instruction.refuse(f"--{flag} is for sources of other machines, which ADD does not support")
 
-    def _never(self, one: Instruction) -> NoReturn:
-        one.refuse(f"{one.name} cannot stand here")
+    def _never(self, instruction: Instruction) -> NoReturn:
+        instruction.refuse(f"{instruction.name} cannot stand here")
 
 
 _INTERVALS = (
@@ -482,32 +496,32 @@ _INSTRUCTIONS: Mapping[str, Callable[[_State, Instruction], None]] = {
 
 def _platform_arguments(target: Platform) -> dict[str, str]:
     """The arguments that exist without an ARG in front of the first FROM (reference, "Automatic platform ARGs")."""
-    found: dict[str, str] = {}
-    for prefix, one in (("TARGET", target), ("BUILD", own_platform())):
-        found |= {
-            f"{prefix}PLATFORM": str(one), f"{prefix}OS": one.os, f"{prefix}ARCH": one.architecture,
-            f"{prefix}VARIANT": one.variant,
+    arguments: dict[str, str] = {}
+    for prefix, platform in (("TARGET", target), ("BUILD", own_platform())):
+        arguments |= {
+            f"{prefix}PLATFORM": str(platform), f"{prefix}OS": platform.os, f"{prefix}ARCH": platform.architecture,
+            f"{prefix}VARIANT": platform.variant,
         }  # fmt: skip
-    return found
+    return arguments
 
 
-def _ports(text: str, one: Instruction) -> list[str]:
+def _ports(text: str, instruction: Instruction) -> list[str]:
     """``8000-8002/udp`` as single ports with their protocol."""
     numbers, _, protocol = text.partition("/")
     first, _, last = numbers.partition("-")
     if not first.isdigit() or not (last or first).isdigit() or protocol.lower() not in ("", "tcp", "udp", "sctp"):
-        one.refuse(f"{text!r} is no port", "write it like 8080, 53/udp or 8000-8010")
+        instruction.refuse(f"{text!r} is no port", "write it like 8080, 53/udp or 8000-8010")
     start, end = int(first), int(last or first)
     if not 0 < start <= end < 65536:
-        one.refuse(f"{text!r}: ports are 1 to 65535")
+        instruction.refuse(f"{text!r}: ports are 1 to 65535")
     return [f"{port}/{protocol.lower() or 'tcp'}" for port in range(start, end + 1)]
 
 
-def _nanoseconds(text: str, flag: str, one: Instruction) -> int:
+def _nanoseconds(text: str, flag: str, instruction: Instruction) -> int:
     """Go's durations, such as ``1m30s`` (time.ParseDuration)."""
     parts = _DURATION.findall(text)
     if "".join(number + unit for number, unit in parts) != text or not parts:
-        one.refuse(f"--{flag}={text}: write it like 30s or 1m30s")
+        instruction.refuse(f"--{flag}={text}: write it like 30s or 1m30s")
     return round(timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts)).total_seconds() * 1e9)
 
 

@@ -153,7 +153,7 @@ def parse_dockerfile(text: str) -> Dockerfile:
         raise DockerfileError("the Dockerfile cannot be parsed", line=error.line, reason=reason) from None
     if not parsed.instructions:
         raise DockerfileError("the Dockerfile has no instruction", hint="begin with FROM")
-    return Dockerfile(tuple(_checked(_typed(one)) for one in parsed.instructions), parsed.escape_token)
+    return Dockerfile(tuple(_checked(_typed(instruction)) for instruction in parsed.instructions), parsed.escape_token)
 
 
 def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
@@ -168,10 +168,10 @@ def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
         DockerfileError: it is malformed, or no instruction for ONBUILD.
     """
     try:
-        found = parse_dockerfile(text if escape == "\\" else f"# escape={escape}\n{text}")
+        parsed = parse_dockerfile(text if escape == "\\" else f"# escape={escape}\n{text}")
     except DockerfileError as error:
         origin.refuse(f"ONBUILD {text[:200]}: {error.reason or error.what}")
-    trigger = replace(found.instructions[0], line=origin.line)
+    trigger = replace(parsed.instructions[0], line=origin.line)
     if trigger.name in _NOT_TRIGGERS:
         origin.refuse(f"ONBUILD cannot have {trigger.name}")
     return trigger
@@ -180,8 +180,8 @@ def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
 def _check_frontend(text: str) -> None:
     """Only Docker's own frontends mean what is built here (``# syntax=docker/dockerfile:1``)."""
     first = text.lstrip("\ufeff").split("\n", 1)[0]
-    found = _SYNTAX.match(first)
-    if found is not None and _FRONTEND.fullmatch(found[1]) is None:
+    match = _SYNTAX.match(first)
+    if match is not None and _FRONTEND.fullmatch(match[1]) is None:
         raise DockerfileError(
             first.strip()[:200],
             line=1,
@@ -190,15 +190,17 @@ def _check_frontend(text: str) -> None:
         )
 
 
-def _typed(found: DockerfileInstruction) -> Instruction:
-    args = tuple(found.args)
-    if found.name in ("ENV", "LABEL"):  # triples: name, value, how they were joined
+def _typed(parsed: DockerfileInstruction) -> Instruction:
+    args = tuple(parsed.args)
+    if parsed.name in ("ENV", "LABEL"):  # triples: name, value, how they were joined
         args = tuple(arg for number, arg in enumerate(args) if number % 3 < 2)
-    elif found.name == "ONBUILD":  # which the library leaves out
-        args = tuple(filter(None, (found.original.strip()[len("ONBUILD") :].strip(),)))
-    heredocs = tuple(Heredoc(one.name, one.content, one.expand, one.chomp) for one in found.heredocs)
-    flags = tuple(_flag(text) for text in found.flags)
-    return Instruction(found.name, flags, args, found.json, heredocs, found.start_line, found.original.strip())
+    elif parsed.name == "ONBUILD":  # which the library leaves out
+        args = tuple(filter(None, (parsed.original.strip()[len("ONBUILD") :].strip(),)))
+    heredocs = tuple(
+        Heredoc(heredoc.name, heredoc.content, heredoc.expand, heredoc.chomp) for heredoc in parsed.heredocs
+    )
+    flags = tuple(_flag(text) for text in parsed.flags)
+    return Instruction(parsed.name, flags, args, parsed.json, heredocs, parsed.start_line, parsed.original.strip())
 
 
 def _flag(text: str) -> tuple[str, str]:
@@ -206,58 +208,60 @@ def _flag(text: str) -> tuple[str, str]:
     return name, value if equals else "true"
 
 
-def _checked(one: Instruction) -> Instruction:
+def _checked(instruction: Instruction) -> Instruction:
     """Check what can be checked without evaluating anything."""
-    names = [name for name, _ in one.flags]
+    names = [name for name, _ in instruction.flags]
     for name in names:
-        if name not in FLAGS.get(one.name, frozenset()):
-            one.refuse(f"{one.name} has no flag --{name}")
+        if name not in FLAGS.get(instruction.name, frozenset()):
+            instruction.refuse(f"{instruction.name} has no flag --{name}")
         if name not in _REPEATED and names.count(name) > 1:
-            one.refuse(f"--{name} is given more than once")
-    if one.name in _ALONE and len(one.args) != 1:
-        one.refuse(f"{one.name} has exactly one argument")
-    if len(one.args) < _LEAST.get(one.name, 0):
-        one.refuse(_TOO_FEW[_LEAST[one.name]].format(one.name))
-    if one.name in _CHECKS:
-        _CHECKS[one.name](one)
-    return one
+            instruction.refuse(f"--{name} is given more than once")
+    if instruction.name in _ALONE and len(instruction.args) != 1:
+        instruction.refuse(f"{instruction.name} has exactly one argument")
+    if len(instruction.args) < _LEAST.get(instruction.name, 0):
+        instruction.refuse(_TOO_FEW[_LEAST[instruction.name]].format(instruction.name))
+    if instruction.name in _CHECKS:
+        _CHECKS[instruction.name](instruction)
+    return instruction
 
 
-def _check_names(one: Instruction) -> None:
-    if any(not name for name, _ in one.pairs):
-        one.refuse(f"{one.name}: a name is empty")
+def _check_names(instruction: Instruction) -> None:
+    if any(not name for name, _ in instruction.pairs):
+        instruction.refuse(f"{instruction.name}: a name is empty")
 
 
-def _check_shell(one: Instruction) -> None:
-    if not one.is_json:
-        one.refuse('SHELL needs the JSON form, such as SHELL ["/bin/bash", "-c"]')
+def _check_shell(instruction: Instruction) -> None:
+    if not instruction.is_json:
+        instruction.refuse('SHELL needs the JSON form, such as SHELL ["/bin/bash", "-c"]')
 
 
-def _check_volume(one: Instruction) -> None:
-    if "" in one.args:
-        one.refuse("VOLUME: a path is empty")
+def _check_volume(instruction: Instruction) -> None:
+    if "" in instruction.args:
+        instruction.refuse("VOLUME: a path is empty")
 
 
-def _check_trigger(one: Instruction) -> None:
-    parse_trigger(one.args[0], one, "\\")
+def _check_trigger(instruction: Instruction) -> None:
+    parse_trigger(instruction.args[0], instruction, "\\")
 
 
-def _check_from(one: Instruction) -> None:
-    if len(one.args) == 3 and one.args[1].lower() == "as":
-        if re.fullmatch(r"[a-z][a-z0-9_.-]*", one.args[2].lower()) is None:
-            one.refuse(f"{one.args[2]!r} cannot name a stage: it begins with a letter, and has letters, digits, _ . -")
-    elif len(one.args) != 1:
-        one.refuse("FROM has an image, and perhaps AS with a name")
+def _check_from(instruction: Instruction) -> None:
+    if len(instruction.args) == 3 and instruction.args[1].lower() == "as":
+        if re.fullmatch(r"[a-z][a-z0-9_.-]*", instruction.args[2].lower()) is None:
+            instruction.refuse(
+                f"{instruction.args[2]!r} cannot name a stage: it begins with a letter, and has letters, digits, _ . -"
+            )
+    elif len(instruction.args) != 1:
+        instruction.refuse("FROM has an image, and perhaps AS with a name")
 
 
-def _check_health(one: Instruction) -> None:
-    kind = one.args[0].upper()
-    if kind == "NONE" and len(one.args) > 1:
-        one.refuse("HEALTHCHECK NONE has no arguments")
+def _check_health(instruction: Instruction) -> None:
+    kind = instruction.args[0].upper()
+    if kind == "NONE" and len(instruction.args) > 1:
+        instruction.refuse("HEALTHCHECK NONE has no arguments")
     if kind not in ("NONE", "CMD"):
-        one.refuse(f"HEALTHCHECK {one.args[0]} is unknown: it is NONE or CMD")
-    if kind == "CMD" and len(one.args) < 2:
-        one.refuse("HEALTHCHECK CMD has a command")
+        instruction.refuse(f"HEALTHCHECK {instruction.args[0]} is unknown: it is NONE or CMD")
+    if kind == "CMD" and len(instruction.args) < 2:
+        instruction.refuse("HEALTHCHECK CMD has a command")
 
 
 _CHECKS: Mapping[str, Callable[[Instruction], None]] = {

@@ -14,7 +14,7 @@ from minisandbox.images.dockerfile.running import run_layer
 from minisandbox.images.dockerfile.sources import Source, content_digest, definition, list_sources
 from minisandbox.images.dockerfile.trees import ContextTree
 from minisandbox.images.oci.pull import keeps_owners
-from minisandbox.images.runner import BuildStep, Place
+from minisandbox.images.runner import BuildStep, StepContext
 from minisandbox.images.tree import Tree
 from minisandbox.spec import Context, CopyFiles, OciBase, ResolvedMount, RunCommand, StageBase
 from minisandbox.store import Made, Store
@@ -27,12 +27,12 @@ class _Origin:
     """What a COPY or a bind takes files from.
 
     Attributes:
-        known: what decides them.
+        key: what decides them.
         layers: keys of the layers that they lie in; none of a context.
         read: lists them, once those layers are there.
     """
 
-    known: str
+    key: str
     layers: tuple[str, ...]
     read: Callable[[], tuple[tuple[Source, ...], Tree]]
 
@@ -82,7 +82,7 @@ def _plan_copy(copy: CopyFiles, chain: Chain) -> tuple[BuildStep, tuple[str, ...
         done = copy_layer(copy, *origin.read(), staging / "tree", _below(store, below), keep_owners=owners == "kept")
         return Made(staging / "tree", digests=done.digests)
 
-    values = {**definition(copy, origin.known), "owners": owners}
+    values = {**definition(copy, origin.key), "owners": owners}
     return BuildStep(f"line {copy.line}", values, prepare, _shown(copy)), origin.layers
 
 
@@ -91,7 +91,7 @@ def _plan_run(run: RunCommand, chain: Chain) -> tuple[BuildStep, tuple[str, ...]
     origins = {mount: _origin(copy, chain) for mount, copy in binds.items()}
     owners = "kept" if keeps_owners() else "one"
     mounts: list[JSONValue] = [
-        [repr(mount.wanted), origins[mount].known if mount in origins else ""] for mount in run.mounts
+        [repr(mount.wanted), origins[mount].key if mount in origins else ""] for mount in run.mounts
     ]
     values: dict[str, JSONValue] = {
         "kind": "run",
@@ -104,11 +104,11 @@ def _plan_run(run: RunCommand, chain: Chain) -> tuple[BuildStep, tuple[str, ...]
         "owners": owners,
     }
 
-    def show(mount: ResolvedMount, place: Path) -> None:
-        copy_layer(binds[mount], *origins[mount].read(), place, Below(), keep_owners=keeps_owners())
+    def show(mount: ResolvedMount, directory: Path) -> None:
+        copy_layer(binds[mount], *origins[mount].read(), directory, Below(), keep_owners=keeps_owners())
 
-    def make(place: Place) -> Made:
-        return run_layer(run, place, show)
+    def make(context: StepContext) -> Made:
+        return run_layer(run, context, show)
 
     needs = tuple(dict.fromkeys(key for origin in origins.values() for key in origin.layers))
     return BuildStep(f"line {run.line}", values, lambda _: make, _shown(run)), needs
@@ -122,15 +122,15 @@ def _bind(run: RunCommand, mount: ResolvedMount) -> CopyFiles:
 def _origin(copy: CopyFiles, chain: Chain) -> _Origin:
     if isinstance(copy.origin, Context):
         files = chain.files(copy.origin)
-        found = list_sources(copy, files)
-        return _Origin(content_digest(found, files), (), lambda: (found, files))
-    store, (known, layers) = chain.store, chain.origin(copy.origin)
+        sources = list_sources(copy, files)
+        return _Origin(content_digest(sources, files), (), lambda: (sources, files))
+    store, (key, layers) = chain.store, chain.origin(copy.origin)
 
     def read() -> tuple[tuple[Source, ...], Tree]:
         tree = _below(store, layers)
         return list_sources(copy, tree), tree
 
-    return _Origin(known, layers, read)
+    return _Origin(key, layers, read)
 
 
 def _below(store: Store, layers: tuple[str, ...]) -> Below:

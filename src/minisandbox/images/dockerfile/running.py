@@ -17,7 +17,15 @@ from minisandbox.images.dockerfile.parsing import refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.python.index import Access, host_access
-from minisandbox.images.runner import LEAST_READING, Place, build_limits, build_sandbox, failure, logged, write_log
+from minisandbox.images.runner import (
+    LEAST_READING,
+    StepContext,
+    build_limits,
+    build_sandbox,
+    failure,
+    logged,
+    write_log,
+)
 from minisandbox.images.tree import LinkError, Parts, resolve
 from minisandbox.index_settings import host_settings
 from minisandbox.launch.plan import Tmpfs
@@ -35,12 +43,12 @@ _APT = b'APT::Sandbox::User "root";\n'
 _APT_PLACE = PurePosixPath("/run/minisandbox-apt.conf")
 
 
-def run_layer(run: RunCommand, place: Place, show: Callable[[ResolvedMount, Path], None]) -> Made:
+def run_layer(run: RunCommand, context: StepContext, show: Callable[[ResolvedMount, Path], None]) -> Made:
     """Run a RUN.
 
     Args:
-        run: it.
-        place: where.
+        run: the instruction.
+        context: where it runs.
         show: writes the files of a bind into a new directory, at ``m``.
 
     Returns:
@@ -52,21 +60,21 @@ def run_layer(run: RunCommand, place: Place, show: Callable[[ResolvedMount, Path
         DiskFull: the store's disk is full.
         SandboxCreationError: there could be no sandbox.
     """
-    upper = place.staging / "upper"
+    upper = context.staging / "upper"
     for path in (upper, upper / "tree"):
         path.mkdir(mode=0o755)
         path.chmod(0o755)
-    placement = Placement(upper / "tree", _below(place))
-    with _placed(run, place, show, placement):
-        result = _execute(run, place, upper, placement)
-    write_log(place.log, logged(f"line {run.line}: {run.text}", result))
+    placement = Placement(upper / "tree", _below(context))
+    with _placed(run, context, show, placement):
+        result = _execute(run, context, upper, placement)
+    write_log(context.log, logged(f"line {run.line}: {run.text}", result))
     if not result.ok:
-        raise failure(place, run.text, result)
-    return Made(upper / "tree", patience=max(place.timeout, LEAST_READING))
+        raise failure(context, run.text, result)
+    return Made(upper / "tree", patience=max(context.timeout, LEAST_READING))
 
 
-def _below(place: Place) -> Below:
-    return Below(tuple(reversed(place.layers)))
+def _below(context: StepContext) -> Below:
+    return Below(tuple(reversed(context.layers)))
 
 
 # --- mounts -----------------------------------------------------------------------------------------------------------
@@ -74,14 +82,14 @@ def _below(place: Place) -> Below:
 
 @contextmanager
 def _placed(
-    run: RunCommand, place: Place, show: Callable[[ResolvedMount, Path], None], placement: Placement
+    run: RunCommand, context: StepContext, show: Callable[[ResolvedMount, Path], None], placement: Placement
 ) -> Iterator[None]:
     """Have what a RUN mounts there while the body runs."""
     with ExitStack() as stack:
         stack.callback(placement.clean)
         for number, mount in enumerate(run.mounts):
             try:
-                stack.enter_context(_place(place, show, placement, mount, place.staging / f"mount{number}"))
+                stack.enter_context(_place(context, show, placement, mount, context.staging / f"mount{number}"))
             except LinkError as error:
                 refuse(run, f"--mount at {mount.wanted.target}: {error}")
         yield
@@ -89,25 +97,29 @@ def _placed(
 
 @contextmanager
 def _place(
-    place: Place, show: Callable[[ResolvedMount, Path], None], placement: Placement, mount: ResolvedMount, work: Path
+    context: StepContext,
+    show: Callable[[ResolvedMount, Path], None],
+    placement: Placement,
+    mount: ResolvedMount,
+    work: Path,
 ) -> Iterator[None]:
-    wanted = mount.wanted
-    if wanted.kind in ("secret", "tmpfs"):
-        if wanted.target:
-            placement.expect(placement.target(wanted.target))
+    options = mount.wanted
+    if options.kind in ("secret", "tmpfs"):
+        if options.target:
+            placement.expect(placement.target(options.target))
         yield
         return
-    path = placement.target(wanted.target)
-    if wanted.kind == "cache":
+    path = placement.target(options.target)
+    if options.kind == "cache":
         owners = "kept" if keeps_owners() else "one"
-        mode = 0o755 if wanted.mode is None else wanted.mode
+        mode = 0o755 if options.mode is None else options.mode
         with cache(
-            place.session.store.root / "caches", wanted.identity, owners, place.staging, mode, wanted.owner
+            context.session.store.root / "caches", options.identity, owners, context.staging, mode, options.owner
         ) as cached:
             placement.put(path, cached)
             yield
-            if (left := placement.take(path)) is not None:
-                left.rename(cached)
+            if (final_path := placement.take(path)) is not None:
+                final_path.rename(cached)
         return
     show(mount, work)
     placement.put(path, work / "m")
@@ -117,60 +129,60 @@ def _place(
 def _tmpfs(run: RunCommand, placement: Placement) -> Iterator[Tmpfs]:
     """The file systems in memory, outer ones first; what is placed below one is shown in it."""
     paths = [(placement.target(mount.wanted.target), mount.wanted) for mount in run.mounts if mount.wanted.target]
-    for path, wanted in sorted(paths, key=lambda row: row[0]):
-        if wanted.kind == "tmpfs":
+    for path, options in sorted(paths, key=lambda row: row[0]):
+        if options.kind == "tmpfs":
             below = (there for there, other in paths if other.kind in ("cache", "bind") and there[: len(path)] == path)
             shown = tuple("/".join(there[len(path) :]) for there in below if there != path)
-            yield Tmpfs("/".join(path), wanted.size, shown)
+            yield Tmpfs("/".join(path), options.size, shown)
 
 
-def _secrets(run: RunCommand, place: Place) -> Iterator[HostMount]:
+def _secrets(run: RunCommand, context: StepContext) -> Iterator[HostMount]:
     """The files of secrets: mounts, so that they can lie in /run, which each sandbox has of its own."""
     for number, mount in enumerate(run.mounts):
-        wanted = mount.wanted
-        if wanted.kind != "secret":
+        options = mount.wanted
+        if options.kind != "secret":
             continue
-        content = dict(run.secrets).get(wanted.identity)
-        if content is None and wanted.required:
-            refuse(run, f"there is no secret {wanted.identity!r}", f"give it: --secret id={wanted.identity},src=FILE")
-        if content is not None and wanted.target:
-            path = place.staging / f"secret{number}"
+        content = dict(run.secrets).get(options.identity)
+        if content is None and options.required:
+            refuse(run, f"there is no secret {options.identity!r}", f"give it: --secret id={options.identity},src=FILE")
+        if content is not None and options.target:
+            path = context.staging / f"secret{number}"
             path.write_bytes(content)
             if keeps_owners():
-                os.chown(path, *wanted.owner)
-            path.chmod(0o400 if wanted.mode is None else wanted.mode)
-            yield HostMount(path, PurePosixPath(wanted.target))
+                os.chown(path, *options.owner)
+            path.chmod(0o400 if options.mode is None else options.mode)
+            yield HostMount(path, PurePosixPath(options.target))
 
 
 def _secret_variables(run: RunCommand) -> dict[str, str]:
-    wanted = [mount.wanted for mount in run.mounts if mount.wanted.kind == "secret" and mount.wanted.variable]
+    options = [mount.wanted for mount in run.mounts if mount.wanted.kind == "secret" and mount.wanted.variable]
     return {
-        one.variable: dict(run.secrets)[one.identity].decode("utf-8", "surrogateescape")
-        for one in wanted
-        if one.identity in dict(run.secrets)
+        option.variable: dict(run.secrets)[option.identity].decode("utf-8", "surrogateescape")
+        for option in options
+        if option.identity in dict(run.secrets)
     }
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def _execute(run: RunCommand, place: Place, upper: Path, placement: Placement) -> ExecResult:
+def _execute(run: RunCommand, context: StepContext, upper: Path, placement: Placement) -> ExecResult:
     network = run.network
     outside = host_access(None, host_settings(), f"line {run.line}") if network.mode == "host" else Access(network, {})
     environment = {
         **network_environment(network), **outside.environment, **dict(run.unkeyed),
-        "HOME": _home(run, place), **dict(run.variables),
+        "HOME": _home(run, context), **dict(run.variables),
     }  # fmt: skip
-    user = _user(run, place)
-    mounts = [*_script(run, place), *_secrets(run, place), *outside.mounts]
+    user = _user(run, context)
+    mounts = [*_script(run, context), *_secrets(run, context), *outside.mounts]
     if not keeps_owners():
-        apt = place.staging / "apt.conf"
+        apt = context.staging / "apt.conf"
         apt.write_bytes(_APT)
         mounts.append(HostMount(apt, _APT_PLACE))
         environment.setdefault("APT_CONFIG", str(_APT_PLACE))
-    name = f"{place.image}: line {run.line}"
-    spec = ImageSpec(name, place.layers, workdir=PurePosixPath(run.workdir), host_usr=False)
-    limits = build_limits(place.session.memory)
+    name = f"{context.image}: line {run.line}"
+    spec = ImageSpec(name, context.layers, workdir=PurePosixPath(run.workdir), host_usr=False)
+    limits = build_limits(context.session.memory)
     box = build_sandbox(
         spec,
         limits,
@@ -182,32 +194,32 @@ def _execute(run: RunCommand, place: Place, upper: Path, placement: Placement) -
         keep_tmp=True,
         tmpfs=tuple(_tmpfs(run, placement)),
     )
-    with box, place.session.cancellation.running(box):
+    with box, context.session.cancellation.running(box):
         try:
             return box.exec(
-                list(run.argv), cwd=run.workdir, timeout=place.timeout, env=_secret_variables(run), user=user
+                list(run.argv), cwd=run.workdir, timeout=context.timeout, env=_secret_variables(run), user=user
             )
         except InvalidValue as error:
             refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
 
 
-def _user(run: RunCommand, place: Place) -> str | None:
+def _user(run: RunCommand, context: StepContext) -> str | None:
     """Return as whom the command runs, None for root; with one id that is everybody that the image has."""
     try:
-        ids = find_owner(run.user, _below(place))
+        ids = find_owner(run.user, _below(context))
     except ValueError as error:
         refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
     return run.user if keeps_owners() and ids != (0, 0) else None
 
 
-def _home(run: RunCommand, place: Place) -> str:
+def _home(run: RunCommand, context: StepContext) -> str:
     """The home directory of a RUN's user, with one id too, where it runs as root."""
-    return find_home(run.user.partition(":")[0], _below(place))
+    return find_home(run.user.partition(":")[0], _below(context))
 
 
-def _script(run: RunCommand, place: Place) -> Iterator[HostMount]:
+def _script(run: RunCommand, context: StepContext) -> Iterator[HostMount]:
     if run.script is not None:
-        path = place.staging / "script"
+        path = context.staging / "script"
         path.write_bytes(run.script.content)
         path.chmod(0o755)
         yield HostMount(path, PurePosixPath(PIPES) / run.script.name)
@@ -248,14 +260,14 @@ class Placement:
 
     def take(self, path: Parts) -> Path | None:
         """Return where a target lies when the command ended; None if it was removed, or is behind a link now."""
-        place = self.tree
+        target = self.tree
         for part in path:
-            place = place / part
+            target = target / part
             with suppress(FileNotFoundError):
-                if stat.S_ISDIR(place.lstat().st_mode):
+                if stat.S_ISDIR(target.lstat().st_mode):
                     continue
             return None
-        return place
+        return target
 
     def clean(self) -> None:
         """Remove the targets, and the directories that only they needed."""
@@ -272,27 +284,27 @@ class Placement:
         parent = self.take(path[:-1])
         if parent is None:
             return
-        place = parent / path[-1]
+        target = parent / path[-1]
         with suppress(FileNotFoundError):
-            if stat.S_ISDIR(place.lstat().st_mode):
-                remove_tree(place)
+            if stat.S_ISDIR(target.lstat().st_mode):
+                remove_tree(target)
             else:
-                place.unlink()
+                target.unlink()
 
     def _folder(self, path: Parts) -> Path:
         """Make the directories on the way as the image has them."""
-        place = self.tree
+        directory = self.tree
         for depth, part in enumerate(path, 1):
-            place = place / part
-            if place.is_dir():
+            directory = directory / part
+            if directory.is_dir():
                 continue
             info = self.image.status(path[:depth])
-            place.mkdir(0o755)
+            directory.mkdir(0o755)
             if info is not None:
                 with suppress(PermissionError):  # an ordinary user has but one owner
-                    os.chown(place, info.st_uid, info.st_gid)
-                place.chmod(stat.S_IMODE(info.st_mode))
-        return place
+                    os.chown(directory, info.st_uid, info.st_gid)
+                directory.chmod(stat.S_IMODE(info.st_mode))
+        return directory
 
 
 @contextmanager
@@ -311,18 +323,18 @@ def cache(store: Path, identity: str, owners: str, staging: Path, mode: int, own
         Where it lies; the caller moves it back if it moves it.
     """
     store.mkdir(mode=0o700, exist_ok=True)
-    kept = store / hashlib.sha256(f"{owners} {identity}".encode("utf-8", "surrogateescape")).hexdigest()
-    place = staging / f"cache-{kept.name[:16]}"
+    cached = store / hashlib.sha256(f"{owners} {identity}".encode("utf-8", "surrogateescape")).hexdigest()
+    directory = staging / f"cache-{cached.name[:16]}"
     try:
-        kept.rename(place)
+        cached.rename(directory)
     except FileNotFoundError:
-        place.mkdir()
-        place.chmod(mode)
+        directory.mkdir()
+        directory.chmod(mode)
         with suppress(PermissionError):
-            os.chown(place, *owner)
+            os.chown(directory, *owner)
     try:
-        yield place
+        yield directory
     finally:
         with suppress(FileNotFoundError):
-            if not kept.exists():  # else another RUN was sooner; the staging directory is removed with all in it
-                place.rename(kept)
+            if not cached.exists():  # else another RUN was sooner; the staging directory is removed with all in it
+                directory.rename(cached)

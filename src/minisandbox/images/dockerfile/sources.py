@@ -65,7 +65,7 @@ def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
         excluded = PatternMatcher(list(copy.excludes)) if copy.excludes else None
     except ValueError as error:
         refuse(copy, f"--exclude: {error}")
-    found: list[Source] = []
+    sources: list[Source] = []
     for text in copy.sources:
         try:
             matches = find(tree, text)
@@ -75,8 +75,8 @@ def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
             refuse(copy, f"{text!r} cannot be read: {error}")
         if not matches and not is_pattern(text):
             _refuse_missing(copy, tree, text)
-        found += [_listed(copy, tree, text, called, real, excluded) for called, real in matches]
-    return tuple(found)
+        sources += [_listed(copy, tree, text, called, real, excluded) for called, real in matches]
+    return tuple(sources)
 
 
 def _refuse_missing(copy: CopyFiles, tree: Tree, text: str) -> NoReturn:
@@ -165,8 +165,8 @@ class _Lister:
         if status.st_nlink == 1:
             return None
         inode = status.st_dev, status.st_ino
-        known = self._inodes.setdefault(inode, target)
-        return None if known == target else known
+        first = self._inodes.setdefault(inode, target)
+        return None if first == target else first
 
 
 def content_digest(sources: tuple[Source, ...], tree: Tree) -> str:
@@ -175,12 +175,13 @@ def content_digest(sources: tuple[Source, ...], tree: Tree) -> str:
     for source in sources:
         hashed.update(b"D" if source.is_folder else b"F")
         for item in source.items:
-            one, content = item.member, ""
-            if one.kind == FILE and item.same_as is None:
+            member, content = item.member, ""
+            if member.kind == FILE and item.same_as is None:
                 with tree.open(item.source) as file:
                     content = hashlib.file_digest(file, "sha256").hexdigest()
-            attributes = tuple(sorted(one.attributes.items()))
-            row = "/".join(item.target), one.kind, one.mode, content, os.fsdecode(one.target), attributes, item.same_as
+            attributes = tuple(sorted(member.attributes.items()))
+            target, link = "/".join(item.target), os.fsdecode(member.target)
+            row = (target, member.kind, member.mode, content, link, attributes, item.same_as)
             hashed.update(repr(row).encode("utf-8", "surrogateescape") + b"\n")
     return hashed.hexdigest()
 
@@ -192,7 +193,7 @@ def definition(copy: CopyFiles, origin: str) -> dict[str, JSONValue]:
         copy: the instruction.
         origin: the hash of what is copied of a context, or the key of the image that it is copied from.
     """
-    found: dict[str, JSONValue] = {
+    fields: dict[str, JSONValue] = {
         "kind": "copy",
         "origin": origin,
         "destination": copy.destination,
@@ -203,5 +204,5 @@ def definition(copy: CopyFiles, origin: str) -> dict[str, JSONValue]:
         "extract": copy.extract,
     }
     if not isinstance(copy.origin, Context):
-        found |= {"sources": list(copy.sources), "excludes": list(copy.excludes), "parents": copy.keep_parents}
-    return found
+        fields |= {"sources": list(copy.sources), "excludes": list(copy.excludes), "parents": copy.keep_parents}
+    return fields

@@ -43,10 +43,10 @@ class ContextTree:
 
     def names(self, path: Parts) -> list[str]:
         """Return the names in a directory, sorted, without those that are left out."""
-        found = sorted(os.listdir(self._place(path)))
+        names = sorted(os.listdir(self._place(path)))
         if self.ignored is None:
-            return found
-        return [name for name in found if self._shows((*path, name), os.lstat(self._place((*path, name))))]
+            return names
+        return [name for name in names if self._shows((*path, name), os.lstat(self._place((*path, name))))]
 
     def link(self, path: Parts) -> str:
         """Return where a link leads."""
@@ -126,22 +126,22 @@ def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
         LinkError: it leads out of a context, or in circles.
         ValueError: a wildcard is malformed.
     """
-    found: list[tuple[Parts, Parts]] = [((), ())]
+    matches: list[tuple[Parts, Parts]] = [((), ())]
     for part in split(pattern):
         if not is_pattern(part):
             name = part
-            found = [((*called, name), resolve(tree, (*real, name))) for called, real in found]
+            matches = [((*called, name), resolve(tree, (*real, name))) for called, real in matches]
             continue
         with warnings.catch_warnings(action="ignore"):  # of re, about a "[" in a class
             matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # no exclusion here
-        found = [
+        matches = [
             ((*called, name), resolve(tree, (*real, name)))
-            for called, real in found
+            for called, real in matches
             if (info := tree.status(real)) is not None and stat.S_ISDIR(info.st_mode)
             for name in tree.names(real)
             if matcher.matches(name)
         ]
-    return [(called, real) for called, real in found if tree.status(real) is not None]
+    return [(called, real) for called, real in matches if tree.status(real) is not None]
 
 
 def find_link(tree: Tree, path: str) -> tuple[str, str] | None:

@@ -69,9 +69,9 @@ def find_credentials(host: str, repository: str, files: Sequence[Path] | None = 
         if not file.is_file():
             continue
         values = _read(file)
-        found = _of_helper(values, host, file) or _of_table(values, host, repository, file)
-        if found is not None:
-            return found
+        credentials = _of_helper(values, host, file) or _of_table(values, host, repository, file)
+        if credentials is not None:
+            return credentials
     return None
 
 
@@ -95,8 +95,8 @@ def _of_table(values: Mapping[str, JSONValue], host: str, repository: str, file:
     names = [f"{host}/{'/'.join(parts[:count])}" for count in range(len(parts), 0, -1)] + _names(host)
     for name in names:
         row = table.get(name)
-        if isinstance(row, Mapping) and (found := _of_row(row, name, file)) is not None:
-            return found
+        if isinstance(row, Mapping) and (credentials := _of_row(row, name, file)) is not None:
+            return credentials
     return None
 
 

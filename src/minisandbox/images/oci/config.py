@@ -57,8 +57,8 @@ def read_config(value: JSONValue) -> RunConfig:
     notes: list[str] = []
     if value is not None and not isinstance(value, dict):
         notes.append(_ignored("config", value))
-    given: dict[str, JSONValue] = value if isinstance(value, dict) else {}
-    named = {_NAMES.get(name.lower(), name): field for name, field in given.items()}
+    rows: dict[str, JSONValue] = value if isinstance(value, dict) else {}
+    named = {_NAMES.get(name.lower(), name): field for name, field in rows.items()}
     fields = {name: _read_field(name, field, notes) for name, field in named.items()}
     return RunConfig({name: field for name, field in fields.items() if field is not None}, tuple(notes))
 
@@ -82,11 +82,11 @@ def _read_field(name: str, field: JSONValue, notes: list[str]) -> JSONValue:
     if isinstance(field, dict) and name == "Labels":
         notes.extend(_ignored(f"the label {key!r}", text) for key, text in field.items() if not _is_text(text))
         return {key: text for key, text in field.items() if _is_text(text)}
-    texts = [*field] if isinstance(field, list | dict) else [field]
-    if not isinstance(field, kind) or not all(_is_text(text) for text in texts):
+    items = [*field] if isinstance(field, list | dict) else [field]
+    if not isinstance(field, kind) or not all(_is_text(text) for text in items):
         notes.append(_ignored(name, field))
         return None
-    return {str(key): {} for key in texts} if name in _SETS else field
+    return {str(key): {} for key in items} if name in _SETS else field
 
 
 def _is_text(value: JSONValue) -> bool:

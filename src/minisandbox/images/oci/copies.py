@@ -111,7 +111,7 @@ def take_copy(
     open_layer: Callable[[LayerCopy], AbstractContextManager[Blob]],
     *,
     replace: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> list[LayerRecord]:
     """Take an image over; layers that are there are not fetched.
 
@@ -120,7 +120,7 @@ def take_copy(
         copy: the image.
         open_layer: opens the blob of a layer.
         replace: whether it may take the place of another image of its name.
-        tell: told of each layer.
+        report: told of each layer.
 
     Returns:
         The layers that were not there before.
@@ -132,22 +132,22 @@ def take_copy(
         DiskFull: there is no space; finished layers are kept.
     """
     _refuse_other(store, copy.image, replace)
-    made, below = list[LayerRecord](), list[str]()
+    new_records, below = list[LayerRecord](), list[str]()
     with store.hold(frozen=True) as hold:
         for layer in copy.layers:
-            known = layer.record
+            expected = layer.record
 
             def make(staging: Path, layer: LayerCopy = layer) -> Made:
-                tell(f"unpacking layer {len(below) + 1} of {len(copy.layers)}: {layer.record.key[:12]}")
+                report(f"unpacking layer {len(below) + 1} of {len(copy.layers)}: {layer.record.key[:12]}")
                 return _unpacked(layer, open_layer, staging)
 
             record, new = store.ensure_layer(
-                known.key, parent=known.parent, step=known.step, make=make, beside=below, hold=hold
+                expected.key, parent=expected.parent, step=expected.step, make=make, beside=below, hold=hold
             )
-            below.append(known.key)
-            made += [record] if new else []
+            below.append(expected.key)
+            new_records += [record] if new else []
         put_if_new(store, copy.image)
-    return made
+    return new_records
 
 
 def _unpacked(layer: LayerCopy, open_layer: Callable[[LayerCopy], AbstractContextManager[Blob]], staging: Path) -> Made:

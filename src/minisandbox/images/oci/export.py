@@ -92,12 +92,12 @@ def export_images(
     images = [store.image(name) for name in dict.fromkeys(names)]
     for image in images:
         check_portable(image, private=private)
-    tell, rows, archived = progress or (lambda _: None), list[Document](), list[Document]()
+    report, rows, archived = progress or (lambda _: None), list[Document](), list[Document]()
     with _work(store, path) as work, store_faults(f"write {path}"), _opened(path) as put:
         layout = _Layout(store, compression, work, put)
         put("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
         for image in images:
-            text, config, layers = write_image(store, image, layout, compression, private=private, tell=tell)
+            text, config, layers = write_image(store, image, layout, compression, private=private, report=report)
             row = described(m.MANIFEST, text)
             layout.document(str(row["digest"]), text)
             tag = f"{repository_of(image.name)}:latest"
@@ -125,7 +125,7 @@ def check_portable(image: ImageRecord, *, private: bool) -> None:
 
 
 def write_image(
-    store: Store, image: ImageRecord, target: Target, compression: str, *, private: bool, tell: Tell
+    store: Store, image: ImageRecord, target: Target, compression: str, *, private: bool, report: Tell
 ) -> tuple[bytes, str, list[JSONValue]]:
     """Write an image's layers and configuration to a target.
 
@@ -136,7 +136,7 @@ def write_image(
     blobs = []
     with store.hold(*keys, frozen=True):
         for number, key in enumerate(keys, 1):
-            tell(f"{image.name}: layer {number} of {len(keys)}: {key[:12]}")
+            report(f"{image.name}: layer {number} of {len(keys)}: {key[:12]}")
             blobs.append(target.layer(key))
         config = read_copy(store, image).to_json() if private else _config(image, blobs)
     row = described(MEDIA_TYPE if private else _CONFIG, config)
@@ -161,8 +161,8 @@ def repository_of(name: str) -> str:
     ``django__django-11099`` stays, ``Pandas@1`` is ``pandas-1``.
     """
     parts = re.findall(r"[a-z0-9]+|[^a-z0-9]+", name.lower())
-    whole = "".join(part if re.fullmatch(r"[a-z0-9]+|[._]|__|-+", part) else "-" for part in parts)
-    return whole.strip("._-") or "image"
+    name_parts = "".join(part if re.fullmatch(r"[a-z0-9]+|[._]|__|-+", part) else "-" for part in parts)
+    return name_parts.strip("._-") or "image"
 
 
 def _config(image: ImageRecord, blobs: Sequence[LayerBlob]) -> bytes:
@@ -189,12 +189,12 @@ def _config(image: ImageRecord, blobs: Sequence[LayerBlob]) -> bytes:
 
 def _annotations(image: ImageRecord) -> Document:
     """What is known of where an image comes from (image-spec, annotations.md)."""
-    known = {
+    annotations = {
         "revision": image.base_commit,
         "base.name": image.notes.get("base", image.notes.get("reference", "")),
         "base.digest": image.notes.get("digest", ""),
     }
-    return {f"org.opencontainers.image.{name}": text for name, text in known.items() if text}
+    return {f"org.opencontainers.image.{name}": text for name, text in annotations.items() if text}
 
 
 def _json(document: Mapping[str, JSONValue]) -> bytes:

@@ -47,19 +47,19 @@ class RateLimit:
     Attributes:
         count: how many in the window.
         window: its seconds.
-        left: how many are left; None where the answer does not say.
+        remaining: how many are left; None if the response does not say.
     """
 
     count: int
     window: float
-    left: int | None = None
+    remaining: int | None = None
 
     @classmethod
     def parse(cls, headers: email.message.Message) -> Self | None:
         """Return what the headers of an answer say, such as ``RateLimit-Limit: 100;w=21600``."""
         limit = _RATE.fullmatch(headers.get("RateLimit-Limit", ""))
-        left = _RATE.fullmatch(headers.get("RateLimit-Remaining", ""))
-        return cls(int(limit[1]), float(limit[2]), int(left[1]) if left else None) if limit else None
+        remaining = _RATE.fullmatch(headers.get("RateLimit-Remaining", ""))
+        return cls(int(limit[1]), float(limit[2]), int(remaining[1]) if remaining else None) if limit else None
 
     @property
     def pause(self) -> float:
@@ -76,12 +76,12 @@ class Connection:
     """The API of one registry for one repository. Threads may share it.
 
     Attributes:
-        place: which.
+        remote: the repository.
         pause: sleeps for so many seconds.
         rights: what is asked for where the registry does not say: ``pull``, or ``pull,push``.
     """
 
-    place: Remote
+    remote: Remote
     pause: Callable[[float], None] = time.sleep
     rights: str = "pull"
     _authorization: str = ""
@@ -143,13 +143,13 @@ class Connection:
 
     def _open(self, method: str, path: str, headers: Mapping[str, str], body: Body | None) -> http.client.HTTPResponse:
         base = self._base()
-        url = urllib.parse.urljoin(f"{base}/v2/{self.place.repository}/", path)
-        own = url.startswith(f"{base}/")
-        if not own and url.partition(":")[0] not in self._schemes:
+        url = urllib.parse.urljoin(f"{base}/v2/{self.remote.repository}/", path)
+        is_own = url.startswith(f"{base}/")
+        if not is_own and url.partition(":")[0] not in self._schemes:
             raise urllib.error.URLError(f"it sends its clients to {url[:100]!r}")
         data, attempts = (body(), 1) if callable(body) else (body, ATTEMPTS)
         request = urllib.request.Request(url, data, {**_AGENT, **headers}, method=method)  # noqa: S310 - checked
-        if self._authorization and own:  # not for the target of a redirect
+        if self._authorization and is_own:  # not for the target of a redirect
             request.add_unredirected_header("Authorization", self._authorization)
         return self._opener().open(request, timeout=TIMEOUT, attempts=attempts, pause=self.pause)
 
@@ -160,10 +160,10 @@ class Connection:
     @property
     def _may_be_plain(self) -> bool:
         """Whether the registry may be asked without TLS: on this machine, or where a configuration says so."""
-        return self.place.insecure or split_url(f"//{self.place.host}").hostname in _LOCAL
+        return self.remote.insecure or split_url(f"//{self.remote.host}").hostname in _LOCAL
 
     def _base(self) -> str:
-        server = _SERVERS.get(self.place.host, self.place.host)
+        server = _SERVERS.get(self.remote.host, self.remote.host)
         if not self._scheme:
             self._scheme = "http" if self._may_be_plain and not self._speaks_tls(server) else "https"
         return f"{self._scheme}://{server}"
@@ -179,58 +179,60 @@ class Connection:
 
     def _opener(self) -> Client:
         if self._client is None:  # loading the certificates takes longer than a request
-            paths = [path for folder in _CERTIFICATES for path in sorted(Path(folder, self.place.host).glob("*.crt"))]
-            self._client = Client(authorities=paths, verify=not self.place.insecure, schemes=self._schemes)
+            paths = [path for folder in _CERTIFICATES for path in sorted(Path(folder, self.remote.host).glob("*.crt"))]
+            self._client = Client(authorities=paths, verify=not self.remote.insecure, schemes=self._schemes)
         return self._client
 
     # --- authentication ---
 
     def _log_in(self, challenges: list[str]) -> None:
-        known = find_credentials(self.place.host, self.place.repository)
-        self._secrets = [known.secret, known.basic().partition(" ")[2]] if known else []
+        credentials = find_credentials(self.remote.host, self.remote.repository)
+        self._secrets = [credentials.secret, credentials.basic().partition(" ")[2]] if credentials else []
         for challenge in challenges:
-            scheme, _, rest = challenge.strip().partition(" ")
+            scheme, _, parameters = challenge.strip().partition(" ")
             if scheme.lower() == "bearer":
-                self._authorization = f"Bearer {self._token(dict(_CHALLENGE.findall(rest)), known)}"
+                self._authorization = f"Bearer {self._token(dict(_CHALLENGE.findall(parameters)), credentials)}"
                 return
-            if scheme.lower() == "basic" and known is not None and known.user:
-                self._authorization = known.basic()
+            if scheme.lower() == "basic" and credentials is not None and credentials.user:
+                self._authorization = credentials.basic()
                 return
 
-    def _token(self, challenge: dict[str, str], known: Credentials | None) -> str:
+    def _token(self, challenge: dict[str, str], credentials: Credentials | None) -> str:
         """Get a token (distribution, spec/auth/token.md and oauth.md)."""
         realm = challenge.get("realm", "")
-        place = split_url(realm)
-        plain = self.place.insecure or (self._may_be_plain and place.hostname in _LOCAL)
-        if place.scheme != "https" and not (place.scheme == "http" and plain):
+        realm_parts = split_url(realm)
+        plain = self.remote.insecure or (self._may_be_plain and realm_parts.hostname in _LOCAL)
+        if realm_parts.scheme != "https" and not (realm_parts.scheme == "http" and plain):
             raise RegistryError(
-                f"registry {self.place.host} sends its clients to {realm[:100]!r} for a token",
+                f"registry {self.remote.host} sends its clients to {realm[:100]!r} for a token",
                 reason="credentials are not sent without TLS",
                 hint="mark the registry as insecure in registries.conf if that is meant",
             )
-        scope = challenge.get("scope") or f"repository:{self.place.repository}:{self.rights}"
+        scope = challenge.get("scope") or f"repository:{self.remote.repository}:{self.rights}"
         values = {"service": challenge.get("service", ""), "scope": scope}
         data = None
-        if known is not None and not known.user:
-            more = {"grant_type": "refresh_token", "refresh_token": known.secret, "client_id": "minisandbox"}
+        if credentials is not None and not credentials.user:
+            more = {"grant_type": "refresh_token", "refresh_token": credentials.secret, "client_id": "minisandbox"}
             data = urllib.parse.urlencode(values | more).encode()
         query = "" if data else ("&" if "?" in realm else "?") + urllib.parse.urlencode(values)
         request = urllib.request.Request(realm + query, data)  # noqa: S310 - checked above
-        if known is not None and known.user:
-            request.add_unredirected_header("Authorization", known.basic())
+        if credentials is not None and credentials.user:
+            request.add_unredirected_header("Authorization", credentials.basic())
         try:
             with self._opener().open(request, timeout=TIMEOUT) as answer:
-                found = json.loads(answer.read(_MOST_TOKEN))
+                response = json.loads(answer.read(_MOST_TOKEN))
         except urllib.error.HTTPError as error:
             with error:
                 self._explain(error)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
         except (ValueError, RecursionError):
-            found = None
-        token = (found.get("token") or found.get("access_token")) if isinstance(found, dict) else None
+            response = None
+        token = (response.get("token") or response.get("access_token")) if isinstance(response, dict) else None
         if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
-            raise RegistryError(f"registry {self.place.host}: its token server's answer has no token", hint="try again")
+            raise RegistryError(
+                f"registry {self.remote.host}: its token server's answer has no token", hint="try again"
+            )
         self._secrets.append(token)
         return token
 
@@ -238,15 +240,15 @@ class Connection:
 
     def _explain(self, error: urllib.error.HTTPError, path: str = "") -> NoReturn:
         """Raise the error that an answer stands for."""
-        said = self._said(error)
+        message = self._said(error)
         verb = "deliver" if self.rights == "pull" else "take"
-        what = f"registry {self.place.host} does not {verb} {self.place.repository}"
-        status = f"it answered {error.code} {http.client.responses.get(error.code, '')}".rstrip() + said
+        what = f"registry {self.remote.host} does not {verb} {self.remote.repository}"
+        status = f"it answered {error.code} {http.client.responses.get(error.code, '')}".rstrip() + message
         if error.code == 404 and "/blobs/" in path:
             digest = path.rpartition("/")[2]
-            raise NotFound(f"{self.place} lacks the blob {digest}", reason=status, hint="push the whole image again")
+            raise NotFound(f"{self.remote} lacks the blob {digest}", reason=status, hint="push the whole image again")
         if error.code == 404:
-            raise NotFound(f"{self.place} is not in its registry", reason=status, hint="check the name and the tag")
+            raise NotFound(f"{self.remote} is not in its registry", reason=status, hint="check the name and the tag")
         if error.code in (401, 403):
             raise RegistryError(f"{what}: access denied", reason=status, hint=self._how_to_log_in())
         if error.code == 429:
@@ -269,7 +271,7 @@ class Connection:
             return "the credentials that were found are not accepted, or do not allow it: log in again"
         files = ", ".join(str(file) for file in auth_files())
         return (
-            f"check the name; if the image is private, log in: `podman login {self.place.host}` or `docker login`. "
+            f"check the name; if the image is private, log in: `podman login {self.remote.host}` or `docker login`. "
             f"Credentials are read from {files}"
         )
 
@@ -277,12 +279,12 @@ class Connection:
         """What the registry's own error says (distribution-spec, "Error Codes"), without what may be a secret."""
         try:
             rows = json.loads(error.read(_MOST_ERROR))["errors"]
-            texts = [(str(row["code"]), str(row.get("message", ""))) for row in rows[:3]]
+            errors = [(str(row["code"]), str(row.get("message", ""))) for row in rows[:3]]
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return ""
         for secret in filter(None, self._secrets):
-            texts = [(code, said.replace(secret, "***")) for code, said in texts]
-        text = "; ".join(f"{code}: {said[:120]}" for code, said in texts if _CODE.fullmatch(code))
+            errors = [(code, message.replace(secret, "***")) for code, message in errors]
+        text = "; ".join(f"{code}: {message[:120]}" for code, message in errors if _CODE.fullmatch(code))
         return f" ({text})" if text else ""
 
     def _unreachable(self, error: OSError | http.client.HTTPException | ValueError) -> RegistryError:
@@ -290,12 +292,12 @@ class Connection:
         reason = "" if isinstance(error, http.client.HTTPException) else str(cause)
         hint = "check the name of the registry, the network and the proxy (https_proxy)"
         if isinstance(cause, ssl.SSLCertVerificationError):
-            place = f"{_CERTIFICATES[0]}/{self.place.host}/ca.crt"
-            hint = f"put its certificate into {place} or the system's store, or mark it as insecure in registries.conf"
+            path = f"{_CERTIFICATES[0]}/{self.remote.host}/ca.crt"
+            hint = f"put its certificate into {path} or the system's store, or mark it as insecure in registries.conf"
         elif isinstance(error, TimeoutError) or isinstance(cause, TimeoutError):
             reason = f"it did not answer within {TIMEOUT:.0f} seconds"
         reason = reason or f"its answer is no HTTP ({type(error).__name__})"
-        return _transient(f"registry {self.place.host} cannot be reached", reason, hint)
+        return _transient(f"registry {self.remote.host} cannot be reached", reason, hint)
 
 
 def _transient(what: str, reason: str, hint: str, wait: float | None = None) -> RegistryError:

@@ -109,12 +109,12 @@ class Archive:
         Raises:
             ImageRefused: it is not there.
         """
-        place = self._places.get(name) or self._places.get(self._links.get(name, ""))
-        if place is None:
+        extent = self._places.get(name) or self._places.get(self._links.get(name, ""))
+        if extent is None:
             raise _missing(self.shown, name)
         with self.path.open("rb") as file:
-            file.seek(place[0])
-            yield cast("IO[bytes]", _Part(file, place[1]))
+            file.seek(extent[0])
+            yield cast("IO[bytes]", _Part(file, extent[1]))
 
 
 Files = Directory | Archive
@@ -170,7 +170,7 @@ class _OnDisk:
 
     files: Files
     tag: str
-    place: ClassVar[None] = None
+    remote: ClassVar[None] = None
 
     @property
     def name(self) -> str:
@@ -212,12 +212,12 @@ class Layout(_OnDisk):
     def manifest(self, platform: m.Platform) -> m.Manifest:
         """Return the manifest for a platform."""
         first = self._chosen(self._index(), platform)
-        found, values = m.find_manifest(
+        manifest_digest, values = m.find_manifest(
             first.digest, lambda digest: (digest, self._blob(digest, m.MOST_MANIFEST)), platform, self.name
         )
         config, layers = m.layers_of(values, self.name)
         text, names = self._blob(config.digest, m.MOST_CONFIG), (first.name, first.image)
-        return m.Manifest(found, text, tuple(layers), config.media_type, names)
+        return m.Manifest(manifest_digest, text, tuple(layers), config.media_type, names)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
@@ -233,17 +233,17 @@ class Layout(_OnDisk):
         index = m.parse_object(read(self.files, "index.json", m.MOST_MANIFEST), where)
         return m.manifests(index, where)
 
-    def _chosen(self, found: list[m.Descriptor], platform: m.Platform) -> m.Descriptor:
-        named = [one for one in found if one.name == self.tag] if self.tag else found
+    def _chosen(self, descriptors: list[m.Descriptor], platform: m.Platform) -> m.Descriptor:
+        named = [one for one in descriptors if one.name == self.tag] if self.tag else descriptors
         fitting = [one for one in named if one.platform is not None and platform.fits(one.platform)]
         for group in (named, fitting):
             if len(group) == 1:
                 return group[0]
-        raise self._unclear(named, sorted({one.name for one in found if one.name}))
+        raise self._unclear(named, sorted({one.name for one in descriptors if one.name}))
 
-    def _blob(self, digest: str, most: int) -> bytes:
+    def _blob(self, digest: str, limit: int) -> bytes:
         with self.files.open(m.blob_path(digest)) as file:
-            return _bounded(Blob(file, digest, f"{self.name}: {digest}"), most)
+            return _bounded(Blob(file, digest, f"{self.name}: {digest}"), limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,16 +275,16 @@ class DockerArchive(_OnDisk):
 
     def _rows(self) -> list[m.JSONObject]:
         rows = m.parse_json(read(self.files, "manifest.json", m.MOST_CONFIG), f"{self.name}: manifest.json")
-        found = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
-        if not isinstance(rows, list) or not rows or len(found) != len(rows):
+        images = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+        if not isinstance(rows, list) or not rows or len(images) != len(rows):
             raise m.malformed(f"{self.name}: manifest.json", "it is no list of images")
-        return found
+        return images
 
     def _row(self) -> m.JSONObject:
-        found = self._rows()
-        named = [row for row in found if not self.tag or self.tag in _tags(row)]
+        rows = self._rows()
+        named = [row for row in rows if not self.tag or self.tag in _tags(row)]
         if len(named) != 1:
-            raise self._unclear(named, [tag for row in found for tag in _tags(row)])
+            raise self._unclear(named, [tag for row in rows for tag in _tags(row)])
         return named[0]
 
 
@@ -300,23 +300,23 @@ def _tags(row: m.JSONObject) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*names, *short)))
 
 
-def read(files: Files, name: str, most: int) -> bytes:
+def read(files: Files, name: str, limit: int) -> bytes:
     """Read a small file.
 
     Raises:
         ImageRefused: it is not there, or too large.
     """
     with files.open(name) as file:
-        return _bounded(Blob(file, "", f"{files.name}: {name}"), most)
+        return _bounded(Blob(file, "", f"{files.name}: {name}"), limit)
 
 
-def _bounded(blob: Blob, most: int) -> bytes:
-    parts, left = [], most + 1
-    while left and (part := blob.read(left)):
+def _bounded(blob: Blob, limit: int) -> bytes:
+    parts, remaining = [], limit + 1
+    while remaining and (part := blob.read(remaining)):
         parts.append(part)
-        left -= len(part)
-    if not left:
-        raise ImageRefused(f"{blob.name} has more than {most} bytes", hint="it is no image that can be used")
+        remaining -= len(part)
+    if not remaining:
+        raise ImageRefused(f"{blob.name} has more than {limit} bytes", hint="it is no image that can be used")
     blob.check()
     return b"".join(parts)
 
@@ -334,9 +334,9 @@ class _Seekable:
         """Where the next byte lies."""
         return self._file.tell()
 
-    def some(self, most: int) -> bytes:
+    def some(self, limit: int) -> bytes:
         """Read at most so many bytes."""
-        return self._file.read(min(most, _CHUNK))
+        return self._file.read(min(limit, _CHUNK))
 
     def exactly(self, size: int) -> bytes:
         """Read so many bytes; fewer only at the end."""

@@ -88,6 +88,15 @@ def own_platform() -> Platform:
     return Platform("linux", _ARCHITECTURES.get(machine.machine(), machine.machine()))
 
 
+def platform_or_own(text: str | None) -> Platform:
+    """Return the platform of a string such as ``linux/arm64``; this machine's if it is empty or None.
+
+    Raises:
+        InvalidValue: it is malformed.
+    """
+    return parse_platform(text) if text else own_platform()
+
+
 @dataclass(frozen=True, slots=True)
 class Descriptor:
     """A reference to a blob.
@@ -213,13 +222,13 @@ def parse_json(text: bytes, what: str) -> JSONValue:
         ImageRefused: the text is something else.
     """
     try:
-        found: JSONValue = json.loads(text)
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+        value: JSONValue = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise malformed(what, f"it is not JSON: {error}; it begins with {text[:60]!r}") from None
-    if not _is_shallow(found, _MOST_LEVELS):
+    if not _is_shallow(value, _MOST_LEVELS):
         raise malformed(what, f"it has more than {_MOST_LEVELS} levels")
-    return found
+    return value
 
 
 def _is_shallow(value: JSONValue, levels: int) -> bool:
@@ -233,10 +242,10 @@ def parse_object(text: bytes, what: str) -> JSONObject:
     Raises:
         ImageRefused: the text is something else.
     """
-    found = parse_json(text, what)
-    if not isinstance(found, dict):
+    value = parse_json(text, what)
+    if not isinstance(value, dict):
         raise malformed(what, f"it is no JSON object, but begins with {text[:60]!r}")
-    return found
+    return value
 
 
 def is_index(values: JSONObject) -> bool:
@@ -268,7 +277,7 @@ def find_manifest(
     raise malformed(what, f"it is behind more than {_MOST_INDEXES} indexes")
 
 
-def choose(values: JSONObject, wanted: Platform, what: str) -> Descriptor:
+def choose(values: JSONObject, platform: Platform, what: str) -> Descriptor:
     """Choose the manifest for a platform from an index; without a fitting one, the first without a platform.
 
     Raises:
@@ -276,14 +285,14 @@ def choose(values: JSONObject, wanted: Platform, what: str) -> Descriptor:
         ImageRefused: the index is malformed.
     """
     rows = manifests(values, what)
-    fitting = [row for row in rows if row.platform is not None and wanted.fits(row.platform)]
+    fitting = [row for row in rows if row.platform is not None and platform.fits(row.platform)]
     if fitting:  # amd64/v3 may come before amd64, and needs a newer machine
-        return min(fitting, key=lambda row: row.platform is None or row.platform.usual != wanted.usual)
+        return min(fitting, key=lambda row: row.platform is None or row.platform.usual != platform.usual)
     for row in rows:
         if row.platform is None:
             return row
     platforms = {str(row.platform) for row in rows if row.platform and row.platform.os != "unknown"}  # attestations
-    raise _no_image(what, wanted, ", ".join(sorted(platforms)))
+    raise _no_image(what, platform, ", ".join(sorted(platforms)))
 
 
 def manifests(values: JSONObject, what: str) -> list[Descriptor]:
@@ -319,8 +328,8 @@ def descriptor(row: JSONValue, what: str) -> Descriptor:
     digest, size, kind = row.get("digest"), row.get("size"), row.get("mediaType") or ""
     if not isinstance(digest, str) or type(size) is not int or size < 0 or not isinstance(kind, str):
         raise malformed(what, f"a descriptor is {row!r}")
-    place, notes = row.get("platform"), row.get("annotations")
-    platform = _platform(place) if isinstance(place, Mapping) else Platform("", "")
+    platform_row, notes = row.get("platform"), row.get("annotations")
+    platform = _platform(platform_row) if isinstance(platform_row, Mapping) else Platform("", "")
     named = notes if isinstance(notes, Mapping) else {}
     name, image = (text if isinstance(text := named.get(key), str) else "" for key in (REF_NAME, _IMAGE_NAME))
     return Descriptor(
@@ -382,19 +391,23 @@ def container(manifest: Manifest, what: str, platform: Platform) -> Container:
     """
     values, blobs = parse_object(manifest.config, f"the configuration of {what}"), manifest.blobs
     root = values.get("rootfs")
-    found = root.get("diff_ids") if isinstance(root, Mapping) else None
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+    diff_ids = root.get("diff_ids") if isinstance(root, Mapping) else None
+    if not isinstance(diff_ids, list) or not all(isinstance(one, str) for one in diff_ids):
         raise malformed(f"the configuration of {what}", "rootfs.diff_ids is no list of digests")
-    if len(found) != len(blobs):
-        raise malformed(what, f"it has {len(blobs)} layers, its configuration {len(found)}")
-    if len(found) > _MOST_LAYERS:
-        raise malformed(what, f"it has {len(found)} layers; {_MOST_LAYERS} can be used")
-    layers = tuple(Layer(check_digest(str(one)), blob) for one, blob in zip(found, blobs, strict=True))
-    own = _platform(values)
-    own = replace(own, os=own.os or platform.os, architecture=own.architecture or platform.architecture)
-    if not platform.fits(replace(own, variant=own.variant or platform.variant)):
-        raise _no_image(what, platform, str(own))
-    return Container(manifest.digest, read_config(values.get("config")), own, layers)
+    if len(diff_ids) != len(blobs):
+        raise malformed(what, f"it has {len(blobs)} layers, its configuration {len(diff_ids)}")
+    if len(diff_ids) > _MOST_LAYERS:
+        raise malformed(what, f"it has {len(diff_ids)} layers; {_MOST_LAYERS} can be used")
+    layers = tuple(Layer(check_digest(str(one)), blob) for one, blob in zip(diff_ids, blobs, strict=True))
+    image_platform = _platform(values)
+    image_platform = replace(
+        image_platform,
+        os=image_platform.os or platform.os,
+        architecture=image_platform.architecture or platform.architecture,
+    )
+    if not platform.fits(replace(image_platform, variant=image_platform.variant or platform.variant)):
+        raise _no_image(what, platform, str(image_platform))
+    return Container(manifest.digest, read_config(values.get("config")), image_platform, layers)
 
 
 def _no_image(what: str, platform: Platform, there: str) -> NotFound:

@@ -172,7 +172,7 @@ class _Pulls:
             self.images[base] = cached
         elif isinstance(reference, Remote):
             refuse_other(self._store, _name_of(base), reference)
-            lookup = self._lookups[base] = _Lookup(_platform_of(base), Registry(reference, self._store))
+            lookup = self._lookups[base] = _Lookup(m.platform_or_own(base.platform), Registry(reference, self._store))
             lookup.registry.on_layer = partial(self._published, lookup)
             if self._patience.is_waiting(reference.host):  # it is looked up when its turn comes
                 return
@@ -200,7 +200,7 @@ class _Pulls:
         """
         lookups = [lookup for base, lookup in self._lookups.items() if base not in self.failures]
         cached = f", {len(self.images)} already here" if self.images else ""
-        waiting = sum(lookup.registry.found is None for lookup in lookups)
+        waiting = sum(lookup.registry.cached_manifest is None for lookup in lookups)
         later = f" ({waiting} images are not looked up yet)" if waiting else ""
         free = require_space(self._store, self._layers.values(), f"pull {len(lookups)} images")
         size = (
@@ -211,9 +211,9 @@ class _Pulls:
         )
         limits = {lookup.host: lookup.registry.limit for lookup in lookups if lookup.registry.limit is not None}
         for host, limit in limits.items():
-            if limit.left is not None and limit.left < len(lookups):
+            if limit.remaining is not None and limit.remaining < len(lookups):
                 self._note(
-                    f"{host} gives {limit} to this address or user, {limit.left} more now: then the pull waits; "
+                    f"{host} gives {limit} to this address or user, {limit.remaining} more now: then the pull waits; "
                     "logging in raises the limit, a mirror in registries.conf avoids it"
                 )
         self._report_remaining()
@@ -241,7 +241,7 @@ class _Pulls:
         def attempt() -> Image:
             return take(
                 self._store, registry, registry.reference, name, lookup.platform, private=False, replace=False,
-                tell=lambda _: None,
+                report=lambda _: None,
             )  # fmt: skip
 
         try:
@@ -335,10 +335,6 @@ class _Patience:
                 self.note_limit(host, error)
 
 
-def _platform_of(base: OciBase) -> m.Platform:
-    return m.parse_platform(base.platform) if base.platform else m.own_platform()
-
-
 def _name_of(base: OciBase) -> str:
     """Return the name of an image in the store."""
-    return name_of(base.reference, _platform_of(base))
+    return name_of(base.reference, m.platform_or_own(base.platform))

@@ -104,14 +104,16 @@ def pull(
         DiskFull: there is no space; finished layers are kept.
     """
     parsed = parse_reference(reference)
-    wanted = m.own_platform() if platform is None else m.parse_platform(platform)
-    tell = progress or (lambda _: None)
+    parsed_platform = m.platform_or_own(platform)
+    report = progress or (lambda _: None)
     called = name
     if name is None and not private:
-        called = name_of(reference, wanted)
+        called = name_of(reference, parsed_platform)
         refuse_other(store, called, parsed)
-    with _source(parsed, store, tell) as source:
-        return take(store, source, parsed, called, wanted, private=private, replace=name is not None, tell=tell)
+    with _source(parsed, store, report) as source:
+        return take(
+            store, source, parsed, called, parsed_platform, private=private, replace=name is not None, report=report
+        )
 
 
 def take(
@@ -123,7 +125,7 @@ def take(
     *,
     private: bool,
     replace: bool,
-    tell: Tell,
+    report: Tell,
 ) -> Image:
     """Take an image from its source into the store; see :func:`pull`.
 
@@ -135,23 +137,23 @@ def take(
         platform: the one wanted.
         private: whether it may be a copy.
         replace: whether a copy may take the place of another image.
-        tell: told of each layer.
+        report: told of each layer.
     """
     try:
         manifest = source.manifest(platform)
         if manifest.kind == MEDIA_TYPE:
-            return _take_copy(store, source, manifest, name, private=private, replace=replace, tell=tell)
+            return _take_copy(store, source, manifest, name, private=private, replace=replace, report=report)
         image = m.container(manifest, source.name, platform)
         notes = {"reference": str(reference), "digest": image.digest, "platform": str(image.platform)}
         if names := archive_names(manifest.names):
             notes[ARCHIVE_NAMES] = names
-        return _Taking(store, source, image, tell).run(name or name_of(str(reference), platform), notes)
+        return _Taking(store, source, image, report).run(name or name_of(str(reference), platform), notes)
     except ImageRefused as error:
         raise error.about(source.name)  # noqa: B904 - it is the same error
 
 
 def _take_copy(
-    store: Store, source: Source, manifest: m.Manifest, name: str | None, *, private: bool, replace: bool, tell: Tell
+    store: Store, source: Source, manifest: m.Manifest, name: str | None, *, private: bool, replace: bool, report: Tell
 ) -> Image:
     if not private:
         raise InvalidValue(
@@ -170,7 +172,7 @@ def _take_copy(
     require_space(store, missing, f"take {source.name}")
     source.prefetch(missing)
     for record in take_copy(
-        store, copy, lambda layer: source.layer(layers[layer.record.key]), replace=replace, tell=tell
+        store, copy, lambda layer: source.layer(layers[layer.record.key]), replace=replace, report=report
     ):
         source.published(layers[record.key])
     return image_of(store.image(copy.image.name), store)
@@ -201,20 +203,20 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
         InvalidValue: the reference or the platform is malformed.
         StoreError: a record is damaged.
     """
-    wanted, built = m.parse_platform(platform) if platform else m.own_platform(), reference.removesuffix(":latest")
+    parsed_platform, built = m.platform_or_own(platform), reference.removesuffix(":latest")
     if not is_reference(built):
         with suppress(NotFound):
             record = store.image(built)
-            if wanted.fits(m.parse_platform(record.notes.get("platform", str(wanted)))):
+            if parsed_platform.fits(m.parse_platform(record.notes.get("platform", str(parsed_platform)))):
                 return image_of(record, store)
     parsed = parse_reference(reference)
     with suppress(NotFound):
-        record = store.image(name_of(reference, wanted))
+        record = store.image(name_of(reference, parsed_platform))
         here = isinstance(parsed, Remote) and is_of(parsed, record.notes)  # a file may have another content by now
-        if here and wanted.fits(m.parse_platform(record.notes["platform"])):
+        if here and parsed_platform.fits(m.parse_platform(record.notes["platform"])):
             return image_of(record, store)
     for record in archived(store, reference):
-        if wanted.fits(m.parse_platform(record.notes["platform"])):
+        if parsed_platform.fits(m.parse_platform(record.notes["platform"])):
             return image_of(record, store)
     return None
 
@@ -237,11 +239,11 @@ def refuse_other(store: Store, name: str, reference: Remote | Local, hint: str =
             )
 
 
-def _source(reference: Remote | Local, store: Store, tell: Tell) -> AbstractContextManager[Source]:
+def _source(reference: Remote | Local, store: Store, report: Tell) -> AbstractContextManager[Source]:
     if isinstance(reference, Remote):
         from minisandbox.images.oci.registry import open_registry  # noqa: PLC0415 - loads an HTTP client
 
-        return open_registry(reference, store, tell)
+        return open_registry(reference, store, report)
     return _opened(reference.path, store, reference.kind, reference.tag)
 
 
@@ -292,7 +294,7 @@ class _Taking:
     store: Store
     source: Source
     image: m.Container
-    tell: Tell
+    report: Tell
 
     def run(self, name: str, notes: dict[str, str]) -> Image:
         with self.store.hold() as hold:
@@ -309,7 +311,7 @@ class _Taking:
 
     def _take(self, step: LayerStep, below: list[LayerRecord], hold: Lease) -> LayerRecord:
         def make(staging: Path) -> Made:
-            self.tell(f"unpacking layer {len(below) + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
+            self.report(f"unpacking layer {len(below) + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
             return self._unpacked(step.layer, below, staging)
 
         parent = below[-1].key if below else None
@@ -327,10 +329,10 @@ class _Taking:
                     reason=f"the tar has {stream.diff_id}, the configuration says {layer.diff_id}",
                     hint="nothing of this layer was published; the image is damaged, or somebody replaced the layer",
                 )
-        facts, place = _facts(done), self.source.place
-        if place is not None:  # a push there need not send it
+        facts, remote = _facts(done), self.source.remote
+        if remote is not None:  # a push there need not send it
             kind = layer.blob.media_type.rpartition("+")[2].rpartition(".")[2]
-            facts[PULLED] = f"{kind} {layer.blob.digest} {layer.blob.size} {place.host} {place.repository}"
+            facts[PULLED] = f"{kind} {layer.blob.digest} {layer.blob.size} {remote.host} {remote.repository}"
         return Made(staging / "tree", facts=facts, digests=done.digests)
 
     def _record(self, name: str, notes: dict[str, str], layers: list[LayerRecord], top: str) -> ImageRecord:
@@ -442,8 +444,8 @@ def import_images(
         ImageRefused: an image is malformed or hostile.
         DiskFull: there is no space; finished layers are kept.
     """
-    wanted = m.own_platform() if platform is None else m.parse_platform(platform)
-    tell, images = progress or (lambda _: None), list[Image]()
+    parsed_platform = m.platform_or_own(platform)
+    report, images = progress or (lambda _: None), list[Image]()
     store.require_writable("import images")
     if (path / "version").is_file() and (path / "layers").is_dir():
         raise InvalidValue(
@@ -454,12 +456,14 @@ def import_images(
         if name is not None and len(tags) != 1:
             raise InvalidValue(f"{path} has {len(tags)} images", hint="leave out --name")
         for tag in tags:
-            place = Local(source.kind, path.absolute(), tag)
+            reference = Local(source.kind, path.absolute(), tag)
             called = tag_name(tag, path) if name is None and not private else name
             if called is not None and not replace:
-                refuse_other(store, called, place, REPLACE)
-            one = source.tagged(tag)
-            images.append(take(store, one, place, called, wanted, private=private, replace=replace, tell=tell))
+                refuse_other(store, called, reference, REPLACE)
+            image = source.tagged(tag)
+            images.append(
+                take(store, image, reference, called, parsed_platform, private=private, replace=replace, report=report)
+            )
     return images
 
 

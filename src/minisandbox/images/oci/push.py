@@ -79,22 +79,22 @@ def push(
         StoreError: a layer is damaged.
         DiskFull: there is no space to compress a layer.
     """
-    place = parse_reference(reference)
-    if not isinstance(place, Remote) or place.digest:
+    target = parse_reference(reference)
+    if not isinstance(target, Remote) or target.digest:
         raise InvalidValue(
             f"cannot push to {reference}", reason="it is no tag of a registry", hint="write HOST/NAME[:TAG]"
         )
     store.require_writable("push an image")
     image = find_record(store, name)
     check_portable(image, private=private)
-    registry = _Registry(store, places_of(place)[-1], compression, private, progress or (lambda _: None))
+    registry = _Registry(store, places_of(target)[-1], compression, private, progress or (lambda _: None))
     try:
-        text, _, layers = write_image(store, image, registry, compression, private=private, tell=registry.tell)
+        text, _, layers = write_image(store, image, registry, compression, private=private, report=registry.report)
         digest = registry.publish(text)
     finally:
         registry.close()
     lost = image.notes.get("not as in the image", "")
-    return Pushed(str(place), digest, len(layers), registry.sent, registry.size, lost)
+    return Pushed(str(target), digest, len(layers), registry.sent, registry.size, lost)
 
 
 @dataclass(slots=True)
@@ -103,19 +103,19 @@ class _Registry:
 
     Attributes:
         store: where the layers are.
-        place: which tag is pushed.
+        target: the tag to push.
         compression: of the layers.
         private: whether it is a copy for other stores.
-        tell: told of each blob.
+        report: told of each blob.
         sent: how many were sent.
         size: bytes of those.
     """
 
     store: Store
-    place: Remote
+    target: Remote
     compression: str
     private: bool
-    tell: Tell
+    report: Tell
     sent: int = 0
     size: int = 0
     _keys: list[str] = field(default_factory=list)
@@ -126,7 +126,7 @@ class _Registry:
     _connection: Connection = field(init=False)
 
     def __post_init__(self) -> None:
-        self._connection = Connection(self.place, self._pause, "pull,push")
+        self._connection = Connection(self.target, self._pause, "pull,push")
 
     def layer(self, key: str) -> LayerBlob:
         """Send the blob of a layer, unless the registry has it, in this repository or in another."""
@@ -134,15 +134,15 @@ class _Registry:
             if job.done():
                 job.result()
         self._keys.append(key)
-        asked, session = set[str](), ""
+        checked, session = set[str](), ""
         for blob, origin in self._candidates(key):
             if blob.digest in self._coming or self._has(blob.digest):
                 return blob
-            asked.add(blob.digest)
-            if origin != self.place.repository and not (session := self._begin(blob.digest, origin)):
+            checked.add(blob.digest)
+            if origin != self.target.repository and not (session := self._begin(blob.digest, origin)):
                 return blob
         blob = ensure_blob(self.store.root, key, self.compression)
-        if blob.digest not in self._coming and (blob.digest in asked or not self._has(blob.digest)):
+        if blob.digest not in self._coming and (blob.digest in checked or not self._has(blob.digest)):
             file = self._files.enter_context(blob.path.open("rb"))  # now: a collection may remove it
             self._coming[blob.digest] = self._pool.submit(self._send, blob.digest, blob.size, file, session)
             self.sent, self.size = self.sent + 1, self.size + blob.size
@@ -158,10 +158,10 @@ class _Registry:
     def publish(self, manifest: bytes) -> str:
         """Send the manifest, remember where the layers are now, and remove the copies; return its digest."""
         digest = str(described(m.MANIFEST, manifest)["digest"])
-        path = f"manifests/{self.place.tag}"
+        path = f"manifests/{self.target.tag}"
         self._connection.request("PUT", path, {"Content-Type": m.MANIFEST}, manifest).close()
         for key in self._keys:
-            note_place(self.store.root, key, self.place.host, self.place.repository)
+            note_place(self.store.root, key, self.target.host, self.target.repository)
         remove_copies(self.store, list(self._coming))
         return digest
 
@@ -173,7 +173,7 @@ class _Registry:
 
     def _pause(self, seconds: float) -> None:
         if self._over.wait(seconds):
-            raise RegistryError(f"the push to {self.place} was given up")
+            raise RegistryError(f"the push to {self.target} was given up")
 
     # --- requests ---
 
@@ -186,15 +186,15 @@ class _Registry:
 
     def _candidates(self, key: str) -> Iterator[tuple[LayerBlob, str]]:
         """Yield blobs of a layer that the registry may have, and the repository that has each."""
-        if (known := known_blob(self.store.root, key, self.compression)) is not None:
+        if (recorded := known_blob(self.store.root, key, self.compression)) is not None:
             record = read_blobs(self.store.root, key)
-            yield known, (record.places if record is not None else {}).get(self.place.host, self.place.repository)
+            yield recorded, (record.places if record is not None else {}).get(self.target.host, self.target.repository)
         layer = self.store.layer(key)
-        found = _PULLED.fullmatch(layer.facts.get(PULLED, ""))  # a record may come from another store
-        if found and found[1] == self.compression and not self.private:  # a copy's lists are those of our own blobs
-            _, digest, size, host, repository = found.groups()
+        match = _PULLED.fullmatch(layer.facts.get(PULLED, ""))  # a record may come from another store
+        if match and match[1] == self.compression and not self.private:  # a copy's lists are those of our own blobs
+            _, digest, size, host, repository = match.groups()
             blob = LayerBlob(self.store.root, str(layer.step.get("diff_id", "")), digest, int(size))
-            yield blob, repository if host == self.place.host else self.place.repository
+            yield blob, repository if host == self.target.host else self.target.repository
 
     def _begin(self, digest: str = "", origin: str = "") -> str:
         """Begin to send a blob; return the address for it, or "" where the registry had it in another repository."""
@@ -223,7 +223,7 @@ class _Registry:
             self._pause(backoff(attempt))
 
     def _append(self, session: str, file: IO[bytes], done: int, size: int) -> str:
-        self.tell(f"sending {size - done} bytes" + (f", from byte {done} on" if done else ""))
+        self.report(f"sending {size - done} bytes" + (f", from byte {done} on" if done else ""))
         headers = {**_BINARY, "Content-Length": str(size - done)}
         if done:
             headers["Content-Range"] = f"{done}-{size - 1}"
@@ -233,8 +233,8 @@ class _Registry:
     def _progress(self, session: str) -> tuple[str, int]:
         """Return where to go on, and how much of a blob the registry has."""
         with self._connection.request("GET", session) as answer:
-            found = _RANGE.fullmatch(answer.headers.get("Range", ""))
-            return self._address(answer), int(found[1]) + 1 if found and found[1] != "0" else 0
+            match = _RANGE.fullmatch(answer.headers.get("Range", ""))
+            return self._address(answer), int(match[1]) + 1 if match and match[1] != "0" else 0
 
     def _finish(self, session: str, digest: str) -> None:
         address = f"{session}{'&' if '?' in session else '?'}{urllib.parse.urlencode({'digest': digest})}"
@@ -244,7 +244,7 @@ class _Registry:
         address = answer.headers.get("Location", "")
         if not address:
             raise RegistryError(
-                f"registry {self.place.host} does not say where to send a blob",
+                f"registry {self.target.host} does not say where to send a blob",
                 reason=f"its answer {answer.status} has no Location",
                 hint="check the host in the reference: is it a registry?",
             )
@@ -254,5 +254,5 @@ class _Registry:
         file.seek(start)
         while piece := file.read(_CHUNK):
             if self._over.is_set():
-                raise RegistryError(f"the push to {self.place} was given up")
+                raise RegistryError(f"the push to {self.target} was given up")
             yield piece

@@ -82,16 +82,16 @@ def parse_reference(text: str) -> Remote | Local:
     Raises:
         InvalidValue: it is malformed.
     """
-    kind, colon, rest = text.partition(":")
+    kind, colon, location = text.partition(":")
     if colon and kind in _LOCAL:
-        return _local(kind, rest)
+        return _local(kind, location)
     return _remote(text.removeprefix("docker://"))
 
 
-def _local(kind: str, rest: str) -> Local:
-    path, _, tag = rest.partition(":")
-    if not path or "\0" in rest:
-        raise InvalidValue(f"{kind}:{rest} names no path", hint=_FORMS)
+def _local(kind: str, location: str) -> Local:
+    path, _, tag = location.partition(":")
+    if not path or "\0" in location:
+        raise InvalidValue(f"{kind}:{location} names no path", hint=_FORMS)
     return Local(kind, Path(path).expanduser().absolute(), tag)
 
 
@@ -101,8 +101,8 @@ def _has_host(text: str) -> bool:
 
 
 def _remote(text: str) -> Remote:
-    rest, _, digest = text.partition("@")
-    host, _, path = (rest if _has_host(rest) else f"{DOCKER_HUB}/{rest}").partition("/")
+    name, _, digest = text.partition("@")
+    host, _, path = (name if _has_host(name) else f"{DOCKER_HUB}/{name}").partition("/")
     repository, colon, tag = path.partition(":")
     if host in (DOCKER_HUB, "index.docker.io"):
         host, repository = DOCKER_HUB, repository if "/" in repository else f"library/{repository}"
@@ -126,27 +126,27 @@ def image_name(text: str) -> str:
     reference = parse_reference(text)
     if isinstance(reference, Local):
         path = re.sub(r"\.(gz|xz|bz2|zst)$", "", reference.path.name).removesuffix(".tar")
-        words = f"{path}-{reference.tag}" if reference.tag else path
+        name = f"{path}-{reference.tag}" if reference.tag else path
     else:
         host = "" if reference.host == DOCKER_HUB else f"{reference.host}/"
         tag = f"-{reference.tag}" if reference.tag else f"@{reference.digest.partition(':')[2][:12]}"
         repository = reference.repository if host else reference.repository.removeprefix("library/")
-        words = f"{host}{repository}{tag}"
-    return re.sub(r"[^A-Za-z0-9._@+=-]", "_", words).lstrip(".@+=-")[:_NAME_MOST] or "image"
+        name = f"{host}{repository}{tag}"
+    return re.sub(r"[^A-Za-z0-9._@+=-]", "_", name).lstrip(".@+=-")[:_NAME_MOST] or "image"
 
 
-def is_of(wanted: Remote | Local, notes: Mapping[str, str]) -> bool:
+def is_of(reference: Remote | Local, notes: Mapping[str, str]) -> bool:
     """Whether an image of the store was pulled by a reference.
 
     Args:
-        wanted: the reference; its digest may be an index's or a manifest's.
+        reference: the reference; its digest may be an index's or a manifest's.
         notes: of the image's record.
     """
-    known = notes.get("reference", "")
-    if isinstance(wanted, Local):
-        return str(wanted) == known
-    place, _, digest = known.partition("@")
-    return str(replace(wanted, digest="")) == place and wanted.digest in ("", digest, notes.get("digest"))
+    recorded = notes.get("reference", "")
+    if isinstance(reference, Local):
+        return str(reference) == recorded
+    recorded_name, _, digest = recorded.partition("@")
+    return str(replace(reference, digest="")) == recorded_name and reference.digest in ("", digest, notes.get("digest"))
 
 
 def archive_names(names: Iterable[str]) -> str:
@@ -167,8 +167,8 @@ def called(text: str, notes: Mapping[str, str]) -> bool:
 
     A name without a host also finds what podman and buildah build, whose names begin with ``localhost/``.
     """
-    texts = (text,) if _has_host(text) else (text, f"localhost/{text}")
-    return any(str(_remote(name)) in notes.get(ARCHIVE_NAMES, "").split() for name in texts)
+    names = (text,) if _has_host(text) else (text, f"localhost/{text}")
+    return any(str(_remote(name)) in notes.get(ARCHIVE_NAMES, "").split() for name in names)
 
 
 def origin(notes: Mapping[str, str]) -> str:
@@ -184,8 +184,8 @@ def configuration_files() -> list[Path]:
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "containers")
     if named := os.environ.get("CONTAINERS_REGISTRIES_CONF"):
         return [Path(named)]
-    own = home / "registries.conf"
-    main = [own if own.is_file() else Path("/etc/containers/registries.conf")]
+    user_file = home / "registries.conf"
+    main = [user_file if user_file.is_file() else Path("/etc/containers/registries.conf")]
     more = (folder / "registries.conf.d" for folder in (Path("/etc/containers"), home))
     main += [file for folder in more for file in sorted(folder.glob("*.conf"))]
     return [path for path in main if path.is_file()]
@@ -215,14 +215,14 @@ def places_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Re
         raise InvalidValue(
             f"{reference} is blocked", reason=f"{file} says so", hint="change that file, or the reference"
         )
-    rest = name[length:]
+    suffix = name[length:]
     mirrors = table.get("mirror") or []
     if not isinstance(mirrors, list) or not all(isinstance(row, dict) for row in mirrors):
         raise InvalidValue(f"{file}: 'mirror' is no list of tables", hint=_MANUAL)
     digests_only = table.get("mirror-by-digest-only") is True
     rows = [row for row in mirrors if _serves(row, reference, digests_only)]
-    own = {"location": table.get("location") or name[:length], "insecure": table.get("insecure")}
-    return [_placed(reference, row, rest, file) for row in (*rows, own)]
+    location = {"location": table.get("location") or name[:length], "insecure": table.get("insecure")}
+    return [_placed(reference, row, suffix, file) for row in (*rows, location)]
 
 
 def _matched(prefix: str, name: str) -> int:
@@ -230,8 +230,8 @@ def _matched(prefix: str, name: str) -> int:
     if prefix.startswith("*."):
         host, _, _ = name.partition("/")
         return len(host) if host.endswith(prefix[1:]) else 0
-    whole = name == prefix or name.startswith(prefix.rstrip("/") + "/")
-    return len(prefix.rstrip("/")) if prefix and whole else 0
+    is_prefix = name == prefix or name.startswith(prefix.rstrip("/") + "/")
+    return len(prefix.rstrip("/")) if prefix and is_prefix else 0
 
 
 def _serves(mirror: Mapping[str, JSONValue], reference: Remote, digests_only: bool) -> bool:
@@ -240,8 +240,8 @@ def _serves(mirror: Mapping[str, JSONValue], reference: Remote, digests_only: bo
     return kind in ("all", "digest-only" if reference.digest else "tag-only")
 
 
-def _placed(reference: Remote, row: Mapping[str, JSONValue], rest: str, file: Path) -> Remote:
-    host, _, repository = f"{row.get('location') or ''}{rest}".partition("/")
+def _placed(reference: Remote, row: Mapping[str, JSONValue], suffix: str, file: Path) -> Remote:
+    host, _, repository = f"{row.get('location') or ''}{suffix}".partition("/")
     if not _HOST.fullmatch(host) or not _REPOSITORY.fullmatch(repository):
         raise InvalidValue(f"{file}: {row.get('location')!r} is not the place of a registry", hint=_MANUAL)
     return Remote(host, repository, reference.tag, reference.digest, row.get("insecure") is True)
@@ -249,10 +249,10 @@ def _placed(reference: Remote, row: Mapping[str, JSONValue], rest: str, file: Pa
 
 def _tables(file: Path) -> list[Mapping[str, JSONValue]]:
     try:
-        found = tomllib.loads(file.read_text("utf-8"))
+        configuration = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidValue(f"{file} cannot be read", reason=str(error), hint=_MANUAL) from error
-    rows = found.get("registry", [])
+    rows = configuration.get("registry", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise InvalidValue(f"{file}: 'registry' is no list of tables", hint=_MANUAL)
     return rows

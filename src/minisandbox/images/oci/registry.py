@@ -42,18 +42,18 @@ class Registry:
     Attributes:
         reference: the image.
         store: whose downloads it uses.
-        tell: told of each blob.
+        report: told of each blob.
         on_layer: told of each layer that is in the store.
         limit: what its registry said when it gave the manifest.
-        found: the manifest, once it was asked for.
+        cached_manifest: the manifest, once it was asked for.
     """
 
     reference: Remote
     store: Store
-    tell: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
     on_layer: Callable[[m.Layer], None] = lambda _: None
     limit: RateLimit | None = None
-    found: m.Manifest | None = None
+    cached_manifest: m.Manifest | None = None
     _connection: Connection | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "blob"))
     _coming: dict[str, Future[Path]] = field(default_factory=dict)
@@ -66,57 +66,59 @@ class Registry:
         return str(self.reference)
 
     @property
-    def place(self) -> Remote:
+    def remote(self) -> Remote:
         """Where its blobs are."""
         return self.reference
 
     def manifest(self, platform: m.Platform) -> m.Manifest:
         """Return the manifest for a platform, from the first place that has it; it is asked for once."""
-        if self.found is None:
-            self.found = self._looked_up(platform)
-        return self.found
+        if self.cached_manifest is None:
+            self.cached_manifest = self._looked_up(platform)
+        return self.cached_manifest
 
     def _looked_up(self, platform: m.Platform) -> m.Manifest:
         places = places_of(self.reference)
-        for place in places[:-1]:
+        for remote in places[:-1]:
             try:
-                return self._found(Connection(place, self._pause), platform)
+                return self._found(Connection(remote, self._pause), platform)
             except (RegistryError, NotFound) as error:
-                self.tell(f"mirror {place.host}: {error.what}")
+                self.report(f"mirror {remote.host}: {error.what}")
         return self._found(Connection(places[-1], self._pause), platform)
 
     def _found(self, connection: Connection, platform: m.Platform) -> m.Manifest:
-        found, values = m.find_manifest(
+        digest, values = m.find_manifest(
             self.reference.version, lambda version: self._text(connection, version), platform, self.name
         )
         config, layers = m.layers_of(values, self.name)
         self._connection = connection
-        return m.Manifest(found, self._config(connection, config), tuple(layers), config.media_type)
+        return m.Manifest(digest, self._config(connection, config), tuple(layers), config.media_type)
 
     def _text(self, connection: Connection, version: str) -> tuple[str, bytes]:
         """Return a manifest's digest and text."""
         with _complete(self.name), connection.get(f"manifests/{version}", m.ACCEPTED) as answer:
             text = read_bounded(answer, m.MOST_MANIFEST)
             self.limit = RateLimit.parse(answer.headers)
-            said = answer.headers.get("Docker-Content-Digest", "")
+            announced = answer.headers.get("Docker-Content-Digest", "")
             kind = answer.headers.get_content_type()
         if text is None or text.lstrip()[:1] != b"{":
             raise RegistryError(
-                f"{connection.place.host} answers with {kind}, not with a manifest",
+                f"{connection.remote.host} answers with {kind}, not with a manifest",
                 reason="it is no registry, or a proxy or login page answers in its place",
                 hint="check the host in the reference, and the proxy",
             )
-        digest = version if ":" in version else said or f"sha256:{hashlib.sha256(text).hexdigest()}"
-        check_hash(new_hash(check_digest(digest), text), digest, f"the manifest that {connection.place.host} sends")
+        digest = version if ":" in version else announced or f"sha256:{hashlib.sha256(text).hexdigest()}"
+        check_hash(new_hash(check_digest(digest), text), digest, f"the manifest that {connection.remote.host} sends")
         return digest, text
 
-    def _config(self, connection: Connection, wanted: m.Descriptor) -> bytes:
-        with _complete(self.name), connection.get(f"blobs/{wanted.digest}") as answer:
+    def _config(self, connection: Connection, descriptor: m.Descriptor) -> bytes:
+        with _complete(self.name), connection.get(f"blobs/{descriptor.digest}") as answer:
             text = read_bounded(answer, m.MOST_CONFIG)
         if text is None:
             raise m.malformed(f"the configuration of {self.name}", f"it has more than {m.MOST_CONFIG} bytes")
         check_hash(
-            new_hash(wanted.digest, text), wanted.digest, f"the configuration that {connection.place.host} sends"
+            new_hash(descriptor.digest, text),
+            descriptor.digest,
+            f"the configuration that {connection.remote.host} sends",
         )
         return text
 
@@ -221,13 +223,13 @@ class Registry:
             except _Broken as error:
                 if last:
                     raise RegistryError(
-                        f"registry {connection.place.host} breaks off while it sends {blob.digest}",
+                        f"registry {connection.remote.host} breaks off while it sends {blob.digest}",
                         reason=str(error),
                         hint="run the same command again: it resumes",
                     ) from None
                 return False
             try:
-                check_hash(hashed, blob.digest, f"a layer that registry {connection.place.host} sends")
+                check_hash(hashed, blob.digest, f"a layer that registry {connection.remote.host} sends")
             except ImageRefused:
                 file.truncate(0)  # nothing of it can be used
                 if last:
@@ -241,7 +243,7 @@ class Registry:
         self, connection: Connection, blob: m.Descriptor, file: IO[bytes], hashed: hashlib._Hash, done: int
     ) -> None:
         require_room(file.fileno(), blob.size - done, f"download {blob.digest}")
-        self.tell(f"fetching {blob.digest[:19]}" + (f", from byte {done} on" if done else ""))
+        self.report(f"fetching {blob.digest[:19]}" + (f", from byte {done} on" if done else ""))
         with connection.get(f"blobs/{blob.digest}", offset=done) as answer:
             if done and answer.status != 206:  # it cannot resume
                 file.truncate(0)
@@ -256,7 +258,7 @@ class Registry:
                 came += len(chunk)
                 if done > blob.size:
                     raise ImageRefused(
-                        f"registry {connection.place.host} sends more than the {blob.size} bytes of {blob.digest}",
+                        f"registry {connection.remote.host} sends more than the {blob.size} bytes of {blob.digest}",
                         hint="nothing was published; the registry is damaged, or lies",
                     )
                 hashed.update(chunk)
@@ -282,15 +284,15 @@ class Registry:
 
 
 @contextmanager
-def open_registry(reference: Remote, store: Store, tell: Callable[[str], None]) -> Iterator[Registry]:
+def open_registry(reference: Remote, store: Store, report: Callable[[str], None]) -> Iterator[Registry]:
     """Make the source for an image in a registry.
 
     Args:
         reference: the image.
         store: whose downloads it uses.
-        tell: told of each blob.
+        report: told of each blob.
     """
-    registry = Registry(reference, store, tell)
+    registry = Registry(reference, store, report)
     try:
         yield registry
     finally:

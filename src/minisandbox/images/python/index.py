@@ -63,12 +63,12 @@ def default_index_url() -> str:
         done = subprocess.run(
             command, input="", capture_output=True, text=True, env=clean, timeout=_UV_TIMEOUT, cwd="/", check=False
         )
-        said = done.stderr
+        message = done.stderr
         if match := re.search(r"^--index-url (\S+)$", done.stdout, re.MULTILINE):
             return match[1]
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(error)
-    raise HostError("uv does not say which package index it uses", reason=said.strip(), hint="set PIP_INDEX_URL")
+        message = str(error)
+    raise HostError("uv does not say which package index it uses", reason=message.strip(), hint="set PIP_INDEX_URL")
 
 
 def without_credentials(url: str) -> str:

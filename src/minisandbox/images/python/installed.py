@@ -75,26 +75,27 @@ def python_environments(image: Image, *more: str) -> list[PythonEnvironment]:
         places: dict[tuple[str, ...] | None, str] = {}
         for path in (*reader.prefixes(str(image.workdir).rstrip("/")), *more):
             places.setdefault(tree.resolve(path), posixpath.normpath(f"/{path.strip('/')}"))
-        found = [reader.environment(path) for where, path in places.items() if where is not None]
-    return [one for one in found if one is not None]
+        environments = [reader.environment(path) for where, path in places.items() if where is not None]
+    return [one for one in environments if one is not None]
 
 
-def choose(image: Image, found: Sequence[PythonEnvironment], path: str = "") -> PythonEnvironment:
+def choose(image: Image, environments: Sequence[PythonEnvironment], path: str = "") -> PythonEnvironment:
     """Choose one of an image's environments.
 
     Args:
         image: the image.
-        found: what :func:`python_environments` found in it.
+        environments: what :func:`python_environments` found in it.
         path: its path in the image, or the last part of that; "" for the first.
 
     Raises:
         NotFound: there is no such environment.
     """
     path = path.rstrip("/")
-    for one in found:
-        if path in ("", one.path) or one.path.endswith(f"/{path}"):
-            return one
-    there = ", ".join(one.path for one in found) or "none in its PATH and in the usual places, in layers of its own"
+    for environment in environments:
+        if path in ("", environment.path) or environment.path.endswith(f"/{path}"):
+            return environment
+    paths = ", ".join(environment.path for environment in environments)
+    there = paths or "none in its PATH and in the usual places, in layers of its own"
     which = f"Python environment {path!r}" if path else "Python environment"
     raise NotFound(f"image {image.name!r} has no {which}", reason=f"found: {there}")
 
@@ -131,10 +132,10 @@ class _Reader:
 
     def _prefix_of(self, program: str) -> str:
         """The prefix of an interpreter: a link leads to its base, unless it belongs to a virtual environment."""
-        own = program.rpartition("/")[0].rpartition("/")[0]
-        if self.tree.has(f"{own}/pyvenv.cfg"):
-            return own
-        return "".join(f"/{part}" for part in (self.tree.resolve(program) or ())[:-2]) or own
+        prefix = program.rpartition("/")[0].rpartition("/")[0]
+        if self.tree.has(f"{prefix}/pyvenv.cfg"):
+            return prefix
+        return "".join(f"/{part}" for part in (self.tree.resolve(program) or ())[:-2]) or prefix
 
     def _with_conda(self, prefix: str) -> Iterator[str]:
         """A prefix; of a conda installation the environment that is meant comes first."""
@@ -159,14 +160,14 @@ class _Reader:
         minor = self._minor(prefix)
         if minor is None:
             return None
-        known: dict[str, _Distribution] = {}
+        distributions: dict[str, _Distribution] = {}
         for site in dict.fromkeys(self._sites(prefix, minor, settings)):
             for name in self.tree.names(site):
-                if (one := self._distribution(f"{site}/{name}")) is not None:
-                    known.setdefault(canonicalize_name(one.name), one)
-        found = [known[name] for name in sorted(known)]
-        pins = tuple(f"{one.name}=={one.version}" for one in found if not one.reason)
-        apart = tuple((one.name, one.reason) for one in found if one.reason)
+                if (distribution := self._distribution(f"{site}/{name}")) is not None:
+                    distributions.setdefault(canonicalize_name(distribution.name), distribution)
+        listed = [distributions[name] for name in sorted(distributions)]
+        pins = tuple(f"{each.name}=={each.version}" for each in listed if not each.reason)
+        apart = tuple((each.name, each.reason) for each in listed if each.reason)
         return PythonEnvironment(prefix or "/", self._version(prefix, minor, settings), pins, apart)
 
     def _minor(self, prefix: str) -> str | None:
@@ -186,7 +187,7 @@ class _Reader:
         base = settings.get("home", f"{prefix}/bin").rpartition("/")[0]
         header = self.tree.read(f"{base}/include/python{minor}/patchlevel.h")
         header += self.tree.read(f"{base}/include/python{minor}m/patchlevel.h")
-        texts = (
+        sources = (
             (_RELEASE, settings.get("version") or settings.get("version_info", "")),
             (rf"python-{_RELEASE}-", "\n".join(self.tree.names(f"{prefix}/conda-meta"))),
             (rf'PY_VERSION\s+"{_RELEASE}', header.decode("utf-8", "replace")),
@@ -195,8 +196,8 @@ class _Reader:
                 self.tree.read("/var/lib/dpkg/status").decode("utf-8", "replace") if base == "/usr" else "",
             ),
         )
-        found = (match[1] for pattern, text in texts if (match := re.search(pattern, text)))
-        return next((version for version in found if version.startswith(f"{minor}.")), minor)
+        versions = (match[1] for pattern, text in sources if (match := re.search(pattern, text)))
+        return next((version for version in versions if version.startswith(f"{minor}.")), minor)
 
     def _sites(self, prefix: str, minor: str, settings: Mapping[str, str]) -> Iterator[str]:
         """The directories with distributions, in the order in which they are imported from (CPython's site.py)."""
@@ -249,8 +250,8 @@ class _Reader:
 
 def _settings(data: bytes) -> Iterator[tuple[str, str]]:
     for line in data.decode("utf-8", "replace").splitlines():
-        name, found, value = line.partition("=")
-        if found:
+        name, equals, value = line.partition("=")
+        if equals:
             yield name.strip().lower(), value.strip()
 
 

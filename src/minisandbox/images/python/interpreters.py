@@ -137,11 +137,15 @@ def choose(request: PythonRequest, suitable: Iterable[Interpreter]) -> Interpret
     if not request.ranged:
         return ordered[0]
     running = Path(sys.base_prefix).resolve()
-    own = [one for one in ordered if one.prefix == running and one.version == platform.python_version()]
-    if own:
-        return own[0]
-    oldest = min(Version(one.minor) for one in ordered)
-    return next(one for one in ordered if Version(one.minor) == oldest)
+    own_version = [
+        interpreter
+        for interpreter in ordered
+        if interpreter.prefix == running and interpreter.version == platform.python_version()
+    ]
+    if own_version:
+        return own_version[0]
+    oldest = min(Version(interpreter.minor) for interpreter in ordered)
+    return next(interpreter for interpreter in ordered if Version(interpreter.minor) == oldest)
 
 
 def installed_interpreters() -> list[Interpreter]:
@@ -153,8 +157,8 @@ def _probed(minor: str | None = None) -> Iterator[Interpreter]:
     """Ask the interpreters, but for those whose names say that they are of another minor version."""
     for executable in candidates(os.environ):
         match = _NAME.fullmatch(executable.name)
-        said = match[1] if match else None
-        if (minor is None or said in (None, minor)) and (answer := probe(executable)) is not None:
+        named = match[1] if match else None
+        if (minor is None or named in (None, minor)) and (answer := probe(executable)) is not None:
             yield answer
 
 
@@ -204,21 +208,21 @@ def _executables(directory: Path) -> list[Path]:
         names = [name for name in os.listdir(directory) if _NAME.fullmatch(name)]
     except OSError:  # not there, or not ours to read
         return []
-    found = []
+    paths = []
     for name in sorted(names):
         with suppress(OSError):
             path = (directory / name).resolve(strict=True)
             if path.is_file() and os.access(path, os.X_OK):
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
-def _newest_first(one: Interpreter) -> tuple[bool, Version, str]:
-    return one.own_prefix, one.release, str(one.executable)
+def _newest_first(interpreter: Interpreter) -> tuple[bool, Version, str]:
+    return interpreter.own_prefix, interpreter.release, str(interpreter.executable)
 
 
-def _not_found(request: PythonRequest, found: list[Interpreter]) -> InterpreterNotFound:
-    listed = ", ".join(sorted({f"{one.version} ({one.prefix})" for one in found})) or "none"
+def _not_found(request: PythonRequest, interpreters: list[Interpreter]) -> InterpreterNotFound:
+    listed = ", ".join(sorted({f"{one.version} ({one.prefix})" for one in interpreters})) or "none"
     places = "this Python's own prefix, PATH, pyenv, uv, conda, /usr/bin, /usr/local/bin and /opt"
     version = request.text if not request.ranged else "VERSION"
     return InterpreterNotFound(

@@ -141,18 +141,18 @@ class _Server(ThreadingHTTPServer):
     def _listed(self, project: str, served: Served) -> dict[str, Link]:
         cpu, before = bool(served.view.torch_backend) and has_builds(project), served.view.before
         listing = (self._cpu if cpu else self._all).get(project, before=before)
-        found = dict(listing.files)
+        links = dict(listing.files)
         if cpu:
             served.complain(f"torch_backend is {served.view.torch_backend!r}: other builds of {project} are not there")
-            found = {name: link for name, link in found.items() if is_for_cpu(project, name)}
+            links = {name: link for name, link in links.items() if is_for_cpu(project, name)}
         if before is not None:
-            served.undated = served.undated or any(not link.uploaded for link in found.values())
-            found = {name: link for name, link in found.items() if link.uploaded_before(before)}
+            served.undated = served.undated or any(not link.uploaded for link in links.values())
+            links = {name: link for name, link in links.items() if link.uploaded_before(before)}
         if listing.failure:
             served.complain(listing.failure)
-            if not found:
+            if not links:
                 raise SourceError(f"no index that can be read has {project}", reason=listing.failure)
-        return found
+        return links
 
     def path_of(self, project: str, name: str, served: Served) -> Path | None:
         """Return a file that a step asks for, fetched and checked; None if there is no such file for it.

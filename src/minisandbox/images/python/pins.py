@@ -80,10 +80,10 @@ def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pin
     """Read a listing, and those that it names; one that was read already adds nothing."""
     check(path)
     try:
-        place = os.path.realpath(path)
-        if place in seen:
+        real_path = os.path.realpath(path)
+        if real_path in seen:
             return Pins(())
-        seen.add(place)
+        seen.add(real_path)
         text = read_regular(path, _MOST, check).decode()
     except InvalidValue:
         raise
@@ -94,18 +94,18 @@ def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pin
         raise InvalidValue(f"cannot read the pins in {path}", reason=f"more than {_MOST_FILES} files name each other")
     if path.suffix in (".yml", ".yaml"):
         return _read_conda(text)
-    found: list[str] = []
+    requirements: list[str] = []
     skipped: list[tuple[str, str]] = []
     for line in _lines(text):
         if nested := re.fullmatch(r"(?:-r|--requirement)[ =]\s*(\S+)", line):
             inner = _read_pins(path.parent / nested[1], check, seen)
-            found += inner.requirements
+            requirements += inner.requirements
             skipped += inner.skipped
         elif reason := _unusable(line):
             skipped.append((line, reason))
         else:
-            found.append(_checked(line, path))
-    return Pins(tuple(dict.fromkeys(found)), tuple(skipped))
+            requirements.append(_checked(line, path))
+    return Pins(tuple(dict.fromkeys(requirements)), tuple(skipped))
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -141,7 +141,7 @@ def _checked(line: str, path: Path) -> str:
 
 def _read_conda(text: str) -> Pins:
     """The little of YAML that ``conda env export`` writes: a list, and in it one list for pip."""
-    found: list[str] = []
+    requirements: list[str] = []
     skipped: list[tuple[str, str]] = []
     python = ""
     for line in text.splitlines():
@@ -152,11 +152,11 @@ def _read_conda(text: str) -> Pins:
             python = match[1]
         elif match := _CONDA.fullmatch(entry):
             if name := _CONDA_NAMES.get(match[1], match[1]):
-                found.append(f"{name}=={match[2]}")
+                requirements.append(f"{name}=={match[2]}")
             else:
                 skipped.append((entry, "a conda package that no package index has"))
         elif "==" in entry:
-            found.append(entry)
+            requirements.append(entry)
         elif "=" in entry:
             skipped.append((entry, "a conda package that is no Python distribution"))
-    return Pins(tuple(dict.fromkeys(found)), tuple(skipped), python)
+    return Pins(tuple(dict.fromkeys(requirements)), tuple(skipped), python)

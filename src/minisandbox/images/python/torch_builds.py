@@ -28,8 +28,8 @@ def names_torch(lines: Iterable[str]) -> bool:
 
 def without_cuda(lines: Iterable[str]) -> tuple[str, ...]:
     """Return requirements without the libraries of CUDA, and without what pins say of PyTorch's builds (``+cu121``)."""
-    kept = (line for line in lines if not is_cuda(_name(line)))
-    return tuple(_LOCAL.sub(r"\1", line) if _name(line) in _BUILT else line for line in kept)
+    remaining = (line for line in lines if not is_cuda(_name(line)))
+    return tuple(_LOCAL.sub(r"\1", line) if _name(line) in _BUILT else line for line in remaining)
 
 
 def is_cuda(project: str) -> bool:

@@ -128,8 +128,8 @@ class _Credentials(urllib.request.BaseHandler):
 
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
         """Take a request before it is sent, also where a redirect leads."""
-        if said := self._known.get(_server(urlsplit(request.full_url))):
-            request.add_unredirected_header("Authorization", said)
+        if credentials := self._known.get(_server(urlsplit(request.full_url))):
+            request.add_unredirected_header("Authorization", credentials)
         return request
 
     https_request = http_request
@@ -198,11 +198,11 @@ def _receive(url: str, path: Path, web: Web) -> str:
     return digest.hexdigest()
 
 
-def _check(url: str, wanted: str, found: str) -> None:
-    if wanted and wanted != found:
+def _check(url: str, expected: str, digest: str) -> None:
+    if expected and expected != digest:
         raise SourceError(
-            f"{_name(url)} does not have the sha256 {wanted}",
-            reason=f"what came has {found}",
+            f"{_name(url)} does not have the sha256 {expected}",
+            reason=f"what came has {digest}",
             hint="the index and its file do not fit: nothing was kept; try again, or correct the hash",
         )
 

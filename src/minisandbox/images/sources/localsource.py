@@ -59,10 +59,10 @@ class Snapshot:
         """
         with _opened(self.root) as top, tarfile.open(target, "x", format=tarfile.PAX_FORMAT) as archive:
             for path, kind, content in self.files:
-                found = _read(top, path)
-                if found is None or (found[0], hashlib.sha256(found[1]).hexdigest()) != (kind, content):
+                entry = _read(top, path)
+                if entry is None or (entry[0], hashlib.sha256(entry[1]).hexdigest()) != (kind, content):
                     raise SourceError(f"{self.root / path} changed while it was read", hint="build again")
-                archive.addfile(*_member(path, kind, found[1]))
+                archive.addfile(*_member(path, kind, entry[1]))
 
 
 def take_snapshot(source: LocalSource) -> Snapshot:
@@ -77,8 +77,10 @@ def take_snapshot(source: LocalSource) -> Snapshot:
         with _opened(root) as top:
             _check_place(top, source)
             paths = sorted(set(_tracked(root) or _walked(root)))
-            found = ((path, _read(top, path)) for path in paths)
-            files = tuple((path, one[0], hashlib.sha256(one[1]).hexdigest()) for path, one in found if one is not None)
+            entries = ((path, _read(top, path)) for path in paths)
+            files = tuple(
+                (path, entry[0], hashlib.sha256(entry[1]).hexdigest()) for path, entry in entries if entry is not None
+            )
     except OSError as error:
         raise SourceError(f"cannot read {root}", reason=str(error)) from error
     if not files:

@@ -70,13 +70,13 @@ class Mirrors:
 
     Attributes:
         store: its directory ``repositories`` has the mirrors.
-        given: a directory with repositories made elsewhere, bare or not, at most two directories down; None for none.
+        clones: a directory with repositories made elsewhere, bare or not, at most two directories down; None for none.
             Those called ``OWNER/NAME``, ``OWNER__NAME`` or ``NAME`` are looked in first, then all others: the commit
             alone decides the content. They are only read.
     """
 
     store: Store
-    given: Path | None = None
+    clones: Path | None = None
 
     def take(self, source: GitSource, work: Path, *, timeout: float = FETCH_TIMEOUT) -> Taken:
         """Write the pack of a commit's tree, fetching the commit first if no mirror has it.
@@ -126,14 +126,14 @@ class Mirrors:
         for entry in entries:
             kind, _, path = entry.partition(b"\t")
             module = modules.get(path) if kind.startswith(b"160000 ") else None
-            if module is None or not module.wanted:
+            if module is None or not module.is_checked_out:
                 merged.entries.append(kind + b"\t" + prefix + path)
                 continue
             shown_path = os.fsdecode(prefix + path)
             submodule = _submodule(source, module, kind.split()[-1].decode(), shown_path)
-            place = self._of_submodule(submodule, source, shown_path, timeout)
+            submodule_repository = self._of_submodule(submodule, source, shown_path, timeout)
             merged.submodules.append(shown_path)
-            self._merge(merged, submodule, place, prefix + path + b"/", timeout)
+            self._merge(merged, submodule, submodule_repository, prefix + path + b"/", timeout)
 
     def _of_submodule(self, submodule: GitSource, source: GitSource, path: str, timeout: float) -> Path:
         """Return a repository with a submodule's commit."""
@@ -152,39 +152,39 @@ class Mirrors:
     def describe(self, source: GitSource) -> str:
         """Return what git calls a commit, by its last tag; "" where no repository here has it or a tag before it."""
         places = (*self._given(source), self._mirror(source))
-        found = next((path for path in places if _has(path, source)), None)
-        return "" if found is None else _described(found, source)
+        repository = next((path for path in places if _has(path, source)), None)
+        return "" if repository is None else _described(repository, source)
 
     def _given(self, source: GitSource) -> list[Path]:
-        return [] if self.given is None else _repositories(self.given, source)
+        return [] if self.clones is None else _repositories(self.clones, source)
 
     def _mirror(self, source: GitSource) -> Path:
         return self.store.root / "repositories" / mirror_name(_place(source))
 
     def _repository(self, source: GitSource, timeout: float, *, local: bool = True) -> Path:
         """Return a repository with a commit, fetched if no other has it; ``local``: also from this machine's paths."""
-        given, mirror = self._given(source), self._mirror(source)
+        local_clones, mirror = self._given(source), self._mirror(source)
         is_refused = _is_local(source.url) and not local
-        for path in given if is_refused else (*given, mirror):
+        for path in local_clones if is_refused else (*local_clones, mirror):
             if _has(path, source):
                 return path
         if is_refused:
             raise SourceError("a repository of a server may not name a path of this machine")
         with self.store.lock(f"repository-{mirror.name}"):
             if not _has(mirror, source):
-                _fetch(source, mirror, timeout, given)
+                _fetch(source, mirror, timeout, local_clones)
         return mirror
 
 
 def _repositories(folder: Path, source: GitSource) -> list[Path]:
     """Every git repository in a directory, or one further down; those that are called like the source come first."""
-    found: list[Path] = []
+    repositories: list[Path] = []
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if _is_repository(entry):
-            found.append(entry)
+            repositories.append(entry)
         elif entry.is_dir():
-            found += filter(_is_repository, sorted(entry.iterdir()))
-    return sorted(found, key=_likeness(source))
+            repositories += filter(_is_repository, sorted(entry.iterdir()))
+    return sorted(repositories, key=_likeness(source))
 
 
 def _is_repository(path: Path) -> bool:
@@ -193,9 +193,11 @@ def _is_repository(path: Path) -> bool:
 
 def _likeness(source: GitSource) -> Callable[[Path], int]:
     """How little a repository's path looks like the source's name: 0 for OWNER and NAME, 1 for NAME, 2 for neither."""
-    words = _words(source)
-    name = re.compile(r"(?:.*[^a-z0-9])?" + r"[^a-z0-9]+".join(map(re.escape, words)).lower() if words else "(?!)")
-    last = words[-1].lower() if words else ""
+    name_parts = _words(source)
+    name = re.compile(
+        r"(?:.*[^a-z0-9])?" + r"[^a-z0-9]+".join(map(re.escape, name_parts)).lower() if name_parts else "(?!)"
+    )
+    last = name_parts[-1].lower() if name_parts else ""
 
     def likeness(path: Path) -> int:
         spelled = f"{path.parent.name}/{path.name.removesuffix('.git')}".lower().removesuffix("/repo")
@@ -278,7 +280,7 @@ def _has(repository: Path, source: GitSource) -> bool:
     return _run(probe, source, timeout=FETCH_TIMEOUT, check=False).returncode == 0
 
 
-def _fetch(source: GitSource, mirror: Path, timeout: float, given: list[Path]) -> None:
+def _fetch(source: GitSource, mirror: Path, timeout: float, local_clones: list[Path]) -> None:
     try:
         if not (mirror / "HEAD").is_file():
             mirror.parent.mkdir(mode=0o700, exist_ok=True)
@@ -286,8 +288,8 @@ def _fetch(source: GitSource, mirror: Path, timeout: float, given: list[Path]) -
         if not _fetch_one(source, mirror, timeout):
             _fetch_branches(source, mirror, timeout)
     except SourceError as error:
-        if given:
-            looked = ", ".join(map(str, given))
+        if local_clones:
+            looked = ", ".join(map(str, local_clones))
             error.reason = "\n".join(filter(None, (f"{looked} has no commit {source.commit}", error.reason)))
         raise
 
@@ -298,22 +300,22 @@ def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
     Raises:
         SourceError: it failed otherwise; fetching more of the repository would fail as well, or take hours.
     """
-    kept = f"{source.commit}:refs/kept/{source.commit}"  # what no name leads to may be cleared away
-    command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--depth=1", "--", _place(source), kept]
+    refspec = f"{source.commit}:refs/kept/{source.commit}"  # what no name leads to may be cleared away
+    command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--depth=1", "--", _place(source), refspec]
     done = _run(command, source, timeout=timeout, check=False, fetches=True)
     if done.returncode == 0:
         return True
-    said = done.stderr.decode("utf-8", "replace")
-    if _REFUSED.search(said) is None:
-        raise _failure(source, said)
+    message = done.stderr.decode("utf-8", "replace")
+    if _REFUSED.search(message) is None:
+        raise _failure(source, message)
     return False
 
 
 def _fetch_branches(source: GitSource, mirror: Path, timeout: float) -> None:
     """Fetch all branches and tags; not the pull requests, of which a repository may have tens of thousands."""
-    wanted = [f"+refs/{kind}/*:refs/fetched/{kind}/*" for kind in ("heads", "tags")]
+    refspecs = [f"+refs/{kind}/*:refs/fetched/{kind}/*" for kind in ("heads", "tags")]
     _run(
-        ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--", _place(source), *wanted],
+        ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--", _place(source), *refspecs],
         source,
         timeout=timeout,
         fetches=True,
@@ -384,24 +386,24 @@ def _run(
     return done
 
 
-def _failure(source: GitSource, said: str) -> SourceError | DiskFull:
+def _failure(source: GitSource, message: str) -> SourceError | DiskFull:
     what = f"fetch {source.commit[:12]} from {_shown(source)}"
-    if "No space left on device" in said or "Disk quota exceeded" in said:
+    if "No space left on device" in message or "Disk quota exceeded" in message:
         return disk_full(what)
-    lines = _told(source, said)
+    lines = _told(source, message)
     hint = "check the address and your access to it; on a machine without network give --repo-mirrors DIR"
-    if "dubious ownership" in said:
+    if "dubious ownership" in message:
         hint = "the repository belongs to another user: `git config --global --add safe.directory PATH` trusts it"
-    if re.search(r"unable to read [0-9a-f]{40}|missing (?:blob|tree) object", said):
+    if re.search(r"unable to read [0-9a-f]{40}|missing (?:blob|tree) object", message):
         hint = "the repository is not whole, as after a partial clone: `git fetch --refetch` in it, or a new clone"
     return SourceError(f"cannot {what}", reason=" / ".join(lines[-4:]), hint=hint)
 
 
-def _told(source: GitSource, said: str) -> list[str]:
+def _told(source: GitSource, message: str) -> list[str]:
     """What git said, line by line, with the address as messages show it: git leaves out the password, not the query."""
     for form in (source.url, without_credentials(source.url)):
-        said = said.replace(form, _shown(source))
-    return [line for line in said.splitlines() if line.strip()]
+        message = message.replace(form, _shown(source))
+    return [line for line in message.splitlines() if line.strip()]
 
 
 def _place(source: GitSource) -> str:

@@ -12,11 +12,11 @@ class Module:
 
     Attributes:
         url: the submodule's repository; ``./`` and ``../`` start at the superproject's.
-        wanted: whether ``git submodule update`` would check it out (``update`` is not ``none``).
+        is_checked_out: whether ``git submodule update`` would check it out (``update`` is not ``none``).
     """
 
     url: str
-    wanted: bool
+    is_checked_out: bool
 
 
 def read_modules(listing: bytes) -> dict[bytes, Module]:
@@ -28,8 +28,8 @@ def read_modules(listing: bytes) -> dict[bytes, Module]:
     values: dict[bytes, dict[bytes, bytes]] = {}
     for line in listing.split(b"\0"):
         key, _, value = line.partition(b"\n")
-        section, _, rest = key.partition(b".")
-        name, _, variable = rest.rpartition(b".")
+        section, _, entry = key.partition(b".")
+        name, _, variable = entry.rpartition(b".")
         if section == b"submodule" and name:
             values.setdefault(name, {})[variable] = value
     return {
