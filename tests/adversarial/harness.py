@@ -357,6 +357,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print both runs as JSON")
     parser.add_argument("--brief", action="store_true", help="list only what is open")
     chosen = parser.parse_args()
+    if unknown := set(chosen.names) - {name for item in all_probes() for name in (item.name, item.kind)}:
+        parser.error(f"there is no probe or kind {', '.join(sorted(unknown))}")
     report = attack(chosen.names)
     if chosen.json:
         print(report.to_json())
