@@ -32,7 +32,7 @@ with contextlib.suppress(ImportError):  # then all of this is skipped
         override_sandbox_output_limit,
     )
 
-    from minisandbox.integrations.inspect import LABELS, MiniSandboxConfig, MiniSandboxEnvironment
+    from minisandbox.integrations.inspect import LABELS, MiniSandboxConfig, MiniSandboxProvider
 
 # those of Inspect itself: a deprecated argument of tenacity, streams that it leaves open
 pytestmark = [pytest.mark.kernel, needs_inspect, pytest.mark.filterwarnings("ignore")]
@@ -45,10 +45,10 @@ def run(body: Coroutine[Any, Any, None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def environment(config: str | MiniSandboxConfig | None = None) -> AsyncIterator[MiniSandboxEnvironment]:
-    made = await MiniSandboxEnvironment.sample_init("test", config, {})
-    yield made["default"].as_type(MiniSandboxEnvironment)
-    await MiniSandboxEnvironment.sample_cleanup("test", config, made, interrupted=False)
+async def environment(config: str | MiniSandboxConfig | None = None) -> AsyncIterator[MiniSandboxProvider]:
+    made = await MiniSandboxProvider.sample_init("test", config, {})
+    yield made["default"].as_type(MiniSandboxProvider)
+    await MiniSandboxProvider.sample_cleanup("test", config, made, interrupted=False)
 
 
 # --- an eval ---------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_what_a_configuration_cannot_be(tmp_path: Path) -> None:
     )
     for config, said in cases:
         with pytest.raises(PrerequisiteError) as caught:
-            asyncio.run(MiniSandboxEnvironment.task_init("test", config))
+            asyncio.run(MiniSandboxProvider.task_init("test", config))
         assert said in str(caught.value.message)
 
 
@@ -168,8 +168,8 @@ def test_a_configuration_survives_a_log() -> None:
     spec = SandboxEnvironmentSpec("minisandbox", config)
     assert SandboxEnvironmentSpec.model_validate(spec.model_dump(mode="json")) == spec
     assert {spec} == {SandboxEnvironmentSpec("minisandbox", config.model_copy())}
-    assert MiniSandboxEnvironment.config_files() == ["minisandbox.yaml"]
-    assert not MiniSandboxEnvironment.is_docker_compatible()
+    assert MiniSandboxProvider.config_files() == ["minisandbox.yaml"]
+    assert not MiniSandboxProvider.is_docker_compatible()
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -227,10 +227,10 @@ def test_people_can_look_into_it_and_end_it() -> None:
                 *shlex.split(command), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
             assert (await shell.communicate(b"cat note\n"))[0] == b"seen\n"
-            await MiniSandboxEnvironment.cli_cleanup(env.sandbox.id)
+            await MiniSandboxProvider.cli_cleanup(env.sandbox.id)
             assert not env.sandbox.alive
             assert other.sandbox.alive
-            await MiniSandboxEnvironment.cli_cleanup(None)
+            await MiniSandboxProvider.cli_cleanup(None)
             assert not other.sandbox.alive
 
     run(body())

@@ -16,7 +16,7 @@ with contextlib.suppress(ImportError):  # then all of this is skipped
     from inspect_ai.util import SandboxEnvironment
     from inspect_ai.util._sandbox.self_check import *  # noqa: F403 - the tests
 
-    from minisandbox.integrations.inspect import MiniSandboxConfig, MiniSandboxEnvironment
+    from minisandbox.integrations.inspect import MiniSandboxConfig, MiniSandboxProvider
 
 pytestmark = [pytest.mark.kernel, needs_inspect, pytest.mark.anyio]
 
@@ -59,8 +59,8 @@ async def sandbox_env(has_one_id: bool, request: pytest.FixtureRequest) -> Async
         pytest.skip(_ONE_ID)
     user = {"user": "user", "workdir": "/home/user"} if request.param == "user" else {}
     config = MiniSandboxConfig(**user)
-    environments = await MiniSandboxEnvironment.sample_init("self-check", config, {})
-    env = environments["default"].as_type(MiniSandboxEnvironment)
+    environments = await MiniSandboxProvider.sample_init("self-check", config, {})
+    env = environments["default"].as_type(MiniSandboxProvider)
     await env.sandbox.files.write_text(_PAM, _RULES)
     yield env
-    await MiniSandboxEnvironment.sample_cleanup("self-check", config, environments, interrupted=False)
+    await MiniSandboxProvider.sample_cleanup("self-check", config, environments, interrupted=False)

@@ -16,7 +16,7 @@ from tests.unit.training_tools import trajectory
 from minisandbox.cli.main import main
 from minisandbox.errors import InvalidValue, NotFound, TaskFileError
 from minisandbox.integrations.skyrl import output as of_skyrl
-from minisandbox.integrations.skyrl.config import SandboxOptions, packaged, read_words
+from minisandbox.integrations.skyrl.config import SandboxOptions, packaged, read_arguments
 from minisandbox.integrations.skyrl.output import Ended, metrics_of
 from minisandbox.models import TokenRow
 from minisandbox.tasks import TaskSet, task_from_row
@@ -136,21 +136,21 @@ def test_metrics_leave_failures_out() -> None:
 def test_words_come_after_the_file_that_they_name(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("trainer: {epochs: 2, policy: {model: {path: m}}}\ndata: {train_data: [a]}\n")
     words = [f"minisandbox.config={tmp_path}/x.yaml", "trainer.override_entrypoint=x", "trainer.epochs=3"]
-    assert read_words(words) == (
+    assert read_arguments(words) == (
         {"trainer.epochs": 2, "trainer.policy.model.path": "m", "data.train_data": ["a"]},
         ["trainer.epochs=3"],
     )
     with pytest.raises(NotFound, match="one-node, two-nodes"):
-        read_words(["minisandbox.config=three-nodes"])
+        read_arguments(["minisandbox.config=three-nodes"])
     (tmp_path / "x.yaml").write_text("[a]")
     with pytest.raises(InvalidValue, match="is not a mapping"):
-        read_words([f"minisandbox.config={tmp_path}/x.yaml"])
+        read_arguments([f"minisandbox.config={tmp_path}/x.yaml"])
 
 
 def test_the_packaged_ones_have_the_original_s_values() -> None:
     assert packaged() == ("one-node", "two-nodes")
     for name, samples in (("one-node", 8), ("two-nodes", 16)):
-        found, _ = read_words([f"minisandbox.config={name}"])
+        found, _ = read_arguments([f"minisandbox.config={name}"])
         assert found["trainer.train_batch_size"] == 16
         assert found["generator.n_samples_per_prompt"] == samples
         assert found["trainer.max_prompt_length"] == 16384

@@ -221,7 +221,7 @@ def test_an_interrupted_stage_leaves_nothing(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("minisandbox.trajectories.reports.Report.keep", stop)
+    monkeypatch.setattr("minisandbox.trajectories.reports.StageReport.keep", stop)
     command("collect", run, "-o", tmp_path / "x.jsonl", status=130)
     assert [one.name for one in tmp_path.iterdir()] == ["run"]
     assert "no file was written" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from minisandbox.rollouts import RunDirectory
 from minisandbox.rollouts.examples import open_examples
 from minisandbox.trajectories.choosing import Collect, Filter, Filtering, balance, chosen, drawn, normalised
 from minisandbox.trajectories.example import Example, example_of
-from minisandbox.trajectories.reports import Report, report_path
+from minisandbox.trajectories.reports import StageReport, report_path
 from minisandbox.trajectories.sources import Reading, read_examples
 from minisandbox.trajectories.writing import chat_row, write_lines, write_rows
 
@@ -194,10 +194,10 @@ def test_balance_of_nothing(bad: dict[str, int]) -> None:
 
 def test_examples_that_change_while_they_are_balanced() -> None:
     names = [("a__b-1", "a__b-1.0")]
-    assert len(list(drawn([example()], names, {}, Report("balance")))) == 1
+    assert len(list(drawn([example()], names, {}, StageReport("balance")))) == 1
     for others in ([], [example(number=1)], [example(), example()]):
         with pytest.raises(RunError, match="changed"):
-            list(drawn(others, names, {}, Report("balance")))
+            list(drawn(others, names, {}, StageReport("balance")))
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_examples_that_change_while_they_are_balanced() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([0.0, 1.0, None]))))
 def test_reports_add_up(rollouts: list[tuple[str, float | None]]) -> None:
-    report = Report("collect")
+    report = StageReport("collect")
     examples = [example(name, number, reward=reward) for number, (name, reward) in enumerate(rollouts)]
     kept = list(chosen(examples, Collect().refuse, report))
     assert report.read == len(examples) == report.kept + len(report.dropped)
@@ -216,7 +216,7 @@ def test_reports_add_up(rollouts: list[tuple[str, float | None]]) -> None:
 
 
 def test_a_report_is_a_file(tmp_path: Path) -> None:
-    report = Report("filter", {"max_tokens": 5})
+    report = StageReport("filter", {"max_tokens": 5})
     list(chosen([example(), example(number=1, tokens=9)], Filtering(Filter(max_tokens=5)).refuse, report))
     path = report_path(tmp_path / "x.jsonl")
     assert path.name == "x.report.json"
@@ -465,7 +465,7 @@ def test_memory_does_not_grow_with_the_number(tmp_path: Path, through: str) -> N
 
     def peak(count: int) -> int:
         tracemalloc.reset_peak()
-        report = Report("collect")
+        report = StageReport("collect")
         kept = chosen(many(count), Collect().refuse, report)
         writer: Callable[[], int] = (
             (lambda: write_lines(tmp_path / "x.jsonl", (one.to_line() for one in kept)))

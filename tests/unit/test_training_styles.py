@@ -24,7 +24,7 @@ from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
 from minisandbox.trajectories.converting import LEFT, STALE, Converter
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.sources import read_examples
-from minisandbox.trajectories.styles import Call, CannotSay, ParsedAnswer, style_of
+from minisandbox.trajectories.styles import CannotSay, DecodedCall, ParsedAnswer, style_of
 from minisandbox.trajectories.ticks import command_line
 
 COLLECT = """
@@ -143,7 +143,7 @@ THOUGHTS = st.text(st.sampled_from("ab. \né"), max_size=20).map(str.strip)
 
 @given(st.sampled_from(tuple(ALL_STYLES)), ACTIONS, THOUGHTS)
 def test_what_a_style_writes_it_reads(style: str, action: Any, thought: str) -> None:
-    said = ParsedAnswer(thought, (Call(name_of(action), arguments_of(action)),))
+    said = ParsedAnswer(thought, (DecodedCall(name_of(action), arguments_of(action)),))
     try:
         message = ALL_STYLES[style].write(said)
     except CannotSay:
@@ -159,7 +159,7 @@ def test_what_a_style_writes_it_reads(style: str, action: Any, thought: str) -> 
 def test_what_is_written_our_own_agent_reads(action: Any) -> None:
     for style in ("text", "tool", "xml"):
         try:
-            message = ALL_STYLES[style].write(ParsedAnswer("", (Call(name_of(action), arguments_of(action)),)))
+            message = ALL_STYLES[style].write(ParsedAnswer("", (DecodedCall(name_of(action), arguments_of(action)),)))
         except CannotSay:
             continue
         assert FORMATS[style].parse(message) == (action,)
@@ -178,20 +178,20 @@ def test_what_is_written_our_own_agent_reads(action: Any) -> None:
     ],
 )  # fmt: skip
 def test_command_lines_are_swe_agents(name: str, arguments: dict[str, object], line: str) -> None:
-    assert command_line(Call(name, arguments)) == line
+    assert command_line(DecodedCall(name, arguments)) == line
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        Call("bash", {"command": "submit"}),
-        Call("bash", {"command": "str_replace_editor view /x"}),
-        Call("bash", {"command": ""}),
-        Call("python", {"code": "1"}),
-        Call("str_replace_editor", {"command": "view", "path": "/x", "depth": 2}),
+        DecodedCall("bash", {"command": "submit"}),
+        DecodedCall("bash", {"command": "str_replace_editor view /x"}),
+        DecodedCall("bash", {"command": ""}),
+        DecodedCall("python", {"code": "1"}),
+        DecodedCall("str_replace_editor", {"command": "view", "path": "/x", "depth": 2}),
     ],
 )
-def test_ticks_have_no_words_for_it(call: Call) -> None:
+def test_ticks_have_no_words_for_it(call: DecodedCall) -> None:
     with pytest.raises(CannotSay):
         command_line(call)
 

@@ -128,7 +128,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
                     reason="a sandbox writes nothing to the host",
                     hint='add "read_only": true to it, or leave it out: Harbor downloads logs and artifacts',
                 )
-        return [Mount(Path(one["source"]), PurePosixPath(one["target"])) for one in self._host_mounts]
+        return [Mount(Path(mount["source"]), PurePosixPath(mount["target"])) for mount in self._host_mounts]
 
     # --- start and stop ----------------------------------------------------------------------------------------------
 
@@ -182,8 +182,8 @@ class MiniSandboxEnvironment(BaseEnvironment):
         default policy for CPUs lets trials run where there are no control groups.
         """
         disk = _DISK if self._effective_storage_mb is None else self._effective_storage_mb * MiB
-        wanted = self._effective_memory_mb
-        memory = Limits().memory if wanted is None else wanted * MiB
+        memory_mb = self._effective_memory_mb
+        memory = Limits().memory if memory_mb is None else memory_mb * MiB
         if memory is not None and self._resource_mode("memory") is not ResourceMode.LIMIT:
             memory += disk
         cpus = self._effective_cpus
@@ -294,9 +294,9 @@ class MiniSandboxEnvironment(BaseEnvironment):
         """Merge a directory of the sandbox into one of the host; links out of it and special files are left out."""
         target = Path(target_dir)
         target.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as place:
-            done = await self.sandbox.files.download(source_dir, Path(place, "tree"))
-            _merge(Path(place, "tree"), target)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as staging:
+            done = await self.sandbox.files.download(source_dir, Path(staging, "tree"))
+            _merge(Path(staging, "tree"), target)
         for name, reason in done.skipped:
             self.logger.debug("%s/%s was not downloaded: %s", source_dir, name, reason)
 
@@ -304,13 +304,13 @@ class MiniSandboxEnvironment(BaseEnvironment):
 def _merge(source: Path, target: Path) -> None:
     """Move a tree's entries into a directory, replacing files and links there without following them."""
     for entry in os.scandir(source):
-        place = target / entry.name
+        destination = target / entry.name
         if not entry.is_dir(follow_symlinks=False):
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place)
-            os.replace(entry.path, place)
+            if destination.is_dir() and not destination.is_symlink():
+                shutil.rmtree(destination)
+            os.replace(entry.path, destination)
             continue
-        if place.is_symlink() or not place.is_dir():
-            place.unlink(missing_ok=True)
-            place.mkdir()
-        _merge(Path(entry.path), place)
+        if destination.is_symlink() or not destination.is_dir():
+            destination.unlink(missing_ok=True)
+            destination.mkdir()
+        _merge(Path(entry.path), destination)

@@ -42,7 +42,7 @@ except ImportError as error:
         hint="pip install 'swe-minisandbox[inspect]'",
     ) from error
 
-from minisandbox.integrations.settings import HOST, Found, SandboxSettings
+from minisandbox.integrations.settings import HOST, SandboxSettings, TaskImage
 
 CONFIG_FILE = "minisandbox.yaml"
 LABELS = {"by": "inspect"}
@@ -101,7 +101,7 @@ class MiniSandboxConfig(SandboxSettings):
         except (OSError, ValidationError, yaml.YAMLError) as error:
             raise PrerequisiteError(f"sandbox config {config}: {error}") from error
 
-    async def ready(self) -> Found:
+    async def ready(self) -> TaskImage:
         """Return the image, building a missing one of a task or recipe.
 
         Raises:
@@ -121,7 +121,7 @@ class MiniSandboxConfig(SandboxSettings):
 
 
 @sandboxenv(name="minisandbox")
-class MiniSandboxEnvironment(SandboxEnvironment):
+class MiniSandboxProvider(SandboxEnvironment):
     """One sandbox per sample. It ends with the sample, or at the latest with Inspect's process.
 
     Args:
@@ -197,12 +197,12 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     def _check_output(self, result: ExecResult) -> None:
         """Reject truncated output, since a caller may parse it."""
         limit = min(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE, self._output)
-        for kept, dropped in (
+        for output, dropped in (
             (result.stdout_bytes, result.dropped_stdout),
             (result.stderr_bytes, result.dropped_stderr),
         ):
-            if dropped or len(kept) > limit:
-                raise OutputLimitExceededError(f"{limit} bytes", kept[-limit:].decode("utf-8", "replace"))
+            if dropped or len(output) > limit:
+                raise OutputLimitExceededError(f"{limit} bytes", output[-limit:].decode("utf-8", "replace"))
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
         """Return the command that opens a shell in the sandbox.
@@ -303,11 +303,11 @@ class MiniSandboxEnvironment(SandboxEnvironment):
             MiniSandboxError: the sandbox cannot be created.
         """
         settings = MiniSandboxConfig.read(config)
-        found = await settings.ready()
+        task_image = await settings.ready()
         limits = settings.checked_limits()
         if "output" not in settings.limits:
             limits = dataclasses.replace(limits, output=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE)
-        spec = found.image.spec()
+        spec = task_image.image.spec()
         if settings.workdir:
             spec = dataclasses.replace(spec, workdir=PurePosixPath("/", settings.workdir))
         box = await AsyncSandbox.create(

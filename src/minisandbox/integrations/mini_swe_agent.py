@@ -87,8 +87,8 @@ class SandboxEnvironment:
     """
 
     def __init__(self, **settings: object) -> None:
-        kept = {name: value for name, value in settings.items() if name not in _OF_DOCKER}
-        self.config = SandboxEnvironmentConfig.model_validate(kept)
+        own_settings = {name: value for name, value in settings.items() if name not in _OF_DOCKER}
+        self.config = SandboxEnvironmentConfig.model_validate(own_settings)
         self._box: Sandbox | None = None
         self._name = ""
         self._write_patch: Callable[[], None] = _nothing
@@ -131,17 +131,17 @@ class SandboxEnvironment:
 
     def _bind(self, command: str) -> str:
         """Create the sandbox that the first command names; return the rest of the command."""
-        first, _, rest = command.partition("\n")
-        word, _, name = first.strip().partition(" ")
-        if word != BIND or not name.strip():
+        first, _, remaining = command.partition("\n")
+        verb, _, name = first.strip().partition(" ")
+        if verb != BIND or not name.strip():
             raise _unbound()
         self._make(name.strip())
-        return rest
+        return remaining
 
     def _make(self, name: str) -> None:
-        found = self.config.find(name)
+        task_image = self.config.find(name)
         box = Sandbox.create(
-            found.image.spec(),
+            task_image.image.spec(),
             limits=self.config.checked_limits(),
             network=self.config.checked_network(),
             environment=self._variables(),
@@ -156,8 +156,8 @@ class SandboxEnvironment:
             self._write_patch = functools.partial(_write_patch, box, base, self.config.patch)
         self._end = weakref.finalize(self, _end, box, self._write_patch)
         atexit.register(self._end)  # handlers run in reverse order: this one runs before all sandboxes are ended
-        self._box, self._name = box, found.image.name
-        _LOG.info("sandbox %s of %s in %.0f ms", box.id, found.image.name, 1000 * box.created_in)
+        self._box, self._name = box, task_image.image.name
+        _LOG.info("sandbox %s of %s in %.0f ms", box.id, task_image.image.name, 1000 * box.created_in)
 
     def _variables(self) -> dict[str, str]:
         forwarded = {name: os.environ[name] for name in self.config.forward_env if name in os.environ}

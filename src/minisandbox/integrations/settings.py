@@ -76,8 +76,8 @@ class SandboxSettings(BaseModel):
         try:
             return Limits(**self.limits)  # type: ignore[arg-type] # unknown names are rejected below
         except TypeError as error:
-            known = ", ".join(Limits.__slots__)
-            raise InvalidValue(f"limits {self.limits}: {error}", hint=f"the limits are {known}") from error
+            names = ", ".join(Limits.__slots__)
+            raise InvalidValue(f"limits {self.limits}: {error}", hint=f"the limits are {names}") from error
 
     def checked_network(self) -> Network:
         """Return the validated network.
@@ -91,7 +91,7 @@ class SandboxSettings(BaseModel):
             raise InvalidValue("network 'host' cannot be combined with allow", hint="leave out one of them")
         return Network.allow(*self.allow, private=self.allow_private)
 
-    def find(self, name: str) -> Found:
+    def find(self, name: str) -> TaskImage:
         """Find an image, building a missing one of a task or recipe.
 
         Args:
@@ -104,15 +104,15 @@ class SandboxSettings(BaseModel):
         store = Store.open()
         if name.endswith(".toml"):
             recipe, called = read_recipe(Path(name)), Path(name).stem
-            return Found(_build(recipe, store, called, self.repo_mirrors), None)
+            return TaskImage(_build(recipe, store, called, self.repo_mirrors), None)
         if self.tasks:
             tasks = self._task_set()
             if instance_id := _match(name, tasks.ids):
                 return _built(tasks[instance_id], store, self.repo_mirrors)
         if image_name := _match(name, store.image_names()):
-            return Found(load_image(store, image_name), None)
+            return TaskImage(load_image(store, image_name), None)
         if name == HOST:
-            return Found(host_image(store), None)
+            return TaskImage(host_image(store), None)
         raise self._unknown(name, store)
 
     def _task_set(self) -> TaskSet:
@@ -137,7 +137,7 @@ class SandboxSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TaskImage:
     """An image, and its task.
 
     Attributes:
@@ -149,38 +149,38 @@ class Found:
     task: Task | None
 
 
-def _built(task: Task, store: Store, mirrors: Path | None) -> Found:
+def _built(task: Task, store: Store, mirrors: Path | None) -> TaskImage:
     """Build a task's image from existing layers where possible; threads and processes may build the same one."""
-    return Found(_build(task.recipe(), store, task.instance_id, mirrors), task)
+    return TaskImage(_build(task.recipe(), store, task.instance_id, mirrors), task)
 
 
 def _build(recipe: Buildable, store: Store, name: str, mirrors: Path | None) -> Image:
     try:
-        return build(recipe, store=store, name=name, progress=_tell, mirrors=mirrors)
+        return build(recipe, store=store, name=name, progress=_log_progress, mirrors=mirrors)
     except MiniSandboxError as error:
         raise error.about(name) from None
 
 
-def _tell(event: BuildEvent) -> None:
-    what = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
+def _log_progress(event: BuildEvent) -> None:
+    step = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
     if event.state is StepState.STARTED:
-        _LOG.info("building %s", what)
+        _LOG.info("building %s", step)
     elif event.state is StepState.FINISHED:
-        _LOG.info("built %s in %.1f s", what, event.seconds)
+        _LOG.info("built %s in %.1f s", step, event.seconds)
 
 
 # environments are created independently, so the tasks are cached here
 _load = functools.lru_cache(maxsize=4)(TaskSet.load)
 
 
-def _match(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that equals the given one, or whose docker image (in lower case) it names."""
-    names = list(known)
+def _match(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate that a name equals, or whose docker image (in lower case) it names."""
+    names = list(candidates)
     if name in names:
         return name
     official = _OFFICIAL.fullmatch(name)
     if official is None:
         return None
-    wanted = official["id"].replace("_1776_", "__").lower()
-    matches = [one for one in names if one.lower() == wanted]
+    instance_id = official["id"].replace("_1776_", "__").lower()
+    matches = [candidate for candidate in names if candidate.lower() == instance_id]
     return matches[0] if len(matches) == 1 else None

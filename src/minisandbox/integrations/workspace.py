@@ -49,6 +49,6 @@ def copy_in(box: Sandbox, directory: Path) -> str:
     except FileAccessError as error:
         error.hint = error.hint or "environments and caches count too: remove them, or raise environment.limits.disk"
         raise error.about(str(directory)) from None
-    made = box.exec(_BASE, timeout=_SECONDS)
-    made.check()
-    return made.stdout.strip()
+    result = box.exec(_BASE, timeout=_SECONDS)
+    result.check()
+    return result.stdout.strip()

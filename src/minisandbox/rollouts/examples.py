@@ -19,7 +19,7 @@ from minisandbox.trajectories import Trajectory
 from minisandbox.trajectories.converting import STYLES
 from minisandbox.trajectories.example import Example, example_of
 from minisandbox.trajectories.sources import Reading, read_examples
-from minisandbox.trajectories.styles import Call, CannotSay, ParsedAnswer, Style, style_of
+from minisandbox.trajectories.styles import CannotSay, DecodedCall, ParsedAnswer, Style, style_of
 
 
 class TextStyle:
@@ -38,7 +38,7 @@ class TextStyle:
             actions = FORMATS["text"].parse(message)
         except FormatError as error:
             raise CannotSay(error.what) from None
-        calls = tuple(Call(name_of(one), arguments_of(one)) for one in actions)
+        calls = tuple(DecodedCall(name_of(one), arguments_of(one)) for one in actions)
         return ParsedAnswer(beside_action(message.content), calls)
 
     def write(self, answer: ParsedAnswer) -> Message:

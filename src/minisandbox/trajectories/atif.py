@@ -276,7 +276,7 @@ def read_atif(path: Path, *, style: str = "") -> Iterator[Example]:
         trial, step = _trial_of(file)
         patch = file.with_name(PATCH)
         example = replace(
-            _example(_read(file), _facts_of(trial, step), place=str(file), name=trial.name, step=step),
+            _example(_read(file), _facts_of(trial, step), location=str(file), name=trial.name, step=step),
             submission=patch.read_bytes() if patch.is_file() else None,
             source=path.resolve().name,
         )
@@ -312,19 +312,19 @@ def _reward(rewards: Json, outcome: Json) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _example(body: Json, facts: _Facts, *, place: str, name: str, step: str) -> Example:
+def _example(body: Json, facts: _Facts, *, location: str, name: str, step: str) -> Example:
     version, steps = body.get("schema_version"), body.get("steps")
     if not isinstance(version, str) or not version.startswith("ATIF-v1.") or not isinstance(steps, list) or not steps:
-        raise TrajectoryError(f"{place} is not an ATIF trajectory", hint='it needs a "schema_version" and "steps"')
-    parsed = _parsed(steps, place)
+        raise TrajectoryError(f"{location} is not an ATIF trajectory", hint='it needs a "schema_version" and "steps"')
+    parsed = _parsed(steps, location)
     try:
         messages = tuple(message for entry in parsed for message in _messages(entry))
         rows = _rows([entry for entry in parsed if _is_sampled(entry)])
     except (InvalidValue, OverflowError) as error:
-        raise TrajectoryError(f"{place} is damaged", reason=f"{type(error).__name__}: {error}") from error
+        raise TrajectoryError(f"{location} is damaged", reason=f"{type(error).__name__}: {error}") from error
     agent = _object(body.get("agent"))
     ours = _object(body.get("extra")).get(_OURS)
-    facts = facts if ours is None else from_json(_Facts, ours, place=f"{place}: extra.{_OURS}")
+    facts = facts if ours is None else from_json(_Facts, ours, location=f"{location}: extra.{_OURS}")
     traj_id = str(body.get("trajectory_id") or body.get("session_id") or name)
     return Example(
         traj_id=f"{traj_id}/{step}" if step else traj_id,  # steps may share a session
@@ -343,7 +343,7 @@ def _example(body: Json, facts: _Facts, *, place: str, name: str, step: str) -> 
     )
 
 
-def _parsed(steps: list[object], place: str) -> list[atif.Step]:
+def _parsed(steps: list[object], location: str) -> list[atif.Step]:
     """Parse steps, ignoring unknown fields and the ids: other programs than Harbor count from 0."""
     model = _models().Step
     try:
@@ -351,7 +351,7 @@ def _parsed(steps: list[object], place: str) -> list[atif.Step]:
             model.model_validate({**_object(step), "step_id": n}, extra="ignore") for n, step in enumerate(steps, 1)
         ]
     except ValueError as error:  # pydantic's ValidationError
-        raise TrajectoryError(f"{place} is damaged", reason=" ".join(str(error).split())) from error
+        raise TrajectoryError(f"{location} is damaged", reason=" ".join(str(error).split())) from error
 
 
 def _messages(step: atif.Step) -> Iterator[Message]:
@@ -361,8 +361,8 @@ def _messages(step: atif.Step) -> Iterator[Message]:
     results = step.observation.results if step.observation else []
     text = _text(step.message)
     if step.source == "agent" and step.llm_call_count == 0:
-        texts = [text, *(_text(result.content) for result in results)]
-        yield Message("user", "\n".join(filter(None, texts)))
+        contents = [text, *(_text(result.content) for result in results)]
+        yield Message("user", "\n".join(filter(None, contents)))
         return
     calls = tuple(
         ToolCall(call.tool_call_id, call.function_name, _arguments(call.arguments, call.extra))
@@ -407,8 +407,8 @@ def _text(content: str | list[atif.ContentPart] | None) -> str:
     """Return a message's text; of parts, the texts, and the paths of images and audio."""
     if not isinstance(content, list):
         return content or ""
-    texts = (part.text if part.source is None else f"[{part.type}: {part.source.path}]" for part in content)
-    return "\n".join(text or "" for text in texts)
+    lines = (part.text if part.source is None else f"[{part.type}: {part.source.path}]" for part in content)
+    return "\n".join(text or "" for text in lines)
 
 
 def _count(step: atif.Step) -> int:

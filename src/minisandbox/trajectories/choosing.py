@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from minisandbox.errors import InvalidValue, RunError
 from minisandbox.trajectories.example import Example
-from minisandbox.trajectories.reports import Report
+from minisandbox.trajectories.reports import StageReport
 
 Refusal = tuple[str, str]
 """Why an example is dropped: a machine-readable reason, and a detail for people."""
@@ -53,8 +53,8 @@ class Collect:
         return ("flagged", _kinds(example)) if _is_suspicious(example) and not self.any_flags else None
 
     def _by_name(self, example: Example) -> Refusal | None:
-        for name, wanted, value in (("agent", self.agents, example.agent), ("model", self.models, example.model)):
-            if wanted and value not in wanted:
+        for name, accepted, value in (("agent", self.agents, example.agent), ("model", self.models, example.model)):
+            if accepted and value not in accepted:
                 return name, value
         return None
 
@@ -168,7 +168,7 @@ class Filtering:
 
 
 def chosen(
-    examples: Iterable[Example], refuse: Callable[[Example], Refusal | None], report: Report
+    examples: Iterable[Example], refuse: Callable[[Example], Refusal | None], report: StageReport
 ) -> Iterator[Example]:
     """Yield the kept examples one by one, and update the report.
 
@@ -196,7 +196,7 @@ def normalised(patch: bytes) -> bytes:
     """
     plain = _HUNK.sub(rb"\1", _NOISE.sub(b"", patch.replace(b"\r\n", b"\n")))
     files = re.split(rb"^(?=diff --git )", plain, flags=re.MULTILINE)
-    return b"".join(sorted(one.strip(b"\n") + b"\n" for one in files if one.strip()))
+    return b"".join(sorted(file.strip(b"\n") + b"\n" for file in files if file.strip()))
 
 
 def _is_suspicious(example: Example) -> bool:
@@ -235,16 +235,16 @@ def balance(
     ranks: dict[str, int] = {}
     order: list[tuple[int, bytes, int]] = []
     dropped: dict[int, Refusal] = {}
-    for lot, place in sorted((_lot(seed, *name), place) for place, name in enumerate(names)):
-        instance = names[place][0]
+    for lot, index in sorted((_lot(seed, *name), index) for index, name in enumerate(names)):
+        instance = names[index][0]
         rank = ranks[instance] = ranks.get(instance, 0) + 1
         if rank <= max_per_instance:
-            order.append((rank, lot, place))
+            order.append((rank, lot, index))
         else:
-            dropped[place] = ("over_max_per_instance", f"lot {rank} of at most {max_per_instance}")
-    for number, (_, _, place) in enumerate(sorted(order), start=1):
+            dropped[index] = ("over_max_per_instance", f"lot {rank} of at most {max_per_instance}")
+    for number, (_, _, index) in enumerate(sorted(order), start=1):
         if total is not None and number > total:
-            dropped[place] = ("over_total", f"lot {number} of at most {total}")
+            dropped[index] = ("over_total", f"lot {number} of at most {total}")
     return dropped
 
 
@@ -253,7 +253,7 @@ def _lot(seed: int, instance_id: str, traj_id: str) -> bytes:
 
 
 def drawn(
-    examples: Iterable[Example], names: Sequence[tuple[str, str]], dropped: Mapping[int, Refusal], report: Report
+    examples: Iterable[Example], names: Sequence[tuple[str, str]], dropped: Mapping[int, Refusal], report: StageReport
 ) -> Iterator[Example]:
     """Yield the examples that :func:`balance` has drawn, and update the report.
 

@@ -50,36 +50,36 @@ def to_json(value: object) -> object:
     return plain
 
 
-def from_json(kind: type[T], value: object, *, place: str) -> T:
+def from_json(kind: type[T], value: object, *, location: str) -> T:
     """Decode JSON to a value of the given type.
 
     Args:
         kind: the dataclass, or another type that a schema may hold.
         value: the result of ``json.loads``.
-        place: the value's name in error messages.
+        location: the value's name in error messages.
 
     Raises:
         TrajectoryError: a field is unknown, missing, or of the wrong type; the message names it.
     """
-    return typing.cast("T", _decode(kind, value, place))
+    return typing.cast("T", _decode(kind, value, location))
 
 
-def _decode(kind: object, value: object, place: str) -> object:
+def _decode(kind: object, value: object, location: str) -> object:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     composed = {
         typing.Union: _decode_union, types.UnionType: _decode_union, tuple: _decode_tuple,
         typing.Literal: _decode_literal,
     }.get(origin)  # fmt: skip
     if composed is not None:
-        return composed(arguments, value, place)
+        return composed(arguments, value, location)
     if kind is TokenRow:
-        return row_from_json(value, place)
+        return row_from_json(value, location)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, value, place)
-    return _decode_plain(kind, value, place)
+        return _decode_dataclass(kind, value, location)
+    return _decode_plain(kind, value, location)
 
 
-def _decode_plain(kind: object, value: object, place: str) -> object:
+def _decode_plain(kind: object, value: object, location: str) -> object:
     if typing.get_origin(kind) is collections.abc.Mapping and isinstance(value, dict):
         return value
     if kind is types.NoneType and value is None:
@@ -87,62 +87,62 @@ def _decode_plain(kind: object, value: object, place: str) -> object:
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if kind is bytes and isinstance(value, str):
-        return _encoded(value, place)
+        return _encoded(value, location)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         try:
             return kind(value)
         except ValueError:
-            raise TrajectoryError(f"{place} is {value!r}", reason=f"{kind.__name__} has no such value") from None
+            raise TrajectoryError(f"{location} is {value!r}", reason=f"{kind.__name__} has no such value") from None
     if kind in {str, int, bool} and type(value) is kind:
         return value
-    raise TrajectoryError(f"{place} is of type {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
+    raise TrajectoryError(f"{location} is of type {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
 
 
-def _decode_literal(choices: tuple[object, ...], value: object, place: str) -> object:
+def _decode_literal(choices: tuple[object, ...], value: object, location: str) -> object:
     if value in choices:
         return value
-    raise TrajectoryError(f"{place} is {value!r}", reason=f"allowed: {', '.join(map(str, choices))}")
+    raise TrajectoryError(f"{location} is {value!r}", reason=f"allowed: {', '.join(map(str, choices))}")
 
 
-def _encoded(text: str, place: str) -> bytes:
+def _encoded(text: str, location: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise TrajectoryError(f"{place} has unpaired surrogates, which encode no byte") from None
+        raise TrajectoryError(f"{location} has unpaired surrogates, which encode no byte") from None
 
 
-def _decode_union(choices: tuple[object, ...], value: object, place: str) -> object:
+def _decode_union(choices: tuple[object, ...], value: object, location: str) -> object:
     problem: TrajectoryError | None = None
     for choice in choices:
         try:
-            return _decode(choice, value, place)
+            return _decode(choice, value, location)
         except TrajectoryError as error:
             problem = error if problem is None or choice is not types.NoneType else problem
     assert problem is not None
     raise problem
 
 
-def _decode_tuple(arguments: tuple[object, ...], value: object, place: str) -> tuple[object, ...]:
+def _decode_tuple(arguments: tuple[object, ...], value: object, location: str) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise TrajectoryError(f"{place} is of type {type(value).__name__}, not list")
+        raise TrajectoryError(f"{location} is of type {type(value).__name__}, not list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(_decode(arguments[0], item, f"{place}[{n}]") for n, item in enumerate(value))
+        return tuple(_decode(arguments[0], item, f"{location}[{n}]") for n, item in enumerate(value))
     if len(arguments) != len(value):
-        raise TrajectoryError(f"{place} has {len(value)} entries, not {len(arguments)}")
+        raise TrajectoryError(f"{location} has {len(value)} entries, not {len(arguments)}")
     return tuple(
-        _decode(kind, item, f"{place}[{n}]") for n, (kind, item) in enumerate(zip(arguments, value, strict=True))
+        _decode(kind, item, f"{location}[{n}]") for n, (kind, item) in enumerate(zip(arguments, value, strict=True))
     )
 
 
-def _decode_dataclass(kind: type, value: object, place: str) -> object:
+def _decode_dataclass(kind: type, value: object, location: str) -> object:
     if not isinstance(value, dict):
-        raise TrajectoryError(f"{place} is of type {type(value).__name__}, not object")
+        raise TrajectoryError(f"{location} is of type {type(value).__name__}, not object")
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(set(value) - set(fields))
     if unknown:
-        raise TrajectoryError(f"{place} has the unknown field {unknown[0]!r}")
+        raise TrajectoryError(f"{location} has the unknown field {unknown[0]!r}")
     missing = [name for name in fields if name not in value]
     if missing:
-        raise TrajectoryError(f"{place} lacks the field {missing[0]!r}")
-    return kind(**{name: _decode(hints[name], item, f"{place}.{name}") for name, item in value.items()})
+        raise TrajectoryError(f"{location} lacks the field {missing[0]!r}")
+    return kind(**{name: _decode(hints[name], item, f"{location}.{name}") for name, item in value.items()})

@@ -12,7 +12,7 @@ from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.styles import CannotSay, ParsedAnswer, Style, ToolStyle, XmlStyle
 from minisandbox.trajectories.ticks import TicksStyle
 
-STYLES: Mapping[str, Style] = {one.name: one for one in (ToolStyle(), XmlStyle(), TicksStyle())}
+STYLES: Mapping[str, Style] = {style.name: style for style in (ToolStyle(), XmlStyle(), TicksStyle())}
 """SWE-smith's three styles, by name."""
 
 Rewrite = Callable[[str, str, str], str]
@@ -65,15 +65,15 @@ class Converter:
             messages = tuple(self._messages(messages, self._styles[example.style]))
             messages = self._prompts(messages, example.style)
         if self._system is not None:
-            rest = messages[1:] if messages and messages[0].role == "system" else messages
-            messages = (Message("system", self._system), *rest)
+            dialogue = messages[1:] if messages and messages[0].role == "system" else messages
+            messages = (Message("system", self._system), *dialogue)
         tools = (example.tools or self._tools) if self._to.answers_calls else ()
         return replace(example, messages=messages, style=self._to.name, tools=tools)
 
     def _messages(self, messages: Sequence[Message], source: Style) -> Iterator[Message]:
         calls: tuple[str, ...] = ()
         number = 0
-        for from_model, group in itertools.groupby(messages, lambda one: one.role == "assistant"):
+        for from_model, group in itertools.groupby(messages, lambda message: message.role == "assistant"):
             if not from_model:
                 yield from self._results(list(group), calls)
                 continue
@@ -83,7 +83,7 @@ class Converter:
                     calls = ()
                     yield Message("assistant", message.content, reasoning=message.reasoning)
                     continue
-                named = tuple(replace(call, id=f"call_{number + place}") for place, call in enumerate(answer.calls))
+                named = tuple(replace(call, id=f"call_{number + index}") for index, call in enumerate(answer.calls))
                 number += len(named)
                 calls = tuple(call.id for call in named)
                 yield replace(self._to.write(ParsedAnswer(answer.thought, named)), reasoning=message.reasoning)
@@ -98,18 +98,20 @@ class Converter:
     def _results(self, messages: list[Message], calls: tuple[str, ...]) -> Iterator[Message]:
         """Give the messages between answers the role that the target style has for them."""
         if not self._to.answers_calls or not calls:
-            yield from (Message("user", one.content) if one.role == "tool" else one for one in messages)
+            yield from (Message("user", message.content) if message.role == "tool" else message for message in messages)
             return
         if len(calls) > len(messages):
             raise CannotSay(f"{len(calls)} calls have only {len(messages)} results")
-        for place, one in enumerate(messages):
-            yield Message("tool", one.content, tool_call_id=calls[place]) if place < len(calls) else one
+        for index, message in enumerate(messages):
+            yield Message("tool", message.content, tool_call_id=calls[index]) if index < len(calls) else message
 
     def _prompts(self, messages: tuple[Message, ...], source: str) -> tuple[Message, ...]:
         """Return the messages before the first answer, adapted."""
-        opening = tuple(itertools.takewhile(lambda one: one.role != "assistant", messages))
+        opening = tuple(itertools.takewhile(lambda message: message.role != "assistant", messages))
         rewrite = self._rewrite or (lambda text, _from, _to: text)
-        adapted = tuple(replace(one, content=rewrite(one.content, source, self._to.name)) for one in opening)
+        adapted = tuple(
+            replace(message, content=rewrite(message.content, source, self._to.name)) for message in opening
+        )
         if adapted == opening and self._system is None:
             self.notes[STALE] += 1
         return adapted + messages[len(opening) :]

@@ -70,14 +70,14 @@ class Example:
     def characters(self) -> int:
         """The number of characters in the messages, tool calls included."""
         calls = (call for message in self.messages for call in message.tool_calls)
-        texts = sum(len(message.content) + len(message.reasoning) for message in self.messages)
-        return texts + sum(len(call.name) + len(call.arguments) for call in calls)
+        characters = sum(len(message.content) + len(message.reasoning) for message in self.messages)
+        return characters + sum(len(call.name) + len(call.arguments) for call in calls)
 
     @property
     def repo(self) -> str:
         """The repository as ``owner/name``, from the instance id; the id itself if that does not name one."""
-        found = _SMITH.fullmatch(self.instance_id) or _BENCH.fullmatch(self.instance_id)
-        return self.instance_id if found is None else f"{found['owner']}/{found['name']}"
+        match = _SMITH.fullmatch(self.instance_id) or _BENCH.fullmatch(self.instance_id)
+        return self.instance_id if match is None else f"{match['owner']}/{match['name']}"
 
     def to_line(self) -> str:
         """Return the example as one line of ASCII, with its newline."""
@@ -86,12 +86,12 @@ class Example:
         return json.dumps({"format": FORMAT, "version": VERSION, **body}, separators=(",", ":"), allow_nan=False) + "\n"
 
     @classmethod
-    def from_row(cls, values: Mapping[str, object], *, place: str) -> Example:
+    def from_row(cls, values: Mapping[str, object], *, location: str) -> Example:
         """Decode the object that :meth:`to_line` wrote.
 
         Args:
             values: the decoded object.
-            place: the row's name in error messages.
+            location: the row's name in error messages.
 
         Raises:
             TrajectoryError: the object is not an example, of a newer version, or damaged.
@@ -99,14 +99,14 @@ class Example:
         body = dict(values)
         version = body.pop("version", None)
         if body.pop("format", None) != FORMAT or type(version) is not int or version < 1:
-            raise TrajectoryError(f"{place} is not an example", hint=f'an example has "format": "{FORMAT}"')
+            raise TrajectoryError(f"{location} is not an example", hint=f'an example has "format": "{FORMAT}"')
         if version > VERSION:
             raise TrajectoryError(
-                f"{place} has version {version}; this MiniSandbox reads up to {VERSION}",
+                f"{location} has version {version}; this MiniSandbox reads up to {VERSION}",
                 reason="a newer MiniSandbox wrote it",
                 hint="update MiniSandbox",
             )
-        return from_json(cls, body, place=place)
+        return from_json(cls, body, location=location)
 
 
 def example_of(
@@ -136,7 +136,7 @@ def example_of(
         flags=() if trajectory.grade is None else trajectory.grade.flags,
         model=trajectory.model,
         agent=trajectory.agent,
-        tokens=max((one.prompt + one.completion for one in usages), default=None),
+        tokens=max((usage.prompt + usage.completion for usage in usages), default=None),
         rows=trajectory.rows,
         source=source,
     )

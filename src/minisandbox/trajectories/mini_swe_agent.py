@@ -32,12 +32,12 @@ def is_mini(body: Json) -> bool:
     return isinstance(messages, list) and isinstance(info, Mapping) and "model_stats" in info
 
 
-def example_of_mini(body: Json, *, place: str, source: str, name: str = "", style: str = "") -> Example:
+def example_of_mini(body: Json, *, location: str, source: str, name: str = "", style: str = "") -> Example:
     """Convert a trajectory to an example, without messages if the agent failed before its first.
 
     Args:
         body: the trajectory.
-        place: its name in error messages.
+        location: its name in error messages.
         source: the file's or run's name.
         name: the task's id, if the trajectory has none.
         style: the style of its answers; detected if empty.
@@ -46,7 +46,7 @@ def example_of_mini(body: Json, *, place: str, source: str, name: str = "", styl
         TrajectoryError: a message cannot be read.
     """
     info = _object(body.get("info"))
-    messages = _messages(body, info, place)
+    messages = _messages(body, info, location)
     instance_id = _string(body.get("instance_id")) or name
     traj_id = f"{instance_id}.{digest_of(messages)}"
     status = _string(info.get("exit_status"))
@@ -66,14 +66,14 @@ def example_of_mini(body: Json, *, place: str, source: str, name: str = "", styl
     )
 
 
-def _messages(body: Json, info: Json, place: str) -> tuple[Message, ...]:
+def _messages(body: Json, info: Json, location: str) -> tuple[Message, ...]:
     """Return the messages that the model has read or written: not those that report the agent's end."""
     items = body.get("messages")
     items = [_chat(item) for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
     if items and items[-1].get("role") == "user" and items[-1].get("content") == (info.get("submission") or ""):
         items.pop()  # version 1 reports the end as the user
     items = [item for item in items if item.get("role") != "exit"]
-    return messages_of(items, place) if items else ()
+    return messages_of(items, location) if items else ()
 
 
 def _chat(item: Json) -> Json:
@@ -87,7 +87,7 @@ def _chat(item: Json) -> Json:
 
 def _answer(response: Json) -> Json:
     items = [item for item in _list(response.get("output")) if isinstance(item, Mapping)]
-    texts = [_content(item.get("content")) for item in items if item.get("type") == "message"]
+    contents = [_content(item.get("content")) for item in items if item.get("type") == "message"]
     thoughts = [
         part.get("text")
         for item in items
@@ -102,7 +102,7 @@ def _answer(response: Json) -> Json:
     ]
     return {
         "role": "assistant",
-        "content": [part for text in texts for part in _list(text)],
+        "content": [part for text in contents for part in _list(text)],
         "reasoning": "\n\n".join(thought for thought in thoughts if isinstance(thought, str)),
         "tool_calls": calls,
     }

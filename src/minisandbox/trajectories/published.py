@@ -16,12 +16,12 @@ from minisandbox.trajectories.example import FORMAT, Example
 from minisandbox.trajectories.styles import style_of
 
 
-def example_of_row(values: Mapping[str, object], *, place: str, source: str, style: str = "") -> Example:
+def example_of_row(values: Mapping[str, object], *, location: str, source: str, style: str = "") -> Example:
     """Convert a row, in our own format or a published one, to an example.
 
     Args:
         values: the row's columns.
-        place: the row's name in error messages.
+        location: the row's name in error messages.
         source: the file's name.
         style: the style of its answers; detected if empty.
 
@@ -29,10 +29,10 @@ def example_of_row(values: Mapping[str, object], *, place: str, source: str, sty
         TrajectoryError: the row has no conversation, or one that cannot be read.
     """
     if values.get("format") == FORMAT:
-        return Example.from_row(values, place=place)
-    messages = messages_of(values.get("messages"), place)
-    instance_id = _text(values, "instance_id", place)
-    traj_id = _text(values, "traj_id", place) or f"{instance_id}.{digest_of(messages)}"
+        return Example.from_row(values, location=location)
+    messages = messages_of(values.get("messages"), location)
+    instance_id = _text(values, "instance_id", location)
+    traj_id = _text(values, "traj_id", location) or f"{instance_id}.{digest_of(messages)}"
     patch = values.get("patch", values.get("model_patch"))
     tools = values.get("tools") or ()
     return Example(
@@ -40,20 +40,20 @@ def example_of_row(values: Mapping[str, object], *, place: str, source: str, sty
         instance_id=instance_id or traj_id,
         messages=messages,
         style=style or style_of(messages),
-        tools=_tools(tools, place),
+        tools=_tools(tools, location),
         submission=patch.encode("utf-8", "surrogatepass") if isinstance(patch, str) else None,
         reward=reward_of(values),
-        model=_text(values, "model", place),
+        model=_text(values, "model", location),
         source=source,
     )
 
 
-def messages_of(value: object, place: str) -> tuple[Message, ...]:
+def messages_of(value: object, location: str) -> tuple[Message, ...]:
     """Return a conversation's messages.
 
     Args:
         value: a list of messages in OpenAI's or SWE-agent's format, or the same as JSON text.
-        place: the row's name in error messages.
+        location: the row's name in error messages.
 
     Raises:
         TrajectoryError: the value is not a conversation.
@@ -62,18 +62,20 @@ def messages_of(value: object, place: str) -> tuple[Message, ...]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise TrajectoryError(f"{place}: its messages are not JSON", reason=str(error)) from None
+            raise TrajectoryError(f"{location}: its messages are not JSON", reason=str(error)) from None
     if not isinstance(value, list) or not value:
         raise TrajectoryError(
-            f"{place} has no messages", reason="it is not a conversation", hint='the column "messages" must be a list'
+            f"{location} has no messages",
+            reason="it is not a conversation",
+            hint='the column "messages" must be a list',
         )
-    found = []
-    for number, one in enumerate(value):
+    messages = []
+    for number, message in enumerate(value):
         try:
-            found.append(Message.from_json(_plain(one)))
+            messages.append(Message.from_json(_plain(message)))
         except InvalidValue as error:
-            raise TrajectoryError(f"{place}: message {number}: {error.what}", hint=error.hint) from None
-    return tuple(found)
+            raise TrajectoryError(f"{location}: message {number}: {error.what}", hint=error.hint) from None
+    return tuple(messages)
 
 
 def _plain(message: object) -> object:
@@ -100,8 +102,8 @@ def _with_text(call: object) -> object:
     arguments = function.get("arguments")
     if not isinstance(arguments, Mapping):
         return call
-    given = {name: value for name, value in arguments.items() if value is not None}  # structs have every call's keys
-    return {**call, "function": {**function, "arguments": json.dumps(given)}}
+    present = {name: value for name, value in arguments.items() if value is not None}  # structs have every call's keys
+    return {**call, "function": {**function, "arguments": json.dumps(present)}}
 
 
 def reward_of(values: Mapping[str, object]) -> float | None:
@@ -115,21 +117,21 @@ def reward_of(values: Mapping[str, object]) -> float | None:
     return None
 
 
-def _tools(value: object, place: str) -> tuple[Mapping[str, object], ...]:
+def _tools(value: object, location: str) -> tuple[Mapping[str, object], ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             value = None
-    if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
-        raise TrajectoryError(f"{place}: its tools are not a list of JSON schemas")
+    if not isinstance(value, list | tuple) or not all(isinstance(tool, Mapping) for tool in value):
+        raise TrajectoryError(f"{location}: its tools are not a list of JSON schemas")
     return tuple(value)
 
 
-def _text(values: Mapping[str, object], name: str, place: str) -> str:
+def _text(values: Mapping[str, object], name: str, location: str) -> str:
     value = values.get(name)
     if value is not None and not isinstance(value, str):
-        raise TrajectoryError(f"{place}: {name} is of type {type(value).__name__}, not str")
+        raise TrajectoryError(f"{location}: {name} is of type {type(value).__name__}, not str")
     return value or ""
 
 

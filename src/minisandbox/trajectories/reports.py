@@ -36,7 +36,7 @@ class Dropped:
 
 
 @dataclass(slots=True)
-class Report:
+class StageReport:
     """Counts of one data stage. They always add up: read = kept + dropped.
 
     Attributes:
@@ -71,7 +71,7 @@ class Report:
     @property
     def reasons(self) -> dict[str, int]:
         """The number of dropped examples per reason, most frequent first."""
-        return dict(Counter(one.reason for one in self.dropped).most_common())
+        return dict(Counter(dropped.reason for dropped in self.dropped).most_common())
 
     @property
     def instances(self) -> tuple[int, int]:
@@ -85,7 +85,7 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """Return the report in its file format."""
-        came, left = self.instances
+        read, kept = self.instances
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -94,8 +94,8 @@ class Report:
             "read": self.read,
             "kept": self.kept,
             "reasons": self.reasons,
-            "instances": {"read": came, "kept": left},
-            "examples_per_instance": {str(count): many for count, many in self.per_instance.items()},
+            "instances": {"read": read, "kept": kept},
+            "examples_per_instance": {str(count): tasks for count, tasks in self.per_instance.items()},
             "notes": dict(self.notes),
             "dropped": to_json(self.dropped),
         }

@@ -54,7 +54,7 @@ def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
     try:
         for row in source.rows:
             convert = example_of_mini if is_mini(row.values) else example_of_row
-            yield convert(row.values, place=row.place, source=source.name, style=reading.style)
+            yield convert(row.values, location=row.place, source=source.name, style=reading.style)
     finally:  # a rejected row must not leave the file open
         if isinstance(source.rows, Generator):
             source.rows.close()

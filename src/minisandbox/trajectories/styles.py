@@ -28,7 +28,7 @@ class CannotSay(TrajectoryError):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DecodedCall:
     """A tool call.
 
     Attributes:
@@ -52,7 +52,7 @@ class ParsedAnswer:
     """
 
     thought: str
-    calls: tuple[Call, ...]
+    calls: tuple[DecodedCall, ...]
 
 
 class Style(Protocol):
@@ -108,14 +108,14 @@ class ToolStyle:
         return Message("assistant", answer.thought, tuple(calls))
 
 
-def _decoded(call: ToolCall) -> Call:
+def _decoded(call: ToolCall) -> DecodedCall:
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict) or NO_JSON in arguments:  # malformed here, or marked so in our history
         raise CannotSay(f"the arguments of {call.name[:80]!r} are not a JSON object")
-    return Call(call.name, arguments, call.id)
+    return DecodedCall(call.name, arguments, call.id)
 
 
 class XmlStyle:
@@ -151,7 +151,7 @@ class XmlStyle:
         return Message("assistant", f"{answer.thought}\n\n{functions}".strip())
 
 
-def _function(text: str, start: int) -> tuple[Call, int]:
+def _function(text: str, start: int) -> tuple[DecodedCall, int]:
     """Parse one function; return it and the position of its end."""
     name, position = _name(text, start + len(_FUNCTION))
     arguments: dict[str, object] = {}
@@ -159,7 +159,7 @@ def _function(text: str, start: int) -> tuple[Call, int]:
         while text[position : position + 1].isspace():
             position += 1
         if text.startswith(_FUNCTION_END, position):
-            return Call(name, arguments), position + len(_FUNCTION_END)
+            return DecodedCall(name, arguments), position + len(_FUNCTION_END)
         if not text.startswith(_PARAMETER, position):
             raise CannotSay(f"the function {name[:80]!r} is not closed, or holds more than parameters")
         key, begin = _name(text, position + len(_PARAMETER))
@@ -186,7 +186,7 @@ def _value(key: str, text: str) -> object:
     return text
 
 
-def _written(call: Call) -> str:
+def _written(call: DecodedCall) -> str:
     lines = [f"{_FUNCTION}{call.name}>"]
     for key, value in call.arguments.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -60,9 +60,9 @@ def _example(file: Path, run: Path, evaluation: Path | None, numbered: bool, sty
     instance_id, attempt = _named(name, prediction.get("instance_id") or body.get("instance_id"), numbered)
     digest = hashlib.sha256(f"{run.resolve()}\0{file}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
     if is_mini(body):
-        example = example_of_mini(body, place=str(file), source=run.name, style=style)
+        example = example_of_mini(body, location=str(file), source=run.name, style=style)
     else:
-        example = _example_of_swe_agent(body, prediction, place=str(file), source=run.name, style=style)
+        example = _example_of_swe_agent(body, prediction, location=str(file), source=run.name, style=style)
     return replace(
         example,
         traj_id=f"{name}.{digest}",
@@ -74,14 +74,14 @@ def _example(file: Path, run: Path, evaluation: Path | None, numbered: bool, sty
 
 
 def _example_of_swe_agent(
-    body: Mapping[str, object], prediction: Mapping[str, object], *, place: str, source: str, style: str
+    body: Mapping[str, object], prediction: Mapping[str, object], *, location: str, source: str, style: str
 ) -> Example:
-    messages = messages_of(body.get("history"), place)
+    messages = messages_of(body.get("history"), location)
     info = body.get("info")
     status = info.get("exit_status") if isinstance(info, Mapping) else None
     return Example(
-        traj_id=place,
-        instance_id=place,
+        traj_id=location,
+        instance_id=location,
         messages=messages,
         style=style or style_of(messages),
         exit_status=status if isinstance(status, str) else None,
@@ -91,12 +91,12 @@ def _example_of_swe_agent(
     )
 
 
-def _named(name: str, known: object, numbered: bool) -> tuple[str, int]:
+def _named(name: str, recorded_id: object, numbered: bool) -> tuple[str, int]:
     """Return the task's id and the number of the rollout."""
     match = _NUMBER.fullmatch(name)
-    if match is not None and (numbered or known == match[1]):
+    if match is not None and (numbered or recorded_id == match[1]):
         return match[1], int(match[2])
-    return (known if isinstance(known, str) and known and not numbered else name), 0
+    return (recorded_id if isinstance(recorded_id, str) and recorded_id and not numbered else name), 0
 
 
 def _patch(patch_file: Path, info: Mapping[str, object], prediction: Mapping[str, object]) -> bytes | None:
@@ -120,8 +120,8 @@ def _reward(
     report = (file.parent if evaluation is None else evaluation / name) / _REPORT
     if report.is_file():
         body = _object(report)
-        own = body.get(name, body.get(instance_id, body))
-        return reward_of(own) if isinstance(own, Mapping) else None
+        result = body.get(name, body.get(instance_id, body))
+        return reward_of(result) if isinstance(result, Mapping) else None
     if evaluation is not None:
         return None
     return reward_of(info) if "reward" in info else reward_of(prediction)

@@ -11,7 +11,7 @@ import re
 import shlex
 
 from minisandbox.models import Message
-from minisandbox.trajectories.styles import Call, CannotSay, ParsedAnswer
+from minisandbox.trajectories.styles import CannotSay, DecodedCall, ParsedAnswer
 
 BASH = "bash"
 EDITOR = "str_replace_editor"
@@ -63,7 +63,7 @@ class TicksStyle:
         return Message("assistant", f"{answer.thought}\n\n```\n{action}\n```")
 
 
-def command_line(call: Call) -> str:
+def command_line(call: DecodedCall) -> str:
     """Return the command line that SWE-agent builds for a call.
 
     Args:
@@ -86,57 +86,57 @@ def command_line(call: Call) -> str:
     return line
 
 
-def _of_editor(call: Call) -> str:
+def _of_editor(call: DecodedCall) -> str:
     arguments = call.arguments
     unknown = sorted(set(arguments) - {"command", "path", *_OPTIONS})
     if unknown:
         raise CannotSay(f"{EDITOR} has no parameter {unknown[0][:80]!r}")
-    words = [EDITOR, *(shlex.quote(str(arguments.get(name, ""))) for name in ("command", "path"))]
-    words += [f"--{name} {_option(arguments[name])}" if name in arguments else "" for name in _OPTIONS]
-    return " ".join(words).strip()
+    tokens = [EDITOR, *(shlex.quote(str(arguments.get(name, ""))) for name in ("command", "path"))]
+    tokens += [f"--{name} {_option(arguments[name])}" if name in arguments else "" for name in _OPTIONS]
+    return " ".join(tokens).strip()
 
 
 def _option(value: object) -> str:
     if isinstance(value, list | tuple):
-        return " ".join(str(one) for one in value)
+        return " ".join(str(item) for item in value)
     return shlex.quote(value) if isinstance(value, str) else str(value)
 
 
-def _call(action: str) -> Call:
+def _call(action: str) -> DecodedCall:
     """Parse an action; anything but the editor and submit is a bash command."""
     if not action.strip():
         raise CannotSay("the block is empty")
     if action.strip() == SUBMIT:
-        return Call(SUBMIT)
+        return DecodedCall(SUBMIT)
     if action.startswith(EDITOR):
         try:
-            words = shlex.split(action)
+            tokens = shlex.split(action)
         except ValueError:
-            words = []
-        arguments = _arguments(words[1:]) if words[:1] == [EDITOR] else None
+            tokens = []
+        arguments = _arguments(tokens[1:]) if tokens[:1] == [EDITOR] else None
         if arguments is not None:
-            return Call(EDITOR, arguments)
-    return Call(BASH, {"command": action})
+            return DecodedCall(EDITOR, arguments)
+    return DecodedCall(BASH, {"command": action})
 
 
-def _arguments(words: list[str]) -> dict[str, object] | None:
+def _arguments(tokens: list[str]) -> dict[str, object] | None:
     """Parse the editor's arguments; return None if they are not a plain editor call."""
-    if len(words) < 2:
+    if len(tokens) < 2:
         return None
-    found: dict[str, object] = {"command": words[0], "path": words[1]}
-    rest = words[2:]
-    while rest:
-        name, rest = rest[0].removeprefix("--"), rest[1:]
+    arguments: dict[str, object] = {"command": tokens[0], "path": tokens[1]}
+    remaining = tokens[2:]
+    while remaining:
+        name, remaining = remaining[0].removeprefix("--"), remaining[1:]
         count = 2 if name == "view_range" else 1
-        if name not in _OPTIONS or name in found or len(rest) < count:
+        if name not in _OPTIONS or name in arguments or len(remaining) < count:
             return None
-        values, rest = rest[:count], rest[count:]
+        values, remaining = remaining[:count], remaining[count:]
         if name not in ("view_range", "insert_line"):
-            found[name] = values[0]
+            arguments[name] = values[0]
             continue
         try:
             numbers = [int(json.loads(value)) for value in values]
         except (ValueError, TypeError, RecursionError):
             return None
-        found[name] = numbers if name == "view_range" else numbers[0]
-    return found
+        arguments[name] = numbers if name == "view_range" else numbers[0]
+    return arguments

@@ -111,7 +111,7 @@ def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
         InvalidValue: there is no chat template, or it rejects the conversation.
     """
     text, answers = _answers(example, tokenizer)
-    ids, counts = _split(text, [place for answer in answers for place in answer], tokenizer)
+    ids, counts = _split(text, [position for answer in answers for position in answer], tokenizer)
     mask = bytearray(len(ids))
     for first, end in zip(counts[::2], counts[1::2], strict=True):
         loss = _sampled(ids[first:end], tokenizer)
@@ -122,28 +122,28 @@ def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
 def _sampled(tokens: Sequence[int], tokenizer: Tokenizer) -> int:
     """Return how many tokens of an answer the model sampled: those up to the last special token."""
     special = set(tokenizer.all_special_ids)
-    ends = [place for place, token in enumerate(tokens, start=1) if token in special]
+    ends = [count for count, token in enumerate(tokens, start=1) if token in special]
     return ends[-1] if ends else len(tokens)
 
 
 def _answers(example: Example, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
     """Return the conversation's text up to its last answer, and where in it each answer starts and ends."""
-    whole, answers = "", []
+    conversation, answers = "", []
     messages = [_templated(message) for message in example.messages]
     for number, message in enumerate(example.messages):
         if message.role != "assistant":
             continue
-        start = len(whole)
+        start = len(conversation)
         for count, is_answer in ((number, False), (number + 1, True)):
             text = _rendered(example, messages[:count], tokenizer, prompt=not is_answer)
-            if not text.startswith(whole):
-                raise _not_a_beginning(example, number, text, whole)
-            start, whole = len(whole), text
-        answers.append((start, len(whole)))
-    return whole, answers
+            if not text.startswith(conversation):
+                raise _not_a_beginning(example, number, text, conversation)
+            start, conversation = len(conversation), text
+        answers.append((start, len(conversation)))
+    return conversation, answers
 
 
-def _split(text: str, places: Sequence[int], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def _split(text: str, positions: Sequence[int], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Tokenise a text as a whole, and count the tokens before each of some ascending places in it.
 
     Parts tokenised alone would differ: many tokenizers put a space mark before each text, and some special tokens
@@ -151,12 +151,12 @@ def _split(text: str, places: Sequence[int], tokenizer: Tokenizer) -> tuple[list
     """
     if not tokenizer.is_fast:  # it reports no offsets: compare with the tokens of each beginning
         ids = _ids(text, tokenizer)
-        return ids, [_common(ids, _ids(text[:place], tokenizer)) for place in places]
+        return ids, [_common(ids, _ids(text[:position], tokenizer)) for position in positions]
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets, counts, count = encoding["offset_mapping"], [], 0
-    for place in places:
+    for position in positions:
         # the second condition is for spaces: some tokenizers leave them out, so that both offsets are their end
-        while count < len(offsets) and (offsets[count][0] < place or offsets[count][1] <= place):
+        while count < len(offsets) and (offsets[count][0] < position or offsets[count][1] <= position):
             count += 1
         counts.append(count)
     return list(encoding["input_ids"]), counts
@@ -169,7 +169,7 @@ def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
 def _common(first: Sequence[object], second: Sequence[object]) -> int:
     """Return the length of the common beginning."""
     pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
+    return next((index for index, (item, other_item) in pairs if item != other_item), min(len(first), len(second)))
 
 
 def _rendered(example: Example, messages: list[dict[str, object]], tokenizer: Tokenizer, *, prompt: bool) -> str:
@@ -187,11 +187,11 @@ def _rendered(example: Example, messages: list[dict[str, object]], tokenizer: To
     return text
 
 
-def _not_a_beginning(example: Example, number: int, text: str, whole: str) -> TrajectoryError:
-    same = _common(whole, text)
+def _not_a_beginning(example: Example, number: int, text: str, earlier: str) -> TrajectoryError:
+    common = _common(earlier, text)
     return TrajectoryError(
         f"{example.traj_id}: adding message {number} makes the chat template change earlier text: "
-        f"{whole[same : same + 60]!r} became {text[same : same + 60]!r}",
+        f"{earlier[common : common + 60]!r} became {text[common : common + 60]!r}",
         reason="the template is not prefix-preserving: it may remove thoughts from earlier answers, for instance",
         hint="train with a template that only appends: --chat-template FILE",
     )
@@ -239,8 +239,8 @@ def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
         tokenizer.chat_template = chat_template
     if not tokenizer.chat_template:
         raise InvalidValue(f"the tokenizer {name} has no chat template", hint="give one: --chat-template FILE")
-    found: Tokenizer = tokenizer
-    return found
+    opened: Tokenizer = tokenizer
+    return opened
 
 
 def count_tokens(example: Example, tokenizer: Tokenizer) -> int:
@@ -259,10 +259,10 @@ def shown_mask(row: TokenisedRow, tokenizer: Tokenizer | None = None) -> Iterato
     Yields:
         Per span, a heading and its text.
     """
-    place = 0
+    start = 0
     for loss, group in groupby(row.mask):
-        end = place + len(list(group))
-        ids = row.ids[place:end].tolist()
-        yield f"=== {'LOSS' if loss else 'context'}: tokens {place} to {end - 1} ({end - place})"
+        end = start + len(list(group))
+        ids = row.ids[start:end].tolist()
+        yield f"=== {'LOSS' if loss else 'context'}: tokens {start} to {end - 1} ({end - start})"
         yield str(tokenizer.decode(ids)) if tokenizer is not None else " ".join(map(str, ids))
-        place = end
+        start = end

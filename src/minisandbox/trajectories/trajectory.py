@@ -102,8 +102,8 @@ class Trajectory:
         body = to_json(self)
         assert isinstance(body, dict)
         separators = (",", ":") if indent is None else None
-        whole = {"format": _FORMAT, "version": VERSION, **body}
-        return json.dumps(whole, indent=indent, separators=separators, allow_nan=False) + "\n"
+        document = {"format": _FORMAT, "version": VERSION, **body}
+        return json.dumps(document, indent=indent, separators=separators, allow_nan=False) + "\n"
 
     @classmethod
     def from_text(cls, text: str, *, name: str = "the trajectory") -> Trajectory:
@@ -132,7 +132,7 @@ class Trajectory:
             _name_verdict(body)
         if version < 3:
             _without_model(body)
-        return from_json(cls, body, place=name)
+        return from_json(cls, body, location=name)
 
     @classmethod
     def load(cls, path: Path) -> Trajectory:

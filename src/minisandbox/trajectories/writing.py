@@ -158,10 +158,10 @@ def _write_folder(path: Path, rows: Iterable[Row], kind: Kind) -> int:
     shown = datasets.utils.is_progress_bar_enabled()
     datasets.utils.disable_progress_bars()
     try:
-        with written_whole(path) as part, tempfile.TemporaryDirectory(dir=path.parent, prefix=".rows-") as place:
-            file = Path(place) / "rows.parquet"
+        with written_whole(path) as part, tempfile.TemporaryDirectory(dir=path.parent, prefix=".rows-") as directory:
+            file = Path(directory) / "rows.parquet"
             count = _write_parquet(file, rows, kind, path)
-            loaded = datasets.Dataset.from_parquet(str(file), cache_dir=f"{place}/cache")
+            loaded = datasets.Dataset.from_parquet(str(file), cache_dir=f"{directory}/cache")
             loaded.save_to_disk(str(part))
             del loaded
     finally:
@@ -171,6 +171,6 @@ def _write_folder(path: Path, rows: Iterable[Row], kind: Kind) -> int:
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    rest = iter(rows)
-    while batch := list(itertools.islice(rest, _BATCH)):
+    remaining = iter(rows)
+    while batch := list(itertools.islice(remaining, _BATCH)):
         yield batch

@@ -25,7 +25,7 @@ from minisandbox.trajectories.choosing import (
     table_of,
 )
 from minisandbox.trajectories.example import Example
-from minisandbox.trajectories.reports import Report, report_path
+from minisandbox.trajectories.reports import StageReport, report_path
 from minisandbox.trajectories.sources import Reading
 from minisandbox.trajectories.tokenised import count_tokens, open_tokenizer
 from minisandbox.trajectories.writing import write_lines
@@ -144,7 +144,7 @@ def run_collect(args: argparse.Namespace) -> int:
         agents=tuple(args.agent),
         models=tuple(args.model),
     )
-    report = Report("collect", table_of(rules))
+    report = StageReport("collect", table_of(rules))
     kept = chosen(examples_of(args), rules.refuse, report)
     return _write(args, (replace(one, rows=()) for one in kept) if args.no_tokens else kept, report)
 
@@ -158,7 +158,7 @@ def run_filter(args: argparse.Namespace) -> int:
     count: Callable[[Example], int] | None = None
     if args.tokenizer is not None:
         count = functools.partial(count_tokens, tokenizer=open_tokenizer(args.tokenizer))
-    report = Report("filter", table_of(rules))
+    report = StageReport("filter", table_of(rules))
     return _write(args, chosen(examples_of(args), Filtering(rules, count=count).refuse, report), report)
 
 
@@ -167,7 +167,7 @@ def run_balance(args: argparse.Namespace) -> int:
     names = [(one.instance_id, one.traj_id) for one in examples_of(args)]
     dropped = balance(names, max_per_instance=args.max_per_instance, seed=args.seed, total=args.total)
     rules = {"max_per_instance": args.max_per_instance, "seed": args.seed, "total": args.total}
-    report = Report("balance", {name: value for name, value in rules.items() if value is not None})
+    report = StageReport("balance", {name: value for name, value in rules.items() if value is not None})
     return _write(args, drawn(examples_of(args), names, dropped, report), report)
 
 
@@ -182,7 +182,7 @@ def _reward(text: str) -> float | None:
     return found
 
 
-def _write(args: argparse.Namespace, examples: Iterable[Example], report: Report) -> int:
+def _write(args: argparse.Namespace, examples: Iterable[Example], report: StageReport) -> int:
     refuse_to_overwrite(args.out, args.sources)
     with Progress() as progress:
         write_lines(args.out, (one.to_line() for one in with_status(examples, progress)))
@@ -206,7 +206,7 @@ def with_status(examples: Iterable[Example], progress: Progress) -> Iterator[Exa
         yield one
 
 
-def finish(args: argparse.Namespace, report: Report, out: Path) -> int:
+def finish(args: argparse.Namespace, report: StageReport, out: Path) -> int:
     """Write a stage's report next to its output, and print it.
 
     Args:
@@ -226,7 +226,7 @@ def finish(args: argparse.Namespace, report: Report, out: Path) -> int:
     return exits.OK if report.kept else exits.NEGATIVE
 
 
-def print_report(report: Report) -> None:
+def print_report(report: StageReport) -> None:
     """Print the counts of kept and dropped examples as a table."""
     before, after = report.instances
     rows = [("read", str(report.read), f"of {before} tasks"), ("kept", str(report.kept), f"of {after} tasks")]

@@ -16,7 +16,7 @@ from minisandbox.rollouts import export_harbor, export_sweagent
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
 from minisandbox.trajectories.converting import Converter
 from minisandbox.trajectories.example import Example
-from minisandbox.trajectories.reports import Report
+from minisandbox.trajectories.reports import StageReport
 from minisandbox.trajectories.styles import CannotSay
 from minisandbox.trajectories.tokenised import (
     TokenisedRow,
@@ -77,7 +77,7 @@ def run_export(args: argparse.Namespace) -> int:
     refuse_to_overwrite(args.out, args.sources)
     if args.to in ("sweagent", "atif"):
         return _export_run(args)
-    export = _Export(args.to, Report("export", _rules(args)), _converter(args), _tokenizer(args))
+    export = _Export(args.to, StageReport("export", _rules(args)), _converter(args), _tokenizer(args))
     _check_name(args)
     kind: Kind = "chat" if args.to in ("chat", "tool", "parquet", "datasets") else "plain"
     with Progress() as progress:
@@ -145,7 +145,7 @@ class _Export:
     """A running export."""
 
     form: str
-    report: Report
+    report: StageReport
     converter: Converter | None
     tokenizer: Tokenizer | None
 

@@ -60,29 +60,29 @@ class SandboxOptions:
 
 def packaged() -> tuple[str, ...]:
     """Return the names of the packaged configurations."""
-    names = (one.name for one in (resources.files(__package__) / "configs").iterdir())
+    names = (file.name for file in (resources.files(__package__) / "configs").iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
-def read_words(words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
+def read_arguments(arguments: Sequence[str]) -> tuple[dict[str, object], list[str]]:
     """Split a command line into the options of the file that it names, by dotted key, and the remaining words.
 
     Args:
-        words: words of SkyRL's command line.
+        arguments: words of SkyRL's command line.
 
     Raises:
         NotFound: there is no such file.
         InvalidValue: the file is not YAML, or not a mapping.
     """
-    found: dict[str, object] = {}
-    rest = []
-    for word in words:
-        key, _, value = word.partition("=")
+    options: dict[str, object] = {}
+    remaining = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
         if key == _FILE:
-            found |= dict(_flat(_table(value)))
+            options |= dict(_flat(_table(value)))
         elif key != _ENTRY:  # SkyRL's own option that selects this module
-            rest.append(word)
-    return found, rest
+            remaining.append(argument)
+    return options, remaining
 
 
 def _table(name: str) -> Mapping[str, object]:

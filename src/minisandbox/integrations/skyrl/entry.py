@@ -20,7 +20,7 @@ from skyrl.train.utils.utils import initialize_ray
 from transformers import PreTrainedTokenizerBase
 
 from minisandbox.errors import InvalidValue
-from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions, read_words
+from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions, read_arguments
 from minisandbox.integrations.skyrl.generator import SandboxGenerator
 from minisandbox.tasks.dialects.skyrl import inner_row
 from minisandbox.train.options import from_mapping
@@ -50,8 +50,8 @@ class SandboxExperiment(BasePPOExp):
         Raises:
             InvalidValue: a task is listed twice.
         """
-        found = super().get_eval_dataset()
-        return None if found is None else _each_once(found)
+        dataset = super().get_eval_dataset()
+        return None if dataset is None else _each_once(dataset)
 
     def get_generator(
         self,
@@ -79,22 +79,22 @@ def _id(row: Mapping[str, object]) -> str:
     return str(inner_row(row).get("instance_id"))
 
 
-def read_config(words: Sequence[str]) -> SandboxTrainConfig:
+def read_config(arguments: Sequence[str]) -> SandboxTrainConfig:
     """Read the configuration from a command line.
 
     Args:
-        words: SkyRL's ``key=value`` words, which override the file named by ``minisandbox.config``.
+        arguments: SkyRL's ``key=value`` words, which override the file named by ``minisandbox.config``.
 
     Raises:
         NotFound: there is no such file.
         InvalidValue: our section has an unknown key or an invalid value.
         ValueError: SkyRL rejects one of its own keys or values.
     """
-    table, rest = read_words(words)
-    found = SandboxTrainConfig.from_cli_overrides([*overrides_dict_to_dotlist(table), *rest])
-    assert isinstance(found, SandboxTrainConfig)
-    from_mapping(SandboxOptions, found.minisandbox, place=SECTION)
-    return found
+    table, remaining = read_arguments(arguments)
+    config = SandboxTrainConfig.from_cli_overrides([*overrides_dict_to_dotlist(table), *remaining])
+    assert isinstance(config, SandboxTrainConfig)
+    from_mapping(SandboxOptions, config.minisandbox, place=SECTION)
+    return config
 
 
 @ray.remote(num_cpus=1)

@@ -54,9 +54,9 @@ class _Request:
         for name, row in zip(names, rows, strict=True):
             if name.instance_id not in tasks:
                 tasks[name.instance_id] = task_from_row(row)
-        attempts, left = divmod(len(names), len(tasks))
+        attempts, remainder = divmod(len(names), len(tasks))
         expected = [prompt for prompt in tasks for _ in range(attempts)]
-        if left or [name.instance_id for name in names] != expected:
+        if remainder or [name.instance_id for name in names] != expected:
             raise InvalidValue("a step's prompts are not groups of one size", reason="SkyRL repeats each one as often")
         if len({task.instance_id for task in tasks.values()}) < len(tasks):
             raise InvalidValue(
@@ -115,12 +115,12 @@ class SandboxGenerator(GeneratorInterface):
             MiniSandboxError: the run directory cannot be written, or the engines refuse a request.
         """
         request = await asyncio.to_thread(_Request.of, input_batch)
-        place = await asyncio.to_thread(self._place, input_batch["batch_metadata"])
-        await self._run(request, place, sampling_of(input_batch["sampling_params"] or {}))
-        ended = await asyncio.to_thread(_ended, request, place, self._options.unconfirmed_reward)
-        if all(one.reward is None for one in ended):
+        run_directory = await asyncio.to_thread(self._place, input_batch["batch_metadata"])
+        await self._run(request, run_directory, sampling_of(input_batch["sampling_params"] or {}))
+        ended = await asyncio.to_thread(_ended, request, run_directory, self._options.unconfirmed_reward)
+        if all(rollout.reward is None for rollout in ended):
             raise TrainingError(
-                f"{place}: none of {len(ended)} rollouts has a reward",
+                f"{run_directory}: none of {len(ended)} rollouts has a reward",
                 reason=_first_failure(ended),
                 hint="fix the cause and repeat the command: it resumes from the last checkpoint",
             )
@@ -145,14 +145,16 @@ class SandboxGenerator(GeneratorInterface):
         names = (f"step-{step}" + (f".{number}" if number else "") for number in count())
         return next(base / name for name in names if not (base / name).exists())
 
-    async def _run(self, request: _Request, place: Path, sampling: Sampling) -> None:
+    async def _run(self, request: _Request, run_directory: Path, sampling: Sampling) -> None:
         options = self._options
         model = open_model(self._model)
         endings: list[asyncio.Future[None]] = []
 
         def ended(progress: Progress[Summary]) -> None:
-            one = progress.latest  # routers reserve an engine until the session is finished
-            endings.append(asyncio.ensure_future(self._client.finish_session(f"{one.instance_id}__{one.attempt}")))
+            summary = progress.latest  # routers reserve an engine until the session is finished
+            endings.append(
+                asyncio.ensure_future(self._client.finish_session(f"{summary.instance_id}__{summary.attempt}"))
+            )
 
         setup = Setup(
             agent=self._agent,
@@ -165,8 +167,8 @@ class SandboxGenerator(GeneratorInterface):
             configuration={"agent": options.agent, "action_format": options.action_format},
         )
         batch = Batch(
-            request.tasks, setup, place, image_of=self._image_of, attempts=request.attempts, budgets=_budgets(options),
-            tries=options.tries, drain=_DRAIN, progress=ended, crew=self._crew(setup),
+            request.tasks, setup, run_directory, image_of=self._image_of, attempts=request.attempts,
+            budgets=_budgets(options), tries=options.tries, drain=_DRAIN, progress=ended, crew=self._crew(setup),
         )  # fmt: skip
         late = asyncio.get_running_loop().call_later(options.step_deadline, batch.drain)
         try:
@@ -183,23 +185,23 @@ def sampling_of(params: Mapping[str, object]) -> Sampling:
     Args:
         params: vLLM's sampling parameters. Those that we have no field for are sent to the engine unchanged.
     """
-    given: dict[str, Any] = dict(params)
-    passed = {"min_p": given["min_p"]} if given.get("min_p") else {}
-    stop = given.get("stop") or ()
-    extra = {key: value for key, value in given.items() if key not in _KNOWN and value is not None} | passed
+    parameters: dict[str, Any] = dict(params)
+    passed = {"min_p": parameters["min_p"]} if parameters.get("min_p") else {}
+    stop = parameters.get("stop") or ()
+    extra = {key: value for key, value in parameters.items() if key not in _KNOWN and value is not None} | passed
     return Sampling(
-        temperature=float(given.get("temperature", 1.0)),
-        top_p=float(given.get("top_p", 1.0)),
-        top_k=max(0, int(given.get("top_k", 0))),
-        max_tokens=given.get("max_tokens"),
+        temperature=float(parameters.get("temperature", 1.0)),
+        top_p=float(parameters.get("top_p", 1.0)),
+        top_k=max(0, int(parameters.get("top_k", 0))),
+        max_tokens=parameters.get("max_tokens"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         extra=extra,
     )
 
 
 def _budgets(options: SandboxOptions) -> Budgets:
-    given = {"builds": options.builds, "starts": options.starts, "gradings": options.gradings}
-    return Budgets(workers=options.workers, **{name: number for name, number in given.items() if number})
+    limits = {"builds": options.builds, "starts": options.starts, "gradings": options.gradings}
+    return Budgets(workers=options.workers, **{name: number for name, number in limits.items() if number})
 
 
 def _builder(mirrors: str | None) -> ImageOf:
@@ -216,27 +218,31 @@ def _builder(mirrors: str | None) -> ImageOf:
     return image_of
 
 
-def _ended(request: _Request, place: Path, unconfirmed: float | None) -> list[Ended]:
+def _ended(request: _Request, run_directory: Path, unconfirmed: float | None) -> list[Ended]:
     keys = [(task.instance_id, attempt) for task in request.tasks for attempt in range(request.attempts)]
-    with RunReader(place) as run:
+    with RunReader(run_directory) as run:
         return [Ended(name, run.trajectory(*key), unconfirmed) for name, key in zip(request.names, keys, strict=True)]
 
 
 def _first_failure(ended: Sequence[Ended]) -> str:
-    known = [one.trajectory for one in ended if one.trajectory is not None and one.trajectory.failure is not None]
-    if not known or known[0].failure is None:
+    failed = [
+        rollout.trajectory
+        for rollout in ended
+        if rollout.trajectory is not None and rollout.trajectory.failure is not None
+    ]
+    if not failed or failed[0].failure is None:
         return "no rollout ended in time, or none has a verdict"
-    failure = known[0].failure
-    return f"{known[0].instance_id}__{known[0].attempt}: {failure.phase}: {failure.kind}: {failure.detail}"
+    failure = failed[0].failure
+    return f"{failed[0].instance_id}__{failed[0].attempt}: {failure.phase}: {failure.kind}: {failure.detail}"
 
 
 def _metrics(ended: Sequence[Ended], output: Mapping[str, Any]) -> dict[str, Any]:
     """Return SkyRL's metrics of the rows with loss, and ours."""
-    kept = [number for number, mask in enumerate(output["loss_masks"]) if any(mask)]
+    trained = [number for number, mask in enumerate(output["loss_masks"]) if any(mask)]
     names = ("response_ids", "rewards", "loss_masks")
-    responses, rewards, masks = ([output[name][number] for number in kept] for name in names)
-    times = [one.seconds for one in ended if one.trajectory is not None]
+    responses, rewards, masks = ([output[name][number] for number in trained] for name in names)
+    times = [rollout.seconds for rollout in ended if rollout.trajectory is not None]
     theirs = (
-        get_rollout_metrics(responses, rewards, loss_masks=masks, trajectory_completion_times=times) if kept else {}
+        get_rollout_metrics(responses, rewards, loss_masks=masks, trajectory_completion_times=times) if trained else {}
     )
     return {**theirs, **metrics_of(ended)}

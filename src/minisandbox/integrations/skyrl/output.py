@@ -19,7 +19,7 @@ from minisandbox.rollouts import EXIT_CONTEXT
 from minisandbox.trajectories import Trajectory
 
 
-class Name(Protocol):
+class RolloutName(Protocol):
     """SkyRL's ``TrajectoryID``."""
 
     @property
@@ -38,7 +38,7 @@ class Ended:
         unconfirmed: the reward of an unconfirmed pass; None for no reward.
     """
 
-    name: Name
+    name: RolloutName
     trajectory: Trajectory | None
     unconfirmed: float | None = None
 
@@ -62,9 +62,10 @@ class Ended:
     @property
     def truncated(self) -> bool:
         """Whether the last answer was cut off, or the context had no space for another."""
-        one = self.trajectory
-        return one is not None and (
-            EXIT_CONTEXT in one.exit_status or bool(one.turns and one.turns[-1].finish_reason == "length")
+        trajectory = self.trajectory
+        return trajectory is not None and (
+            EXIT_CONTEXT in trajectory.exit_status
+            or bool(trajectory.turns and trajectory.turns[-1].finish_reason == "length")
         )
 
     @property
@@ -83,14 +84,14 @@ class _Columns:
         self.masks: list[list[int]] = []
         self.stops: list[str] = []
         self.logprobs: list[list[float]] = []
-        self.names: list[Name] = []
+        self.names: list[RolloutName] = []
         self.times: list[float] = []
         self.lasts: list[bool] = []
 
-    def add(self, one: Ended, reward: float, pad: int) -> None:
+    def add(self, rollout: Ended, reward: float, pad: int) -> None:
         """Add a rollout; one without rows becomes a row without loss."""
-        stop = "length" if one.truncated else "stop"
-        rows = [_parts(row) for row in one.rows] or [([pad], [pad], [0], [0.0])]
+        stop = "length" if rollout.truncated else "stop"
+        rows = [_parts(row) for row in rollout.rows] or [([pad], [pad], [0], [0.0])]
         for number, (prompt, response, mask, logprobs) in enumerate(rows, 1):
             self.prompts.append(prompt)
             self.responses.append(response)
@@ -98,9 +99,9 @@ class _Columns:
             self.logprobs.append(logprobs)
             # SkyRL's baseline reads a rollout's last row; its filters of groups without signal read all rows
             self.rewards.append(reward)
-            self.stops.append(stop if one.rows else "error")
-            self.names.append(one.name)
-            self.times.append(one.seconds)
+            self.stops.append(stop if rollout.rows else "error")
+            self.names.append(rollout.name)
+            self.times.append(rollout.seconds)
             self.lasts.append(number == len(rows))
 
 
@@ -113,14 +114,14 @@ def output_of(ended: Sequence[Ended], *, pad: int, drop_truncated: bool = False)
         drop_truncated: whether truncated rollouts carry no loss (``generator.apply_overlong_filtering``).
     """
     groups: dict[str, list[float]] = defaultdict(list)
-    for one in ended:
-        if one.reward is not None:
-            groups[one.name.instance_id].append(one.reward)
+    for rollout in ended:
+        if rollout.reward is not None:
+            groups[rollout.name.instance_id].append(rollout.reward)
     columns = _Columns()
-    for one in ended:
-        others = groups[one.name.instance_id]
+    for rollout in ended:
+        others = groups[rollout.name.instance_id]
         stand_in = statistics.fmean(others) if others else 0.0
-        columns.add(one, stand_in if one.reward is None else one.reward, pad)
+        columns.add(rollout, stand_in if rollout.reward is None else rollout.reward, pad)
     if drop_truncated:
         pairs = zip(columns.masks, columns.stops, strict=True)
         columns.masks = [mask if stop == "stop" else [0] * len(mask) for mask, stop in pairs]
@@ -148,23 +149,23 @@ def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
     Args:
         ended: the rollouts.
     """
-    rewards = [one.reward for one in ended if one.reward is not None]
+    rewards = [rollout.reward for rollout in ended if rollout.reward is not None]
     groups: dict[str, set[float]] = defaultdict(set)
-    for one in ended:
-        groups[one.name.instance_id] |= set() if one.reward is None else {one.reward}
+    for rollout in ended:
+        groups[rollout.name.instance_id] |= set() if rollout.reward is None else {rollout.reward}
     counts: dict[str, float] = {
         "sandbox/rollouts": len(ended),
-        "sandbox/rollouts_failed": sum(one.reward is None and not one.is_unconfirmed for one in ended),
-        "sandbox/rollouts_unconfirmed": sum(one.is_unconfirmed for one in ended),
-        "sandbox/rollouts_truncated": sum(one.truncated for one in ended),
-        "sandbox/rollouts_without_tokens": sum(one.reward is not None and not one.rows for one in ended),
-        "sandbox/rollouts_forked": sum(len(one.rows) > 1 for one in ended),
+        "sandbox/rollouts_failed": sum(rollout.reward is None and not rollout.is_unconfirmed for rollout in ended),
+        "sandbox/rollouts_unconfirmed": sum(rollout.is_unconfirmed for rollout in ended),
+        "sandbox/rollouts_truncated": sum(rollout.truncated for rollout in ended),
+        "sandbox/rollouts_without_tokens": sum(rollout.reward is not None and not rollout.rows for rollout in ended),
+        "sandbox/rollouts_forked": sum(len(rollout.rows) > 1 for rollout in ended),
         "sandbox/groups_silent": sum(len(found) < 2 for found in groups.values()),
     }
     means: dict[str, Sequence[float]] = {
         "reward": rewards,
-        "turns": [len({turn for row in one.rows for turn in row.turns}) for one in ended if one.rows],
-        "seconds": [one.seconds for one in ended if one.trajectory is not None],
+        "turns": [len({turn for row in rollout.rows for turn in row.turns}) for rollout in ended if rollout.rows],
+        "seconds": [rollout.seconds for rollout in ended if rollout.trajectory is not None],
     }
     return counts | {f"sandbox/{name}_mean": statistics.fmean(values) for name, values in means.items() if values}
 

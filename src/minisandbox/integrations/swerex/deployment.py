@@ -18,7 +18,7 @@ from swerex.runtime.abstract import IsAliveResponse
 from swerex.utils.log import get_logger
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.integrations.settings import HOST, Found, SandboxSettings
+from minisandbox.integrations.settings import HOST, SandboxSettings, TaskImage
 from minisandbox.integrations.swerex.runtime import MiniSandboxRuntime
 from minisandbox.sandbox import AsyncSandbox
 
@@ -82,19 +82,19 @@ class MiniSandboxDeployment(AbstractDeployment):
         await self.stop()
         try:
             self._hooks.on_custom_step(f"Finding image {self._config.image}")
-            found = await asyncio.to_thread(self._config.find, self._config.image)
+            task_image = await asyncio.to_thread(self._config.find, self._config.image)
             self._hooks.on_custom_step("Making sandbox")
-            box = await self._make(found)
+            box = await self._make(task_image)
             self._runtime = MiniSandboxRuntime(box, logger=self.logger)
-            await _alias_base_commit(box, found)
+            await _alias_base_commit(box, task_image)
         except MiniSandboxError as error:
             await self.stop()
             raise DeploymentStartupError(str(error)) from error
-        self.logger.info("sandbox %s of %s in %.0f ms", box.id, found.image.name, 1000 * box.created_in)
+        self.logger.info("sandbox %s of %s in %.0f ms", box.id, task_image.image.name, 1000 * box.created_in)
 
-    async def _make(self, found: Found) -> AsyncSandbox:
+    async def _make(self, task_image: TaskImage) -> AsyncSandbox:
         return await AsyncSandbox.create(
-            found.image.spec(),
+            task_image.image.spec(),
             limits=self._config.checked_limits(),
             network=self._config.checked_network(),
             environment=self._config.env,
@@ -134,14 +134,14 @@ class MiniSandboxDeployment(AbstractDeployment):
         return self._runtime
 
 
-async def _alias_base_commit(box: AsyncSandbox, found: Found) -> None:
+async def _alias_base_commit(box: AsyncSandbox, task_image: TaskImage) -> None:
     """Make the sandbox's only commit available under the data set's ``base_commit``.
 
     SWE-agent checks out ``base_commit``, which the image does not contain, since it has the files but not the history.
     git-replace(1) substitutes our commit.
     """
-    base = "" if found.task is None else found.task.base_commit
-    if _COMMIT.fullmatch(base) and base != found.image.commit:
+    base = "" if task_image.task is None else task_image.task.base_commit
+    if _COMMIT.fullmatch(base) and base != task_image.image.commit:
         command = ["git", "update-ref", f"refs/replace/{base}", "HEAD"]
         (await box.exec(command, timeout=_SECONDS)).check()
 
@@ -155,12 +155,12 @@ def register() -> None:
     Raises:
         InvalidValue: SWE-agent has been imported already.
     """
-    known = swerex.deployment.config
-    if MiniSandboxDeploymentConfig in known.DeploymentConfig.__args__:
+    config_module = swerex.deployment.config
+    if MiniSandboxDeploymentConfig in config_module.DeploymentConfig.__args__:
         return
     if "sweagent" in sys.modules:
         raise InvalidValue(
             "register() was called after 'import sweagent', which has already copied the list of deployments",
             hint="call it before the import, or use 'minisandbox sweagent -- ...'",
         )
-    known.DeploymentConfig = known.DeploymentConfig | MiniSandboxDeploymentConfig
+    config_module.DeploymentConfig = config_module.DeploymentConfig | MiniSandboxDeploymentConfig

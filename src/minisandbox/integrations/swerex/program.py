@@ -69,8 +69,8 @@ class Program:
         async with asyncio.timeout(timeout):
             while True:
                 began = time.perf_counter()
-                if (found := self._find(patterns)) is not None:
-                    return found
+                if (match := self._find(patterns)) is not None:
+                    return match
                 await asyncio.sleep(_REST * (time.perf_counter() - began))
                 if self.ended:
                     output, self._unread = _lines(self._unread), b""
@@ -78,13 +78,13 @@ class Program:
                 await self._read()
 
     def _find(self, patterns: Sequence[str]) -> tuple[str, str] | None:
-        seen = _lines(self._unread)
-        matches = [(match, pattern) for pattern in patterns if (match := re.search(pattern, seen))]
+        output = _lines(self._unread)
+        matches = [(match, pattern) for pattern in patterns if (match := re.search(pattern, output))]
         if not matches:
             return None
-        match, pattern = min(matches, key=lambda one: one[0].start())
-        self._unread = seen[match.end() :].encode("utf-8", "backslashreplace")
-        return seen[: match.start()], pattern
+        match, pattern = min(matches, key=lambda pair: pair[0].start())
+        self._unread = output[match.end() :].encode("utf-8", "backslashreplace")
+        return output[: match.start()], pattern
 
     async def _read(self) -> None:
         async for event in self._process.events():

@@ -131,9 +131,9 @@ class MiniSandboxRuntime(AbstractRuntime):
         response = CommandResponse(stdout=_text(result.stdout_bytes), stderr=_text(result.stderr_bytes))
         response.exit_code = _status(result)
         if command.check and response.exit_code != 0:
-            what = f"Command {command.command!r} failed with exit code {response.exit_code}. "
-            what += f"Stdout:\n{response.stdout!r}\nStderr:\n{response.stderr!r}"
-            raise NonZeroExitCodeError(f"{command.error_msg}: {what}" if command.error_msg else what)
+            message = f"Command {command.command!r} failed with exit code {response.exit_code}. "
+            message += f"Stdout:\n{response.stdout!r}\nStderr:\n{response.stderr!r}"
+            raise NonZeroExitCodeError(f"{command.error_msg}: {message}" if command.error_msg else message)
         return response
 
     async def read_file(self, request: ReadFileRequest) -> ReadFileResponse:
@@ -185,8 +185,8 @@ class MiniSandboxRuntime(AbstractRuntime):
 
 def _argv(command: Command) -> Sequence[str]:
     """Return the arguments that ``subprocess.run`` would use: a text is a program, or the argument of ``sh -c``."""
-    words = [command.command] if isinstance(command.command, str) else command.command
-    argv = ["/bin/sh", "-c", *words] if command.shell else words
+    arguments = [command.command] if isinstance(command.command, str) else command.command
+    argv = ["/bin/sh", "-c", *arguments] if command.shell else arguments
     if command.env is not None:  # replaces the whole environment
         argv = ["/usr/bin/env", "-i", "--", *(f"{name}={value}" for name, value in command.env.items()), *argv]
     return [*_MERGED, *argv] if command.merge_output_streams else argv

@@ -158,11 +158,11 @@ def _timed_out(action: BashAction) -> CommandTimeoutError:
     return CommandTimeoutError(f"timeout after {action.timeout} seconds while running command {action.command!r}")
 
 
-def _checked(action: BashAction, seen: BashObservation) -> BashObservation:
+def _checked(action: BashAction, observation: BashObservation) -> BashObservation:
     if action.check == "ignore":
-        seen.exit_code = None
-    if action.check == "raise" and seen.exit_code != 0:
-        what = f"Command {action.command!r} failed with exit code {seen.exit_code}. "
-        what += f"Here is the output:\n{seen.output!r}"
-        raise NonZeroExitCodeError(f"{action.error_msg}: {what}" if action.error_msg else what)
-    return seen
+        observation.exit_code = None
+    if action.check == "raise" and observation.exit_code != 0:
+        message = f"Command {action.command!r} failed with exit code {observation.exit_code}. "
+        message += f"Here is the output:\n{observation.output!r}"
+        raise NonZeroExitCodeError(f"{action.error_msg}: {message}" if action.error_msg else message)
+    return observation
