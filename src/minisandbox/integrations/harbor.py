@@ -53,20 +53,20 @@ except ImportError as error:
     ) from error
 
 _DISK = 10 * GiB
-"""What a task may write that does not say it: what Harbor's own tasks ask for."""
+"""Storage limit of a task that sets none, as in Harbor's own tasks."""
 _OUTPUT = 16 * MiB
 _FINAL = (BuildError, DockerfileError, ImageRefused, InvalidValue, NotFound)
 _NOT_STARTED = 126
 
 
 class MiniSandboxEnvironment(BaseEnvironment):
-    """One sandbox per trial; separate verifiers get one of their own.
+    """One sandbox per trial, and one per separate verifier.
 
     Args:
         public: what a task with the network ``public`` reaches: ``proxy``, HTTP and HTTPS of every host, through the
             proxy of its own sandbox; or ``host``, the host's own network, with its ports and its loopback.
         allow_private: whether the hosts that the proxy reaches may have private addresses.
-        settings: those of every environment, which Harbor passes by name.
+        settings: the settings of Harbor's base class.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """What Harbor may ask for; it refuses tasks that need more before they start."""
+        """The features that tasks may use. Harbor refuses tasks that need others before they start."""
         return EnvironmentCapabilities(
             disable_internet=True,
             network_allowlist=True,
@@ -100,7 +100,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """Return which resource policies hold: limits, no reservations."""
+        """Return the supported resource policies: limits, no reservations."""
         return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True, fractional_cpus=True)
 
     def _validate_definition(self) -> None:
@@ -139,8 +139,8 @@ class MiniSandboxEnvironment(BaseEnvironment):
             force_build: use the task's Dockerfile even if the task names an image too. Layers in the store are reused.
 
         Raises:
-            SandboxBuildFailedError: the image cannot be had, for a reason that a retry does not change.
-            MiniSandboxError: a registry does not answer, or the sandbox cannot be created.
+            SandboxBuildFailedError: the image cannot be built or pulled, and a retry would not help.
+            MiniSandboxError: a registry does not respond, or the sandbox cannot be created.
         """
         try:
             image = await self._find_image(force_build)
@@ -177,9 +177,9 @@ class MiniSandboxEnvironment(BaseEnvironment):
     def _limits(self) -> Limits:
         """Return the task's limits.
 
-        Files that a trial writes lie in memory and count as such. With the default policy the limit has room for them,
-        since a container's do not; an explicit limit (``--memory-enforcement-policy limit``) is exact. Likewise the
-        default policy for CPUs lets trials run where there are no control groups.
+        A sandbox's files use memory, a container's do not. The default policy therefore adds the storage limit to the
+        memory limit; an explicit limit (``--memory-enforcement-policy limit``) is exact. The default policy for CPUs
+        lets trials run without control groups.
         """
         disk = _DISK if self._effective_storage_mb is None else self._effective_storage_mb * MiB
         memory_mb = self._effective_memory_mb
@@ -207,7 +207,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
             await self._box.stop()
 
     async def attach(self) -> None:
-        """Open a shell in the sandbox, and wait for its end."""
+        """Open a shell in the sandbox, and wait until it exits."""
         argv = [sys.executable, "-m", "minisandbox", "sandbox", "shell", self.sandbox.id]
         await (await asyncio.create_subprocess_exec(*argv)).wait()
 
@@ -216,7 +216,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
         """The sandbox.
 
         Raises:
-            RuntimeError: it was not started.
+            RuntimeError: the environment has not started.
         """
         if self._box is None:
             raise RuntimeError(f"the environment {self.session_id} was not started")
@@ -258,7 +258,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
         return HarborResult(stdout=result.stdout, stderr=result.stderr, return_code=status)
 
     async def _run(self, command: str, *, env: Mapping[str, str] | None, **options: Any) -> ExecResult:
-        """Run a command, passing its output on while it runs where Harbor listens."""
+        """Run a command, and stream its output if Harbor has a callback for it."""
         emit = self._output_callback()
         if emit is None:
             return await self.sandbox.exec(command, env=env, **options)
@@ -291,7 +291,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
         await self.sandbox.files.download(source_path, target)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Merge a directory of the sandbox into one of the host; links out of it and special files are left out."""
+        """Merge a directory of the sandbox into a host directory, without special files and links that leave it."""
         target = Path(target_dir)
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as staging:
@@ -302,7 +302,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
 
 
 def _merge(source: Path, target: Path) -> None:
-    """Move a tree's entries into a directory, replacing files and links there without following them."""
+    """Move a tree's entries into a directory; existing files and links are replaced, never followed."""
     for entry in os.scandir(source):
         destination = target / entry.name
         if not entry.is_dir(follow_symlinks=False):

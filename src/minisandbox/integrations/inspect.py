@@ -72,7 +72,7 @@ class MiniSandboxConfig(SandboxSettings):
     env: dict[str, str] = Field(default_factory=dict)
 
     def __hash__(self) -> int:
-        """Return a hash, since Inspect keeps configurations in a set to initialise equal ones once."""
+        """Return a hash: Inspect puts configurations into a set, to initialise equal ones once."""
         return hash(self.model_dump_json())
 
     @classmethod
@@ -127,7 +127,7 @@ class MiniSandboxProvider(SandboxEnvironment):
     Args:
         box: the sandbox; :meth:`sample_cleanup` stops it.
         user: default user of commands; root if None.
-        output: most bytes of a command's stdout, and of its stderr, that the sandbox keeps.
+        output: maximum bytes of a command's stdout, and of its stderr, that the sandbox records.
     """
 
     def __init__(self, box: AsyncSandbox, *, user: str | None = None, output: int = MiB) -> None:
@@ -343,7 +343,7 @@ class MiniSandboxProvider(SandboxEnvironment):
         """Stop one or all sandboxes of this user's evaluations: ``inspect sandbox cleanup minisandbox [ID]``."""
         for info in await asyncio.to_thread(live_sandboxes, labels=LABELS):
             if id in (None, info.id):
-                with contextlib.suppress(NotFound):  # it has ended already
+                with contextlib.suppress(NotFound):  # it has already stopped
                     await (await AsyncSandbox.attach(info.id)).stop()
 
     @classmethod
@@ -362,7 +362,7 @@ class MiniSandboxProvider(SandboxEnvironment):
 
 
 def _user(user: str | None) -> str | int | None:
-    """Convert a uid in text to a number."""
+    """Convert a uid given as a string to an integer."""
     return int(user) if user is not None and user.isdecimal() else user
 
 
@@ -390,7 +390,7 @@ def _as_inspect_errors(file: str | None = None) -> Iterator[None]:
 
 
 def _check_file(result: ExecResult, file: str) -> None:
-    """Raise a failure of cat as the matching OSError."""
+    """Raise the OSError that matches an error of cat."""
     if result.ok:
         return
     for number in (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR, errno.ENOSPC):

@@ -73,7 +73,7 @@ class SandboxEnvironmentConfig(SandboxSettings):
 
 
 class SandboxEnvironment:
-    """Runs an agent's commands in a sandbox, which ends with this object or with the process.
+    """Runs an agent's commands in a sandbox, which is stopped with this object or at the process's exit.
 
     The sandbox is created at once if the configuration names an image, else by the first command, which must name one.
 
@@ -105,7 +105,7 @@ class SandboxEnvironment:
     def execute(
         self, action: Mapping[str, object], cwd: str = "", *, timeout: float | None = None
     ) -> dict[str, object]:
-        """Run one command, with its stdout and stderr as one text.
+        """Run one command, and return its stdout and stderr as one string.
 
         Args:
             action: has the command to run as ``command``. Without a configured image, the first must be
@@ -130,7 +130,7 @@ class SandboxEnvironment:
         return output
 
     def _bind(self, command: str) -> str:
-        """Create the sandbox that the first command names; return the rest of the command."""
+        """Create the sandbox that the first command names; return the command's remaining lines."""
         first, _, remaining = command.partition("\n")
         verb, _, name = first.strip().partition(" ")
         if verb != BIND or not name.strip():
@@ -212,7 +212,7 @@ class SandboxEnvironment:
 
 
 def _nothing() -> None:
-    """Do nothing, in place of a callback without a sandbox."""
+    """Do nothing: the exit callback while there is no sandbox."""
 
 
 def _write_patch(box: Sandbox, base: str | None, path: Path) -> None:
@@ -233,7 +233,7 @@ def _end(box: Sandbox, write_patch: Callable[[], None]) -> None:
 
 
 def _is_encodable(command: str) -> bool:
-    """Return whether a program can get it as an argument: NUL and unpaired surrogates are impossible."""
+    """Return whether a string can be a program's argument: no NUL, no unpaired surrogates."""
     try:
         return b"\0" not in encoded(command)
     except InvalidValue:

@@ -25,7 +25,7 @@ from minisandbox.tasks import Task, TaskSet, read_recipe
 from minisandbox.types import Limits, Network
 
 TASKS_VARIABLE = "MINISANDBOX_TASKS"
-"""The variable that names the tasks if the configuration does not."""
+"""The environment variable that names the tasks if the configuration does not."""
 HOST = "host"
 
 _LOG = logging.getLogger("minisandbox.integrations")
@@ -116,7 +116,7 @@ class SandboxSettings(BaseModel):
         raise self._unknown(name, store)
 
     def _task_set(self) -> TaskSet:
-        with _LOADING:  # the second caller waits for the first, which may use the network
+        with _LOADING:  # concurrent callers wait: the first may download the tasks
             return _load(
                 self.tasks,
                 form=self.layout,
@@ -174,7 +174,7 @@ _load = functools.lru_cache(maxsize=4)(TaskSet.load)
 
 
 def _match(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate that a name equals, or whose docker image (in lower case) it names."""
+    """Return the candidate with this name, or the one whose docker image has this name (in lower case)."""
     names = list(candidates)
     if name in names:
         return name

@@ -1,7 +1,7 @@
 """SWE-agent's own command line, with ``minisandbox`` among its deployments.
 
-SWE-agent copies SWE-ReX's list of deployments when it is imported, and has no entry point for others. So this module
-adds ours to that list first, and then starts the unchanged SWE-agent in this process.
+SWE-agent copies SWE-ReX's list of deployments on import, and has no entry point for others. This module adds ours to
+the list, then starts the unmodified SWE-agent in this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def launch(arguments: Sequence[str]) -> int:
     """
     register()
     main = _entry()
-    sys.argv = ["sweagent", *arguments]  # the name in its messages
+    sys.argv = ["sweagent", *arguments]  # the program's name in its messages
     try:
         main(list(arguments))
     except Exception:  # noqa: BLE001 - errors of SWE-agent are shown as SWE-agent would show them

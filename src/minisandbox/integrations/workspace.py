@@ -10,7 +10,7 @@ from minisandbox.sandbox import Sandbox
 _SECONDS = 300.0
 # commits the copy, uncommitted changes included, without touching the branch or the index;
 # the .git of a worktree or submodule is a file that points to a host directory, and useless here;
-# submodules and other repositories inside become files: their uncommitted changes would not be in the commit
+# submodules and nested repositories become files: the commit would lack their uncommitted changes
 _BASE = r"""
 set -e
 [ ! -f .git ] || rm .git

@@ -35,7 +35,7 @@ VERSION = "ATIF-v1.8"
 FILE = "agent/trajectory.json"
 """Path of the trajectory below the directory of a trial or step."""
 PATCH = "submission.patch"
-"""Our file next to it: the submission, byte by byte."""
+"""Our file next to the trajectory: the exact bytes of the submission."""
 
 _OURS = "minisandbox"
 _PATTERNS = tuple(f"{levels}{step}{FILE}" for levels in ("", "*/", "*/*/") for step in ("", "steps/*/"))
@@ -120,7 +120,7 @@ def atif_of(trajectory: Trajectory, *, example: Example, tokens: bool = True) ->
 
 
 def _message_steps(trajectory: Trajectory, tokens: bool) -> Iterator[Json]:
-    """Yield a step per message; results of commands belong to the step of the answer that ran them."""
+    """Yield a step per message; results of commands belong to the step of the response that ran them."""
     turn_of = {turn.message: number for number, turn in enumerate(trajectory.turns)}
     sampled = _sampled(trajectory.rows) if tokens else {}
     acted = {step.turn - 1 for step in trajectory.steps}
@@ -204,9 +204,9 @@ def _metrics(turn: TurnRecord, tokens: Tokens | None) -> Json:
 
 
 def _sampled(rows: Sequence[TokenRow]) -> dict[int, Tokens]:
-    """Return the tokens of each turn: a row masks those that its new turns sampled, in their order.
+    """Return the tokens of each turn, by its number. A row's mask has one span per new turn, in order.
 
-    A row is left out if its spans do not tell its turns apart: constrained turns have none.
+    A row is left out if its spans cannot be matched to its turns: constrained turns have no span.
     """
     tokens: dict[int, Tokens] = {}
     seen: set[int] = set()
@@ -265,7 +265,7 @@ def read_atif(path: Path, *, style: str = "") -> Iterator[Example]:
 
     Args:
         path: an ATIF file, or the directory of a Harbor trial, job, or several jobs.
-        style: the style of the answers; detected if empty.
+        style: the style of the responses; detected if empty.
 
     Raises:
         TrajectoryError: a file cannot be read, or is not a trajectory.
@@ -344,7 +344,7 @@ def _example(body: Json, facts: _Facts, *, location: str, name: str, step: str) 
 
 
 def _parsed(steps: list[object], location: str) -> list[atif.Step]:
-    """Parse steps, ignoring unknown fields and the ids: other programs than Harbor count from 0."""
+    """Parse steps. Unknown fields and ids are ignored, since some programs count from 0."""
     model = _models().Step
     try:
         return [
@@ -355,8 +355,8 @@ def _parsed(steps: list[object], location: str) -> list[atif.Step]:
 
 
 def _messages(step: atif.Step) -> Iterator[Message]:
-    """Yield a step's messages. A dispatch without a model is the environment's, not an answer to learn from."""
-    if step.is_copied_context:  # it is in an earlier trajectory
+    """Yield a step's messages. A step without a model call becomes a message of the environment."""
+    if step.is_copied_context:  # an earlier trajectory has this step
         return
     results = step.observation.results if step.observation else []
     text = _text(step.message)
@@ -385,9 +385,9 @@ def _is_sampled(step: atif.Step) -> bool:
 
 
 def _rows(steps: Sequence[atif.Step]) -> tuple[TokenRow, ...]:
-    """Return the rows of a trajectory whose every answer has its tokens; else none.
+    """Return the rows of a trajectory whose every response has its tokens; else none.
 
-    An answer with more or fewer log-probabilities than tokens carries no loss.
+    A response with more or fewer log-probabilities than tokens carries no loss.
     """
     graph = TokenGraph()
     trainable = False

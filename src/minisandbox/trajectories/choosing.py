@@ -12,7 +12,7 @@ from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.reports import StageReport
 
 Refusal = tuple[str, str]
-"""Why an example is dropped: a machine-readable reason, and a detail for people."""
+"""Why an example is dropped: a machine-readable reason, and an explanation."""
 
 SUBMITTED = "submitted"
 _HUNK = re.compile(rb"^(@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@).*$", re.MULTILINE)
@@ -21,12 +21,12 @@ _NOISE = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Rules for collecting rollouts. The default keeps those that submitted, resolved the task, and have no flags.
+    """Rules for collecting rollouts. By default a rollout must have submitted, resolved its task, and have no flags.
 
     Attributes:
         min_reward: the lowest reward; None accepts any rollout, even without a reward.
-        statuses: accepted exit statuses; empty for any. Examples whose source has no status pass.
-        any_flags: also take flagged examples.
+        statuses: accepted exit statuses; empty for any. Examples without an exit status are accepted.
+        any_flags: also accept flagged examples.
         agents: accepted agent names; empty for any.
         models: accepted model names; empty for any.
     """
@@ -61,13 +61,13 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Rules for dropping collected examples; None for no bound.
+    """Rules for dropping collected examples; None for no limit.
 
     Attributes:
-        max_tokens: tokens of the whole conversation.
-        max_chars: characters of all messages.
-        min_turns: fewest answers of the model.
-        max_turns: most answers of the model.
+        max_tokens: maximum number of tokens of the conversation.
+        max_chars: maximum number of characters of all messages together.
+        min_turns: minimum number of model responses.
+        max_turns: maximum number of model responses.
         no_flags: drop flagged examples.
         flags: regular expressions of flag kinds to drop.
         unique: of several examples of a task with the same submission, keep the first.
@@ -98,7 +98,7 @@ class Filter:
 
 
 class Filtering:
-    """Applies a filter, and remembers the submissions that it has seen.
+    """Applies a filter. Remembers submissions to find duplicates.
 
     Args:
         rules: the rules.
@@ -114,7 +114,7 @@ class Filtering:
         """Return why an example is dropped, or None.
 
         Raises:
-            InvalidValue: the rules bound the tokens, and their number is unknown.
+            InvalidValue: the rules limit the tokens, and the example's number of tokens is unknown.
         """
         return self._by_repo(example) or self._by_flags(example) or self._by_length(example) or self._duplicate(example)
 
@@ -187,9 +187,9 @@ def chosen(
 
 
 def normalised(patch: bytes) -> bytes:
-    """Return a patch without details that differ between equal changes.
+    """Normalise a patch, so that equal changes have equal patches.
 
-    These are blob hashes, git's text after a hunk's numbers, line ends, and the order of files.
+    Ignores blob hashes, the context after a hunk's line numbers, line ends, and the order of files.
 
     Args:
         patch: a unified diff.
@@ -215,20 +215,20 @@ def balance(
 ) -> dict[int, Refusal]:
     """Draw at most ``max_per_instance`` examples per task.
 
-    The draw sorts by a hash of the seed and the example's ids, so that it depends neither on the order of the
-    examples nor on other tasks.
+    Examples are sorted by a hash of the seed and their ids. The result does not depend on their order or on other
+    tasks.
 
     Args:
         names: each example's ``instance_id`` and ``traj_id``.
-        max_per_instance: most examples per task.
+        max_per_instance: maximum number of examples per task.
         seed: seed of the draw.
-        total: most examples overall, every task's first before any second; None for no bound.
+        total: maximum number of examples; each task's first comes before any second one. None for no limit.
 
     Returns:
-        The indices in ``names`` that are not drawn, and why.
+        The indices in ``names`` of dropped examples, and why each is dropped.
 
     Raises:
-        InvalidValue: a bound is less than 1.
+        InvalidValue: a limit is less than 1.
     """
     if max_per_instance < 1 or (total is not None and total < 1):
         raise InvalidValue(f"cannot draw {max_per_instance} per task, {total} in all", hint="give 1 or more")
@@ -255,7 +255,7 @@ def _lot(seed: int, instance_id: str, traj_id: str) -> bytes:
 def drawn(
     examples: Iterable[Example], names: Sequence[tuple[str, str]], dropped: Mapping[int, Refusal], report: StageReport
 ) -> Iterator[Example]:
-    """Yield the examples that :func:`balance` has drawn, and update the report.
+    """Yield the examples that :func:`balance` kept, and update the report.
 
     Args:
         examples: the examples, in the order of ``names``.
@@ -287,6 +287,6 @@ def drawn(
 
 
 def table_of(rules: Collect | Filter) -> dict[str, object]:
-    """Return the rules in force, in the form that reports use."""
+    """Return the rules that are set, in a report's format."""
     values = {field.name: getattr(rules, field.name) for field in fields(rules)}
     return {name: value for name, value in values.items() if value is not None and value is not False and value != ()}

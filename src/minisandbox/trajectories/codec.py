@@ -1,7 +1,7 @@
 """Convert frozen dataclasses to JSON and back. Unknown and missing fields are errors.
 
 Covers the types in our schemas: text, numbers, booleans, bytes, None, string enumerations, dataclasses, tuples of one
-type, unions of these, JSON objects, and token rows. Bytes become UTF-8 text; other bytes survive as surrogates
+type, unions of these, JSON objects, and token rows. Bytes become UTF-8 text; invalid bytes become surrogates
 (PEP 383).
 """
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def to_json(value: object) -> object:
-    """Return a value in the form that ``json.dumps`` takes.
+    """Convert a value to what ``json.dumps`` accepts.
 
     Args:
         value: a dataclass or any other value that a schema may hold.
@@ -51,7 +51,7 @@ def to_json(value: object) -> object:
 
 
 def from_json(kind: type[T], value: object, *, location: str) -> T:
-    """Decode JSON to a value of the given type.
+    """Convert decoded JSON to a value of the given type.
 
     Args:
         kind: the dataclass, or another type that a schema may hold.

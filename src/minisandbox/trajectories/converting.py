@@ -33,7 +33,7 @@ class Converter:
         tools: the model's tools, for examples that become tool calls and list no tools.
 
     Attributes:
-        notes: counts worth reporting.
+        notes: counts for the report.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Converter:
             return None
 
     def _results(self, messages: list[Message], calls: tuple[str, ...]) -> Iterator[Message]:
-        """Give the messages between answers the role that the target style has for them."""
+        """Yield the messages between responses, with the roles of the target style."""
         if not self._to.answers_calls or not calls:
             yield from (Message("user", message.content) if message.role == "tool" else message for message in messages)
             return
@@ -106,7 +106,7 @@ class Converter:
             yield Message("tool", message.content, tool_call_id=calls[index]) if index < len(calls) else message
 
     def _prompts(self, messages: tuple[Message, ...], source: str) -> tuple[Message, ...]:
-        """Return the messages before the first answer, adapted."""
+        """Return the messages before the first response, adapted."""
         opening = tuple(itertools.takewhile(lambda message: message.role != "assistant", messages))
         rewrite = self._rewrite or (lambda text, _from, _to: text)
         adapted = tuple(

@@ -24,14 +24,14 @@ _BENCH = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The part of a rollout that training needs.
+    """The part of a rollout that training uses.
 
     Attributes:
         traj_id: a unique id of the rollout.
         instance_id: the task's id.
         attempt: which rollout of the task in its run, from 0.
         messages: the whole conversation.
-        style: how answers express actions: ``text``, ``tool``, ``xml`` or ``ticks``; empty if unknown.
+        style: how responses express actions: ``text``, ``tool``, ``xml`` or ``ticks``; empty if unknown.
         tools: the model's tools, as JSON schemas in OpenAI's format.
         submission: the patch, or None if unknown.
         reward: 1.0 if the submission resolves the task, else 0.0; None if that is unknown, as for an unconfirmed
@@ -40,9 +40,9 @@ class Example:
         flags: findings to review before trusting the reward.
         model: the model's name.
         agent: the agent's name.
-        tokens: length of the longest prompt with its answer, by the engine's count; None if it reported none.
+        tokens: tokens of the longest prompt and its response, as the engine counted them; None if unknown.
         rows: the tokens that were read and sampled, as sequences to train on; empty if unknown.
-        source: the last path component of the run or file that it comes from.
+        source: the name of the run or file that contained it.
     """
 
     traj_id: str
@@ -63,7 +63,7 @@ class Example:
 
     @property
     def turns(self) -> int:
-        """The number of answers of the model."""
+        """The number of responses of the model."""
         return sum(message.role == "assistant" for message in self.messages)
 
     @property
@@ -75,7 +75,7 @@ class Example:
 
     @property
     def repo(self) -> str:
-        """The repository as ``owner/name``, from the instance id; the id itself if that does not name one."""
+        """The repository as ``owner/name``, parsed from the instance id; the id itself if it names no repository."""
         match = _SMITH.fullmatch(self.instance_id) or _BENCH.fullmatch(self.instance_id)
         return self.instance_id if match is None else f"{match['owner']}/{match['name']}"
 
@@ -117,7 +117,7 @@ def example_of(
     Args:
         trajectory: the record.
         source: the run's name.
-        style: how its answers express actions.
+        style: how its responses express actions.
         tools: the model's tools.
     """
     usages = [turn.usage for turn in trajectory.turns]

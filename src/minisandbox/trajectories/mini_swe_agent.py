@@ -23,24 +23,24 @@ _TOOL: Json = {
         },
     },
 }
-"""The tool of every version with tool calls; trajectories do not have it."""
+"""The tool of every version with tool calls; trajectories do not contain its schema."""
 
 
 def is_mini(body: Json) -> bool:
-    """Return whether an object is such a trajectory; before 1.4, only its fields tell."""
+    """Return whether an object is a mini-swe-agent trajectory, by its fields: versions before 1.4 name no format."""
     messages, info = body.get("messages"), body.get("info")
     return isinstance(messages, list) and isinstance(info, Mapping) and "model_stats" in info
 
 
 def example_of_mini(body: Json, *, location: str, source: str, name: str = "", style: str = "") -> Example:
-    """Convert a trajectory to an example, without messages if the agent failed before its first.
+    """Convert a trajectory to an example. It has no messages if the agent failed before the first one.
 
     Args:
         body: the trajectory.
         location: its name in error messages.
         source: the file's or run's name.
         name: the task's id, if the trajectory has none.
-        style: the style of its answers; detected if empty.
+        style: the style of its responses; detected if empty.
 
     Raises:
         TrajectoryError: a message cannot be read.
@@ -67,11 +67,11 @@ def example_of_mini(body: Json, *, location: str, source: str, name: str = "", s
 
 
 def _messages(body: Json, info: Json, location: str) -> tuple[Message, ...]:
-    """Return the messages that the model has read or written: not those that report the agent's end."""
+    """Return the messages that the model read or wrote, without the final one that reports the exit."""
     items = body.get("messages")
     items = [_chat(item) for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
     if items and items[-1].get("role") == "user" and items[-1].get("content") == (info.get("submission") or ""):
-        items.pop()  # version 1 reports the end as the user
+        items.pop()  # version 1 reports the exit in a user message
     items = [item for item in items if item.get("role") != "exit"]
     return messages_of(items, location) if items else ()
 
@@ -109,7 +109,7 @@ def _answer(response: Json) -> Json:
 
 
 def _content(content: object) -> object:
-    """Return a content with its parts of text named as in the chat API."""
+    """Return content whose text parts have the chat API's type."""
     return list(_parts(content)) if isinstance(content, list) else content
 
 

@@ -1,4 +1,4 @@
-"""Rows of published trajectory data sets: conversations and their results, in SWE-smith's layout or a plainer one.
+"""Rows of published trajectory data sets: conversations and their results, in SWE-smith's layout or a subset of it.
 
 The columns are those of SWE-bench/SWE-smith-trajectories: ``messages`` (a list, or JSON text), ``instance_id``,
 ``resolved``, ``model``, ``traj_id``, ``patch``. Only the first is required.
@@ -23,7 +23,7 @@ def example_of_row(values: Mapping[str, object], *, location: str, source: str, 
         values: the row's columns.
         location: the row's name in error messages.
         source: the file's name.
-        style: the style of its answers; detected if empty.
+        style: the style of its responses; detected if empty.
 
     Raises:
         TrajectoryError: the row has no conversation, or one that cannot be read.
@@ -79,12 +79,12 @@ def messages_of(value: object, location: str) -> tuple[Message, ...]:
 
 
 def _plain(message: object) -> object:
-    """Replace SWE-agent's field for a call's id, and Hugging Face's structs and values for JSON text."""
+    """Convert SWE-agent's field for call ids, and Hugging Face's decoded values, to OpenAI's format."""
     if not isinstance(message, Mapping):
         return message
     body = dict(message)
     content = body.get("content")
-    if isinstance(content, Mapping | int | float):  # text that was JSON, in a column of the type JSON of datasets 5
+    if isinstance(content, Mapping | int | float):  # datasets 5 decodes text that looks like JSON in mixed columns
         body["content"] = json.dumps(content, ensure_ascii=False)
     ids = body.get("tool_call_ids")
     if body.get("role") == "tool" and not body.get("tool_call_id") and isinstance(ids, list) and ids:
@@ -102,7 +102,7 @@ def _with_text(call: object) -> object:
     arguments = function.get("arguments")
     if not isinstance(arguments, Mapping):
         return call
-    present = {name: value for name, value in arguments.items() if value is not None}  # structs have every call's keys
+    present = {name: value for name, value in arguments.items() if value is not None}  # structs have all calls' keys
     return {**call, "function": {**function, "arguments": json.dumps(present)}}
 
 
@@ -112,7 +112,7 @@ def reward_of(values: Mapping[str, object]) -> float | None:
         value = values.get(name)
         if isinstance(value, bool | int | float):
             return float(value)
-        if name in values and name == "reward":  # ours, after an infrastructure error or an unconfirmed pass
+        if name in values and name == "reward":  # our null: an infrastructure error or an unconfirmed pass
             return None
     return None
 
@@ -136,6 +136,6 @@ def _text(values: Mapping[str, object], name: str, location: str) -> str:
 
 
 def digest_of(messages: tuple[Message, ...]) -> str:
-    """Return a short hash of a conversation, for the name of a rollout that has none."""
+    """Return a short hash of a conversation, as an id of rollouts without one."""
     text = json.dumps([message.to_json() for message in messages])
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -15,13 +15,13 @@ class StepRecord:
         command: a shell command, or an argument list.
         outcome: ``exited``, ``signaled`` or ``timeout``.
         exit_code: the exit status, or None.
-        signal: the signal that ended it, or None.
-        stdout: the part of its stdout that was kept.
-        stderr: the part of its stderr that was kept.
-        dropped_stdout: bytes of stdout that were dropped.
-        dropped_stderr: bytes of stderr that were dropped.
-        duration: seconds it took.
-        turn: number of model answers before it.
+        signal: the signal that killed it, or None.
+        stdout: the recorded part of its stdout.
+        stderr: the recorded part of its stderr.
+        dropped_stdout: number of bytes of stdout that were dropped.
+        dropped_stderr: number of bytes of stderr that were dropped.
+        duration: its run time in seconds.
+        turn: number of model responses before it.
         began: seconds from the start of the agent's loop to the start of the command.
         stateful: whether it ran in a shell that keeps its state between commands.
     """
@@ -42,13 +42,13 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """One answer of the model.
+    """One response of the model.
 
     Attributes:
-        message: the answer's index in the messages.
+        message: the response's index in the messages.
         began: seconds from the start of the agent's loop to the request.
-        seconds: from the request to the answer, failed tries included.
-        tries: number of requests that it took.
+        seconds: from the request to the response, failed tries included.
+        tries: number of requests, failed ones included.
         usage: tokens used.
         finish_reason: why it ended: ``stop``, ``length``, ``tool_calls``.
         cost: US dollars.
@@ -92,7 +92,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The infrastructure error that kept a rollout from finishing; it says nothing about the agent's work.
+    """The infrastructure error that prevented a rollout from finishing. It does not count against the agent.
 
     Attributes:
         phase: ``image``, ``sandbox``, ``agent``, ``model``, ``patch`` or ``grade``.

@@ -1,4 +1,4 @@
-"""Reports of data stages (collect, filter, balance, export): what each kept, and what it dropped and why."""
+"""Reports of data stages (collect, filter, balance, export): counts, and dropped examples with reasons."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Dropped:
         traj_id: the example's id.
         instance_id: the task's id.
         reason: a machine-readable reason.
-        detail: a short explanation, with the numbers that decided.
-        source: the run or file that it comes from.
+        detail: a short explanation, with the compared numbers.
+        source: the run or file that contained it.
     """
 
     traj_id: str
@@ -37,15 +37,15 @@ class Dropped:
 
 @dataclass(slots=True)
 class StageReport:
-    """Counts of one data stage. They always add up: read = kept + dropped.
+    """Counts of one data stage: read = kept + dropped.
 
     Attributes:
         stage: ``collect``, ``filter``, ``balance`` or ``export``.
-        rules: the options in force.
+        rules: the stage's options.
         read: number of examples read.
         kept: number of examples kept.
         dropped: the dropped examples, in order.
-        notes: counts of anything else worth knowing.
+        notes: other counts, by description.
     """
 
     stage: str

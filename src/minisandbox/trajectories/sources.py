@@ -19,7 +19,7 @@ class Reading:
     """How to interpret files of other programs.
 
     Attributes:
-        style: the style of the answers; detected if empty.
+        style: the style of the responses; detected if empty.
         evaluation: the directory with SWE-agent's ``NAME/report.json``; next to the trajectories if None.
         numbered: whether SWE-agent's file names end in ``_N``, the number of the rollout.
     """

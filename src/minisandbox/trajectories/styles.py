@@ -1,6 +1,6 @@
-"""Styles: the three ways in which answers of SWE-smith's published data sets express tool calls.
+"""Styles: the three ways in which responses of SWE-smith's published data sets express tool calls.
 
-A style parses an answer into a thought and tool calls, and writes an answer from them. The output equals that of
+A style parses a response into a thought and tool calls, and writes a response from them. The output equals that of
 SWE-smith's own transformation (``swesmith.train.traj_mgr.utils``, 0.0.9), byte for byte.
 """
 
@@ -22,7 +22,7 @@ _NUMBERS = ("insert_line", "view_range")
 
 
 class CannotSay(TrajectoryError):
-    """An answer without a readable tool call, or a call that a style cannot express."""
+    """The response has no valid tool call, or the style cannot express one."""
 
     exit_code = 35
 
@@ -44,7 +44,7 @@ class DecodedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """An answer, parsed.
+    """A response, parsed.
 
     Attributes:
         thought: the text around the calls.
@@ -67,7 +67,7 @@ class Style(Protocol):
     answers_calls: bool
 
     def read(self, message: Message) -> ParsedAnswer:
-        """Parse an answer.
+        """Parse a response.
 
         Raises:
             CannotSay: it has no call, or one that cannot be parsed.
@@ -75,7 +75,7 @@ class Style(Protocol):
         ...
 
     def write(self, answer: ParsedAnswer) -> Message:
-        """Write an answer from which :meth:`read` reads the same calls.
+        """Write a response from which :meth:`read` reads the same calls.
 
         Raises:
             CannotSay: the style cannot express it.
@@ -84,7 +84,7 @@ class Style(Protocol):
 
 
 class ToolStyle:
-    """Calls in OpenAI's format, next to the text."""
+    """Tool calls in OpenAI's format, separate from the text."""
 
     name = "tool"
     answers_calls = True
@@ -113,7 +113,7 @@ def _decoded(call: ToolCall) -> DecodedCall:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
-    if not isinstance(arguments, dict) or NO_JSON in arguments:  # malformed here, or marked so in our history
+    if not isinstance(arguments, dict) or NO_JSON in arguments:  # malformed, or marked as malformed in our history
         raise CannotSay(f"the arguments of {call.name[:80]!r} are not a JSON object")
     return DecodedCall(call.name, arguments, call.id)
 
@@ -200,7 +200,7 @@ def _written(call: DecodedCall) -> str:
 
 
 def style_of(messages: Sequence[Message]) -> str:
-    """Detect a conversation's style from its answers; empty if none of them shows one.
+    """Detect a conversation's style from its responses; empty if none of them shows one.
 
     Args:
         messages: the conversation.

@@ -1,4 +1,4 @@
-"""Read ``.traj`` and ``.traj.json`` files of SWE-agent and mini-swe-agent, with what lies next to them.
+"""Read ``.traj`` and ``.traj.json`` files of SWE-agent and mini-swe-agent, and the files next to them.
 
 SWE-agent writes a prediction and a patch next to each trajectory; an evaluation adds a report.
 """
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"(.+)_(\d+)")
 
 
 def has_traj_files(path: Path) -> bool:
-    """Return whether a path is a trajectory file, or a directory with some in it or one level below."""
+    """Return whether a path is a trajectory file, or a directory that contains one, at most one level down."""
     if path.is_dir():
         return any(next(path.glob(f"{level}*{end}"), None) for level in ("", "*/") for end in _ENDINGS)
     return path.name.endswith(_ENDINGS)
@@ -38,9 +38,9 @@ def read_traj_files(
     Args:
         path: a file, or a run's directory.
         evaluation: an evaluation's directory, with ``NAME/report.json``; next to the file if None.
-        numbered: whether names end in ``_N``, the number of the rollout. If not, the prediction names the task, or
-            else the whole name does, since ids may end in numbers themselves.
-        style: the style of the answers; detected if empty.
+        numbered: whether file names end in ``_N``, the number of the rollout. If not, the task's id is the
+            prediction's, or else the file name: ids may end in numbers.
+        style: the style of the responses; detected if empty.
 
     Raises:
         TrajectoryError: a file cannot be read, or is not a trajectory.
@@ -116,7 +116,7 @@ def _reward(
     info: Mapping[str, object],
     prediction: Mapping[str, object],
 ) -> float | None:
-    """Prefer an evaluation's report, as SWE-smith's own collection does."""
+    """Return the reward: of the evaluation's report if there is one, as in SWE-smith, else of the file."""
     report = (file.parent if evaluation is None else evaluation / name) / _REPORT
     if report.is_file():
         body = _object(report)

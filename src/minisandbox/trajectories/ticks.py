@@ -1,7 +1,7 @@
 """The ticks style: a thought, then SWE-agent's command line in a block fenced by three backticks.
 
-SWE-agent builds that line from a tool's signature (``sweagent/tools/commands.py``); for the editor, each missing
-argument leaves a space. Writing follows that exactly; reading accepts more.
+SWE-agent builds that line from a tool's signature (``sweagent/tools/commands.py``). For the editor, each missing
+argument leaves a space. The writer reproduces these spaces; the reader does not need them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EDITOR = "str_replace_editor"
 SUBMIT = "submit"
 _FENCE = re.compile(r"^```(\S*)[ \t]*$", re.MULTILINE)
 _OPTIONS = ("file_text", "view_range", "old_str", "new_str", "insert_line")
-"""In the order of the editor's signature, after the command and the path."""
+"""The editor's options in the order of its signature, where they follow the command and the path."""
 
 
 class TicksStyle:
@@ -53,7 +53,7 @@ class TicksStyle:
         """Return the message, in SWE-smith's layout.
 
         Raises:
-            CannotSay: there are several calls, the tool is unknown, or the result would be read as another call.
+            CannotSay: there are several calls, the tool is unknown, or the result would be parsed as another call.
         """
         if len(answer.calls) != 1:
             raise CannotSay(f"the ticks style allows one action per answer, not {len(answer.calls)}")
@@ -70,7 +70,7 @@ def command_line(call: DecodedCall) -> str:
         call: a call of bash, the editor, or submit.
 
     Raises:
-        CannotSay: the tool is unknown, or the line would be read as another call.
+        CannotSay: the tool is unknown, or the line would be parsed as another call.
     """
     if call.name == BASH:
         line = str(call.arguments.get("command", ""))

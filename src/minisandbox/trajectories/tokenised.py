@@ -1,7 +1,7 @@
 """Tokenised rows for trainers, with a mask of the tokens that carry loss.
 
-Rows hold the engine's own token ids where it reported them. Where only text is known, as in published data sets, a
-tokenizer and its chat template supply the tokens.
+Rows contain the engine's token ids if it reported them. Otherwise, as for published data sets, a tokenizer and its
+chat template produce the tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
         ...
 
     def __call__(self, text: str, **options: bool) -> Mapping[str, Any]:
-        """Return the tokens of a text, and where each lies in it if the tokenizer is fast."""
+        """Return the tokens of a text, with their offsets if the tokenizer is fast."""
         ...
 
     def decode(self, token_ids: object) -> object:
@@ -66,7 +66,7 @@ class TokenisedRow:
 
     @property
     def labels(self) -> list[int]:
-        """The tokens that carry loss, with -100 in place of the others."""
+        """The tokens, with -100 in place of those without loss."""
         return [token if loss else IGNORED for token, loss in zip(self.ids, self.mask, strict=True)]
 
     def to_row(self) -> dict[str, object]:
@@ -84,7 +84,7 @@ class TokenisedRow:
 
 
 def captured_rows(example: Example) -> Iterator[TokenisedRow]:
-    """Return the token rows that an example's engine reported; none if it reported no tokens.
+    """Yield the token rows that the example's engine reported.
 
     Args:
         example: the example.
@@ -98,7 +98,7 @@ def captured_rows(example: Example) -> Iterator[TokenisedRow]:
 def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
     """Tokenise an example's conversation with a chat template.
 
-    An answer's loss covers the text between its prompt and its end. Tokens that the template adds after the answer's
+    A response's loss covers the text between its prompt and its end. Tokens that the template adds after the response's
     end-of-turn token are context.
 
     Args:
@@ -106,8 +106,7 @@ def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
         tokenizer: a ``transformers`` tokenizer with a chat template.
 
     Raises:
-        TrajectoryError: the template is not prefix-preserving: it changes earlier text as the conversation grows, so
-            that no mask is right.
+        TrajectoryError: the template is not prefix-preserving: it changes earlier text as the conversation grows.
         InvalidValue: there is no chat template, or it rejects the conversation.
     """
     text, answers = _answers(example, tokenizer)
@@ -120,14 +119,14 @@ def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
 
 
 def _sampled(tokens: Sequence[int], tokenizer: Tokenizer) -> int:
-    """Return how many tokens of an answer the model sampled: those up to the last special token."""
+    """Return how many tokens of a response the model sampled: those up to the last special token."""
     special = set(tokenizer.all_special_ids)
     ends = [count for count, token in enumerate(tokens, start=1) if token in special]
     return ends[-1] if ends else len(tokens)
 
 
 def _answers(example: Example, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
-    """Return the conversation's text up to its last answer, and where in it each answer starts and ends."""
+    """Return the conversation's text up to its last response, and the start and end of each response in it."""
     conversation, answers = "", []
     messages = [_templated(message) for message in example.messages]
     for number, message in enumerate(example.messages):
@@ -144,18 +143,18 @@ def _answers(example: Example, tokenizer: Tokenizer) -> tuple[str, list[tuple[in
 
 
 def _split(text: str, positions: Sequence[int], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Tokenise a text as a whole, and count the tokens before each of some ascending places in it.
+    """Tokenise a text as a whole, and count the tokens before each position; positions ascend.
 
-    Parts tokenised alone would differ: many tokenizers put a space mark before each text, and some special tokens
-    include the whitespace around them. A token across a place counts as before it.
+    Tokenising parts separately gives other tokens: many tokenizers start each text with a space mark, and some special
+    tokens include the whitespace around them. A token that spans a position counts as before it.
     """
-    if not tokenizer.is_fast:  # it reports no offsets: compare with the tokens of each beginning
+    if not tokenizer.is_fast:  # without offsets, compare with the tokens of each prefix
         ids = _ids(text, tokenizer)
         return ids, [_common(ids, _ids(text[:position], tokenizer)) for position in positions]
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets, counts, count = encoding["offset_mapping"], [], 0
     for position in positions:
-        # the second condition is for spaces: some tokenizers leave them out, so that both offsets are their end
+        # some tokenizers leave out a space, so that both offsets of its token are the space's end
         while count < len(offsets) and (offsets[count][0] < position or offsets[count][1] <= position):
             count += 1
         counts.append(count)
@@ -167,7 +166,7 @@ def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _common(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the length of the common beginning."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (item, other_item) in pairs if item != other_item), min(len(first), len(second)))
 
@@ -198,7 +197,7 @@ def _not_a_beginning(example: Example, number: int, text: str, earlier: str) -> 
 
 
 def _templated(message: Message) -> dict[str, object]:
-    """Return a message in the form that templates expect: arguments decoded."""
+    """Return a message as templates expect it, with decoded arguments."""
     body = message.to_json()
     calls = body.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
@@ -232,7 +231,7 @@ def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
         ) from error
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # its files, the network and the hub raise all kinds
+    except Exception as error:  # its files, the network and the hub raise many classes
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidValue(f"cannot open the tokenizer {name}", reason=reason, hint="name its directory") from error
     if chat_template is not None:
@@ -250,7 +249,7 @@ def count_tokens(example: Example, tokenizer: Tokenizer) -> int:
 
 
 def shown_mask(row: TokenisedRow, tokenizer: Tokenizer | None = None) -> Iterator[str]:
-    """Show a row's mask to people: spans of tokens with and without loss, and their text.
+    """Format a row's mask for printing: spans of tokens with and without loss, and their text.
 
     Args:
         row: the row.

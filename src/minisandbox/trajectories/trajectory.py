@@ -28,22 +28,22 @@ class Trajectory:
         attempt: which rollout of this task it is, from 0.
         agent: the agent's name.
         image: the name of the sandbox's image.
-        image_key: the hash of everything that made the image; empty without an image.
+        image_key: the image's key in the store; empty without an image.
         started: start time, UTC in ISO 8601.
-        minisandbox: the version of MiniSandbox that made it.
+        minisandbox: the version of MiniSandbox that wrote it.
         exit_status: why the agent ended, in SWE-agent's terms.
         detail: a sentence that explains the exit status, if there is more to say.
         steps: the agent's commands.
         submission: the agent's patch, or None if none could be taken.
         grade: the verdict, or None if grading was not reached.
-        failure: the infrastructure error that kept the rollout from finishing, or None.
-        timings: where the time went.
+        failure: the infrastructure error that prevented the rollout from finishing, or None.
+        timings: the duration of each phase.
         model: the model's name; empty for an agent without a model.
         sampling: the sampling parameters.
         configuration: the agent's configuration.
         messages: the whole history.
-        turns: the model's answers, in order.
-        rows: the tokens that were read and sampled, as sequences to train on; their turns are indices of ``turns``.
+        turns: the model's responses, in order.
+        rows: the read and sampled tokens, as sequences to train on; their turns are indices of ``turns``.
             Empty if the engine does not report tokens.
         tries: infrastructure errors of earlier tries of this rollout.
     """
@@ -82,7 +82,7 @@ class Trajectory:
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether all tests passed without confirmation that the submission earned it."""
+        """Whether all tests passed but the pass could not be confirmed."""
         return self.failure is None and self.grade is not None and self.grade.verdict is Verdict.UNCONFIRMED
 
     def reward_or(self, unconfirmed: float | None) -> float | None:

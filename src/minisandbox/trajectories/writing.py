@@ -25,7 +25,7 @@ _BATCH = 64  # a trajectory is about 100 kB: enough rows to be fast, few enough 
 def chat_row(example: Example) -> dict[str, object]:
     """Return an example in SWE-smith's published layout: messages in OpenAI's format, with their origin.
 
-    Bytes that are not UTF-8 and unpaired surrogates become U+FFFD, since readers of such rows accept neither.
+    Invalid UTF-8 and unpaired surrogates become U+FFFD, since readers of these rows reject both.
 
     Args:
         example: the example.
@@ -53,7 +53,7 @@ def _message(message: Message) -> dict[str, object]:
 
 
 def _chat_schema(arrow: Any) -> Any:
-    """Return the types of chat rows: every field that a message may have, empty if unused."""
+    """Return the column types of chat rows, with every field that a message may have."""
     text = arrow.string()
     function = arrow.struct([("name", text), ("arguments", text)])
     call = arrow.struct([("id", text), ("type", text), ("function", function)])
@@ -72,7 +72,7 @@ def _chat_schema(arrow: Any) -> Any:
 
 
 def _plain_schema(arrow: Any) -> Any:
-    """Return the types of chat rows whose messages hold only a role and a text."""
+    """Return the column types of chat rows whose messages have only a role and text."""
     text = arrow.string()
     message = arrow.struct([("role", text), ("content", text)])
     names = ("instance_id", "model", "traj_id", "patch")
@@ -81,7 +81,7 @@ def _plain_schema(arrow: Any) -> Any:
 
 
 def _token_schema(arrow: Any) -> Any:
-    """Return the types of tokenised rows."""
+    """Return the column types of tokenised rows."""
     columns = [
         ("input_ids", arrow.list_(arrow.int32())),
         ("labels", arrow.list_(arrow.int64())),
@@ -103,7 +103,7 @@ _SCHEMAS: Mapping[Kind, Callable[[Any], Any]] = {
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write lines, each with its newline, replacing the file atomically. Returns their number.
+    """Write lines that end in newlines, replacing the file atomically, and return their number.
 
     Raises:
         OSError: the file cannot be written; its earlier content is unchanged.
@@ -116,7 +116,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
 
 
 def write_rows(path: Path, rows: Iterable[Row], kind: Kind) -> int:
-    """Write rows as Parquet or JSON Lines by file suffix, else as a folder of ``datasets``. Returns their number.
+    """Write rows and return their number: Parquet or JSON Lines by file suffix, else a folder of ``datasets``.
 
     Args:
         path: the target. A file is replaced atomically; a folder must be missing or empty.
@@ -153,7 +153,7 @@ def _write_parquet(part: Path, rows: Iterable[Row], kind: Kind, path: Path) -> i
 
 
 def _write_folder(path: Path, rows: Iterable[Row], kind: Kind) -> int:
-    """Go through a Parquet file, which ``datasets`` maps into memory instead of loading all rows."""
+    """Write a folder of ``datasets`` by way of a Parquet file, which ``datasets`` maps into memory."""
     datasets = package("datasets", f"write a folder of the datasets package: {path}")
     shown = datasets.utils.is_progress_bar_enabled()
     datasets.utils.disable_progress_bars()

@@ -65,10 +65,10 @@ def packaged() -> tuple[str, ...]:
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """Split a command line into the options of the file that it names, by dotted key, and the remaining words.
+    """Split a command line into the options of its configuration file, by dotted key, and the other arguments.
 
     Args:
-        arguments: words of SkyRL's command line.
+        arguments: SkyRL's command line.
 
     Raises:
         NotFound: there is no such file.

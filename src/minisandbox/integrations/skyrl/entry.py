@@ -83,7 +83,7 @@ def read_config(arguments: Sequence[str]) -> SandboxTrainConfig:
     """Read the configuration from a command line.
 
     Args:
-        arguments: SkyRL's ``key=value`` words, which override the file named by ``minisandbox.config``.
+        arguments: SkyRL's ``key=value`` arguments, which override the file that ``minisandbox.config`` names.
 
     Raises:
         NotFound: there is no such file.

@@ -38,7 +38,7 @@ class _Request:
 
     tasks: tuple[Task, ...]
     attempts: int
-    names: tuple[Any, ...]  # SkyRL's, task by task
+    names: tuple[Any, ...]  # SkyRL's TrajectoryIDs, grouped by task
 
     @classmethod
     def of(cls, batch: GeneratorInput) -> _Request:
@@ -138,7 +138,7 @@ class SandboxGenerator(GeneratorInterface):
         return cluster.crew(setup, _budgets(options), tries=options.tries, pause=_PAUSE)
 
     def _place(self, metadata: Any) -> Path:
-        """Return a new run directory for a step; an existing one is from an interrupted run with other weights."""
+        """Create a run directory for a step. Existing ones belong to interrupted runs, whose weights differ."""
         phase, step = ("train", 0) if metadata is None else (metadata.training_phase, metadata.global_step or 0)
         base = Path(self._options.out, phase)
         base.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ class SandboxGenerator(GeneratorInterface):
         endings: list[asyncio.Future[None]] = []
 
         def ended(progress: Progress[Summary]) -> None:
-            summary = progress.latest  # routers reserve an engine until the session is finished
+            summary = progress.latest  # a router reserves an engine until the session finishes
             endings.append(
                 asyncio.ensure_future(self._client.finish_session(f"{summary.instance_id}__{summary.attempt}"))
             )
@@ -183,7 +183,7 @@ def sampling_of(params: Mapping[str, object]) -> Sampling:
     """Convert SkyRL's sampling parameters for vLLM to ours.
 
     Args:
-        params: vLLM's sampling parameters. Those that we have no field for are sent to the engine unchanged.
+        params: vLLM's sampling parameters. Parameters without a field of ours are passed to the engine unchanged.
     """
     parameters: dict[str, Any] = dict(params)
     passed = {"min_p": parameters["min_p"]} if parameters.get("min_p") else {}

@@ -1,9 +1,9 @@
 """SkyRL's output of a step's rollouts: rows of exact tokens, in the order of its prompts.
 
-A rollout has one row per end of its history: one, unless its agent forks or summarises (:class:`.TokenGraph`). Over
-all rows each sampled token carries loss once. SkyRL calls such rows steps, and computes a group's baseline from each
-rollout's last row. A rollout with an infrastructure error carries no loss, and gets the mean reward of its group's
-others, so that the baseline depends on them alone.
+A rollout has one row, unless its agent forks or summarises the history (:class:`.TokenGraph`). Each sampled token
+carries loss in exactly one row. SkyRL calls these rows steps, and computes a group's baseline from each rollout's last
+row. A rollout with an infrastructure error carries no loss. It gets the mean reward of the other rollouts in its
+group, so that it does not change the baseline.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Ended:
 
     @property
     def truncated(self) -> bool:
-        """Whether the last answer was cut off, or the context had no space for another."""
+        """Whether the last response was cut off, or the context had no space for another."""
         trajectory = self.trajectory
         return trajectory is not None and (
             EXIT_CONTEXT in trajectory.exit_status
@@ -106,7 +106,7 @@ class _Columns:
 
 
 def output_of(ended: Sequence[Ended], *, pad: int, drop_truncated: bool = False) -> dict[str, object]:
-    """Return a ``GeneratorOutput`` without metrics over all rows, which are in :func:`metrics_of`.
+    """Return a ``GeneratorOutput``. Metrics over all rows are in :func:`metrics_of`.
 
     Args:
         ended: the rollouts, grouped by prompt.
@@ -171,6 +171,6 @@ def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
 
 
 def _parts(row: TokenRow) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Return a row in SkyRL's form: a prompt, and everything from the first token with loss on."""
-    start = max(1, row.prompt_length)  # no earlier token predicts the first one
+    """Split a row as SkyRL does: the prompt, and the tokens from the first one with loss on."""
+    start = max(1, row.prompt_length)  # the first token has no context to be predicted from
     return row.ids[:start].tolist(), row.ids[start:].tolist(), list(row.mask[start:]), row.logprobs[start:].tolist()

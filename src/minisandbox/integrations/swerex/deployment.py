@@ -40,12 +40,12 @@ class MiniSandboxDeploymentConfig(SandboxSettings):
     type: Literal["minisandbox"] = "minisandbox"
 
     def get_deployment(self) -> MiniSandboxDeployment:
-        """Return a deployment that has not started."""
+        """Return a deployment, not yet started."""
         return MiniSandboxDeployment.from_config(self)
 
 
 class MiniSandboxDeployment(AbstractDeployment):
-    """A sandbox as a SWE-ReX deployment. It ends with :meth:`stop`, with this object, or with the process.
+    """A sandbox as a SWE-ReX deployment. It is stopped by :meth:`stop`, with this object, or at the process's exit.
 
     Args:
         logger: the logger; SWE-ReX's own if None.
@@ -74,7 +74,7 @@ class MiniSandboxDeployment(AbstractDeployment):
         return await self._runtime.is_alive(timeout=timeout)
 
     async def start(self) -> None:
-        """Build the image if it is a task's and missing, and create a sandbox; works again after :meth:`stop`.
+        """Create a sandbox; a task's missing image is built first. Works again after :meth:`stop`.
 
         Raises:
             DeploymentStartupError: there is no such image, the build fails, or the sandbox cannot be created.
@@ -137,8 +137,8 @@ class MiniSandboxDeployment(AbstractDeployment):
 async def _alias_base_commit(box: AsyncSandbox, task_image: TaskImage) -> None:
     """Make the sandbox's only commit available under the data set's ``base_commit``.
 
-    SWE-agent checks out ``base_commit``, which the image does not contain, since it has the files but not the history.
-    git-replace(1) substitutes our commit.
+    SWE-agent checks out ``base_commit``. The image contains the files but not the history, so git-replace(1)
+    substitutes our commit.
     """
     base = "" if task_image.task is None else task_image.task.base_commit
     if _COMMIT.fullmatch(base) and base != task_image.image.commit:
@@ -149,8 +149,7 @@ async def _alias_base_commit(box: AsyncSandbox, task_image: TaskImage) -> None:
 def register() -> None:
     """Register ``type: minisandbox`` as a deployment for all programs imported later.
 
-    SWE-ReX has a closed union of configurations and no entry points; programs copy it into their own classes when they
-    are imported.
+    SWE-ReX has a closed union of configurations and no entry points. Programs copy the union when they are imported.
 
     Raises:
         InvalidValue: SWE-agent has been imported already.

@@ -13,14 +13,14 @@ from minisandbox.sandbox import AsyncProcess, AsyncSandbox, AsyncShell
 from minisandbox.types import ExecResult, Terminal
 
 PROMPT = "SHELLPS1PREFIX"
-"""SWE-ReX's name for the pattern seen when bash is back at its prompt."""
+"""SWE-ReX's name for the pattern of bash's prompt."""
 
 _ESCAPES = re.compile(r"\x1B[@-_][0-?]*[ -/]*[@-~]")
 _LEAST_MEANING = 0.05
 _MOST_UNREAD = 1 << 20
-"""Bytes of output searched for patterns: the last ones."""
+"""Number of bytes, at the end of the output, that are searched for patterns."""
 _REST = 4
-"""Pause after a search, as a multiple of its duration, to leave time to others on this event loop."""
+"""Pause after a search, as a multiple of its duration, so that other tasks of the event loop run."""
 
 
 def plain(data: bytes) -> str:
@@ -110,7 +110,7 @@ class Program:
         return BashObservation(output=output.strip(), exit_code=0, expect_string=PROMPT)
 
     async def close(self) -> None:
-        """End the program if it still runs; further calls do nothing."""
+        """Kill the program if it still runs; further calls do nothing."""
         self.ended = True
         await self._process.close()
 

@@ -44,10 +44,10 @@ _MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
 
 
 class MiniSandboxRuntime(AbstractRuntime):
-    """Carries out SWE-ReX's requests in one sandbox. Consecutive event loops may use it.
+    """Executes SWE-ReX's requests in one sandbox. It may be used from one event loop after another.
 
     Args:
-        box: the sandbox; its creator ends it.
+        box: the sandbox; the caller stops it.
         logger: the logger; SWE-ReX's own if None.
     """
 
@@ -184,7 +184,7 @@ class MiniSandboxRuntime(AbstractRuntime):
 
 
 def _argv(command: Command) -> Sequence[str]:
-    """Return the arguments that ``subprocess.run`` would use: a text is a program, or the argument of ``sh -c``."""
+    """Return the arguments that ``subprocess.run`` would use. A string is a program, or the argument of ``sh -c``."""
     arguments = [command.command] if isinstance(command.command, str) else command.command
     argv = ["/bin/sh", "-c", *arguments] if command.shell else arguments
     if command.env is not None:  # replaces the whole environment

@@ -17,11 +17,11 @@ _INTERRUPTED = 130
 
 
 class BashSession:
-    """One stateful bash. Its commands' stdout and stderr are one stream, in the order of writing.
+    """One stateful bash. stdout and stderr are merged into one stream, in the order of writing.
 
     Args:
         box: the sandbox.
-        shell: the shell, just opened.
+        shell: a newly opened shell.
     """
 
     def __init__(self, box: AsyncSandbox, shell: AsyncShell) -> None:
@@ -43,7 +43,7 @@ class BashSession:
     async def source(self, request: CreateBashSessionRequest) -> str:
         """Source files and return their output, including errors about missing files.
 
-        A bash that replaces this one, after a timeout for example, sources them again.
+        If bash is restarted, after a timeout for example, it sources them again.
 
         Raises:
             CommandTimeoutError: sourcing took longer than ``startup_timeout``.
@@ -59,7 +59,7 @@ class BashSession:
         return plain(result.stdout_bytes)
 
     async def run(self, action: BashAction | BashInterruptAction) -> BashObservation:
-        """Carry out one action; raises like :meth:`.MiniSandboxRuntime.run_in_session`."""
+        """Execute one action; raises like :meth:`.MiniSandboxRuntime.run_in_session`."""
         if isinstance(action, BashInterruptAction):
             return await self._interrupt(action)
         if self._program is not None and self._program.ended:
@@ -102,7 +102,7 @@ class BashSession:
             )
 
     async def _interruptible(self, action: BashAction) -> ShellResult | None:
-        """Run a command; return None if another task interrupts it, after which bash still works."""
+        """Run a command; return None if another task interrupts it. bash stays usable."""
         self._left_over, self._interrupted = "", False
         self._running = asyncio.ensure_future(self._run_script(action.command, action.timeout))
         try:
