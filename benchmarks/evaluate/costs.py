@@ -12,7 +12,7 @@ from minisandbox.agents.oracle import apply_command
 from minisandbox.grade import Grade, GradingOptions, Verdict, grade
 from minisandbox.grade.confirm.changeable import changeable_tests
 from minisandbox.grade.judging import SuiteRun
-from minisandbox.grade.submission import Change
+from minisandbox.grade.submission import CodePatch
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image
 from minisandbox.sandbox import Sandbox
@@ -44,7 +44,7 @@ def count_runs(task: Task, image: Image, policy: str) -> tuple[Grade, list[float
     submission, run, seconds = submission_of(task, image), Workspace.run, []
 
     def timed(
-        self: Workspace, change: Change, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()
+        self: Workspace, change: CodePatch, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()
     ) -> SuiteRun:
         start = time.monotonic()
         try:

@@ -15,7 +15,7 @@ from minisandbox.errors import FileAccessError
 from minisandbox.grade import Grade, Verdict
 from minisandbox.grade.grading import grade_in
 from minisandbox.grade.judging import SuiteRun, judge
-from minisandbox.grade.submission import Change, reference_change
+from minisandbox.grade.submission import CodePatch, reference_change
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image
 from minisandbox.sandbox import Sandbox
@@ -75,7 +75,7 @@ class Recorded(Workspace):
     runs: list[SuiteRun] = field(default_factory=list)
     references: list[SuiteRun] = field(default_factory=list)
 
-    def run(self, change: Change, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()) -> SuiteRun:
+    def run(self, change: CodePatch, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()) -> SuiteRun:
         """Run the tests, unless this is the control and there is one already; see :meth:`.Workspace.run`."""
         control = edited is None and not chosen and change == reference_change(self.task)
         if control and self.references:
@@ -148,7 +148,7 @@ def _graded(place: Recorded, variant: str, patch: str, key: str, out: Path) -> C
     began = time.monotonic()
     task = place.task
     if variant in (REFERENCE, EMPTY):
-        run: SuiteRun | None = place.run(reference_change(task) if variant == REFERENCE else Change())
+        run: SuiteRun | None = place.run(reference_change(task) if variant == REFERENCE else CodePatch())
         assert run is not None
         grade = judge(task, run)
     else:

@@ -20,8 +20,8 @@ from tests.adversarial.rewards import (
 
 from minisandbox.agents import ReplayAgent
 from minisandbox.grade import Flag, Reason, Verdict, grade, validate
-from minisandbox.grade.report import Record, Report
-from minisandbox.grade.submission import Change
+from minisandbox.grade.report import Report, ReportLine
+from minisandbox.grade.submission import CodePatch
 from minisandbox.grade.verdict import APPLIED_WITH_FUZZ
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image
@@ -242,9 +242,9 @@ def test_rh21_behaving_only_under_pytest_is_flagged(task: Task, image: Image) ->
 
 
 def test_rh25_a_test_seen_twice_must_pass_twice() -> None:
-    def phases(outcome: str) -> tuple[Record, ...]:
+    def phases(outcome: str) -> tuple[ReportLine, ...]:
         return tuple(
-            Record("t", when, outcome if when == "call" else "passed") for when in ("setup", "call", "teardown")
+            ReportLine("t", when, outcome if when == "call" else "passed") for when in ("setup", "call", "teardown")
         )
 
     assert Report(phases("passed") + phases("passed")).outcomes() == {"t": "passed"}
@@ -328,7 +328,7 @@ def test_no_spelling_of_a_rename_takes_a_protected_file_away(task: Task, image: 
 def test_who_reads_other_files_in_a_patch_than_git_applies_none(task: Task, image: Image) -> None:
     patch = renaming(".coveragerc", "helper.py").encode()
     place = Workspace.of(task, image, files=task.test_files, timeout=60.0)
-    run = place.run(Change(patch, only=frozenset({"helper.py"}), sources=("calc.py",)))
+    run = place.run(CodePatch(patch, only=frozenset({"helper.py"}), sources=("calc.py",)))
     assert run.doubt is not None
     assert run.doubt.reason == Reason.PATCH_INVALID
     assert "git reads other files" in run.doubt.detail

@@ -20,8 +20,8 @@ from minisandbox.grade import GradingOptions, confirmed_share
 from minisandbox.grade.grading import grade_in, grade_own
 from minisandbox.grade.judging import Doubt, SuiteRun
 from minisandbox.grade.options import recorded_policy
-from minisandbox.grade.report import Record, Report
-from minisandbox.grade.submission import Change, reference_change
+from minisandbox.grade.report import Report, ReportLine
+from minisandbox.grade.submission import CodePatch, reference_change
 from minisandbox.grade.verdict import Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace
 from minisandbox.integrations.skyrl.config import SandboxOptions
@@ -71,7 +71,7 @@ class Place:
     patient = Workspace.patient
     reseeded = Workspace.reseeded
 
-    def run(self, change: Change, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()) -> SuiteRun:
+    def run(self, change: CodePatch, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()) -> SuiteRun:
         """As :meth:`.Workspace.run`."""
         who = "untouched" if change.is_empty else "reference" if change.only is None else "submission"
         what = "changed" if edited else "tests"
@@ -97,7 +97,7 @@ def report_of(text: str, add: Callable[[int, int], object], chosen: Sequence[str
             except Exception as error:  # noqa: BLE001 - a test raises what it likes
                 lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
                 places[test_id] = lines[-1] or 0
-            records.append(Record(test_id, "call", "failed" if test_id in places else "passed"))
+            records.append(ReportLine(test_id, "call", "failed" if test_id in places else "passed"))
     return Report(tuple(records), started=True, places=places)
 
 
@@ -193,7 +193,7 @@ def test_a_pass_that_does_not_repeat_is_a_failure(place: Place) -> None:
         if who == "reference" or (what == "tests" and before == 0):
             return None
         tests = [test for test in place.chosen[-1] if test]
-        return SuiteRun(Report(tuple(Record(test, "call", "failed") for test in tests), started=True), None, 1, 0.5)
+        return SuiteRun(Report(tuple(ReportLine(test, "call", "failed") for test in tests), started=True), None, 1, 0.5)
 
     found = graded(replace(place, trouble=wrong_later))
     assert (found.verdict, found.reason) == (Verdict.FAILED, Reason.NOT_REPEATED), found
@@ -204,7 +204,7 @@ def test_a_changed_test_that_fails_elsewhere_is_no_pass(place: Place) -> None:
         if who == "reference" or what == "tests":
             return None
         tests = [test for test in place.chosen[-1] if test]
-        records = tuple(Record(test, "call", "failed") for test in tests)
+        records = tuple(ReportLine(test, "call", "failed") for test in tests)
         return SuiteRun(Report(records, started=True, places=dict.fromkeys(tests, 1)), None, 1, 0.5)
 
     assert graded(replace(place, trouble=elsewhere)).reward != 1.0
@@ -363,7 +363,7 @@ def test_a_reference_that_hangs_once_is_run_again_with_other_hashes(place: Place
     @dataclass(frozen=True)
     class Seeded(Place):
         def run(
-            self, change: Change, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()
+            self, change: CodePatch, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()
         ) -> SuiteRun:
             seeds.append((self.hash_seed, self.timeout))
             return super().run(change, edited, chosen)

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from minisandbox.grade.submission import Change
+from minisandbox.grade.submission import CodePatch
 from minisandbox.grade.testfiles import hidden_files, lay_out
 from minisandbox.grade.verdict import Reason
 from minisandbox.grade.workspace import _apply
@@ -52,7 +52,7 @@ def test_files_outside_of_the_repository_are_no_test_files_of_a_task() -> None:
 
 def test_more_protected_names_than_git_can_be_told_are_a_mistake_of_the_patch() -> None:
     """They were more than a command can have, which counted as a fault of the machine: no reward."""
-    change = Change(b"a patch", leave_out=tuple(f"{'*' * 4000}/{number}/conftest.py" for number in range(200)))
+    change = CodePatch(b"a patch", leave_out=tuple(f"{'*' * 4000}/{number}/conftest.py" for number in range(200)))
     run = _apply(cast("Sandbox", None), change)
     assert run is not None
     assert run.doubt is not None

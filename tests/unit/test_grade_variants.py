@@ -17,9 +17,9 @@ import pytest
 
 from minisandbox.grade.confirm.changeable import Changeable, ChangeableTests, CheckedVariant
 from minisandbox.grade.confirm.collection import mismatches, spelled
-from minisandbox.grade.confirm.draws import Draw, draws, draws_without_copies
+from minisandbox.grade.confirm.draws import VersionDraw, draws, draws_without_copies
 from minisandbox.grade.confirm.editions import Changes, make_edition
-from minisandbox.grade.confirm.edits import Source, apply_edits
+from minisandbox.grade.confirm.edits import PythonSource, apply_edits
 from minisandbox.grade.confirm.literals import other_literals
 from minisandbox.grade.confirm.variants import WEAK, Kind, Variant, variants_of
 from minisandbox.grade.report import Parameters
@@ -216,7 +216,7 @@ def test_an_expectation_is_changed_wherever_it_is_written(text: str, kind: Kind)
     strongest = found(text, test)[0]
     assert strongest.kind is kind
     for content in changed(text, strongest):
-        assert Source.read(content) is not None
+        assert PythonSource.read(content) is not None
         assert content != text.encode()
 
 
@@ -317,7 +317,7 @@ def checked(text: str, tests: list[str], seed: int = 0) -> ChangeableTests:
     )  # fmt: skip
 
 
-def draw(tests: ChangeableTests, seconds: float, dice: random.Random) -> Draw:
+def draw(tests: ChangeableTests, seconds: float, dice: random.Random) -> VersionDraw:
     (drawn,) = draws(tests, seconds, dice)
     return drawn
 

@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskResult:
     """The results of one task.
 
     Attributes:
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             _forget_rollouts(out)
         rows = _check_all([task for task in tasks if task.instance_id in images], builder, out, workers)
     if rows or args.json:
-        _report(Report(tuple(rows), len(tasks), tuple(images.values()), out, time.monotonic() - began), args.json)
+        _report(Quickstart(tuple(rows), len(tasks), tuple(images.values()), out, time.monotonic() - began), args.json)
     raise_failures(builder.failures)
     return exits.NEGATIVE if any(row.problems for row in rows) else exits.OK
 
@@ -133,7 +133,7 @@ def _forget_rollouts(out: Path) -> None:
             shutil.rmtree(out / agent)
 
 
-def _check_all(tasks: Sequence[Task], builder: Builder, out: Path, workers: int) -> list[Row]:
+def _check_all(tasks: Sequence[Task], builder: Builder, out: Path, workers: int) -> list[TaskResult]:
     """Validate the tasks and run the rollouts; a failure in one task does not affect the others."""
     validated = run_validations(
         tasks, builder.image_of, workers=workers, progress=lambda event: show_progress(builder.progress, event, line)
@@ -170,10 +170,12 @@ def _rollouts(tasks: Sequence[Task], agent: Agent, out: Path, builder: Builder, 
     return {summary.instance_id: summary for summary in summaries}
 
 
-def _row(task: Task, builder: Builder, size: ImageSize, validation: Validated, rollouts: Mapping[str, Summary]) -> Row:
+def _row(
+    task: Task, builder: Builder, size: ImageSize, validation: Validated, rollouts: Mapping[str, Summary]
+) -> TaskResult:
     name = task.instance_id
     ready = sorted(summary.timings.sandbox_ready for summary in rollouts.values())
-    return Row(
+    return TaskResult(
         name,
         builder.seconds[name],
         size,
@@ -199,7 +201,7 @@ def _problems(validation: Validated, rollouts: Mapping[str, Summary]) -> Sequenc
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Quickstart:
     """The printed results.
 
     Attributes:
@@ -210,7 +212,7 @@ class Report:
         seconds: the total time.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[TaskResult, ...]
     tasks: int
     images: tuple[Image, ...]
     out: Path
@@ -227,7 +229,7 @@ class Report:
         return sum(summary.resumed for row in self.rows for summary in row.rollouts.values())
 
 
-def _report(report: Report, as_json: bool) -> None:
+def _report(report: Quickstart, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -257,7 +259,7 @@ def _report(report: Report, as_json: bool) -> None:
     put(f"trajectories: {report.out}")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: TaskResult) -> tuple[str, ...]:
     built = human_seconds(row.built_in) if row.built_in else "cached"
     size = human_size(row.size.shared), human_size(row.size.unique)
     verdicts = (row.rollouts[agent].verdict or "none" for agent in _AGENTS)
@@ -265,7 +267,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (row.task, built, *size, human_seconds(row.sandbox_ready), row.validation.status, *verdicts, result)
 
 
-def _plain_row(row: Row) -> dict[str, object]:
+def _plain_row(row: TaskResult) -> dict[str, object]:
     return {
         "instance_id": row.task,
         "built_in": row.built_in,

@@ -15,7 +15,7 @@ from minisandbox.grade.judging import Doubt, SuiteRun, infrastructure_grade, jud
 from minisandbox.grade.options import ALWAYS, NEVER, ONCE, confirmed_share, is_confirmed
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.scan import scan
-from minisandbox.grade.submission import MAX_SUBMISSION, Change, reference_change, screen
+from minisandbox.grade.submission import MAX_SUBMISSION, CodePatch, reference_change, screen
 from minisandbox.grade.verdict import APPLIED_WITH_FUZZ, NOT_CONFIRMED, REPEATED, Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace
 from minisandbox.sandbox.cancellation import Cancellation
@@ -96,10 +96,10 @@ def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, l
     Raises:
         InvalidValue: the task's tests are not pytest's.
     """
-    return grade_own(Change(), Workspace.of(task, image, timeout=timeout, limits=limits), NEVER)
+    return grade_own(CodePatch(), Workspace.of(task, image, timeout=timeout, limits=limits), NEVER)
 
 
-def grade_own(change: Change, workspace: Workspace, confirm: str) -> Grade:
+def grade_own(change: CodePatch, workspace: Workspace, confirm: str) -> Grade:
     """Grade a change of ours in a workspace. Arguments and result as for :func:`grade_reference`."""
     confirmed_share(confirm)
     started = time.monotonic()
@@ -112,7 +112,7 @@ def grade_own(change: Change, workspace: Workspace, confirm: str) -> Grade:
     return replace(verdict, duration=time.monotonic() - started)
 
 
-def _run_of_ours(workspace: Workspace, change: Change) -> tuple[SuiteRun, tuple[Flag, ...]]:
+def _run_of_ours(workspace: Workspace, change: CodePatch) -> tuple[SuiteRun, tuple[Flag, ...]]:
     """Run tests on code of ours; once more, with other string hashes, after a timeout, a kill or lack of memory.
 
     A test of a project can hang by chance, and a loaded machine makes that likelier.
@@ -171,7 +171,7 @@ def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade
         return infrastructure_grade(task, error, flags)
 
 
-def _run_and_judge(workspace: Workspace, change: Change, flags: tuple[Flag, ...], confirm: str) -> Grade:
+def _run_and_judge(workspace: Workspace, change: CodePatch, flags: tuple[Flag, ...], confirm: str) -> Grade:
     """Run the tests; ask the reference about a run that is not believed, and confirm a pass where the policy says so.
 
     A run that may have failed by accident, such as a timeout on a loaded machine, is made again before the submission
@@ -192,7 +192,7 @@ def _run_and_judge(workspace: Workspace, change: Change, flags: tuple[Flag, ...]
     return _confirmed(workspace, change, run, judge(task, run, flags), confirm)
 
 
-def _confirmed(workspace: Workspace, change: Change, run: SuiteRun, graded: Grade, confirm: str) -> Grade:
+def _confirmed(workspace: Workspace, change: CodePatch, run: SuiteRun, graded: Grade, confirm: str) -> Grade:
     """Confirm a pass as the policy says; one that only a log or a script reports has a flag instead."""
     if not graded.resolved:
         return graded
@@ -207,7 +207,7 @@ def _confirmed(workspace: Workspace, change: Change, run: SuiteRun, graded: Grad
     return confirmation.confirm(run, graded)
 
 
-def _run_surely(workspace: Workspace, change: Change) -> SuiteRun:
+def _run_surely(workspace: Workspace, change: CodePatch) -> SuiteRun:
     """Run once more where the sandbox ended: that may have been the host's fault, once, or the tests', twice."""
     for _ in range(2):
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from minisandbox.grade.graders.log import about
 from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.report import PASSED
-from minisandbox.grade.submission import Change, reference_change
+from minisandbox.grade.submission import CodePatch, reference_change
 from minisandbox.grade.verdict import Reason
 from minisandbox.grade.workspace import Workspace
 from minisandbox.tasks import LogGrader, Task, harness
@@ -80,7 +80,7 @@ def measure(
         MiniSandboxError: the sandbox could not be made, or ended.
     """
     workspace = Workspace.of(task, image, files=files, timeout=timeout, limits=limits)
-    run = workspace.run(reference_change(task) if reference else Change())
+    run = workspace.run(reference_change(task) if reference else CodePatch())
     doubt = run.doubt
     return Measurement(
         tuple(_outcomes(task, run).items()),

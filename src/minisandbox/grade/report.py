@@ -20,7 +20,7 @@ _PHASES = frozenset({"setup", "call", "teardown", "subtest", "collect"})
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ReportLine:
     """One line of a report.
 
     Attributes:
@@ -62,7 +62,7 @@ class Report:
         parameters: of each test that has some, by node id.
     """
 
-    records: tuple[Record, ...] = ()
+    records: tuple[ReportLine, ...] = ()
     started: bool = False
     end: End | None = None
     damage: str | None = None
@@ -151,7 +151,7 @@ class _Draft:
         self.places: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
         self.parameters: dict[str, Parameters] = {}
-        self.records: list[Record] = []
+        self.records: list[ReportLine] = []
         self.started = False
         self.end: End | None = None
         self.versions = ""
@@ -183,7 +183,7 @@ class _Draft:
             return self._measure(test, when, value)
         if not self.started or when not in _PHASES:
             return False
-        self.records.append(Record(test, when, value))
+        self.records.append(ReportLine(test, when, value))
         return True
 
     def _measure(self, test: str, when: str, value: str) -> bool:

@@ -45,7 +45,7 @@ wait
 exit $status"""
 
 
-class Kind(enum.Enum):
+class RunnerKind(enum.Enum):
     """Which runner a reporter belongs to, by the file that it is."""
 
     PYTEST = "report_plugin"
@@ -65,14 +65,14 @@ class Reporter:
         module: its name.
     """
 
-    kind: Kind
+    kind: RunnerKind
     directory: str
     module: str
 
     @classmethod
-    def make(cls, kind: Kind) -> Reporter:
+    def make(cls, kind: RunnerKind) -> Reporter:
         """Return one with a random name and place."""
-        module = f"report_{secrets.token_hex(6)}" if kind is Kind.PYTEST else "sitecustomize"
+        module = f"report_{secrets.token_hex(6)}" if kind is RunnerKind.PYTEST else "sitecustomize"
         return cls(kind, f"/run/{secrets.token_hex(6)}", module)
 
     def install(self, box: Sandbox) -> None:
@@ -85,7 +85,7 @@ class Reporter:
             SandboxGone: the sandbox has ended.
         """
         files = {self.kind.value: self.module, "report_lines": f"{self.module}_lines"}
-        if self.kind is Kind.PYTEST:
+        if self.kind is RunnerKind.PYTEST:
             files["early_start"] = "sitecustomize"
             box.files.write_bytes(f"{self.directory}/repository", _repository(box), mode=0o444)
         for source, name in files.items():

@@ -17,7 +17,7 @@ MAX_SUBMISSION = 10 * MiB
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CodePatch:
     """A patch that is to be applied to clean code.
 
     Attributes:
@@ -46,14 +46,14 @@ class Change:
         return not self.patch.strip() or (self.only is not None and not self.only)
 
 
-def reference_change(task: Task) -> Change:
+def reference_change(task: Task) -> CodePatch:
     """Return the task's reference as a change."""
     reference = task.reference
     patch = reference.patch.encode("utf-8", "surrogateescape")
-    return Change(patch, reverse=reference.reverse, script=reference.script)
+    return CodePatch(patch, reverse=reference.reverse, script=reference.script)
 
 
-def screen(submission: bytes, policy: Policy) -> Change:
+def screen(submission: bytes, policy: Policy) -> CodePatch:
     """Decide what of a submission is applied.
 
     Args:
@@ -78,7 +78,7 @@ def screen(submission: bytes, policy: Policy) -> Change:
     if any("\0" in change.path + change.old_path for change in changes):
         raise PatchError("a path in the submission has a NUL character", reason="the patch was edited by hand")
     kinds = {change.path: kind for change in changes if (kind := policy.why_protected(change)) is not None}
-    return Change(
+    return CodePatch(
         submission,
         leave_out=tuple(kinds),
         only=frozenset(change.path for change in changes) - kinds.keys(),

@@ -18,7 +18,7 @@ from minisandbox.grade.graders.script import ScriptRunner, solve
 from minisandbox.grade.judging import Doubt, SuiteRun, log_of
 from minisandbox.grade.names import located
 from minisandbox.grade.startup import task_sandbox
-from minisandbox.grade.submission import Change
+from minisandbox.grade.submission import CodePatch
 from minisandbox.grade.testfiles import HIDDEN, lay_out
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import removed_files
@@ -98,7 +98,7 @@ class Workspace:
         seconds = task.grader.timeout if timeout is None else timeout
         return cls(image, task, chosen, seconds, task.needs.limits(limits), cancellation or Cancellation())
 
-    def run(self, change: Change, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()) -> SuiteRun:
+    def run(self, change: CodePatch, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()) -> SuiteRun:
         """Run the tests on clean code with a change, in a fresh sandbox.
 
         Args:
@@ -129,7 +129,7 @@ class Workspace:
             named = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
             return failed or _unless_changed(box, runner.run(box, chosen), named)
 
-    def _run_script(self, grader: ScriptGrader, change: Change) -> SuiteRun:
+    def _run_script(self, grader: ScriptGrader, change: CodePatch) -> SuiteRun:
         """Run a script; after a solution that is judged by what it leaves, in a sandbox that has nothing else of it."""
         runner = ScriptRunner(grader, self.timeout)
         carries = change.script is not None and grader.mode == "fresh" and grader.carry
@@ -144,7 +144,7 @@ class Workspace:
                 carried.put(clean)
                 return runner.run(clean)
 
-    def misfit(self, change: Change) -> str:
+    def misfit(self, change: CodePatch) -> str:
         """Return why git does not apply a patch with the files that are left out of it, or "".
 
         The benchmarks' harnesses refuse a patch if a hunk does not fit, whichever file it is in. Files that the agent
@@ -203,7 +203,7 @@ def run_as_owner(box: Sandbox, command: Sequence[str], stdin: bytes = b"") -> Ex
     return box.exec(command, stdin=stdin, timeout=_STEP_TIMEOUT, user=0)
 
 
-def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
+def _apply(box: Sandbox, change: CodePatch) -> SuiteRun | None:
     """Apply a change, all or nothing; returns what went wrong, or None."""
     if change.is_empty:
         return None
@@ -218,7 +218,7 @@ def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
     return _unless_other_links(box, change) if doubt is None else SuiteRun.not_run(doubt, log_of(result))
 
 
-def _unless_other_links(box: Sandbox, change: Change) -> SuiteRun | None:
+def _unless_other_links(box: Sandbox, change: CodePatch) -> SuiteRun | None:
     """Refuse a patch after which there are other symbolic links than the policy judged: it need not tell modes."""
     if change.only is None:
         return None
@@ -234,7 +234,7 @@ def _unless_other_links(box: Sandbox, change: Change) -> SuiteRun | None:
     return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, detail), log_of(result))
 
 
-def _unless_same_sources(box: Sandbox, change: Change) -> SuiteRun | None:
+def _unless_same_sources(box: Sandbox, change: CodePatch) -> SuiteRun | None:
     """Refuse a patch of whose files git reads another path from before the change than we did.
 
     What the policy said of a file that is renamed away it said of our reading.
@@ -253,7 +253,7 @@ def _unless_same_sources(box: Sandbox, change: Change) -> SuiteRun | None:
     return None if doubt is None else SuiteRun.not_run(doubt, log_of(result))
 
 
-def _about_patch(result: ExecResult, change: Change) -> Doubt | None:
+def _about_patch(result: ExecResult, change: CodePatch) -> Doubt | None:
     message = _said(result)
     if result.outcome is Outcome.EXITED and result.exit_code in _GIT_REFUSED:
         return Doubt(Reason.PATCH_INVALID, f"the patch does not apply: {message}")

@@ -9,7 +9,7 @@ import pytest
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import Flag, Reason, Verdict, grade, measure, validate
-from minisandbox.grade.submission import Change
+from minisandbox.grade.submission import CodePatch
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image
 from minisandbox.sandbox import Sandbox
@@ -140,7 +140,7 @@ def test_no_new_module_runs_before_the_plugin(smith: Task, smith_image: Image) -
     names = ("runpy", "pluggy", "iniconfig", "argparse", "org", "colorama")
     text = "import sys\nif not any(name.startswith('report_') for name in sys.modules): sys.exit(__name__ + ' runs')"
     modules = "".join(adding(f"{name}.py", text) for name in names)
-    run = Workspace.of(smith, smith_image).run(Change(f"{FIX}{modules}".encode()))
+    run = Workspace.of(smith, smith_image).run(CodePatch(f"{FIX}{modules}".encode()))
     assert run.doubt is None, run.log
     assert set(run.report.outcomes().values()) == {"passed"}
 

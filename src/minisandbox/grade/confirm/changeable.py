@@ -18,13 +18,12 @@ from typing import Any
 
 from minisandbox.errors import SandboxGone
 from minisandbox.grade.confirm.editions import Change, Changes, Edition, Readout, Version, make_edition
-from minisandbox.grade.confirm.edits import Source
+from minisandbox.grade.confirm.edits import PythonSource
 from minisandbox.grade.confirm.variants import WEAK, Kind, Variant, base_of, variants_of
 from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.names import first_words, located
 from minisandbox.grade.report import Report
-from minisandbox.grade.submission import Change as Submission
-from minisandbox.grade.submission import reference_change
+from minisandbox.grade.submission import CodePatch, reference_change
 from minisandbox.grade.testfiles import hidden_files, snapshots_of
 from minisandbox.grade.workspace import Workspace
 from minisandbox.store.disk.durable import write_atomic
@@ -236,7 +235,7 @@ class _Check:
         """Note where the tests fail on the untouched code: a submission that fixes nothing has to cheat there."""
         run = SuiteRun(Report())
         with contextlib.suppress(SandboxGone):
-            run = self._workspace.run(Submission(), {}, tuple(self._names.values()))
+            run = self._workspace.run(CodePatch(), {}, tuple(self._names.values()))
         readout = Readout(run, self._files)
         for test, name in self._names.items():
             items = readout.items(name, test).values()
@@ -308,7 +307,7 @@ class _Check:
     def _line(self, test: str) -> int:
         """Return the line at which a test is defined; 0 if its file cannot be read."""
         path, _, name = test.partition("::")
-        source = Source.read(self._files[path]) if path in self._files else None
+        source = PythonSource.read(self._files[path]) if path in self._files else None
         function = source.function(name) if source else None
         return function.lineno if function else 0
 

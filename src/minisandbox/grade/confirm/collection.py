@@ -9,7 +9,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from minisandbox.grade.confirm.edits import Source, Table
+from minisandbox.grade.confirm.edits import PythonSource, Table
 from minisandbox.grade.report import Parameters
 from minisandbox.tasks import node_id
 
@@ -25,7 +25,7 @@ def mismatches(files: Mapping[str, bytes], collected: Mapping[str, Parameters]) 
         A sentence for each test whose values are in no row of its table, and for each row that is collected more or
         less often than the others. Only tables that are written out count, and of these only literal values.
     """
-    sources: dict[str, Source | None] = {}
+    sources: dict[str, PythonSource | None] = {}
     functions: dict[str, dict[str, Parameters]] = {}
     for test, parameters in collected.items():
         functions.setdefault(node_id(test).partition("[")[0], {})[test] = parameters
@@ -33,7 +33,7 @@ def mismatches(files: Mapping[str, bytes], collected: Mapping[str, Parameters]) 
     for base, tests in functions.items():
         path, _, name = base.partition("::")
         if path not in sources:
-            sources[path] = Source.read(files[path]) if path in files and path.endswith(".py") else None
+            sources[path] = PythonSource.read(files[path]) if path in files and path.endswith(".py") else None
         source = sources[path]
         function = source.function(name) if source else None
         for table in source.tables(function) if source and function else ():

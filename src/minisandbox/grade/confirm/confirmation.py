@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from minisandbox.errors import SandboxGone
 from minisandbox.grade.confirm.changeable import called, changeable_tests, function_names, test_files
 from minisandbox.grade.confirm.collection import mismatches
-from minisandbox.grade.confirm.draws import Draw, draws, draws_without_copies
+from minisandbox.grade.confirm.draws import VersionDraw, draws, draws_without_copies
 from minisandbox.grade.confirm.editions import Edition, Readout, Version, make_edition
 from minisandbox.grade.judging import Doubt, SuiteRun
-from minisandbox.grade.submission import Change, reference_change
+from minisandbox.grade.submission import CodePatch, reference_change
 from minisandbox.grade.verdict import NOT_CONFIRMED, Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace
 
@@ -78,7 +78,7 @@ class Confirmation:
         times: how often it is confirmed, each time with other draws.
     """
 
-    def __init__(self, workspace: Workspace, change: Change, *, thorough: bool = False, times: int = 1) -> None:
+    def __init__(self, workspace: Workspace, change: CodePatch, *, thorough: bool = False, times: int = 1) -> None:
         self._workspace = workspace
         self._change = change
         self._thorough = thorough
@@ -147,7 +147,7 @@ class Confirmation:
             return _unconfirmed(graded, error)
         return graded
 
-    def _try(self, drawn: Draw) -> list[_Finding]:
+    def _try(self, drawn: VersionDraw) -> list[_Finding]:
         """Run one draw; return unchanged tests that failed and that the reference passes.
 
         If a test does not do what it must, two further runs have to be faultless: a submission that guesses, or does
@@ -182,7 +182,7 @@ class Confirmation:
             called(self._workspace.task, version, self._names[version.original]) for version in edition.versions
         )
 
-    def _findings(self, drawn: Draw, edition: Edition, run: SuiteRun | None) -> list[_Finding]:
+    def _findings(self, drawn: VersionDraw, edition: Edition, run: SuiteRun | None) -> list[_Finding]:
         """Return the tests that did not do in a run what they must; none if the run says nothing."""
         if run is None:
             return []
@@ -242,7 +242,7 @@ class Confirmation:
             raise _UnconfirmedError.by_doubt(f"{what}, made with the reference,", run.doubt)
         return run
 
-    def _twice(self, change: Change, edition: Edition, chosen: Sequence[str]) -> SuiteRun:
+    def _twice(self, change: CodePatch, edition: Edition, chosen: Sequence[str]) -> SuiteRun:
         """Run once, and once more if that is not believed; after a timeout with three times the time."""
         run = _run_once(self._workspace, change, edition.files, chosen)
         if run.doubt is None or run.doubt.reason.verdict is Verdict.TAMPERED:
@@ -251,7 +251,7 @@ class Confirmation:
         return _run_once(workspace.reseeded(), change, edition.files, chosen)
 
 
-def _run_once(workspace: Workspace, change: Change, edited: Mapping[str, bytes], chosen: Sequence[str]) -> SuiteRun:
+def _run_once(workspace: Workspace, change: CodePatch, edited: Mapping[str, bytes], chosen: Sequence[str]) -> SuiteRun:
     try:
         return workspace.run(change, edited, chosen)
     except SandboxGone as error:

@@ -30,7 +30,7 @@ _SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class VersionDraw:
     """The versions of tests for one run.
 
     Attributes:
@@ -46,7 +46,7 @@ class Draw:
     definitions: list[Change] = field(default_factory=list)
 
 
-def draws(tests: ChangeableTests, seconds: float, dice: random.Random) -> Iterator[Draw]:
+def draws(tests: ChangeableTests, seconds: float, dice: random.Random) -> Iterator[VersionDraw]:
     """Yield the draws that confirm a pass, each with several versions of every test of which copies can be made.
 
     Of the others some are changed. If there is only one, it is changed in one of two draws.
@@ -61,7 +61,7 @@ def draws(tests: ChangeableTests, seconds: float, dice: random.Random) -> Iterat
     in_place = [number for number, group in enumerate(groups) if group[0].variants and counts[number] < 2]
     some = dice.sample(in_place, dice.randint(1, len(in_place) - 1)) if len(in_place) > 1 else []
     for changed in dice.sample(([], in_place), 2) if len(in_place) == 1 else (some,):
-        drawn = Draw()
+        drawn = VersionDraw()
         for number, group in enumerate(groups):
             if counts[number] > 1:
                 _add(drawn, group, _versions(group[0], counts[number], dice))
@@ -87,7 +87,7 @@ def _counts(groups: Sequence[Sequence[Changeable]], seconds: float, dice: random
     return counts
 
 
-def draws_without_copies(tests: ChangeableTests, dice: random.Random) -> Iterator[Draw]:
+def draws_without_copies(tests: ChangeableTests, dice: random.Random) -> Iterator[VersionDraw]:
     """Yield draws in which every test has one version: first none is changed, then each place of each test in turn.
 
     Args:
@@ -97,7 +97,7 @@ def draws_without_copies(tests: ChangeableTests, dice: random.Random) -> Iterato
     groups = _groups(tests)
     changes = [_changes(group[0], dice)[:_MOST_RUNS] for group in groups]
     for turn in range(-1, max(map(len, changes))):
-        drawn = Draw()
+        drawn = VersionDraw()
         for group, mine in zip(groups, changes, strict=True):
             _add(drawn, group, [_version(group[0], mine[turn % len(mine)] if mine and turn >= 0 else None)])
         yield _with_definitions(drawn, dice)
@@ -167,7 +167,7 @@ def _version(function: Changeable, *changes: Change | None) -> Changes:
     return (*values, *((variant, number) for variant, number in edited if number >= 0 or variant.own))
 
 
-def _with_definitions(drawn: Draw, dice: random.Random) -> Draw:
+def _with_definitions(drawn: VersionDraw, dice: random.Random) -> VersionDraw:
     """Draw the values of definitions among those that the versions have; of one version, its own or another."""
     values: dict[tuple[str, tuple[int, int]], Change] = {}
     for versions in drawn.wanted.values():
@@ -196,7 +196,7 @@ def _lines_until(function: Changeable, checked: CheckedVariant) -> float:
     return min(lines)
 
 
-def _add(drawn: Draw, group: Sequence[Changeable], versions: list[Changes]) -> None:
+def _add(drawn: VersionDraw, group: Sequence[Changeable], versions: list[Changes]) -> None:
     for function in group:
         drawn.wanted[function.test] = versions
         drawn.passing[function.test] = function.passing

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from minisandbox.grade.confirm.edits import Edit, Source, apply_edits
+from minisandbox.grade.confirm.edits import Edit, PythonSource, apply_edits
 from minisandbox.grade.confirm.variants import Variant
 from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.names import first_words
@@ -54,7 +54,7 @@ class Edition:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ItemResult:
     """What became of a test with one set of parameters.
 
     Attributes:
@@ -90,7 +90,7 @@ def make_edition(
     versions: list[Version] = []
     written: dict[int, list[str | None]] = {}
     paths = dict.fromkeys(test.partition("::")[0] for test in requested)
-    sources = {path: Source.read(files[path]) for path in paths if path in files}
+    sources = {path: PythonSource.read(files[path]) for path in paths if path in files}
     used_names = {
         path: {function.name for _, function in source.functions()} for path, source in sources.items() if source
     }
@@ -115,7 +115,7 @@ def make_edition(
     edited = {path: apply_edits(files[path], changes) for path, changes in edits.items()}
     for path, text in edited.items():
         edited[path] = _with_definitions(files[path], text, edits[path], versions, path, definitions)
-    broken = {path for path, text in edited.items() if path.endswith(".py") and not Source.read(text)}
+    broken = {path for path, text in edited.items() if path.endswith(".py") and not PythonSource.read(text)}
     intact = tuple(version for version in versions if version.test.partition("::")[0] not in broken)
     return Edition({path: text for path, text in edited.items() if path not in broken}, intact)
 
@@ -129,7 +129,7 @@ def _with_definitions(
     definitions: Sequence[Change],
 ) -> bytes:
     """Give definitions of a file other values, if no version of a test reads them."""
-    source = Source.read(text)
+    source = PythonSource.read(text)
     if source is None:
         return text
     tests = [version.test.partition("::") for version in versions]
@@ -181,7 +181,7 @@ class Readout:
     def __init__(self, run: SuiteRun, files: Mapping[str, bytes]) -> None:
         self._files = files
         self._seconds = run.report.seconds
-        self._sources: dict[str, Source | None] = {}
+        self._sources: dict[str, PythonSource | None] = {}
         self._functions: dict[str, dict[str, _Result]] = {}
         numbers = _numbered(run.report.parameters)
         for test, outcome in run.report.outcomes().items():
@@ -191,7 +191,7 @@ class Readout:
             for name in first_words({test: outcome}):  # the names that unittest's lists have
                 self._functions.setdefault(name, {"": result})
 
-    def items(self, name: str, test: str) -> dict[str, Item]:
+    def items(self, name: str, test: str) -> dict[str, ItemResult]:
         """Return the items of a function.
 
         Args:
@@ -199,7 +199,7 @@ class Readout:
             test: pytest's id of it, without parameters.
         """
         results = self._functions.get(name, {})
-        return {item: Item(one.outcome, self._place(test, one.line), one.test) for item, one in results.items()}
+        return {item: ItemResult(one.outcome, self._place(test, one.line), one.test) for item, one in results.items()}
 
     def seconds(self, name: str) -> float:
         """Return how long a function's tests took together; 0 for a moment."""
@@ -209,7 +209,7 @@ class Readout:
         """Return a line as a function and the number of lines below its first; "" for the test's own function."""
         path, _, name = test.partition("::")
         if path not in self._sources:
-            self._sources[path] = Source.read(self._files[path]) if path in self._files else None
+            self._sources[path] = PythonSource.read(self._files[path]) if path in self._files else None
         source = self._sources[path]
         function = source.enclosing(line) if source and line else None
         if function is None or line is None:

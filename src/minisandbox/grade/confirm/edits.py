@@ -51,7 +51,7 @@ class Table:
     rows: list[list[ast.expr]]
 
 
-class Source:
+class PythonSource:
     """A test file as bytes and as a tree."""
 
     def __init__(self, content: bytes, tree: ast.Module) -> None:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from minisandbox.grade.confirm.edits import Edit, Function, Source, Table, apply_edits
+from minisandbox.grade.confirm.edits import Edit, Function, PythonSource, Table, apply_edits
 from minisandbox.grade.confirm.literals import literals_in, other_literals, spread
 from minisandbox.grade.confirm.uses import (
     ASSERTS,
@@ -145,13 +145,13 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.R
         For each test, named without parameters, its variants; none if its file cannot be parsed.
     """
     by_test: dict[str, list[Variant]] = {}
-    sources: dict[str, Source | None] = {}
+    sources: dict[str, PythonSource | None] = {}
     shared: dict[str, dict[object, tuple[str, ...]]] = {}
     searches: dict[int, list[Variant]] = {}
     for test in dict.fromkeys(base_of(test) for test in tests):
         path, _, name = test.partition("::")
         if path not in sources:
-            sources[path] = Source.read(files[path]) if path in files and path.endswith(".py") else None
+            sources[path] = PythonSource.read(files[path]) if path in files and path.endswith(".py") else None
         source = sources[path]
         function = source.function(name) if source else None
         if source is None or function is None:
@@ -188,7 +188,7 @@ class _Search:
 
     def __init__(
         self,
-        source: Source,
+        source: PythonSource,
         function: Function,
         path: str,
         dice: random.Random,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from minisandbox.errors import HarnessError
 from minisandbox.grade.judging import NOT_FOUND, Doubt, SuiteRun, doubt_about, log_of
 from minisandbox.grade.report import Report
-from minisandbox.grade.reporter import REPORT_VARIABLE, Kind, Reporter, run_reported
+from minisandbox.grade.reporter import REPORT_VARIABLE, Reporter, RunnerKind, run_reported
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import touched_files
 from minisandbox.sandbox import Sandbox
@@ -51,7 +51,7 @@ class LogRunner:
         self._named = task.FAIL_TO_PASS + task.PASS_TO_PASS
         self._there: frozenset[str] = frozenset()
         self._program = _program(task.grader)
-        self._reporter = Reporter.make(Kind.OTHER if self._program else Kind.PYTEST)
+        self._reporter = Reporter.make(RunnerKind.OTHER if self._program else RunnerKind.PYTEST)
 
     def install(self, box: Sandbox) -> None:
         """Put the reporter into the sandbox, and look at it while nothing of a submission is there.
@@ -188,7 +188,7 @@ _PROGRAM = re.compile(r"(?:^|[\s/])(runtests\.py|bin/test)(?=\s|$)")
 
 
 def _program(grader: LogGrader) -> str:
-    """The name of the program that runs the tests, where the hook of :data:`.Kind.OTHER` watches it."""
+    """The name of the program that runs the tests, where the hook of :data:`.RunnerKind.OTHER` watches it."""
     if grader.reporter != "unittest":
         return ""
     match = _PROGRAM.search(grader.command)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.judging import SuiteRun, doubt_about, log_of
-from minisandbox.grade.reporter import Kind, Reporter, run_reported
+from minisandbox.grade.reporter import Reporter, RunnerKind, run_reported
 from minisandbox.sandbox import Sandbox
 
 _OPTIONS = ("--continue-on-collection-errors",)
@@ -28,7 +28,7 @@ class PytestRunner:
         self._files = tuple(files)
         self._timeout = timeout
         self._hash_seed = hash_seed
-        self._reporter = Reporter.make(Kind.PYTEST)
+        self._reporter = Reporter.make(RunnerKind.PYTEST)
 
     def install(self, box: Sandbox) -> None:
         """Put the plugin into the sandbox; see :meth:`.Reporter.install`."""

@@ -58,7 +58,7 @@ def _line_of(item, call):
     return line
 
 
-class Reporter(object):
+class ReportPlugin(object):
     """Turns pytest's reports into lines."""
 
     def __init__(self, write, written, chosen):
@@ -140,5 +140,5 @@ _writer = None if _setting is None else _lines.make_writer(_setting)
 def pytest_configure(config):
     global _writer
     if _writer is not None:
-        reporter, _writer = Reporter(*_writer), None
+        reporter, _writer = ReportPlugin(*_writer), None
         config.pluginmanager.register(reporter, __name__ + "-reporter")
