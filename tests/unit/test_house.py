@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "syntax": (),
     "certificates": (),
     "index_settings": ("store",),
+    "redaction": (),
     "wheels": (),
     "spec": (),
     "launch": (),
@@ -56,7 +57,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),
 }
 FREE = ("integrations", "cli", "__main__")
-SHARED = ("errors", "types", "patches", "compression", "syntax", "certificates", "index_settings", "wheels")
+SHARED = (
+    "errors", "types", "patches", "compression", "syntax", "certificates", "index_settings", "redaction", "wheels",
+)  # fmt: skip
 WITHOUT_THIRD_PARTY = ("launch", "egress", "host", "store", "sandbox")
 # What Python has itself from 3.14 on; loaded where something is compressed, and only then (docs/dependencies.md).
 BACKPORTS = {"compression": "zstandard"}

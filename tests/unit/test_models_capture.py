@@ -28,8 +28,9 @@ from minisandbox.models.capture.captured import CaptureSession
 from minisandbox.models.capture.proxy import _completions
 from minisandbox.models.endpoint import SESSION_HEADER
 from minisandbox.models.faults import Fault
-from minisandbox.models.refusals import REPEATS_KEY, clean
+from minisandbox.models.refusals import clean
 from minisandbox.models.serving import has_key
+from minisandbox.redaction import REPEATS_KEY
 
 pytestmark = pytest.mark.once
 SECRET = "sk-upstream-secret"

@@ -11,8 +11,9 @@ from tests.unit.model_servers import ASK, KEY, answering, be_impatient, canned, 
 
 from minisandbox.errors import BadAnswer, ModelRefused
 from minisandbox.models.capture import CaptureProxy
-from minisandbox.models.refusals import REPEATS_KEY, clean, without_key
+from minisandbox.models.refusals import clean
 from minisandbox.models.transport import Answer
+from minisandbox.redaction import REPEATS_KEY, redact
 
 SPELT = "".join(f"\\u{ord(sign):04X}" for sign in KEY)
 
@@ -114,7 +115,7 @@ JOINTS = ["\n", "\r\n", " ", "\t", "\0", "\u200b", "\u2028", "|", '", "', " + ",
 @pytest.mark.parametrize("joint", JOINTS, ids=map(ascii, JOINTS))
 def test_pieces_of_which_the_key_can_be_put_together_are_not_told(joint: str, length: int) -> None:
     said = f"bad key {_pieces(joint, length)}!"
-    assert clean(said, KEY) == without_key(json.dumps({"error": said}), KEY) == REPEATS_KEY
+    assert clean(said, KEY) == redact(json.dumps({"error": said}), KEY) == REPEATS_KEY
 
 
 @pytest.mark.parametrize("joint", ["\n", " ", "\u200b"])

@@ -17,15 +17,13 @@ from minisandbox.models.gate import Gate, Turns, spread
 from minisandbox.models.metering import Budget, Meter, Prices
 from minisandbox.models.protocol import Completion, Request, Sampling
 from minisandbox.models.refusals import (
-    REPEATS_KEY,
     Again,
     Failed,
-    answer_repeats_key,
     clean,
-    contains_key,
     error_in,
     failure_of,
 )
+from minisandbox.redaction import REPEATS_KEY, answer_repeats_key, contains_key
 
 if TYPE_CHECKING:
     from minisandbox.models.transport import Answer

@@ -11,22 +11,13 @@ from email.utils import parsedate_to_datetime
 from typing import Literal
 
 from minisandbox.errors import ContextExceeded, ModelError, ModelRefused, ModelUnavailable
+from minisandbox.redaction import SHORTEST_KEY, redact
 
 Again = Literal["often", "seldom", "never"]
 """Whether to retry: ``often`` for transient failures, ``seldom`` for failures that will probably repeat."""
 
 _LONGEST_WORDS = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_SHORTEST_SECRET = 6  # shorter keys are placeholders: "EMPTY", "none"
-_PART = 12  # consecutive characters of a key that count as a leak; servers' own messages show up to 11
-_LONG = 20  # characters of a key that is searched in responses too: models may write shorter ones by chance
-_BEGINNING = 6  # characters of a key at the end of a text that count as a leak, since the text may be truncated
-REPEATS_KEY = "it contains the API key"
-_BACKSLASHES = re.compile(r"\\(?:\\|u005[cC])*+(?:u([0-9a-fA-F]{4}))?")
-_ESCAPED_BLANK = re.compile(r"\\(?:\\|u005[cC])*+([bfnrt])?")  # possessive, as above: linear time
-_BLANKS = bytes([*range(33), 127])
-_SIGNS = bytes(one for one in range(128) if not chr(one).isalnum())
-_HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?$")
 _BY_CODE = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 # vLLM, OpenAI, DeepSeek: "maximum context length is N tokens"; SGLang: "longer than the model's context length";
 # llama.cpp: "exceeds the available context size", and before it had a type for it "context size exceeded";
@@ -83,67 +74,10 @@ class _ErrorText:
 
 def clean(text: str, secret: str = "") -> str:
     """Clean a server's text for an error: one bounded line, without control characters and the key."""
-    if len(secret) >= _SHORTEST_SECRET:
-        text = without_key(text, secret)
+    if len(secret) >= SHORTEST_KEY:
+        text = redact(text, secret)
     line = _CONTROL.sub(" ", text).strip()
     return line if len(line) <= _LONGEST_WORDS else f"{line[:_LONGEST_WORDS]}..."
-
-
-def without_key(text: str, secret: str) -> str:
-    r"""Replace a key by stars; each letter may be escaped as in JSON (``\u0073``, ``\"``), at any depth.
-
-    The number of backslashes is ignored: some of the key's may be missing, and some may stay at its ends. If a part of
-    the key remains, the whole text is replaced: it was cut within the key, or contains it in pieces.
-    """
-    letters = secret.replace("\\", "")
-    if not letters:
-        return text
-    # possessive quantifiers: without them a run of backslashes takes exponential time
-    pattern = r"(?:\\*+u005(?i:c))*".join(rf"\\*+(?:u(?i:{ord(one):04x})|{re.escape(one)})" for one in letters)
-    shown = re.sub(rf"(?<!\\){pattern}", "***", text)
-    letters_shown, key = _letters(_HALF_ESCAPE.sub("", shown)), _letters(secret)
-    beginnings = [key[:length] for length in range(_BEGINNING, min(_PART, len(key)))]
-    ends = any(letters_shown.endswith(one) or f'{one}"' in letters_shown for one in beginnings)
-    return REPEATS_KEY if ends or repeats_key(shown, secret, _PART) or _has_pieces(shown, secret) else shown
-
-
-def repeats_key(text: str, secret: str, least: int) -> bool:
-    """Return whether a text has this many consecutive characters of a key, or the whole key; JSON escapes allowed."""
-    letters, key = _letters(text), _letters(secret)
-    length = min(least, len(key))
-    return length > 0 and any(key[start : start + length] in letters for start in range(len(key) - length + 1))
-
-
-def answer_repeats_key(text: str, secret: str) -> bool:
-    """Return whether a raw response contains the whole of a key too long to be there by chance; escapes allowed."""
-    return len(secret) >= _LONG and repeats_key(text, secret, len(secret))
-
-
-def contains_key(text: str, secret: str) -> bool:
-    """Return whether a text contains a key, or a part of one, that an error must not show."""
-    return len(secret) >= _SHORTEST_SECRET and without_key(text, secret) != text
-
-
-def _has_pieces(text: str, secret: str) -> bool:
-    """Return whether a text contains a part of a key, split up by other characters.
-
-    These are blanks, line ends and non-ASCII characters; for a long key, punctuation too. Short keys are excluded from
-    that because they may consist of ordinary words.
-    """
-    joints = _SIGNS if len(_without(secret, _SIGNS)) >= _LONG else _BLANKS
-    key = _without(secret, joints)
-    # backslash and "n" may be a line end, or an escaped letter of the key
-    readings = (text, _ESCAPED_BLANK.sub(lambda found: " " if found[1] else found[0], text))
-    return len(key) >= _SHORTEST_SECRET and any(repeats_key(_without(one, joints), key, _PART) for one in readings)
-
-
-def _without(text: str, joints: bytes) -> str:
-    return _letters(text).encode("ascii", "ignore").translate(None, joints).decode()
-
-
-def _letters(text: str) -> str:
-    """Return a text with JSON's escapes undone, case-folded."""
-    return _BACKSLASHES.sub(lambda found: chr(int(found[1], 16)) if found[1] else "", text).casefold()
 
 
 def failure_of(

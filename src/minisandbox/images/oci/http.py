@@ -21,6 +21,7 @@ from minisandbox.errors import MiniSandboxError, NotFound, RegistryError
 from minisandbox.images.http_client import ATTEMPTS, Client, retry_after, split_url
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.reference import DOCKER_HUB, Remote
+from minisandbox.redaction import redact
 
 TIMEOUT = 30.0
 """Seconds for a connection, and for each piece of a response."""
@@ -283,7 +284,7 @@ class Connection:
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return ""
         for secret in filter(None, self._secrets):
-            errors = [(code, message.replace(secret, "***")) for code, message in errors]
+            errors = [(code, redact(message, secret)) for code, message in errors]
         text = "; ".join(f"{code}: {message[:120]}" for code, message in errors if _CODE.fullmatch(code))
         return f" ({text})" if text else ""
 

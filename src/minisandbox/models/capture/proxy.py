@@ -21,9 +21,10 @@ from minisandbox.models.dialect import TOKEN_FIELDS, constraint_in, read_answer,
 from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.graph import TokenRow
 from minisandbox.models.protocol import Completion
-from minisandbox.models.refusals import REPEATS_KEY, Failed, answer_repeats_key, error_in, without_key
+from minisandbox.models.refusals import Failed, error_in
 from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_response, has_key, key_of, stream_of
 from minisandbox.models.transport import Answer, Transport
+from minisandbox.redaction import REPEATS_KEY, answer_repeats_key, redact
 
 _LOG = logging.getLogger("minisandbox.models")
 _PREFIX = "ms-"
@@ -221,7 +222,7 @@ class CaptureProxy(HttpServer):
             completions = _completions(answer)
         except BadAnswer as error:
             text = got.body.decode("utf-8", "replace")  # the error may quote a part of it that cuts the key in two
-            shown = str(error) if without_key(text, self._secret) == text else REPEATS_KEY
+            shown = str(error) if redact(text, self._secret) == text else REPEATS_KEY
             raise _refusal(502, f"the engine's answer cannot be captured: {shown}", "upstream_error") from None
         if session.closed:
             raise _refusal(401, "the session was closed", "authentication_error")
@@ -248,7 +249,7 @@ class CaptureProxy(HttpServer):
                 raise _refusal(502, f"the engine answers 200: {REPEATS_KEY}", "upstream_error")
             return body
         status = got.status if got.status >= 400 else error[0] if error else 502
-        shown = without_key(text, self._secret)
+        shown = redact(text, self._secret)
         if not isinstance(body, dict) or shown == REPEATS_KEY:
             raise _refusal(status, f"the engine answers {got.status}: {shown[:2000]}", "upstream_error", got.headers)
         response = web.Response(

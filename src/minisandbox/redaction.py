@@ -1,0 +1,73 @@
+"""Keep secrets, such as API keys, out of errors and records."""
+
+from __future__ import annotations
+
+import re
+
+SHORTEST_KEY = 6  # shorter keys are placeholders: "EMPTY", "none"
+_PART = 12  # consecutive characters of a key that count as a leak; servers' own messages show up to 11
+_LONG = 20  # characters of a key that is searched in responses too: models may write shorter ones by chance
+_BEGINNING = 6  # characters of a key at the end of a text that count as a leak, since the text may be truncated
+REPEATS_KEY = "it contains the API key"
+_BACKSLASHES = re.compile(r"\\(?:\\|u005[cC])*+(?:u([0-9a-fA-F]{4}))?")
+_ESCAPED_BLANK = re.compile(r"\\(?:\\|u005[cC])*+([bfnrt])?")  # possessive, as above: linear time
+_BLANKS = bytes([*range(33), 127])
+_SIGNS = bytes(code for code in range(128) if not chr(code).isalnum())
+_HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?$")
+
+
+def redact(text: str, secret: str) -> str:
+    r"""Replace a secret by stars; each letter may be escaped as in JSON (``\u0073``, ``\"``), at any depth.
+
+    The number of backslashes is ignored, so some may stay at its ends. If a part of the secret remains because the
+    text was truncated or contains it in pieces, the whole text is replaced.
+    """
+    letters = secret.replace("\\", "")
+    if not letters:
+        return text
+    # possessive quantifiers: without them a run of backslashes takes exponential time
+    pattern = r"(?:\\*+u005(?i:c))*".join(rf"\\*+(?:u(?i:{ord(letter):04x})|{re.escape(letter)})" for letter in letters)
+    shown = re.sub(rf"(?<!\\){pattern}", "***", text)
+    letters_shown, key = _letters(_HALF_ESCAPE.sub("", shown)), _letters(secret)
+    beginnings = [key[:length] for length in range(_BEGINNING, min(_PART, len(key)))]
+    ends = any(letters_shown.endswith(start) or f'{start}"' in letters_shown for start in beginnings)
+    return REPEATS_KEY if ends or repeats_key(shown, secret, _PART) or _has_pieces(shown, secret) else shown
+
+
+def repeats_key(text: str, secret: str, count: int) -> bool:
+    """Return whether a text has ``count`` consecutive characters of a key, or the whole key; JSON escapes allowed."""
+    letters, key = _letters(text), _letters(secret)
+    length = min(count, len(key))
+    return length > 0 and any(key[start : start + length] in letters for start in range(len(key) - length + 1))
+
+
+def answer_repeats_key(text: str, secret: str) -> bool:
+    """Return whether a raw response contains the whole of a key too long to be there by chance; escapes allowed."""
+    return len(secret) >= _LONG and repeats_key(text, secret, len(secret))
+
+
+def contains_key(text: str, secret: str) -> bool:
+    """Return whether a text contains a key, or a part of one, that an error must not show."""
+    return len(secret) >= SHORTEST_KEY and redact(text, secret) != text
+
+
+def _has_pieces(text: str, secret: str) -> bool:
+    """Return whether a text contains a part of a key, split up by other characters.
+
+    These are blanks, line ends and non-ASCII characters; for a long key, punctuation too. Short keys are excluded from
+    that because they may consist of ordinary words.
+    """
+    joints = _SIGNS if len(_without(secret, _SIGNS)) >= _LONG else _BLANKS
+    key = _without(secret, joints)
+    # backslash and "n" may be a line end, or an escaped letter of the key
+    readings = (text, _ESCAPED_BLANK.sub(lambda match: " " if match[1] else match[0], text))
+    return len(key) >= SHORTEST_KEY and any(repeats_key(_without(reading, joints), key, _PART) for reading in readings)
+
+
+def _without(text: str, joints: bytes) -> str:
+    return _letters(text).encode("ascii", "ignore").translate(None, joints).decode()
+
+
+def _letters(text: str) -> str:
+    """Return a text with JSON's escapes undone, case-folded."""
+    return _BACKSLASHES.sub(lambda match: chr(int(match[1], 16)) if match[1] else "", text).casefold()
