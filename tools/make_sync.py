@@ -15,10 +15,12 @@ from pathlib import Path
 
 SANDBOX = Path(__file__).resolve().parent.parent / "src" / "minisandbox" / "sandbox"
 NAMES = {
+    "AsyncCaller": "Caller",
     "AsyncFiles": "Files",
     "AsyncIterator": "Iterator",
     "AsyncProcess": "Process",
     "AsyncSandbox": "Sandbox",
+    "AsyncSharedConnection": "SharedConnection",
     "AsyncShell": "Shell",
     "StopAsyncIteration": "StopIteration",
     "__aenter__": "__enter__",

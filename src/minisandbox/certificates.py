@@ -43,13 +43,13 @@ def context() -> ssl.SSLContext:
     """
     path = bundle()
     try:
-        made = ssl.create_default_context()
+        trusting = ssl.create_default_context()
         if path is not None and str(path) != ssl.get_default_verify_paths().cafile:
-            made.load_verify_locations(path)
+            trusting.load_verify_locations(path)
     except ssl.SSLError as error:
         hint = f"name a file of PEM certificates in {VARIABLES[0]}"
         raise HostError(f"cannot read the certificates in {path}", reason=str(error), hint=hint) from None
-    return made
+    return trusting
 
 
 def variables(path: PurePath) -> dict[str, str]:

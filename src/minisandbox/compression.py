@@ -15,7 +15,7 @@ _WINDOW = 1 << 29
 _READ = 1 << 20
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """What compressed bytes are read from."""
 
     def read(self, size: int, /) -> bytes:
@@ -32,7 +32,7 @@ class WindowError(CorruptedError):
 
 @contextmanager
 def compressor(file: IO[bytes], level: int, *, window: int = 0, threads: int = 0) -> Iterator[IO[bytes]]:
-    """A stream whose content is written to a file compressed, with a checksum, as one frame.
+    """Yield a file object; its content is written compressed to a file as one frame with a checksum.
 
     Args:
         file: where to; it stays open.
@@ -58,7 +58,7 @@ class Decompressed:
         every_frame: whether to read all frames of it, not only the first.
     """
 
-    def __init__(self, file: Source, head: bytes = b"", *, every_frame: bool = False) -> None:
+    def __init__(self, file: ByteSource, head: bytes = b"", *, every_frame: bool = False) -> None:
         import zstandard  # noqa: PLC0415 - only those who decompress pay for it
 
         self._error = zstandard.ZstdError
@@ -84,7 +84,7 @@ class Decompressed:
 class _Rest:
     """A stream whose first bytes were read already."""
 
-    def __init__(self, head: bytes, file: Source) -> None:
+    def __init__(self, head: bytes, file: ByteSource) -> None:
         self._head = head
         self._file = file
 

@@ -65,9 +65,9 @@ class MiniSandboxError(Exception):
         return self
 
     def __copy__(self) -> Self:
-        made = type(self).__new__(type(self), *self.args)
-        made.__dict__.update(self.__dict__)
-        return made
+        duplicate = type(self).__new__(type(self), *self.args)
+        duplicate.__dict__.update(self.__dict__)
+        return duplicate
 
     def __str__(self) -> str:
         parts = [self.what]

@@ -96,8 +96,9 @@ def _pip_values(env: Mapping[str, str]) -> dict[str, str]:
             parser.read(path, encoding="utf-8")
         for section in filter(parser.has_section, _SECTIONS):
             values.update({name.replace("_", "-"): value for name, value in parser.items(section)})
-    given = {name[4:].lower().replace("_", "-"): value for name, value in env.items() if name.startswith("PIP_")}
-    return values | given
+    return values | {
+        name[4:].lower().replace("_", "-"): value for name, value in env.items() if name.startswith("PIP_")
+    }
 
 
 def _pip_files(env: Mapping[str, str]) -> Iterator[Path]:
@@ -110,8 +111,8 @@ def _pip_files(env: Mapping[str, str]) -> Iterator[Path]:
     yield Path("/etc/pip.conf")
     if (home := home_directory(env)) is not None:
         yield home / ".pip/pip.conf"
-    if (own := _own_settings(env)) is not None:
-        yield own / "pip/pip.conf"
+    if (config_home := _own_settings(env)) is not None:
+        yield config_home / "pip/pip.conf"
     yield Path(env.get("VIRTUAL_ENV") or sys.prefix) / "pip.conf"
     if chosen:
         yield Path(chosen)
@@ -138,8 +139,8 @@ def _from_pip(values: Mapping[str, str], env: Mapping[str, str]) -> IndexSetting
 
 def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
     """Add uv's indexes; its environment comes before its files."""
-    own = _own_settings(env)
-    files = [Path("/etc/uv/uv.toml")] if own is None else [own / "uv/uv.toml", Path("/etc/uv/uv.toml")]
+    config_home = _own_settings(env)
+    files = [Path("/etc/uv/uv.toml")] if config_home is None else [config_home / "uv/uv.toml", Path("/etc/uv/uv.toml")]
     tables = [_read_toml(path) for path in ([Path(env["UV_CONFIG_FILE"])] if env.get("UV_CONFIG_FILE") else files)]
 
     rows = [row for row in _values(tables, "index") if isinstance(row, dict) and "url" in row]
@@ -159,13 +160,13 @@ def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
 
 
 def _values(tables: list[dict[str, Any]], name: str) -> list[Any]:
-    """What several files say of one setting, which may be one value or a list."""
+    """Return a setting's values from several files; it may be one value or a list."""
     values = [table.get(name) or [] for table in tables]
     return [one for value in values for one in (value if isinstance(value, list) else [value])]
 
 
 def _own_settings(env: Mapping[str, str]) -> Path | None:
-    """The directory of this user's settings (the XDG base directory specification), if there is one."""
+    """Return the directory of this user's settings (the XDG base directory specification), or None."""
     if chosen := env.get("XDG_CONFIG_HOME"):
         return Path(chosen)
     home = home_directory(env)

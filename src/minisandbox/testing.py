@@ -113,7 +113,7 @@ class _FakeCore:
         self.check_alive()
         return Refusals()
 
-    def changes(self, below: PurePosixPath, timeout: float | None, most: int = 0) -> tuple[Change, ...]:  # noqa: ARG002 - few here
+    def changes(self, below: PurePosixPath, timeout: float | None, max_characters: int = 0) -> tuple[Change, ...]:  # noqa: ARG002 - few here
         """Return what is in the workdir, at a path and below it."""
         check_timeout(timeout)
         self.check_alive()

@@ -47,8 +47,8 @@ def make_once(target: Path, make: Callable[[Path], object], *, waiting: Callable
             fcntl.flock(lock, fcntl.LOCK_EX)
         if target.is_dir():
             return target
-        for left in target.parent.glob(f".{target.name}.*"):  # of killed processes: we hold the lock
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in target.parent.glob(f".{target.name}.*"):  # of killed processes: we hold the lock
+            shutil.rmtree(leftover, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
             make(staging)
@@ -59,20 +59,20 @@ def make_once(target: Path, make: Callable[[Path], object], *, waiting: Callable
     return target
 
 
-def fetch_wheels(uv: str, target: Path, wanted: Sequence[str], *, timeout: float) -> None:
+def fetch_wheels(uv: str, target: Path, pins: Sequence[str], *, timeout: float) -> None:
     """Install wheels without their dependencies.
 
     Args:
         uv: the path of uv.
         target: the directory that gets them.
-        wanted: requirements with hashes (``NAME==VERSION --hash=sha256:...``).
+        pins: requirements with hashes (``NAME==VERSION --hash=sha256:...``).
         timeout: seconds that it may take.
 
     Raises:
         subprocess.SubprocessError: a wheel cannot be fetched; see :func:`run_quietly`.
     """
     requirements = target / "requirements.txt"
-    requirements.write_text("\n".join(wanted), encoding="utf-8")
+    requirements.write_text("\n".join(pins), encoding="utf-8")
     settings = host_settings()
     command = [
         uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",

@@ -13,7 +13,7 @@ import pytest
 
 from minisandbox.errors import SandboxCreationError
 from minisandbox.host import doctor, environment, fixes
-from minisandbox.host.doctor import Status
+from minisandbox.host.doctor import CheckStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.kernel("user-namespaces")
@@ -77,7 +77,7 @@ def test_every_feature_is_judged(tmp_path: Path) -> None:
     for check in checks:
         assert check.detail
         assert check.needed_for
-        assert bool(check.fix) == (check.status not in (Status.OK, Status.UNTRIED)), check
+        assert bool(check.fix) == (check.status not in (CheckStatus.OK, CheckStatus.UNTRIED)), check
 
 
 def children() -> str:
@@ -136,9 +136,13 @@ def test_a_real_sandbox_is_the_last_trial(tmp_path: Path) -> None:
     checks = doctor.run_checks(tmp_path, refuse)
     assert asked == [tmp_path]
     found = checks[-2]
-    assert (found.name, found.status, found.detail) == ("real-sandbox", Status.MISSING, "could not name it: refused")
+    assert (found.name, found.status, found.detail) == (
+        "real-sandbox",
+        CheckStatus.MISSING,
+        "could not name it: refused",
+    )
     assert not doctor.is_ready(checks)
-    assert doctor.run_checks(tmp_path, asked.append)[-2].status is Status.OK
+    assert doctor.run_checks(tmp_path, asked.append)[-2].status is CheckStatus.OK
 
 
 def test_without_user_namespaces(tmp_path: Path) -> None:
@@ -193,9 +197,9 @@ def mount_options(path: Path) -> str:
 
 def test_a_store_that_cannot_be_written_is_named() -> None:
     checks = {check.name: check for check in doctor.run_checks(Path("/proc/nowhere"))}
-    assert checks["store"].status is Status.MISSING
+    assert checks["store"].status is CheckStatus.MISSING
     assert "MINISANDBOX_STORE" in checks["store"].fix
-    assert checks["namespaces"].status is Status.OK
+    assert checks["namespaces"].status is CheckStatus.OK
 
 
 def test_no_interpreter_to_try_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import freeze
 from minisandbox.store.collect import collect
 from minisandbox.store.leases import in_use, use_of
-from minisandbox.store.overview import Status, image_rows
+from minisandbox.store.overview import ImageStatus, image_rows
 from minisandbox.store.verify import verify
 
 pytestmark = pytest.mark.kernel
@@ -141,7 +141,7 @@ def test_an_image_behaves_the_same_wherever_it_travels(store: Store, project: Pa
         assert outcome(each, "mine") == before
         assert verify(each, full=True).damaged == ()
         build(PythonRecipe(source=LocalSource(project)), store=each, name="again")
-        assert [row.status for row in image_rows(each)] == [Status.READY, Status.READY]
+        assert [row.status for row in image_rows(each)] == [ImageStatus.READY, ImageStatus.READY]
         assert len(each.layer_keys()) == len(store.layer_keys()), "what was imported is what a build would make"
 
 
@@ -152,7 +152,7 @@ def test_a_damaged_layer_is_built_again_by_its_next_use(store: Store, project: P
     answer.chmod(0o644)
     answer.write_text("wrong!\n")
     assert len(verify(store).damaged) >= 1
-    assert [row.status for row in image_rows(store)] == [Status.BROKEN]
+    assert [row.status for row in image_rows(store)] == [ImageStatus.BROKEN]
     with pytest.raises(NotFound, match="is not in the store"):
         load_image(store, "mine").spec()
     build(recipe, store=store, name="mine")

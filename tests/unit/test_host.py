@@ -26,8 +26,8 @@ from minisandbox.launch.jobs import descendants
 from minisandbox.launch.kernel import cgroups, identity
 
 
-def _record(number: int) -> registry.Record:
-    return registry.Record(f"box-{number}", os.getpid(), "host", time.time(), os.getpid(), "off")
+def _record(number: int) -> registry.OwnerRecord:
+    return registry.OwnerRecord(f"box-{number}", os.getpid(), "host", time.time(), os.getpid(), "off")
 
 
 def test_what_is_no_owners_directory_stands_in_nobodys_way(tmp_path: Path) -> None:

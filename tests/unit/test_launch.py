@@ -23,12 +23,12 @@ from minisandbox.launch import zygote
 from minisandbox.launch.jobs.exec import Capture
 from minisandbox.launch.jobs.frames import Decoder, FrameError, encode
 from minisandbox.sandbox.launcher import Launcher
-from minisandbox.sandbox.plans import Request, make_plan, usual_preparations
+from minisandbox.sandbox.plans import SandboxRequest, make_plan, usual_preparations
 from minisandbox.sandbox.run import SandboxRun
 from minisandbox.types import ImageSpec, Limits, Mount, Network, parse_size
 
 
-def request(**changes: object) -> Request:
+def request(**changes: object) -> SandboxRequest:
     values: dict[str, object] = {
         "image": ImageSpec("i", (Path("/store/one"), Path("/store/two"))),
         "limits": Limits(),
@@ -38,7 +38,7 @@ def request(**changes: object) -> Request:
         "upper": None,
         "writable_usr": True,
     }
-    return Request(**{**values, **changes})  # type: ignore[arg-type]
+    return SandboxRequest(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("writable_usr", [True, False])

@@ -18,7 +18,7 @@ from typing import NoReturn
 import pytest
 
 from minisandbox.egress import proxy
-from minisandbox.egress.rules import Rules, Target, Upstream
+from minisandbox.egress.rules import HostPort, Rules, Upstream
 
 Told = list[str]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -38,9 +38,9 @@ class Recorder(proxy.Reports):
 async def tenant(*hosts: str, private: bool = True, upstream: Upstream = Upstream()) -> AsyncIterator[tuple[int, Told]]:  # noqa: B008 - frozen
     """A proxy for one sandbox: its port, and the refusals that it reports."""
     told: Told = []
-    terms = proxy.Terms(Rules(hosts, private), upstream, unused=3600)
+    terms = proxy.ProxyTerms(Rules(hosts, private), upstream, unused=3600)
     with ThreadPoolExecutor(4) as threads, socket.create_server(("127.0.0.1", 0)) as listener:
-        made = proxy.Proxy(terms, Recorder(told), threads)
+        made = proxy.SandboxProxy(terms, Recorder(told), threads)
         made.serve(listener, lambda: None)
         yield listener.getsockname()[1], told
         asyncio.get_running_loop().remove_reader(listener)
@@ -474,7 +474,7 @@ def test_ipv6() -> None:
 def test_little_waits_to_be_sent_to_a_server_that_does_not_read() -> None:
     """The kernel would keep 4 MB for each connection, which counts to nobody and outlives the sandbox."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        target = Target("127.0.0.1", server.getsockname()[1])
+        target = HostPort("127.0.0.1", server.getsockname()[1])
         with asyncio.run(proxy._connect_any(["127.0.0.1"], target)) as connection:
             sent = 0
             with contextlib.suppress(TimeoutError):

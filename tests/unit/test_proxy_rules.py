@@ -12,10 +12,10 @@ from minisandbox.cli.main import parser
 from minisandbox.egress.rules import (
     MOST_HEAD,
     Hop,
+    HostPort,
+    ProxyRequest,
     RefusedError,
-    Request,
     Rules,
-    Target,
     Upstream,
     answer,
     chunk_size,
@@ -179,8 +179,8 @@ def test_addresses(private: bool) -> None:
 
 def test_this_machines_own_addresses_are_private_ones() -> None:
     with pytest.raises(RefusedError, match="this machine's own"):
-        Rules(("host",)).check_address("1.1.1.1", own=True)
-    Rules(("host",), private=True).check_address("1.1.1.1", own=True)
+        Rules(("host",)).check_address("1.1.1.1", local=True)
+    Rules(("host",), private=True).check_address("1.1.1.1", local=True)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_this_machines_own_addresses_are_private_ones() -> None:
 
 def test_a_tunnel() -> None:
     head = b"CONNECT Packages.example.org:443 HTTP/1.1\r\nHost: other\r\nProxy-Authorization: Basic x"
-    assert parse_request(head) == Request("CONNECT", Target("packages.example.org", 443), "", ())
+    assert parse_request(head) == ProxyRequest("CONNECT", HostPort("packages.example.org", 443), "", ())
 
 
 def test_a_plain_request_is_written_anew() -> None:
@@ -216,7 +216,7 @@ def test_a_plain_request_is_written_anew() -> None:
 )
 def test_paths_and_versions(head: bytes, path: str) -> None:
     request = parse_request(head)
-    assert (request.path, request.target) == (path, Target("h", 80))
+    assert (request.path, request.target) == (path, HostPort("h", 80))
     assert request.head().startswith(f"GET {path} HTTP/{request.version}\r\nHost: h\r\n".encode())
 
 
@@ -308,7 +308,7 @@ def test_the_way_out() -> None:
     )
 
     def way(host: str, port: int = 443, method: str = "CONNECT") -> Hop | None:
-        return upstream.way(Request(method, Target(host, port), "/", ()))
+        return upstream.way(ProxyRequest(method, HostPort(host, port), "/", ()))
 
     assert way("example.org") == Hop("proxy", 3128, "Basic bWU6cEBzcw==")
     assert way("example.org", 80, "GET") == Hop("proxy2", 80, "")
@@ -322,14 +322,14 @@ def test_the_way_out() -> None:
         ("odd", 81),
     ):
         assert way(host, port) is None
-    assert Upstream("http://a", "", "*").way(Request("CONNECT", Target("h", 443), "", ())) is None
+    assert Upstream("http://a", "", "*").way(ProxyRequest("CONNECT", HostPort("h", 443), "", ())) is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1"])
 def test_this_machines_loopback_is_not_the_proxys(host: str) -> None:
     upstream = Upstream("http://a", "http://a", "")
-    assert upstream.way(Request("GET", Target(host, 80), "/", ())) is None
-    assert upstream.way(Request("GET", Target("10.0.0.1", 80), "/", ())) is not None
+    assert upstream.way(ProxyRequest("GET", HostPort(host, 80), "/", ())) is None
+    assert upstream.way(ProxyRequest("GET", HostPort("10.0.0.1", 80), "/", ())) is not None
 
 
 @pytest.mark.parametrize(

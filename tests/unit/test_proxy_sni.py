@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from minisandbox.egress.rules import RefusedError, Rules, Target
+from minisandbox.egress.rules import HostPort, RefusedError, Rules
 from minisandbox.egress.sni import is_complete
 
-A = Target("a.example.org", 443)
+A = HostPort("a.example.org", 443)
 
 
 def server_name(*names: bytes, behind: bytes = b"") -> bytes:
@@ -45,7 +45,7 @@ def test_a_tls_tunnel_asks_for_the_host_that_was_allowed() -> None:
     with pytest.raises(RefusedError, match="asks for"):
         is_complete(client_hello(b"a.example.org\0.b"), A)
     with pytest.raises(RefusedError, match=r"to 192\.0\.2\.7 that asks for b\.example\.org"):
-        is_complete(client_hello(b"b.example.org"), Target("192.0.2.7", 443))  # an address has no name (RFC 6066)
+        is_complete(client_hello(b"b.example.org"), HostPort("192.0.2.7", 443))  # an address has no name (RFC 6066)
 
 
 @pytest.mark.parametrize(
@@ -103,5 +103,5 @@ def test_what_follows_the_first_message_is_not_looked_at() -> None:
 def test_a_port_that_was_named_carries_anything() -> None:
     rules = Rules(("a.example.org", "*.b.org:443", "c.org", "c.org:80", "[2001:db8::1]"))
     asked = [("a.example.org", 443), ("a.example.org", 80), ("x.b.org", 443), ("c.org", 80), ("c.org", 443)]
-    assert [rules.names_port(Target(*one)) for one in asked] == [False, False, True, True, False]
-    assert not rules.names_port(Target("2001:db8::1", 443))
+    assert [rules.names_port(HostPort(*one)) for one in asked] == [False, False, True, True, False]
+    assert not rules.names_port(HostPort("2001:db8::1", 443))

@@ -31,7 +31,7 @@ def short() -> Iterator[Path]:
 
 def run(start: helper_process.Loader, *words: str) -> str:
     done = subprocess.run(
-        [start.words[0], *words], executable=start.program, pass_fds=(start.descriptor,), capture_output=True,
+        [start.arguments[0], *words], executable=start.program, pass_fds=(start.descriptor,), capture_output=True,
         text=True, check=True,
     )  # fmt: skip
     return done.stdout.strip()
@@ -56,7 +56,7 @@ def copied_loader(place: Path) -> str:
 
 def test_what_is_executed_is_a_copy_in_memory() -> None:
     with found(sys.executable) as start:
-        assert run(start, *start.words[1:], "-c", TELL).startswith("/memfd:loader")
+        assert run(start, *start.arguments[1:], "-c", TELL).startswith("/memfd:loader")
 
 
 def test_a_loader_of_the_callers_own_is_copied(short: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_loader_of_the_callers_own_is_copied(short: Path) -> None:
     loader = copied_loader(own).encode()
     asking.write_bytes(Path(REAL).read_bytes().replace(loader, bytes(own).ljust(len(loader), b"\0"), 1))
     with found(str(asking)) as start:
-        assert start.words == (str(own), str(asking))
+        assert start.arguments == (str(own), str(asking))
         assert run(start, REAL, "-c", TELL).startswith("/memfd:loader")
         with open(start.program, "r+b", buffering=0) as copy, pytest.raises(OSError, match="Operation not permitted"):
             copy.write(b"x")
@@ -76,7 +76,7 @@ def test_a_static_program_is_executed_itself(short: Path) -> None:
     static = short / "static"
     copied_loader(static)
     with found(str(static)) as start:
-        assert start.words == (str(static),)
+        assert start.arguments == (str(static),)
         assert run(start, REAL, "-c", "print('here')") == "here"
 
 

@@ -23,7 +23,7 @@ from minisandbox.store import Store, leases, records
 from minisandbox.store.blobs.freezing import freeze
 from minisandbox.store.disk.reading import read_below, read_regular
 from minisandbox.store.entries import NAME, Entry, encode
-from minisandbox.store.overview import Status, image_rows
+from minisandbox.store.overview import ImageStatus, image_rows
 from minisandbox.store.verify import verify
 
 LAYER = f"layers/{key_of('one')}"
@@ -244,7 +244,7 @@ def test_values_that_a_record_cannot_have(store: Store, field: str, value: str) 
     path.write_text("{" + f'"{field}": {value}, ' + path.read_text().replace(f'"{field}":', '"other":').lstrip("{"))
     with pytest.raises(StoreError, match="is damaged"):
         export(store)
-    assert [row.status for row in image_rows(store)] == [Status.BROKEN]
+    assert [row.status for row in image_rows(store)] == [ImageStatus.BROKEN]
 
 
 @pytest.mark.parametrize("field", ["path", "target"])

@@ -39,7 +39,7 @@ def publish(
                 os.utime(path, (MOMENT, MOMENT), follow_symlinks=False)
         return Made(tree)
 
-    store.ensure_layer(key_of(name), parent=parent, step={"name": name}, make=make, beside=beside)
+    store.ensure_layer(key_of(name), parent=parent, step={"name": name}, make=make, stacked_with=beside)
     return store.layer_tree(key_of(name))
 
 

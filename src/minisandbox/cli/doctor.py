@@ -111,5 +111,5 @@ def _print(checks: tuple[doctor.Check, ...], ready: bool) -> None:
     for check in checks:
         if check.fix:
             put(f"\nfix for {check.name}:\n  {check.fix}")
-    blocking = [check.name for check in checks if check.status is doctor.Status.MISSING]
+    blocking = [check.name for check in checks if check.status is doctor.CheckStatus.MISSING]
     put(f"\n{'ready' if ready else 'NOT ready: missing ' + ', '.join(blocking)}")

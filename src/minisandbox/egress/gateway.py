@@ -49,8 +49,8 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # waitpid(2) fails where it is ignored
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
     sc.overwrite_arguments("minisandbox-gateway")
     # proxies parse what sandboxes send: an exploit there must gain nothing
     leave_root()
@@ -60,7 +60,7 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
     gc.collect()
     gc.freeze()  # a collection would copy every page it touches in each child
     sc.trim_memory()
-    _Gateway(connection, controller, most).serve()
+    _Gateway(connection, controller, maximum).serve()
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class _Tenant:
         pid: its proxy; 0 while it has no proxy.
     """
 
-    terms: proxy.Terms
+    terms: proxy.ProxyTerms
     listener: int
     sandbox: int
     reports: proxy.Reports
@@ -107,7 +107,7 @@ class _Gateway:
                 self._watch_listener(self._resting.popleft()[1])
 
     def _timeout(self) -> float | None:
-        """Milliseconds until a listener is watched again."""
+        """Return the milliseconds until a listener is watched again."""
         return max(0.0, self._resting[0][0] - time.monotonic()) * 1000 + 1 if self._resting else None
 
     def _close(self) -> NoReturn:
@@ -150,11 +150,11 @@ class _Gateway:
         with contextlib.suppress(OSError):
             self._connection.send(message["id"].encode())
 
-    def _admit(self, message: dict[str, Any], listener: int, sandbox: int, texts: int, counter: int) -> None:
+    def _admit(self, message: dict[str, Any], listener: int, sandbox: int, reports: int, counter: int) -> None:
         """Serve a sandbox until its first process ends."""
         allowed = rules.Rules(tuple(message["hosts"]), bool(message["private"]))
-        terms = proxy.Terms(allowed, rules.Upstream(*message["upstream"]), float(message["unused"]))
-        tenant = _Tenant(terms, listener, sandbox, proxy.Reports(socket.socket(fileno=texts), counter))
+        terms = proxy.ProxyTerms(allowed, rules.Upstream(*message["upstream"]), float(message["unused"]))
+        tenant = _Tenant(terms, listener, sandbox, proxy.Reports(socket.socket(fileno=reports), counter))
         self._room -= 1
         self._watch(sandbox, lambda _: self._dismiss(tenant))
         self._watch_listener(tenant)

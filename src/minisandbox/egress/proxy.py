@@ -45,7 +45,7 @@ _SECOND = "a second request on the same connection"
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ProxyTerms:
     """What a proxy is to do.
 
     Attributes:
@@ -67,8 +67,8 @@ class Reports:
         counter: eventfd(2).
     """
 
-    def __init__(self, texts: socket.socket, counter: int) -> None:
-        self._texts = texts
+    def __init__(self, messages: socket.socket, counter: int) -> None:
+        self._texts = messages
         self._counter = counter
         self._told = 0
         self._last_told = 0.0
@@ -96,7 +96,7 @@ class Reports:
         os.close(self._counter)
 
 
-def main(terms: Terms, listener: int, reports: Reports, gateway: int) -> NoReturn:
+def main(terms: ProxyTerms, listener: int, reports: Reports, gateway: int) -> NoReturn:
     """Serve one sandbox until the gateway ends this process, or no program has connected for a while.
 
     Args:
@@ -109,29 +109,29 @@ def main(terms: Terms, listener: int, reports: Reports, gateway: int) -> NoRetur
     if os.getppid() == gateway:  # otherwise the gateway ended before the call above
         sc.overwrite_arguments("minisandbox-network")
         _close_all_but({0, 1, 2, listener, *reports.filenos()})
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+        maximum = _MOST_FILES if maximum == resource.RLIM_INFINITY else min(maximum, _MOST_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
         asyncio.run(_serve(terms, listener, reports))
     os._exit(0)
 
 
-def _close_all_but(kept: set[int]) -> None:
+def _close_all_but(keep: set[int]) -> None:
     first = 0
-    for number in sorted(kept):
+    for number in sorted(keep):
         if first < number:
             sc.close_range(first, number - 1)
         first = number + 1
     sc.close_range(first)
 
 
-async def _serve(terms: Terms, listener: int, reports: Reports) -> None:
-    proxy = Proxy(terms, reports, ThreadPoolExecutor(_RESOLVERS))
+async def _serve(terms: ProxyTerms, listener: int, reports: Reports) -> None:
+    proxy = SandboxProxy(terms, reports, ThreadPoolExecutor(_RESOLVERS))
     proxy.serve(socket.socket(fileno=listener), lambda: os._exit(0))
     await asyncio.Event().wait()
 
 
-class Proxy:
+class SandboxProxy:
     """The proxy of one sandbox.
 
     Args:
@@ -140,7 +140,7 @@ class Proxy:
         resolvers: threads that look up names.
     """
 
-    def __init__(self, terms: Terms, reports: Reports, resolvers: ThreadPoolExecutor) -> None:
+    def __init__(self, terms: ProxyTerms, reports: Reports, resolvers: ThreadPoolExecutor) -> None:
         self._terms = terms
         self._allowed = terms.allowed
         self._reports = reports
@@ -202,13 +202,13 @@ class Proxy:
                     await self._carry_out(client, rules.parse_request(head))
             except rules.RefusedError as refused:
                 self._reports.refused(str(refused))
-                await client.answer(_refusal(refused.told))
+                await client.answer(_refusal(refused.public_message))
             except _UnreachableError as error:
                 await client.answer(rules.answer("502", str(error)))
             except OSError:  # a timeout is one
                 client.reset()
 
-    async def _carry_out(self, client: _Peer, request: rules.Request) -> None:
+    async def _carry_out(self, client: _Peer, request: rules.ProxyRequest) -> None:
         self._allowed.check_name(request.target)
         is_tunnel = request.method == "CONNECT"
         if not is_tunnel and request.length is not None and len(client.data) > request.length:
@@ -237,7 +237,7 @@ class Proxy:
             except* OSError:
                 client.reset()
 
-    async def _tunnel(self, client: _Peer, server: _Peer, target: rules.Target) -> None:
+    async def _tunnel(self, client: _Peer, server: _Peer, target: rules.HostPort) -> None:
         """Carry everything both ways until both have closed their sides."""
         await client.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
         if target.port == rules.HTTPS and not self._allowed.names_port(target):
@@ -260,34 +260,34 @@ class Proxy:
 
     # --- the way out -------------------------------------------------------------------------------------------------
 
-    def _hop(self, request: rules.Request) -> rules.Hop | None:
+    def _hop(self, request: rules.ProxyRequest) -> rules.Hop | None:
         """Return the upstream proxy for a request, if any. An address is checked even then."""
         hop = self._terms.upstream.way(request)
         if hop is not None and rules.is_address(request.target.host):
             self._allowed.check_address(request.target.host)
         return hop
 
-    async def _connect(self, target: rules.Target) -> socket.socket:
+    async def _connect(self, target: rules.HostPort) -> socket.socket:
         """Connect to an address that was checked: the name is looked up once."""
         addresses, refused = [], None
         for address in await self._resolve(target.host):
             try:
-                self._allowed.check_address(address, own=_is_own(address))
+                self._allowed.check_address(address, local=_is_own(address))
                 addresses.append(address)
             except rules.RefusedError as error:
                 refused = error
         if refused is not None and not addresses:  # code inside must not learn the host's names for addresses
-            told = f"{target}: its address is refused; the sandbox's owner sees why"
-            raise rules.RefusedError(f"{target}: {refused}", told)
+            message = f"{target}: its address is refused; the sandbox's owner sees why"
+            raise rules.RefusedError(f"{target}: {refused}", message)
         return await _connect_any(addresses, target)
 
-    async def _connect_through(self, hop: rules.Hop, request: rules.Request) -> _Peer:
+    async def _connect_through(self, hop: rules.Hop, request: rules.ProxyRequest) -> _Peer:
         """Connect through an upstream proxy.
 
         With a password, plain requests use CONNECT too: in an error page for a plain request the upstream could repeat
         the password (CVE-2025-62168 of Squid). So could early data after its answer to CONNECT.
         """
-        connection = await _connect_any(await self._resolve(hop.host), rules.Target(hop.host, hop.port))
+        connection = await _connect_any(await self._resolve(hop.host), rules.HostPort(hop.host, hop.port))
         server = _Peer(connection)
         if request.method != "CONNECT" and not hop.authorization:
             return server
@@ -313,13 +313,13 @@ class Proxy:
             return [host]
         await self._resolving.acquire()
         try:
-            found = asyncio.get_running_loop().run_in_executor(self._resolvers, _look_up, host)
+            lookup = asyncio.get_running_loop().run_in_executor(self._resolvers, _look_up, host)
         except RuntimeError:
             self._resolving.release()
             raise _UnreachableError(f"{host}: no thread is left to look it up") from None
-        found.add_done_callback(lambda _: self._resolving.release())  # the thread goes on when we are cancelled
+        lookup.add_done_callback(lambda _: self._resolving.release())  # the thread goes on when we are cancelled
         try:
-            return await asyncio.shield(found)
+            return await asyncio.shield(lookup)
         except OSError as error:
             raise _UnreachableError(f"{host}: {error.strerror}") from None
 
@@ -334,8 +334,8 @@ def _refusal(why: str) -> bytes:
 
 def _look_up(host: str) -> list[str]:
     # bytes: for text Python would load its codec for international names, which are encoded already
-    found = socket.getaddrinfo(host.encode(), None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    results = socket.getaddrinfo(host.encode(), None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in results))
 
 
 def _is_own(address: str) -> bool:
@@ -347,7 +347,7 @@ def _is_own(address: str) -> bool:
     return False
 
 
-async def _connect_any(addresses: list[str], target: rules.Target) -> socket.socket:
+async def _connect_any(addresses: list[str], target: rules.HostPort) -> socket.socket:
     """Connect to the first address that answers; each has its share of the time."""
     why = "no address"
     for number, address in enumerate(addresses):

@@ -74,12 +74,12 @@ class RefusedError(Exception):
         told: the part that code inside may read; "" for all of it.
     """
 
-    def __init__(self, why: str, told: str = "") -> None:
+    def __init__(self, why: str, public_message: str = "") -> None:
         super().__init__(why)
-        self.told = told or why
+        self.public_message = public_message or why
 
 
-class Target(NamedTuple):
+class HostPort(NamedTuple):
     """Where a request goes.
 
     Attributes:
@@ -94,7 +94,7 @@ class Target(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_authority(text: str, default_port: int | None = None) -> Target:
+def parse_authority(text: str, default_port: int | None = None) -> HostPort:
     """Read ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``.
 
     Raises:
@@ -104,7 +104,7 @@ def parse_authority(text: str, default_port: int | None = None) -> Target:
     port = int(match[2]) if match and match[2] else default_port
     if match is None or port is None or not 1 <= port <= 0xFFFF:
         raise RefusedError(f"{shown(text)} does not name a host and a port")
-    return Target(_host(match[1]), port)
+    return HostPort(_host(match[1]), port)
 
 
 def _host(text: str) -> str:
@@ -146,7 +146,7 @@ class Rules:
     hosts: tuple[str, ...]
     private: bool = False
 
-    def check_name(self, target: Target) -> None:
+    def check_name(self, target: HostPort) -> None:
         """Refuse a target that no pattern names.
 
         Raises:
@@ -155,22 +155,22 @@ class Rules:
         if not any(_fits(pattern, target) for pattern in self.hosts):
             raise RefusedError(f"{target} is not on this sandbox's allow-list")
 
-    def names_port(self, target: Target) -> bool:
+    def names_port(self, target: HostPort) -> bool:
         """Return whether a pattern that allows a target names its port: its tunnels then carry any protocol."""
         return any(_names_port(pattern) and _fits(pattern, target) for pattern in self.hosts)
 
-    def check_address(self, address: str, *, own: bool = False) -> None:
+    def check_address(self, address: str, *, local: bool = False) -> None:
         """Refuse an address that is not a public one, or not one that was opted in to.
 
         Args:
             address: the address, as text.
-            own: whether it is one of this machine's own.
+            local: whether it is one of this machine's own.
 
         Raises:
             RefusedError: it is of a special kind.
         """
         kind, never = _kind(ipaddress.ip_address(address))
-        if not kind and own:
+        if not kind and local:
             kind = "this machine's own"
         if never or (kind and not self.private):
             hint = "" if never else "; Network.allow(..., private=True) would permit it"
@@ -181,7 +181,7 @@ def _names_port(pattern: str) -> bool:
     return not pattern.endswith("]") and ":" in pattern
 
 
-def _fits(pattern: str, target: Target) -> bool:
+def _fits(pattern: str, target: HostPort) -> bool:
     name, port = pattern, ""
     if _names_port(pattern):
         name, _, port = pattern.rpartition(":")
@@ -218,7 +218,7 @@ def _kind(address: _Address) -> tuple[str, bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProxyRequest:
     """The head of a request.
 
     Attributes:
@@ -231,7 +231,7 @@ class Request:
     """
 
     method: str
-    target: Target
+    target: HostPort
     path: str
     fields: tuple[tuple[str, str], ...]
     length: int | None = 0
@@ -252,7 +252,7 @@ class Request:
         return "\r\n".join((*lines, "Connection: close", "", "")).encode("latin-1")
 
 
-def parse_request(head: bytes) -> Request:
+def parse_request(head: bytes) -> ProxyRequest:
     """Read a request's head.
 
     Args:
@@ -261,16 +261,16 @@ def parse_request(head: bytes) -> Request:
     Raises:
         RefusedError: it is ambiguous, malformed, or for something else than a proxy.
     """
-    line, *rest = head.split(b"\r\n")
+    line, *lines = head.split(b"\r\n")
     match = REQUEST_LINE.fullmatch(line)
     if match is None:
         raise RefusedError(f"malformed request line {shown(line)}")
     method, target = match[1].decode(), match[2].decode()
-    fields = _parse_fields(rest)
+    fields = _parse_fields(lines)
     if method == "CONNECT":
         if any(name in ("content-length", "transfer-encoding") for name, _ in fields):
             raise RefusedError("CONNECT with a body")
-        return Request(method, parse_authority(target), "", ())
+        return ProxyRequest(method, parse_authority(target), "", ())
     if method in _ECHOES:
         raise RefusedError(f"{method}: its answer repeats the request, in which a proxy's password may be")
     absolute = _ABSOLUTE.fullmatch(target)
@@ -280,7 +280,7 @@ def parse_request(head: bytes) -> Request:
     _check_host(fields, where, required=match[3] == b"1")
     path = absolute[2] if absolute[2].startswith("/") else f"/{absolute[2]}"
     length = _body_length(fields, new=match[3] == b"1")
-    return Request(method, where, path, _passed_on(fields), length, f"1.{match[3].decode()}")
+    return ProxyRequest(method, where, path, _passed_on(fields), length, f"1.{match[3].decode()}")
 
 
 def _parse_fields(lines: Sequence[bytes]) -> list[tuple[str, str]]:
@@ -296,7 +296,7 @@ def _parse_fields(lines: Sequence[bytes]) -> list[tuple[str, str]]:
     return fields
 
 
-def _check_host(fields: Sequence[tuple[str, str]], target: Target, *, required: bool) -> None:
+def _check_host(fields: Sequence[tuple[str, str]], target: HostPort, *, required: bool) -> None:
     named = dict(fields).get("host")
     if named is None and required:
         raise RefusedError("a request without a Host header")
@@ -373,14 +373,14 @@ class Upstream:
 
         return cls(value("https_proxy", "all_proxy"), value("http_proxy", "all_proxy"), value("no_proxy"))
 
-    def way(self, request: Request) -> Hop | None:
+    def way(self, request: ProxyRequest) -> Hop | None:
         """Return the upstream proxy for a request, or None for a direct connection."""
         url = self.tunnel if request.method == "CONNECT" else self.plain
         # this machine's loopback is not the proxy's
         direct = not url or _is_loopback(request.target.host) or self._bypassed(request.target)
         return None if direct else parse_hop(url)
 
-    def _bypassed(self, target: Target) -> bool:
+    def _bypassed(self, target: HostPort) -> bool:
         return any(_bypasses(item, target) for item in re.split(r"[,\s]+", self.bypass.lower()) if item)
 
 
@@ -388,7 +388,7 @@ def _is_loopback(host: str) -> bool:
     return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
-def _bypasses(item: str, target: Target) -> bool:
+def _bypasses(item: str, target: HostPort) -> bool:
     if item == "*":
         return True
     name, colon, port = item.rpartition(":")

@@ -5,7 +5,7 @@ Later messages are not read. A client can name another host inside the encrypted
 
 from __future__ import annotations
 
-from .rules import MOST_HEAD, RefusedError, Target, shown
+from .rules import MOST_HEAD, HostPort, RefusedError, shown
 
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME = 22, b"\x01", b"\0\0"
 _LONGEST_RECORD = 1 << 14
@@ -14,7 +14,7 @@ _MOST_RECORDS = 64
 _NOT_TLS = "a tunnel to port 443 that carries no TLS"
 
 
-def is_complete(data: bytes, target: Target) -> bool:
+def is_complete(data: bytes, target: HostPort) -> bool:
     """Return whether a tunnel's first bytes hold a whole ClientHello, and check its server name.
 
     Args:
@@ -65,20 +65,20 @@ def server_name(hello: bytes) -> str:
     Raises:
         RefusedError: it is malformed, or names a host twice: servers differ in which name they use.
     """
-    _, rest = _cut(hello, 34)  # version, random
+    _, remaining = _cut(hello, 34)  # version, random
     for width in (1, 2, 1):  # session, cipher suites, compression methods
-        _, rest = _field(rest, width)
-    found, extensions = "", _last_field(rest, 2) if rest else b""
+        _, remaining = _field(remaining, width)
+    server, extensions = "", _last_field(remaining, 2) if remaining else b""
     while extensions:
         kind, extensions = _cut(extensions, 2)
         content, extensions = _field(extensions, 2)
         if kind == _SERVER_NAME:
             name_kind, name = _cut(_last_field(content, 2), 1)
             host = _last_field(name, 2)
-            if found or name_kind != b"\0" or not host:
+            if server or name_kind != b"\0" or not host:
                 raise RefusedError(_NOT_TLS)
-            found = host.decode("latin-1").lower().removesuffix(".") or "."
-    return found
+            server = host.decode("latin-1").lower().removesuffix(".") or "."
+    return server
 
 
 def _last_field(data: bytes, width: int) -> bytes:
@@ -91,8 +91,8 @@ def _last_field(data: bytes, width: int) -> bytes:
 
 def _field(data: bytes, width: int) -> tuple[bytes, bytes]:
     """Return a field with a length prefix of so many bytes, and what follows it."""
-    length, rest = _cut(data, width)
-    return _cut(rest, int.from_bytes(length))
+    length, remaining = _cut(data, width)
+    return _cut(remaining, int.from_bytes(length))
 
 
 def _cut(data: bytes, size: int) -> tuple[bytes, bytes]:

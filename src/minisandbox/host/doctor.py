@@ -24,7 +24,7 @@ _BOOTSTRAP = (
 _DEADLINE = 60.0  # seconds for all trials; they take a fraction of one
 
 
-class Status(StrEnum):
+class CheckStatus(StrEnum):
     """How a feature stands."""
 
     OK = "ok"
@@ -47,7 +47,7 @@ class Check:
     """
 
     name: str
-    status: Status
+    status: CheckStatus
     detail: str
     needed_for: tuple[str, ...]
     fix: str = ""
@@ -96,8 +96,8 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
         The checks, in a fixed order; the last is the mode in which sandboxes would run here.
     """
     near = environment.nearest_directory(store)
-    place = near if environment.is_writable(near) else environment.nearest_directory(None)
-    answer = _run_trials(place)
+    directory = near if environment.is_writable(near) else environment.nearest_directory(None)
+    answer = _run_trials(directory)
     store_check = environment_check("store", environment.store(near), ("images",))
     checks = [
         environment_check("kernel", environment.kernel(), ("sandbox",)),
@@ -123,27 +123,29 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
         store_check,
     ]
     if make_sandbox is not None:
-        blocking = [*_blocking(checks)] or [store_check.name] * (store_check.status is Status.MISSING)
-        checks.append(_real_sandbox(place, make_sandbox, blocking))
+        blocking = [*_blocking(checks)] or [store_check.name] * (store_check.status is CheckStatus.MISSING)
+        checks.append(_real_sandbox(directory, make_sandbox, blocking))
     return (*checks, _mode(answer, checks))
 
 
-def _real_sandbox(place: Path, make_sandbox: Callable[[Path], None], blocking: list[str]) -> Check:
+def _real_sandbox(directory: Path, make_sandbox: Callable[[Path], None], blocking: list[str]) -> Check:
     """Judge a whole sandbox: the kernel may refuse one of its hundreds of calls that no trial makes."""
     if blocking:
-        return Check("real-sandbox", Status.UNTRIED, f"could not be tried without {', '.join(blocking)}", ("sandbox",))
+        return Check(
+            "real-sandbox", CheckStatus.UNTRIED, f"could not be tried without {', '.join(blocking)}", ("sandbox",)
+        )
     try:
-        make_sandbox(place)
+        make_sandbox(directory)
     except (MiniSandboxError, OSError) as error:
         parts = filter(None, (error.what, error.reason)) if isinstance(error, MiniSandboxError) else (str(error),)
         detail = ": ".join(parts)
-        return Check("real-sandbox", Status.MISSING, detail, ("sandbox",), fixes.fix_for("real-sandbox"))
-    return Check("real-sandbox", Status.OK, "made, used and removed", ("sandbox",))
+        return Check("real-sandbox", CheckStatus.MISSING, detail, ("sandbox",), fixes.fix_for("real-sandbox"))
+    return Check("real-sandbox", CheckStatus.OK, "made, used and removed", ("sandbox",))
 
 
 def environment_check(name: str, finding: environment.Finding, needed_for: tuple[str, ...]) -> Check:
     """Make a check of what was read, not tried."""
-    return Check(name, Status(finding.status), finding.detail, needed_for, finding.fix)
+    return Check(name, CheckStatus(finding.status), finding.detail, needed_for, finding.fix)
 
 
 def is_ready(checks: Sequence[Check]) -> bool:
@@ -172,14 +174,14 @@ def explain(feature: str, checks: Sequence[Check]) -> str | None:
         return None if mode.startswith(feature) else f"{feature} mode is not the one of this process ({mode})"
     blocking = [check for check in checks[:-1] if check.name == feature or _blocks(check, feature)]
     # a check that could not be tried is only worth a word where the one that stands in its way is not named
-    known = [check for check in blocking if check.status not in (Status.OK, Status.UNTRIED)]
-    untried = [check for check in blocking if check.status is Status.UNTRIED]
-    reasons = [f"{check.name}: {check.detail}" + (f" (fix: {check.fix})" if check.fix else "") for check in known]
+    failed = [check for check in blocking if check.status not in (CheckStatus.OK, CheckStatus.UNTRIED)]
+    untried = [check for check in blocking if check.status is CheckStatus.UNTRIED]
+    reasons = [f"{check.name}: {check.detail}" + (f" (fix: {check.fix})" if check.fix else "") for check in failed]
     return "; ".join(reasons or [f"{check.name}: {check.detail}" for check in untried]) or None
 
 
 def _blocks(check: Check, feature: str) -> bool:
-    return check.status in (Status.MISSING, Status.UNTRIED) and feature in check.needed_for
+    return check.status in (CheckStatus.MISSING, CheckStatus.UNTRIED) and feature in check.needed_for
 
 
 # --- the trials ------------------------------------------------------------------------------------------------------
@@ -196,14 +198,14 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TrialAnswer:
     """What all trials said, and how this process stands."""
 
     privileged: bool
     trials: dict[str, Trial]
 
 
-def _run_trials(near: Path) -> Answer:
+def _run_trials(near: Path) -> TrialAnswer:
     package = Path(minisandbox.__file__).parent.parent
     try:
         done = subprocess.run(
@@ -215,7 +217,7 @@ def _run_trials(near: Path) -> Answer:
             cwd="/",
         )
         answer = json.loads(done.stdout)
-        return Answer(answer["privileged"], {name: Trial(**trial) for name, trial in answer["results"].items()})
+        return TrialAnswer(answer["privileged"], {name: Trial(**trial) for name, trial in answer["results"].items()})
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         return _no_answer(f"the trials could not be run: {' '.join(reason) or error}")
@@ -223,56 +225,58 @@ def _run_trials(near: Path) -> Answer:
         return _no_answer(f"the trials could not be run: {error}")
 
 
-def _no_answer(reason: str) -> Answer:
-    return Answer(privileged=False, trials={name: Trial(False, reason, None, tried=False) for name in _NEEDED_FOR})
+def _no_answer(reason: str) -> TrialAnswer:
+    return TrialAnswer(privileged=False, trials={name: Trial(False, reason, None, tried=False) for name in _NEEDED_FOR})
 
 
-def _judge(name: str, answer: Answer, store: Check) -> Check:
+def _judge(name: str, answer: TrialAnswer, store: Check) -> Check:
     """From a trial to a check: what failed matters more or less by what depends on it in this mode."""
     trial, needed_for = answer.trials[name], _NEEDED_FOR[name]
     if name == "overlay-store" and _writes_to_disk(answer):
         needed_for = ("sandbox", *needed_for)
     if trial.ok:
-        return Check(name, Status.OK, trial.detail, needed_for)
+        return Check(name, CheckStatus.OK, trial.detail, needed_for)
     if _without_user_namespaces(answer):
         if name == "user-namespaces":
             needed_for = ("sandbox", *needed_for)
         elif name not in _INDEPENDENT:
-            return Check(name, Status.UNTRIED, "could not be tried without user-namespaces", needed_for)
+            return Check(name, CheckStatus.UNTRIED, "could not be tried without user-namespaces", needed_for)
     if name == "overlay-tmpfs" and _writes_to_disk(answer):
-        return Check(name, Status.DEGRADED, "not used: see upper", ("writes in memory",), fixes.fix_for("upper"))
+        return Check(name, CheckStatus.DEGRADED, "not used: see upper", ("writes in memory",), fixes.fix_for("upper"))
     vital = {"sandbox", "images"} & set(needed_for) or name == "user-namespaces"
-    status = Status.MISSING if vital else Status.DEGRADED
-    fix = store.fix if store.status is Status.MISSING and name in _ON_STORE else fixes.fix_for(name)
+    status = CheckStatus.MISSING if vital else CheckStatus.DEGRADED
+    fix = store.fix if store.status is CheckStatus.MISSING and name in _ON_STORE else fixes.fix_for(name)
     return Check(name, status, trial.detail, needed_for, fix if trial.tried else "")
 
 
-def _writes_to_disk(answer: Answer) -> bool:
-    """Whether sandboxes write to the store's disk: the launcher tries the same two things."""
+def _writes_to_disk(answer: TrialAnswer) -> bool:
+    """Return whether sandboxes write to the store's disk, by the launcher's two trials."""
     trials = (answer.trials[name] for name in ("idmap-tmpfs", "tmpfs-xattrs"))
     return any(trial.errno == errno.ENOTSUP for trial in trials)
 
 
-def _upper(answer: Answer) -> Check:
+def _upper(answer: TrialAnswer) -> Check:
     """Say where sandboxes write to, and what that costs."""
     if _without_user_namespaces(answer) or not answer.trials["tmpfs-xattrs"].tried:
-        return Check("upper", Status.UNTRIED, "could not be tried without user-namespaces", ("sandbox",))
+        return Check("upper", CheckStatus.UNTRIED, "could not be tried without user-namespaces", ("sandbox",))
     if not _writes_to_disk(answer):
-        return Check("upper", Status.OK, "memory: a tmpfs takes what sandboxes write, up to Limits.disk", ("sandbox",))
+        return Check(
+            "upper", CheckStatus.OK, "memory: a tmpfs takes what sandboxes write, up to Limits.disk", ("sandbox",)
+        )
     if answer.trials["overlay-store"].ok:
-        return Check("upper", Status.DEGRADED, _ON_DISK, ("sandbox",), fixes.fix_for("upper"))
-    return Check("upper", Status.UNTRIED, "the store's disk, where overlay-store failed", ("sandbox",))
+        return Check("upper", CheckStatus.DEGRADED, _ON_DISK, ("sandbox",), fixes.fix_for("upper"))
+    return Check("upper", CheckStatus.UNTRIED, "the store's disk, where overlay-store failed", ("sandbox",))
 
 
-def _without_user_namespaces(answer: Answer) -> bool:
-    """Whether user namespaces are refused to this user; root may have them where ordinary users have not."""
+def _without_user_namespaces(answer: TrialAnswer) -> bool:
+    """Return whether this user cannot create user namespaces; root may be allowed to."""
     trials = answer.trials
     if trials["user-namespaces"].ok or not trials["user-namespaces"].tried:
         return False
     return not (answer.privileged and (trials["no-nesting"].ok or trials["devices"].ok))
 
 
-def _mode(answer: Answer, checks: Sequence[Check]) -> Check:
+def _mode(answer: TrialAnswer, checks: Sequence[Check]) -> Check:
     blocking = list(_blocking(checks))
     if answer.privileged:
         detail = "root: each sandbox has a range of 65,536 host ids of its own"
@@ -282,15 +286,15 @@ def _mode(answer: Answer, checks: Sequence[Check]) -> Check:
         detail = "ordinary user: each sandbox has one id, which is yours outside and uid 0 inside"
     if blocking:
         return Check(
-            "mode", Status.MISSING, f"none: {', '.join(blocking)} missing", ("sandbox",), "see the lines above"
+            "mode", CheckStatus.MISSING, f"none: {', '.join(blocking)} missing", ("sandbox",), "see the lines above"
         )
-    return Check("mode", Status.OK, detail, ("sandbox",))
+    return Check("mode", CheckStatus.OK, detail, ("sandbox",))
 
 
 def _blocking(checks: Sequence[Check]) -> Iterator[str]:
-    yield from (check.name for check in checks if check.status is Status.MISSING and _blocks(check, "sandbox"))
+    yield from (check.name for check in checks if check.status is CheckStatus.MISSING and _blocks(check, "sandbox"))
 
 
 def describe_need(check: Check) -> str:
-    """What depends on a check, in words."""
+    """Return what depends on a check, in words."""
     return ", ".join(_TITLE.get(need, need) for need in check.needed_for)

@@ -50,7 +50,7 @@ class Finding:
 
 
 def kernel() -> Finding:
-    """The kernel's release."""
+    """Report the kernel's release."""
     version, detail = fixes.kernel_version(), f"{platform.system()} {platform.release()} ({platform.machine()})"
     newer = "boot a kernel >= 6.6"
     if platform.system() != "Linux" or version < _OLDEST:
@@ -61,13 +61,13 @@ def kernel() -> Finding:
 
 
 def program(name: str) -> Finding:
-    """Whether a program is on PATH."""
-    found = shutil.which(name)
-    return Finding("ok", found) if found else Finding("missing", f"there is no {name} on PATH", fixes.install(name))
+    """Report whether a program is on PATH."""
+    path = shutil.which(name)
+    return Finding("ok", path) if path else Finding("missing", f"there is no {name} on PATH", fixes.install(name))
 
 
 def rlimits() -> Finding:
-    """How many files and processes this user may have."""
+    """Report how many files and processes this user may have."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
     detail = f"open files: {_limit(files)}, processes: {_limit(processes)}"
@@ -85,19 +85,19 @@ def _limit(value: int) -> str:
 
 
 def file_max() -> Finding:
-    """How many files the whole machine may have open: there is no smaller number for a sandbox."""
-    most = fixes.read_sysctl("fs.file-max")
-    if most is None:
+    """Report how many files the whole machine may have open; sandboxes have no limit of their own."""
+    maximum = fixes.read_sysctl("fs.file-max")
+    if maximum is None:
         return Finding("degraded", "/proc/sys/fs/file-max cannot be read")
-    detail = f"{most} open files on the whole machine"
-    if int(most) < _MACHINE_FILES:
+    detail = f"{maximum} open files on the whole machine"
+    if int(maximum) < _MACHINE_FILES:
         line = "sudo sysctl -w fs.file-max=9223372036854775807"
         return Finding("degraded", f"{detail}: one sandbox with default limits can use them up", line)
     return Finding("ok", detail)
 
 
 def core_pattern() -> Finding:
-    """Whether the kernel starts a program of the host's for a crash inside a sandbox."""
+    """Report whether the kernel starts a host program for a crash inside a sandbox."""
     pattern = fixes.read_sysctl("kernel.core_pattern") or ""
     if pattern.startswith("|"):
         program = pattern[1:].split(" ")[0]
@@ -110,7 +110,7 @@ def core_pattern() -> Finding:
 
 
 def inotify() -> Finding:
-    """How many file watchers this user may have."""
+    """Report how many file watchers this user may have."""
     instances = fixes.read_sysctl("fs.inotify.max_user_instances")
     watches = fixes.read_sysctl("fs.inotify.max_user_watches")
     if instances is None:
@@ -122,7 +122,7 @@ def inotify() -> Finding:
 
 
 def landlock() -> Finding:
-    """Whether Landlock can keep sandboxes with the host's network from its abstract unix sockets."""
+    """Report whether Landlock can hide the host's abstract unix sockets from sandboxes with the host's network."""
     abi = syscalls.landlock_abi()
     if abi >= syscalls.SCOPED_ABI:
         return Finding("ok", f"version {abi}")
@@ -138,7 +138,7 @@ _VOLUME = (
 
 
 def nearest_directory(path: Path | None) -> Path:
-    """The deepest existing directory at or above ``path``; without a path, that for temporary files."""
+    """Return the deepest existing directory at or above ``path``; without a path, the temporary directory."""
     for candidate in (path, *path.parents) if path is not None else ():
         if candidate.is_dir():
             return candidate
@@ -146,12 +146,12 @@ def nearest_directory(path: Path | None) -> Path:
 
 
 def is_writable(directory: Path) -> bool:
-    """Whether this user may make files in a directory."""
+    """Return whether this user may create files in a directory."""
     return os.access(directory, os.W_OK | os.X_OK)
 
 
 def store(directory: Path) -> Finding:  # noqa: PLR0911 - one return for each finding
-    """The file system on which the store lies, and the room on it."""
+    """Report the file system that holds the store, and its free space."""
     if not is_writable(directory):
         return Finding(
             "missing", f"{directory} may not be written", "export MINISANDBOX_STORE=DIRECTORY  # of your own"
@@ -174,7 +174,7 @@ def store(directory: Path) -> Finding:  # noqa: PLR0911 - one return for each fi
 
 
 def is_network(kind: str) -> bool:
-    """Whether a type of file system may be shared with other machines.
+    """Return whether a type of file system may be shared with other machines.
 
     FUSE is among them: most of its file systems are (sshfs, gcsfuse, juicefs), and the kernel does not tell which.
     """
@@ -182,19 +182,19 @@ def is_network(kind: str) -> bool:
 
 
 def file_system(directory: Path) -> str:
-    """The type of the file system that holds a directory, by the mount table (proc_pid_mountinfo(5))."""
+    """Return the type of a directory's file system, from the mount table (proc_pid_mountinfo(5))."""
     device = os.stat(directory).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    found, longest = "unknown", -1
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kind, longest = "unknown", -1
     for line in Path("/proc/thread-self/mountinfo").read_bytes().splitlines():
         fields = os.fsdecode(line).split()
         point = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]))
         # by device first; btrfs subvolumes show another number than stat(2) does, so the longest prefix decides there
         inside = directory == Path(point) or Path(point) in directory.parents
-        weight = len(point) + (10_000 if fields[2] == wanted else 0)
+        weight = len(point) + (10_000 if fields[2] == number else 0)
         if inside and weight > longest:
-            found, longest = fields[fields.index("-") + 1], weight
-    return found
+            kind, longest = fields[fields.index("-") + 1], weight
+    return kind
 
 
 # --- cgroups ---------------------------------------------------------------------------------------------------------
@@ -219,16 +219,16 @@ _CPU_OF_USERS = (
 )
 
 
-def control_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Finding:
-    """Whether the launcher can make control groups that limit memory, processes and CPU; tried with empty ones.
+def control_groups(root: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> Finding:
+    """Report whether the launcher can create control groups for memory, processes and CPU; tried with empty ones.
 
     In version 2 that moves the processes of this one's group to a leaf, as the first sandbox would.
 
     Args:
         root: where control groups are mounted.
-        own: the file that tells this process's groups (cgroups(7)).
+        membership: the file that tells this process's groups (cgroups(7)).
     """
-    roots = _usable_roots(root, own)
+    roots = _usable_roots(root, membership)
     if roots.version:
         detail = f"version {roots.version}, may be used: {', '.join(sorted(roots.controllers))}"
         if "cpu" in roots.controllers:
@@ -236,7 +236,7 @@ def control_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup")
         return Finding("degraded", f"{detail}; without cpu, Limits.cpu is refused", _cpu(roots))
     unified = next((mount for mount in (Path(root), Path(root, "unified")) if _controllers(mount) >= _WANTED), None)
     if unified is not None:
-        line = _version_2(unified, Path(own))
+        line = _version_2(unified, Path(membership))
         return Finding("degraded", "version 2, but this process may not make groups with memory and pids", line)
     if all(Path(root, name, "cgroup.procs").exists() for name in cgroups.NEEDED):
         line = _CONTAINER if fixes.in_container() else _GIVE.format(user=fixes.user_name())
@@ -246,7 +246,7 @@ def control_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup")
 
 
 def _cpu(roots: cgroups.CgroupRoots) -> str:
-    """What to do where groups can limit memory and processes, but not the CPU."""
+    """Return the fix if groups can limit memory and processes, but not CPU time."""
     if fixes.in_container():
         return _CONTAINER
     if roots.version == 1:
@@ -257,9 +257,9 @@ def _cpu(roots: cgroups.CgroupRoots) -> str:
     return _CPU_OF_USERS if os.geteuid() else _CPU.format(directory=directory.parent)
 
 
-def _version_2(mount: Path, own: Path) -> str:
-    """What to do where groups of version 2 are there, but not for us."""
-    paths = [line.split(":", 2)[2] for line in _lines(own) if line.startswith("0::")]
+def _version_2(mount: Path, membership: Path) -> str:
+    """Return the fix if version 2 is mounted, but this process may not create groups."""
+    paths = [line.split(":", 2)[2] for line in _lines(membership) if line.startswith("0::")]
     group = Path(cgroups.own_group(str(mount), paths[0] if paths else ""))
     if _controllers(group) >= _WANTED and os.access(group, os.W_OK):
         return _ENABLE.format(directory=group)  # ours, but with processes in it that we cannot move
@@ -270,10 +270,10 @@ def _controllers(group: Path) -> set[str]:
     return set(" ".join(_lines(group / "cgroup.controllers")).split())
 
 
-def _usable_roots(root: str, own: str) -> cgroups.CgroupRoots:
-    """Where groups can be made; tried."""
+def _usable_roots(root: str, membership: str) -> cgroups.CgroupRoots:
+    """Return where groups can be created, after trying it."""
     name = f"{registry.owner_name()}{registry.DOCTOR}"  # what outlives us is reclaimed
-    roots = cgroups.find_roots(root, own)
+    roots = cgroups.find_roots(root, membership)
     try:
         usable = cgroups.enable_controllers(roots)
         if usable.version:

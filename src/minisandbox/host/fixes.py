@@ -48,13 +48,13 @@ _DEVICES = {"null": "1 3", "zero": "1 5", "full": "1 7", "random": "1 8", "urand
 
 
 def kernel_version() -> tuple[int, int]:
-    """The kernel's version; (0, 0) where the release does not begin with one."""
+    """Return the kernel's version; (0, 0) if its release is malformed."""
     numbers = re.match(r"(\d+)\.(\d+)", platform.release())
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def fix_for(name: str) -> str:  # noqa: PLR0911 - one return for each cause
-    """The line that would enable what the trial ``name`` missed.
+    """Return the line that enables what the trial ``name`` missed.
 
     Args:
         name: a name of :data:`minisandbox.host.probes.PROBES`.
@@ -131,7 +131,7 @@ def _id_ranges() -> str:
 
 
 def install(program: str) -> str:
-    """The command line that installs a program of this name."""
+    """Return the command line that installs a program."""
     return f"sudo {_install(program, program, program)}"
 
 
@@ -150,7 +150,7 @@ def _install(debian: str, fedora: str, arch: str) -> str:
 
 
 def user_name() -> str:
-    """This user's name, or its number where it has none."""
+    """Return this user's name, or its number if it has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -158,7 +158,7 @@ def user_name() -> str:
 
 
 def read_sysctl(name: str) -> str | None:
-    """A kernel parameter's value, or None where this kernel has no such parameter."""
+    """Return a kernel parameter's value, or None if this kernel does not have it."""
     try:
         return Path("/proc/sys", *name.split(".")).read_text(encoding="ascii").strip()
     except OSError:
@@ -166,7 +166,7 @@ def read_sysctl(name: str) -> str | None:
 
 
 def in_container() -> bool:
-    """Whether a container engine's marks are here: its files, or a system-call filter on this process."""
+    """Return whether this looks like a container: an engine's files, or a seccomp filter on this process."""
     if (
         any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
         or "KUBERNETES_SERVICE_HOST" in os.environ

@@ -92,7 +92,7 @@ def connect(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
 
 
 def _timeval(seconds: float) -> bytes:
-    """A struct timeval; zero: no limit (socket(7))."""
+    """Pack a struct timeval; zero means no limit (socket(7))."""
     return struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
 
 
@@ -136,5 +136,5 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 def _path_of(descriptor: int) -> str:
-    """A short path of an open directory, through this thread: the process's first thread may have ended."""
+    """Return a short path of an open directory, by this thread: the process's first thread may have exited."""
     return f"/proc/thread-self/fd/{descriptor}"

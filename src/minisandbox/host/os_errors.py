@@ -44,12 +44,12 @@ def runtime_os_errors(what: str, path: Path, elsewhere: str = ELSEWHERE) -> Iter
 
 
 def runtime_os_error(what: str, path: Path, error: OSError, elsewhere: str = ELSEWHERE) -> HostError:
-    """The error of :func:`runtime_os_errors`, for what the kernel said."""
-    said = error.strerror or str(error)
+    """Return the error that :func:`runtime_os_errors` raises for an OSError."""
+    message = error.strerror or str(error)
     if error.errno in _OWN_LIMITS:
         hint = "close sandboxes that are not needed, or raise the limit on open files (ulimit -n)"
-        return HostError(f"cannot {what} in {path}: {said}", reason="no descriptor is left", hint=hint)
+        return HostError(f"cannot {what} in {path}: {message}", reason="no descriptor is left", hint=hint)
     reason, hint = _TROUBLES.get(error.errno or 0, (None, "see what is at that path"))
     return HostError(
-        f"cannot {what} in {path}: {said}", reason=reason, hint=f"{hint}, or {elsewhere}" if elsewhere else hint
+        f"cannot {what} in {path}: {message}", reason=reason, hint=f"{hint}, or {elsewhere}" if elsewhere else hint
     )

@@ -108,7 +108,7 @@ def _in_fork(action: Callable[[], str]) -> str:
 
 
 def _answer(write: int, action: Callable[[], str]) -> None:
-    """In a child: say how ``action`` ended, and end. Never returns."""
+    """Run ``action`` in a child, write its result to the pipe, and exit. Never returns."""
     status = 1
     try:
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -136,7 +136,7 @@ class _Relayed(OSError):
 
 
 def _result(read: int, child: int) -> dict[str, object]:
-    """What the child behind a pipe said; it is ended if it says nothing in time."""
+    """Return the result that the child wrote to a pipe; kill the child if it misses the deadline."""
     data = b""
     deadline = time.monotonic() + _DEADLINE
     while select.select([read], [], [], max(0.0, deadline - time.monotonic()))[0]:

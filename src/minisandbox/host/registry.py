@@ -36,7 +36,7 @@ _GROUPS = "groups"
 
 
 def runtime_directory() -> Path:
-    """The private directory for this user's live records, made if missing.
+    """Return the private directory for this user's live records, created if missing.
 
     ``$MINISANDBOX_RUNTIME``, or ``minisandbox`` in ``$XDG_RUNTIME_DIR``, or ``/run/minisandbox`` where this user may
     write there, or one in ``/tmp``.
@@ -58,7 +58,7 @@ def runtime_directory() -> Path:
 
 
 def ranges_directory(runtime: Path) -> Path:
-    """Where the locks of id ranges lie: one place for all processes of root, whatever their runtime directories.
+    """Return the directory for locks of id ranges; all processes of root share one.
 
     The ids are the machine's: two sandboxes with the same would share what the kernel counts by user.
 
@@ -68,15 +68,15 @@ def ranges_directory(runtime: Path) -> Path:
     return _private(_MACHINES, "") / "ids" if os.access("/run", os.W_OK) else runtime / "ids"
 
 
-def ranges_fault(place: Path, error: OSError) -> HostError:
-    """What to raise where the locks of id ranges could not be made.
+def ranges_fault(directory: Path, error: OSError) -> HostError:
+    """Return the error for locks of id ranges that cannot be created.
 
     Args:
-        place: of :func:`ranges_directory`.
+        directory: of :func:`ranges_directory`.
         error: what the kernel said.
     """
     return runtime_os_error(
-        "make locks of id ranges", place, error, "" if place.is_relative_to(_MACHINES) else ELSEWHERE
+        "make locks of id ranges", directory, error, "" if directory.is_relative_to(_MACHINES) else ELSEWHERE
     )
 
 
@@ -102,7 +102,7 @@ def start_time(pid: int) -> int | None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether there is no such process, or it has ended in all its threads; also where /proc hides it (hidepid)."""
+    """Return whether all threads of a process have exited, even if /proc hides the process (hidepid)."""
     if descendants.stat_fields(pid):
         return start_time(pid) is None
     try:
@@ -115,7 +115,7 @@ def has_ended(pid: int) -> bool:
 
 
 def boot_id() -> str:
-    """What the kernel calls the time since this machine was started (random(4)), without dashes."""
+    """Return the kernel's id of the current boot (random(4)), without dashes."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
     except OSError:  # hidden in some containers; a restart then only shows by pids and start times
@@ -123,7 +123,7 @@ def boot_id() -> str:
 
 
 def owner_name(pid: int | None = None) -> str:
-    """What a process is called as an owner: its pid, when it started, in which boot, and whose these numbers are.
+    """Return the name of a process as an owner: pid, start time, boot, and namespaces.
 
     Args:
         pid: which process; this one if None.
@@ -133,12 +133,12 @@ def owner_name(pid: int | None = None) -> str:
 
 
 def is_alive(owner: str) -> bool:
-    """Whether the owner of that name, or the doctor that it runs, can be seen at work from here."""
+    """Return whether the owner of that name, or the doctor that it runs, is visibly alive."""
     return not is_dead(owner) and owner.removesuffix(DOCTOR).endswith(f"-{_namespaces()}")
 
 
 def is_dead(owner: str) -> bool:
-    """Whether there is certainly no owner of that name; of one in other namespaces only a restart tells."""
+    """Return whether an owner is certainly dead. Owners in other namespaces count as alive until a reboot."""
     parts = owner.removesuffix(DOCTOR).split("-")
     if len(parts) != 4 or not (parts[0].isascii() and parts[0].isdigit()):
         return True
@@ -159,7 +159,7 @@ def _namespaces() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class OwnerRecord:
     """One live sandbox.
 
     Attributes:
@@ -240,13 +240,13 @@ class Records:
                 self._make(what)
                 return act(self._descriptor)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: OwnerRecord) -> None:
         """Make a sandbox visible to ``sandbox ls``.
 
         Raises:
             HostError: its record cannot be written.
         """
-        row = json.dumps({name: getattr(record, name) for name in Record.__slots__})
+        row = json.dumps({name: getattr(record, name) for name in OwnerRecord.__slots__})
         self._inside(f"record sandbox {record.id}", lambda directory: _write(directory, f"{record.id}.json", row))
 
     def listener(self, name: str) -> socket.socket:
@@ -278,14 +278,14 @@ def _write(directory: int, name: str, text: str) -> None:
         os.close(private)
 
 
-def live_records(runtime: Path) -> Iterator[Record]:
-    """The live sandboxes of every process of this user; what dead owners left is removed on the way."""
+def live_records(runtime: Path) -> Iterator[OwnerRecord]:
+    """Yield the live sandboxes of every process of this user; remove the records of dead owners."""
     for _, record in located_records(runtime):
         yield record
 
 
-def located_records(runtime: Path) -> Iterator[tuple[Path, Record]]:
-    """The live sandboxes with the directories that hold their listeners."""
+def located_records(runtime: Path) -> Iterator[tuple[Path, OwnerRecord]]:
+    """Yield the live sandboxes with the directories that hold their listeners."""
     for directory in owner_directories(runtime):
         if is_dead(directory.name) and not control_groups(directory):
             remove_directory(directory)
@@ -293,7 +293,7 @@ def located_records(runtime: Path) -> Iterator[tuple[Path, Record]]:
             with contextlib.suppress(
                 FileNotFoundError, ValueError, TypeError, RecursionError
             ):  # being written, or gone
-                record = Record(**json.loads(path.read_text(encoding="utf-8")))
+                record = OwnerRecord(**json.loads(path.read_text(encoding="utf-8")))
                 if not has_ended(record.pid):
                     yield directory, record
 
@@ -306,23 +306,23 @@ def control_groups(directory: Path) -> tuple[Path, ...]:
     """
     try:
         paths = json.loads((directory / _GROUPS).read_text(encoding="utf-8", errors="surrogateescape"))
-        found = [Path(path) for path in paths]
+        groups = [Path(path) for path in paths]
     except (FileNotFoundError, TypeError, ValueError, RecursionError):
         return ()
-    return tuple(path for path in found if path.name == f"{cgroups.PREFIX}{directory.name}" and path.is_dir())
+    return tuple(path for path in groups if path.name == f"{cgroups.PREFIX}{directory.name}" and path.is_dir())
 
 
 def owner_directories(runtime: Path) -> list[Path]:
-    """The directories of owners' records; nothing that leads elsewhere, or was put there by another user."""
+    """Return the directories of owners' records; ignore links and other users' directories."""
     try:
-        found = sorted((runtime / "owners").iterdir())
+        directories = sorted((runtime / "owners").iterdir())
     except FileNotFoundError:
         return []
-    return [path for path in found if _is_own_directory(path)]
+    return [path for path in directories if _is_own_directory(path)]
 
 
 def _is_own_directory(path: Path) -> bool:
-    """Whether it is a directory of this user; one that its owner has just removed does not count."""
+    """Return whether a path is a directory of this user; one that was just removed does not count."""
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

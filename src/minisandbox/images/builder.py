@@ -144,7 +144,7 @@ class Maker:
                 step=step.definition,
                 make=make,
                 on_wait=waits,
-                beside=planned.below,
+                stacked_with=planned.below,
             )
         except UnfitTree as error:  # the step's own doing, as its failing would be
             raise BuildError(

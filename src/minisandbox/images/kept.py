@@ -11,12 +11,12 @@ from minisandbox.images.runner import BuildStep, Work
 from minisandbox.store import Store
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.store.records import Record
+from minisandbox.store.records import StoreRecord
 from minisandbox.store.store import check_name
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept(Record):
+class _Kept(StoreRecord):
     layers: Mapping[str, str]
 
 

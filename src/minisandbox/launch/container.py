@@ -42,8 +42,8 @@ def _first(lifetime: float) -> None:
     poll = select.poll()
     poll.register(0, select.POLLIN)
     end = time.monotonic() + lifetime if lifetime else float("inf")
-    while (left := end - time.monotonic()) > 0:
-        if poll.poll(min(left, _LONGEST_WAIT) * 1000) and not os.read(0, _PIECE):
+    while (remaining := end - time.monotonic()) > 0:
+        if poll.poll(min(remaining, _LONGEST_WAIT) * 1000) and not os.read(0, _PIECE):
             break
     os._exit(0)
 
@@ -65,8 +65,8 @@ def _job(rlimits: tuple[tuple[str, int], ...]) -> None:
             _work(workers, (ours, theirs, control), rlimits)
         finally:
             os._exit(worker.FAILED)
-    for one in (theirs, control, workers):
-        one.close()
+    for connection in (theirs, control, workers):
+        connection.close()
     threading.Thread(target=_carry_in, args=(ours,), daemon=True).start()
     with contextlib.suppress(OSError):  # nobody listens any more
         while data := ours.recv(_PIECE):
@@ -80,8 +80,8 @@ def _job(rlimits: tuple[tuple[str, int], ...]) -> None:
 
 
 def _work(control: socket.socket, others: tuple[socket.socket, ...], rlimits: tuple[tuple[str, int], ...]) -> None:
-    for one in others:
-        one.close()
+    for connection in others:
+        connection.close()
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)

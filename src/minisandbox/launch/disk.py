@@ -1,6 +1,6 @@
 """Count what a sandbox has written to a directory on disk: the kernel has no quota of one directory.
 
-Pid 1 counts while commands run, a worker where a command may have written too much, and the zygote for snapshots. The
+Pid 1 counts while commands run, a worker after a command that may have written too much, the zygote for snapshots. The
 sandbox's processes may change the tree meanwhile, so nothing here follows a link or trusts a name.
 """
 
@@ -145,7 +145,7 @@ class DiskLimit:
         return self._state.counted
 
     def is_near(self, size: int = 0) -> bool:
-        """Whether nearly as much as the limit may lie here.
+        """Return whether the upper may hold nearly as much as the limit.
 
         That is what the last count found, and what has been written since: by what the file system has lost, and by
         what this process and those that it waited for have written (others may have freed as much meanwhile).
@@ -158,14 +158,14 @@ class DiskLimit:
         written = max(state.free_bytes - now.bytes, files, _written() - self._written)
         return state.counted + max(0, written) + size > self.limit - self.limit // 8
 
-    def note_count(self, found: int, free: Room) -> None:
+    def note_count(self, size: int, free: Room) -> None:
         """Note a count, and allow what was found, and no more.
 
         Args:
-            found: its bytes.
+            size: its bytes.
             free: what the file system had left at its beginning.
         """
-        self._state = _State(self._state.ended, max(self.limit, found), found, *free)
+        self._state = _State(self._state.ended, max(self.limit, size), size, *free)
 
     def note_ended(self) -> None:
         """Count that commands are about to be ended; only pid 1 calls this."""
@@ -176,7 +176,7 @@ class DiskLimit:
         self._ended, self._credit, self._written = self._state.ended, 0, _written()
 
     def was_hit(self) -> bool:
-        """Whether commands were ended since the mark, or as much lies there as may; counts only if that is likely."""
+        """Return whether commands were killed since the mark, or the limit is reached; counts only if likely."""
         if self._state.ended > self._ended:
             return True
         return self.is_near() and (self._find() >= self.limit or room(self.upper).bytes == 0)
@@ -195,10 +195,10 @@ class DiskLimit:
 
     def _find(self) -> int:
         free = room(self.upper)
-        found = measure(self.upper) + kept_in_memory()
-        self.note_count(found, free)
+        size = measure(self.upper) + kept_in_memory()
+        self.note_count(size, free)
         self._written = _written()
-        return found
+        return size
 
     @property
     def _state(self) -> _State:

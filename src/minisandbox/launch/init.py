@@ -149,9 +149,9 @@ def _await_birth(partner: socket.socket) -> Birth:
 
 def _move_descriptors(birth: socket.socket, lifeline: int) -> None:
     """Put what is kept at known numbers and /dev/null at the standard ones; everything else is closed."""
-    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (birth.detach(), lifeline)]
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (birth.detach(), lifeline)]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    for number, descriptor in enumerate((null, null, null, *kept)):
+    for number, descriptor in enumerate((null, null, null, *copies)):
         os.dup2(descriptor, number, inheritable=number < _CONTROL)
     sc.close_range(_LIFELINE + 1)
 
@@ -244,13 +244,13 @@ class Init:
         os._exit(status)
 
     def _patience(self) -> float | None:
-        """Milliseconds that the next wait may take; there is none after the end of the sandbox's lifetime."""
+        """Return the milliseconds that the next wait may take; end the sandbox once its lifetime is over."""
         waits = [watchdog.wait() for watchdog in self._watchdogs] if self._workers - self._waiting else []
         if self._ends_at is not None:
-            left = self._ends_at - time.monotonic()
-            if left <= 0:
+            remaining = self._ends_at - time.monotonic()
+            if remaining <= 0:
                 self._end()
-            waits.append(min(left, _LONGEST_WAIT))
+            waits.append(min(remaining, _LONGEST_WAIT))
         return min(waits) * 1000 + 1 if waits else None
 
     def _take_notes(self, notes: bytes) -> None:
@@ -288,7 +288,7 @@ class Init:
             self._end_orphans()
 
     def _forget(self, pid: int) -> None:
-        """A child has ended: a worker that was idle for a while, or killed from inside, or an orphan."""
+        """Note that a child has exited: an idle worker, one that was killed from inside, or an orphan."""
         self._workers.discard(pid)
         self._waiting.discard(pid)
         if pid == self._primary:
@@ -350,7 +350,7 @@ class Init:
             self._primary = pid
 
     def _await_begin(self, partner: socket.socket) -> None:
-        """In the first worker: wait for what pid 1 waits for too; each takes a message of its own."""
+        """Wait in the first worker for the same message as pid 1; each receives its own copy."""
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         worker.rehearse(self._counters)
         if not select.select([partner], [], [], _PATIENCE)[0]:

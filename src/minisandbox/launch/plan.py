@@ -367,7 +367,7 @@ class Plan:
     pretend_owners: bool = False
 
     def describe(self) -> str:
-        """The plan as numbered lines, for people and for error messages."""
+        """Return the plan as numbered lines, for people and for error messages."""
         operations = (*self.preparations, *self.takes, *self.operations)
         lines = [f"{number}. {operation.describe()}" for number, operation in enumerate(operations, 1)]
         lines.append(f"network: {self.network}")
@@ -377,7 +377,7 @@ class Plan:
     @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
     def to_json(self) -> bytes:
         """Serialise what setup workers need, the preparations on a line of their own; :meth:`from_json` reads it."""
-        rest = {
+        fields = {
             "takes": _rows(self.takes),
             "operations": _rows(self.operations),
             "network": self.network,
@@ -387,7 +387,7 @@ class Plan:
             "disk": self.disk,
             "expects_commands": self.expects_commands,
         }
-        return pack_operations(self.preparations) + b"\n" + json.dumps(rest, separators=(",", ":")).encode()
+        return pack_operations(self.preparations) + b"\n" + json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     @lru_cache(maxsize=8)
@@ -397,9 +397,9 @@ class Plan:
         Raises:
             ValueError: the data is not a plan.
         """
-        preparations, _, rest = data.partition(b"\n")
+        preparations, _, fields = data.partition(b"\n")
         try:
-            raw = json.loads(rest)
+            raw = json.loads(fields)
             takes = cast("tuple[Take | Given | DiskUpper, ...]", tuple(_operation(*row) for row in raw["takes"]))
             operations = tuple(_operation(*row) for row in raw["operations"])
             rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])

@@ -54,7 +54,7 @@ Amounts = tuple[tuple[str, int], ...]
 def pack_job(
     job: str, pid: int, identity: Identity, plan: bytes, group: cgroups.Cgroup | None, amounts: Amounts = ()
 ) -> bytes:
-    """A job as one message: what is to be done, for whom, then the plan.
+    """Encode a job as one message: the action, the sandbox that it is for, then the plan.
 
     Args:
         job: ``PREPARE``, ``FINISH`` or ``BOTH``.
@@ -86,7 +86,7 @@ def main(jobs: int) -> None:
             select.select([source], [], [])
             refusal = _make_home()
         try:
-            data, given = _receive(source, socket.MSG_DONTWAIT if refusal else 0)
+            data, descriptors = _receive(source, socket.MSG_DONTWAIT if refusal else 0)
         except BlockingIOError:  # another setup worker took the job
             continue
         if not data:
@@ -95,15 +95,15 @@ def main(jobs: int) -> None:
         job, (pid, first_id, id_map, inotify, mapped, groups), where, amounts = json.loads(who)
         making = _Making(pid, Identity(first_id, id_map, inotify, mapped, groups), plan, refusal)
         if job == PREPARE:
-            making.prepare_for_another(*given)
+            making.prepare_for_another(*descriptors)
         else:
             making.limits = cgroups.Cgroup(*where), amounts
-            making.finish(given[0], given[1], given[2], given[3:], prepared=job == FINISH)
+            making.finish(descriptors[0], descriptors[1], descriptors[2], descriptors[3:], prepared=job == FINISH)
         sc.close_range(_FIRST_HOME + len(_HOME))
 
 
 def _receive(source: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """A message with its descriptors."""
+    """Receive a message with its descriptors."""
     space, flags = socket.CMSG_SPACE(4 * _MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC | flags
     data, ancillary, _, _ = source.recvmsg(_MAX_JOB, space, flags)
     return data, list(array.array("i", ancillary[0][2])) if ancillary else []
@@ -214,11 +214,11 @@ class _Making:
                         self._await_become(leader)
                     _hand_out(controller, "tree", executor.tree)
                     numbers = pack_numbers(_numbers(plan))
-                    given = [control, door, *([executor.disk] if executor.disk >= 0 else [])]
-                    socket.send_fds(leader, [numbers], given)
+                    descriptors = [control, door, *([executor.disk] if executor.disk >= 0 else [])]
+                    socket.send_fds(leader, [numbers], descriptors)
                     if prepared:
                         with contextlib.suppress(BrokenPipeError):  # it has no early worker, or no more
-                            socket.send_fds(leader, [numbers], given)
+                            socket.send_fds(leader, [numbers], descriptors)
             except _Refused as error:
                 controller.send(error.args[0])
             except (OSError, ValueError) as error:
@@ -239,14 +239,14 @@ class _Making:
         return _Held(leader, self.identity.userns_fd, *others), proc
 
     def _take_over(self, handover: int) -> tuple[_Held | None, int]:
-        """What another setup worker prepared; nothing where it, or the sandbox's first process, was killed."""
+        """Receive what another setup worker prepared; None if it, or the sandbox's first process, was killed."""
         if self.refusal:
             raise self.refusal
         with socket.socket(fileno=handover) as other:
-            data, given = _receive(other)
-        if len(given) == 1:
+            data, descriptors = _receive(other)
+        if len(descriptors) == 1:
             raise _Refused(data)
-        return _Held(*given) if given else None, -1
+        return _Held(*descriptors) if descriptors else None, -1
 
     def _idmap(self, held: _Held) -> int | None:
         return held.user if self.identity.mapped else None
@@ -301,7 +301,7 @@ class _Making:
                 os._exit(1)
 
     def _failure(self, error: OSError | ValueError) -> bytes:
-        """The message that tells the controller why there will be no sandbox."""
+        """Return the message that tells the controller why there will be no sandbox."""
         number = getattr(error, "errno", None)
         message = {"event": "error", "errno": number, "message": str(error), "operation": self.step}
         return json.dumps(message).encode()
@@ -333,6 +333,6 @@ def pack_numbers(numbers: tuple[tuple[str, int], ...]) -> bytes:
 
 
 def unpack_numbers(text: bytes) -> tuple[tuple[str, int], ...]:
-    """What :func:`pack_numbers` wrote."""
+    """Decode what :func:`pack_numbers` wrote."""
     pairs = (item.partition("=") for item in text.decode().split())
     return tuple((name, int(value)) for name, _, value in pairs)

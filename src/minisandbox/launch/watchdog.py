@@ -74,7 +74,7 @@ class Watchdog:
         """Look, if it is time to; end every process but ours if two looks in a row find too much."""
         if self.wait():
             return
-        begun = time.process_time()
+        started = time.process_time()
         # children that come and go share their parent's memory: only who is there at both looks counts at the second
         pids = [pid for pid in every_pid() if pid not in ours and (not self._suspects or pid in self._suspects)]
         near = sum(map(_resident, pids)) > self._limit  # seldom; what follows takes ten times as long
@@ -83,7 +83,7 @@ class Watchdog:
             self._counters.note_memory()  # first: a worker reads it as soon as its command has ended
             end_all(ours)
         self._suspects = frozenset(pids) if too_much and not self._suspects else frozenset()
-        pause = (_SHARE_NEAR if near else _SHARE) * (time.process_time() - begun)
+        pause = (_SHARE_NEAR if near else _SHARE) * (time.process_time() - started)
         pause = min(max(INTERVAL, pause), LONGEST_INTERVAL)
         self._due = time.monotonic() + (_CONFIRMATION if self._suspects else pause)
 
@@ -135,19 +135,19 @@ class DiskWatchdog:
 
     def _go_on(self, ours: Collection[int], seconds: float, free: Room) -> None:
         """Count for a while; judge what was found so far."""
-        begun, over = time.monotonic(), False
+        started, over = time.monotonic(), False
         for _ in self._steps:
-            if time.monotonic() > begun + seconds:
+            if time.monotonic() > started + seconds:
                 break
         else:
             over = True
-        self._took += time.monotonic() - begun
+        self._took += time.monotonic() - started
         limit = self._limit
         allowed = min(limit.allowed, limit.counted) if free.bytes < NEAR_FLOOR and limit.counted else limit.allowed
-        found = self._count.bytes + kept_in_memory()
-        too_much = found > allowed and not self._settling
+        size = self._count.bytes + kept_in_memory()
+        too_much = size > allowed and not self._settling
         if over:
-            limit.note_count(found, self._room)
+            limit.note_count(size, self._room)
             now = time.monotonic()
             self._count_due = now + max(_COUNTS_APART, _COUNT_SHARE * self._took)
             self._count_due_near = now + _COUNT_SHARE_NEAR * self._took
@@ -191,8 +191,8 @@ def _resident(pid: int) -> int:
 
 
 def _held(pid: int) -> int:
-    found = _read(pid)
-    return found.held if found else 0
+    process = _read(pid)
+    return process.held if process else 0
 
 
 def _read(pid: int) -> _Process | None:
@@ -207,12 +207,12 @@ def _read(pid: int) -> _Process | None:
 
 def _vforked(processes: dict[int, _Process]) -> set[int]:
     """Find children that share their parent's memory: one at most for each parent that waits, and equal to it."""
-    found: dict[int, int] = {}
+    children: dict[int, int] = {}
     for pid, process in processes.items():
         parent = processes.get(process.parent)
         if parent and parent.waits and parent.held == process.held:
-            found[process.parent] = pid
-    return set(found.values())
+            children[process.parent] = pid
+    return set(children.values())
 
 
 def _share(pid: int) -> int:

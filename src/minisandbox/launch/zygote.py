@@ -63,8 +63,8 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
             ids (newuidmap(1), newgidmap(1)), or empty texts for one id.
     """
     lock_directory, owner, preparations, *mappers = settings
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor per live sandbox
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))  # one descriptor per live sandbox
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let a sandbox interrupt its pid 1
     _reset_process_state()
     forbid_imports()
@@ -85,7 +85,7 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
 
 
 def _find_roots() -> cgroups.CgroupRoots:
-    """Where control groups can be made; before there is a process namespace, from which others cannot be moved."""
+    """Find where control groups can be created. Call it before entering a pid namespace, which hides others."""
     try:
         return cgroups.enable_controllers(cgroups.find_roots())
     except OSError:
@@ -244,7 +244,7 @@ class _Zygote:
         os._exit(0)
 
     def _patience(self) -> float | None:
-        """Milliseconds until something is to be done without a request."""
+        """Return the milliseconds until the next action that needs no request."""
         due = self._due if self._due is not None else self._asked + _CALM if len(self._spares) > 1 else None
         return None if due is None else max(0.0, due - time.monotonic()) * 1000
 
@@ -301,35 +301,35 @@ class _Zygote:
         data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(8), flags)
         if not data:
             self._end()
-        given = list(array.array("i", ancillary[0][2])) if ancillary else []
+        descriptors = list(array.array("i", ancillary[0][2])) if ancillary else []
         line, _, plan = data.partition(b"\n")
-        verb, *words = line.decode().split()
+        verb, *arguments = line.decode().split()
         try:
             if verb == "create":
-                self._create(words, plan, given)
+                self._create(arguments, plan, descriptors)
             elif verb == "hold":
-                held = {"event": "held", "to": int(words[0]), "number": self._hold(given)}
+                held = {"event": "held", "to": int(arguments[0]), "number": self._hold(descriptors)}
                 self._connection.send(json.dumps(held).encode())
             elif verb == "measure":
-                measured = {"event": "measured", "to": int(words[0]), "bytes": _measure(given)}
+                measured = {"event": "measured", "to": int(arguments[0]), "bytes": _measure(descriptors)}
                 self._connection.send(json.dumps(measured).encode())
             else:
-                self._drop(words)
+                self._drop(arguments)
         except (OSError, ValueError) as error:
-            answer = {"event": "error", "to": int(words[0]), "errno": getattr(error, "errno", None)}
+            answer = {"event": "error", "to": int(arguments[0]), "errno": getattr(error, "errno", None)}
             answer["message"] = str(error)
             self._connection.send(json.dumps(answer).encode())
         finally:
-            for descriptor in given:
+            for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _hold(self, given: list[int]) -> int:
+    def _hold(self, descriptors: list[int]) -> int:
         """Keep a sandbox's tree in our own mount namespace, from where copies can be made; returns its number.
 
         A detached mount that a process holds by a descriptor alone cannot be copied before Linux 6.15
         (fs/namespace.c, __do_loopback).
         """
-        (tree,) = given
+        (tree,) = descriptors
         if not self._sealed:
             self._mount_at(sc.new_filesystem("tmpfs", 0, mode="0700"), init.HOLD)
         self._sealed += 1
@@ -338,7 +338,7 @@ class _Zygote:
         return self._sealed
 
     def _can_layer(self, path: str) -> bool:
-        """Whether a directory can be a layer of an overlay: not where mounts lie below it that are not ours."""
+        """Return whether a directory can be a layer of an overlay: foreign mounts below it prevent that."""
         self._mount_at(sc.new_filesystem("tmpfs", 0), init.HOLD)  # without an upper there must be two
         fs = sc.fsopen("overlay")
         try:
@@ -368,19 +368,19 @@ class _Zygote:
                 sc.umount(f"{init.HOLD}/{int(number)}", sc.MNT_DETACH)
                 os.rmdir(f"{init.HOLD}/{int(number)}")
 
-    def _create(self, words: list[str], plan: bytes, given: list[int]) -> None:
+    def _create(self, arguments: list[str], plan: bytes, descriptors: list[int]) -> None:
         """Give a spare its plan, and the controller a pidfd of it, or the reason why there will be no sandbox.
 
         Args:
-            words: what cannot be changed once it is a spare, and what of it is limited from outside.
+            arguments: what cannot be changed once it is a spare, and what of it is limited from outside.
             plan: what it is to become.
-            given: the sandbox's end of its control socket, and its door.
+            descriptors: the sandbox's end of its control socket, and its door.
         """
-        if len(given) != 2:  # the controller hears that the end of the control socket is closed
+        if len(descriptors) != 2:  # the controller hears that the end of the control socket is closed
             return
-        control = socket.socket(fileno=given[0])
+        control = socket.socket(fileno=descriptors[0])
         try:
-            self._begin(SpawnOptions.read(words), plan, control, given[1])
+            self._begin(SpawnOptions.read(arguments), plan, control, descriptors[1])
         except (OSError, ValueError) as error:
             refusal = {"event": "refused", "errno": getattr(error, "errno", None), "message": str(error)}
             with contextlib.suppress(OSError):
@@ -412,7 +412,7 @@ class _Zygote:
                     os.close(tree)
 
     def _take_spare(self) -> _Spare | None:
-        """A spare that can become a sandbox. One that could not be prepared ends; the reason may have passed."""
+        """Return a usable spare, and end those that could not be prepared: the reason may have passed."""
         while self._spares:
             spare = self._spares.popleft()
             if spare.is_usable():
@@ -496,7 +496,7 @@ def _hand_out(control: socket.socket, pidfd: int) -> None:
 
 
 def _can_idmap(identity: Identity, path: str) -> bool:
-    """Whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot)."""
+    """Return whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot)."""
     tree = -1
     try:
         if identity.mapped:
@@ -511,14 +511,14 @@ def _can_idmap(identity: Identity, path: str) -> bool:
 
 
 def _can_write_to_memory(identity: Identity) -> bool:
-    """Whether a tmpfs can be the upper of an overlay in a sandbox."""
+    """Return whether a tmpfs can be the upper of an overlay in a sandbox."""
     idmapped = not identity.mapped or mounts.tmpfs_can_be_idmapped(identity.userns_fd)
     return idmapped and mounts.tmpfs_keeps_attributes()
 
 
-def _measure(given: list[int]) -> int:
+def _measure(descriptors: list[int]) -> int:
     """Count the bytes in an upper on disk, whose files only this process can look at as an ordinary user's."""
-    (tree,) = given
+    (tree,) = descriptors
     upper = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
     try:
         return disk.measure(upper)
@@ -543,7 +543,7 @@ class _Spare:
     group: cgroups.Cgroup | None
 
     def is_usable(self) -> bool:
-        """Whether a setup worker has prepared it, or is about to."""
+        """Return whether a setup worker has prepared it, or is about to."""
         try:
             return self.source.recv(len(setup.PREPARED), socket.MSG_PEEK | socket.MSG_DONTWAIT) == setup.PREPARED
         except BlockingIOError:
@@ -573,25 +573,25 @@ class SpawnOptions:
     pretend_owners: bool = False
 
     @classmethod
-    def read(cls, words: list[str]) -> SpawnOptions:
+    def read(cls, arguments: list[str]) -> SpawnOptions:
         """Read ``name=value`` words.
 
         Raises:
             ValueError: a value is not a number.
         """
-        given = dict(word.split("=", 1) for word in words)
-        sealed = tuple(int(number) for number in given.pop("sealed", "").split(",") if number)
-        network, one_id = given.pop("network", "off"), given.pop("ids", "all") == "one"
-        inotify, nproc = int(given.pop("inotify", INOTIFY)), int(given.pop("nproc", 0))
-        pretend = given.pop("owners", "real") == "pretended"
-        amounts = tuple((name, int(amount)) for name, amount in given.items())
+        values = dict(word.split("=", 1) for word in arguments)
+        sealed = tuple(int(number) for number in values.pop("sealed", "").split(",") if number)
+        network, one_id = values.pop("network", "off"), values.pop("ids", "all") == "one"
+        inotify, nproc = int(values.pop("inotify", INOTIFY)), int(values.pop("nproc", 0))
+        pretend = values.pop("owners", "real") == "pretended"
+        amounts = tuple((name, int(amount)) for name, amount in values.items())
         return cls(network, one_id, inotify, nproc, sealed, amounts, pretend)
 
-    def fits(self, made: SpawnOptions, *, many_ids: bool) -> bool:
-        """Whether a spare that was made for other options will do."""
-        ids = (self.one_id, self.nproc) == (made.one_id, made.nproc) or not many_ids
-        same = (self.network, self.inotify, self.limits_cpu) == (made.network, made.inotify, made.limits_cpu)
-        return same and ids and self.pretend_owners == made.pretend_owners
+    def fits(self, spare: SpawnOptions, *, many_ids: bool) -> bool:
+        """Return whether a spare that was created with other options can be used."""
+        ids = (self.one_id, self.nproc) == (spare.one_id, spare.nproc) or not many_ids
+        same = (self.network, self.inotify, self.limits_cpu) == (spare.network, spare.inotify, spare.limits_cpu)
+        return same and ids and self.pretend_owners == spare.pretend_owners
 
     @property
     def limits_cpu(self) -> bool:

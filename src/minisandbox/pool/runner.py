@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 ImageOf = Callable[[Item], "Image"]
 
 
-class Record(Protocol):
+class JobRecord(Protocol):
     """What a job results in: a dataclass of texts, numbers and enumerations, and of tuples of those or of dataclasses.
 
     Its ``seconds`` are set to what the job took, without preparing the image.
@@ -40,7 +40,7 @@ class Record(Protocol):
 
 
 Latest = TypeVar("Latest")
-Kept = TypeVar("Kept", bound=Record)
+Kept = TypeVar("Kept", bound=JobRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +59,22 @@ class Job(Generic[Item]):
 
     id: str
     fingerprint: Callable[[str], str]
-    do: Callable[[Image | None], Record]
-    failed: Callable[[MiniSandboxError, bool], Record]
+    do: Callable[[Image | None], JobRecord]
+    failed: Callable[[MiniSandboxError, bool], JobRecord]
     task: Item | None = None
 
 
 class Elsewhere(Protocol[Item]):
     """Does jobs somewhere else: on the nodes of a cluster."""
 
-    def __call__(self, jobs: Sequence[Job[Item]], known: Mapping[str, str]) -> Iterator[tuple[str, Result | None]]:
+    def __call__(
+        self, jobs: Sequence[Job[Item]], fingerprints: Mapping[str, str]
+    ) -> Iterator[tuple[str, Result | None]]:
         """Do jobs that have a task.
 
         Args:
             jobs: the jobs.
-            known: fingerprints of earlier results, by id.
+            fingerprints: fingerprints of earlier results, by id.
 
         Yields:
             The job's id and what :func:`run_job` returns, as they end.
@@ -158,17 +160,17 @@ def run_jobs(
         build([job.task for job in jobs if job.task is not None])
     before = {} if again else {one.id: one for one in results if one.final}
     todo = sum(job.id not in before for job in jobs)
-    found: dict[str, Kept] = {}
+    kept_results: dict[str, Kept] = {}
     new, began = 0, time.monotonic()
     for name, result in _as_done(jobs, before, image_of, workers, elsewhere):
         if result is not None:
             results.put(result)
             new += 1
-        found[name] = read_record(kind, result or before[name])
+        kept_results[name] = read_record(kind, result or before[name])
         if progress is not None:
-            left = (time.monotonic() - began) / new * max(todo - new, 0) if new else None
-            progress(Progress(len(found), len(jobs), found[name], left, resumed=result is None))
-    return found
+            remaining = (time.monotonic() - began) / new * max(todo - new, 0) if new else None
+            progress(Progress(len(kept_results), len(jobs), kept_results[name], remaining, resumed=result is None))
+    return kept_results
 
 
 def _as_done(
@@ -178,22 +180,22 @@ def _as_done(
     workers: int,
     elsewhere: Elsewhere[Item] | None,
 ) -> Iterator[tuple[str, Result | None]]:
-    known = {name: one.fingerprint for name, one in before.items()}
+    fingerprints = {name: one.fingerprint for name, one in before.items()}
     away = [job for job in jobs if job.task is not None] if elsewhere is not None else []
     here = [job for job in jobs if job.task is None] if elsewhere is not None else jobs
-    for number, result in as_finished(lambda job: run_job(job, image_of, known.get(job.id)), here, workers):
+    for number, result in as_finished(lambda job: run_job(job, image_of, fingerprints.get(job.id)), here, workers):
         yield here[number].id, result
     if elsewhere is not None and away:
-        yield from elsewhere(away, known)
+        yield from elsewhere(away, fingerprints)
 
 
-def run_job(job: Job[Item], image_of: ImageOf[Item] | None, known: str | None) -> Result | None:
+def run_job(job: Job[Item], image_of: ImageOf[Item] | None, earlier: str | None) -> Result | None:
     """Do a job, and turn an error into its result.
 
     Args:
         job: the job.
         image_of: returns the image of its task.
-        known: the fingerprint of the earlier result, if any.
+        earlier: the fingerprint of the earlier result, if any.
 
     Returns:
         Its result; None if the earlier one still holds.
@@ -206,7 +208,7 @@ def run_job(job: Job[Item], image_of: ImageOf[Item] | None, known: str | None) -
         except MiniSandboxError as problem:
             error = problem
     fingerprint = job.fingerprint(image.key if image is not None else "")
-    if fingerprint == known:
+    if fingerprint == earlier:
         return None
     began = time.monotonic()
     try:

@@ -33,7 +33,7 @@ class AttachedCore:
     abandoned = False
     created_in = 0.0
 
-    def __init__(self, directory: Path, record: registry.Record, pidfd: int) -> None:
+    def __init__(self, directory: Path, record: registry.OwnerRecord, pidfd: int) -> None:
         self.id = record.id
         workdir = PurePosixPath(record.workdir)
         self.image = ImageSpec(record.image, (), workdir=workdir, base_commit=record.base_commit, user=record.user)
@@ -61,7 +61,7 @@ class AttachedCore:
         raise NotFound(f"no sandbox {sandbox_id!r} is live", hint="'minisandbox sandbox ls' lists those of this user")
 
     def _is_same_process(self) -> bool:
-        """Whether the pid was still the sandbox's own when it was opened: its record has gone otherwise."""
+        """Return whether the pid still was the sandbox's when it was opened; otherwise its record is gone."""
         return any(record == self._record for record in registry.live_records(registry.runtime_directory()))
 
     @property
@@ -74,7 +74,7 @@ class AttachedCore:
         return pidfd < 0 or readable(pidfd, seconds)
 
     def open_job(self, *, wait: bool = True) -> socket.socket:
-        """A connected stream socket on which one call is carried through.
+        """Connect a stream socket for one call.
 
         Args:
             wait: whether to wait where so many jobs are under way that another has no room.
@@ -115,7 +115,7 @@ class AttachedCore:
         return info_of(self._record)
 
     def process_listener(self, process_id: str) -> socket.socket:
-        """A listening socket for a process that outlives its handle.
+        """Open a listening socket for a process that outlives its handle.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -134,7 +134,7 @@ class AttachedCore:
         return reach_process(self._directory, self.id, process_id)
 
     def processes(self) -> tuple[str, ...]:
-        """The ids of processes that outlive their handles.
+        """Return the ids of processes that outlive their handles.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -167,7 +167,7 @@ class AttachedCore:
         """
         self._refuse("reset")
 
-    def changes(self, below: PurePosixPath, timeout: float | None, most: int = 0) -> NoReturn:  # noqa: ARG002 - as an owner's
+    def changes(self, below: PurePosixPath, timeout: float | None, max_characters: int = 0) -> NoReturn:  # noqa: ARG002 - as an owner's
         """Refused.
 
         Raises:
@@ -191,7 +191,7 @@ class AttachedCore:
         )
 
     def leave(self) -> None:
-        """What leaving a ``with`` block does: close this handle; the sandbox goes on."""
+        """Close this handle at the end of a ``with`` block; the sandbox runs on."""
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
@@ -221,6 +221,8 @@ def live_sandboxes(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxI
     Returns:
         What is known about each, the oldest first.
     """
-    wanted = set((labels or {}).items())
-    found = (info_of(record) for record in registry.live_records(registry.runtime_directory()))
-    return tuple(sorted((one for one in found if wanted <= set(one.labels)), key=lambda one: (one.created, one.id)))
+    pairs = set((labels or {}).items())
+    infos = (info_of(record) for record in registry.live_records(registry.runtime_directory()))
+    return tuple(
+        sorted((info for info in infos if pairs <= set(info.labels)), key=lambda info: (info.created, info.id))
+    )

@@ -53,7 +53,7 @@ class SandboxCore(Protocol):
         """Whether this process made it and never stopped it."""
 
     def open_job(self, *, wait: bool = True) -> socket.socket:
-        """A connected stream socket for one call; BlockingIOError where that would have to wait and may not."""
+        """Connect a stream socket for one call; BlockingIOError if that would have to wait and may not."""
 
     def check_alive(self) -> None:
         """Raise SandboxGone if the sandbox has ended."""
@@ -62,7 +62,7 @@ class SandboxCore(Protocol):
         """End it."""
 
     def leave(self) -> None:
-        """What leaving a ``with`` block does."""
+        """Do what leaving a ``with`` block does."""
 
     def info(self) -> SandboxInfo:
         """What is known about it."""
@@ -79,17 +79,17 @@ class SandboxCore(Protocol):
     def reset(self, to: Snapshot | None) -> None:
         """Go back."""
 
-    def changes(self, below: PurePosixPath, timeout: float | None, most: int = ...) -> tuple[Change, ...]:
-        """What differs from its image, at a path and below it."""
+    def changes(self, below: PurePosixPath, timeout: float | None, max_characters: int = ...) -> tuple[Change, ...]:
+        """Return the changes to its image at a path and below it."""
 
     def processes(self) -> tuple[str, ...]:
         """Processes that a handle can attach to."""
 
     def process_listener(self, process_id: str) -> socket.socket:
-        """A listening socket at which others can connect to a process."""
+        """Open a listening socket at which others can connect to a process."""
 
     def connect_process(self, process_id: str) -> socket.socket:
-        """A connection to a process."""
+        """Connect to a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Returned(Generic[T]):
 
 
 def advance(operation: Operation[T]) -> Call | Returned[T]:
-    """The next call of an operation, or its value. StopIteration cannot pass through a coroutine (PEP 479)."""
+    """Return an operation's next call, or its value. StopIteration cannot pass through a coroutine (PEP 479)."""
     try:
         return next(operation)
     except StopIteration as end:

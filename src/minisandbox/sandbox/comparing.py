@@ -16,7 +16,7 @@ from minisandbox.launch.jobs import frames
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox.io_sync import converse
 from minisandbox.sandbox.launcher import Launcher
-from minisandbox.sandbox.plans import Request, make_viewer_plan
+from minisandbox.sandbox.plans import SandboxRequest, make_viewer_plan
 from minisandbox.sandbox.protocol.wire import Call
 from minisandbox.sandbox.run import SandboxRun
 from minisandbox.sandbox.snapshots import Tree
@@ -33,12 +33,12 @@ class ChangesCall(Call):
         below: the path that is compared, with all below it.
         usr: whether they hold changes of ``/usr`` too.
         skip: paths that the sandbox's own mounts made.
-        most: characters of paths, more of which are an error.
+        max_characters: characters of paths, more of which are an error.
     """
 
-    def __init__(self, trees: int, below: str, *, usr: bool, skip: Sequence[str], most: int) -> None:
-        asked = {"trees": trees, "below": below, "usr": usr, "skip": list(skip), "characters": most}
-        super().__init__({"verb": "changes", **asked})
+    def __init__(self, trees: int, below: str, *, usr: bool, skip: Sequence[str], max_characters: int) -> None:
+        options = {"trees": trees, "below": below, "usr": usr, "skip": list(skip), "characters": max_characters}
+        super().__init__({"verb": "changes", **options})
         self._changes: list[Change] = []
 
     def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - all is in the header
@@ -51,7 +51,7 @@ class ChangesCall(Call):
             self._changes.append(Change(PurePosixPath(path), ChangeKind(kind), FileType(what)))
 
     def result(self) -> tuple[Change, ...]:
-        """The changes, sorted by path.
+        """Return the changes, sorted by path.
 
         Raises:
             FileAccessError: something could not be compared.
@@ -62,11 +62,11 @@ class ChangesCall(Call):
 
 def changes(
     launcher: Launcher,
-    request: Request,
+    request: SandboxRequest,
     trees: Sequence[Tree],
     below: PurePosixPath,
     timeout: float | None,
-    most: int,
+    max_characters: int,
 ) -> tuple[Change, ...]:
     """Compare what lies in sealed trees, or is being written to the last of them, with an image.
 
@@ -76,8 +76,8 @@ def changes(
         trees: what was written, the lowest first.
         below: the path that is compared, with all below it.
         timeout: wall seconds that comparing may take, or None.
-        most: characters of paths, more of which are an error: an agent can write half a million files, and each costs
-            the host time and memory.
+        max_characters: most characters of paths: an agent can write half a million files, and each costs the host
+            time and memory.
 
     Raises:
         FileAccessError: something could not be compared, or not in time, or there is too much of it.
@@ -87,7 +87,7 @@ def changes(
     skip = [str(mount.target) for mount in request.mounts]
     shown = _USR.is_relative_to(below) or below.is_relative_to(_USR)
     usr = shown and request.image.host_usr and request.writable_usr
-    call = ChangesCall(len(trees), str(below), usr=usr, skip=skip, most=most)
+    call = ChangesCall(len(trees), str(below), usr=usr, skip=skip, max_characters=max_characters)
     door, outside = socket.socketpair()  # a listener that has no path
     with door, outside:
         run = SandboxRun(launcher, plan, door, trees, "comparison")

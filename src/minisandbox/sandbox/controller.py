@@ -64,10 +64,10 @@ class Controller:
         return self._records.directory
 
     def listener(self, name: str) -> socket.socket:
-        """A new listener there; see :func:`minisandbox.host.listeners.listen`."""
+        """Open a listener there; see :func:`minisandbox.host.listeners.listen`."""
         return self._records.listener(name)
 
-    def add(self, core: Owned, record: registry.Record) -> None:
+    def add(self, core: Owned, record: registry.OwnerRecord) -> None:
         """Record a live sandbox."""
         self._cores.add(core)
         self._records.add(record)
@@ -99,27 +99,27 @@ class _Current:
 
     def get(self) -> Controller:
         with self._lock:
-            known = self._controller
-            if known is None or known.pid != os.getpid():
-                known = None
-            if known is None or not known.launcher.alive:
-                self._controller = known = Controller(known.gateway if known is not None else None)
-                atexit.register(known.close)
-            return known
+            controller = self._controller
+            if controller is None or controller.pid != os.getpid():
+                controller = None
+            if controller is None or not controller.launcher.alive:
+                self._controller = controller = Controller(controller.gateway if controller is not None else None)
+                atexit.register(controller.close)
+            return controller
 
     def drop(self) -> None:
         with self._lock:
-            known, self._controller = self._controller, None
-        if known is not None:
-            known.close()
-            atexit.unregister(known.close)
+            controller, self._controller = self._controller, None
+        if controller is not None:
+            controller.close()
+            atexit.unregister(controller.close)
 
 
 _current = _Current()
 
 
 def current_controller() -> Controller:
-    """The controller of this process, started at the first use; after a fork the child gets its own.
+    """Return the controller of this process, started at the first use; a forked child gets its own.
 
     Raises:
         HostError: the launcher could not be started, or the runtime directory cannot be used.

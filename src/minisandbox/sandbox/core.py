@@ -24,7 +24,7 @@ from minisandbox.launch.plan import Plan, Tmpfs
 from minisandbox.sandbox import comparing, uppers
 from minisandbox.sandbox.controller import Controller, current_controller
 from minisandbox.sandbox.network import check_network
-from minisandbox.sandbox.plans import HOSTNAME, Request, check_mounts, find_plan, with_disk_upper
+from minisandbox.sandbox.plans import HOSTNAME, SandboxRequest, check_mounts, find_plan, with_disk_upper
 from minisandbox.sandbox.protocol.environment import command_environment, network_environment
 from minisandbox.sandbox.run import SandboxRun
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree, check_room
@@ -55,7 +55,9 @@ class Core:
 
     owned = True
 
-    def __init__(self, controller: Controller, request: Request, settings: Settings, trees: tuple[Tree, ...]) -> None:
+    def __init__(
+        self, controller: Controller, request: SandboxRequest, settings: Settings, trees: tuple[Tree, ...]
+    ) -> None:
         self.id = f"box-{secrets.token_hex(6)}"
         inside = any(mount.target.is_relative_to(request.image.workdir) for mount in request.mounts)
         one_id = controller.launcher.ids == 1 or request.one_id
@@ -99,7 +101,7 @@ class Core:
         controller = current_controller()
         base = image.image if isinstance(image, Snapshot) else image
         trees = image.trees() if isinstance(image, Snapshot) else ()
-        request = Request(
+        request = SandboxRequest(
             base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), HOSTNAME, upper,
             controller.launcher.writable_usr, controller.launcher.layered_usr,
             controller.launcher.host_sockets if base.host_usr else (),
@@ -110,13 +112,15 @@ class Core:
             watched = {**request.enforcement, "disk": uppers.WATCHED}
             request = replace(request, disk_upper=True, enforcement=watched)
         check_room(trees, request.limits.disk, f"a sandbox over {len(trees)} snapshots")
-        for given in request.given_uppers:
-            uppers.prepare(given)
+        for directory in request.given_uppers:
+            uppers.prepare(directory)
         settings = Settings(dict(environment or {}), tuple((labels or {}).items()))
         return cls._made(controller, request, settings, trees)
 
     @classmethod
-    def _made(cls, controller: Controller, request: Request, settings: Settings, trees: tuple[Tree, ...]) -> Self:
+    def _made(
+        cls, controller: Controller, request: SandboxRequest, settings: Settings, trees: tuple[Tree, ...]
+    ) -> Self:
         started = time.monotonic()
         core = cls(controller, request, settings, trees)
         try:
@@ -137,7 +141,7 @@ class Core:
         """
         door = self._controller.listener(listeners.name_of(self.id))
         with door:
-            upper = uppers.DiskUpper(self._request.image) if self._request.disk_upper else None
+            upper = uppers.UpperDirectory(self._request.image) if self._request.disk_upper else None
             plan = plan or self._plan()
             plan = plan if upper is None else with_disk_upper(plan, upper.path)
             if not self._asked:  # its lifetime counts from here: pid 1 begins later, and ends it after it is over here
@@ -164,9 +168,9 @@ class Core:
         if self._run.listener is not None:
             self._controller.gateway.serve(self.id, self._request.network, self._run.listener, self._run.pidfd)
 
-    def _record(self, run: SandboxRun) -> registry.Record:
+    def _record(self, run: SandboxRun) -> registry.OwnerRecord:
         lifetime = self.limits.lifetime
-        return registry.Record(
+        return registry.OwnerRecord(
             self.id, os.getpid(), self.image.name, self._created, run.pid, self._request.network.mode,
             dict(self._settings.labels), None if lifetime is None else self._began + lifetime,
             str(self.image.workdir), self.image.base_commit, self.environment, self.limits.output,
@@ -187,7 +191,7 @@ class Core:
         return not self._stopped and self._run is not None and self._controller.pid == os.getpid()
 
     def open_job(self, *, wait: bool = True) -> socket.socket:
-        """A connected stream socket on which one call is carried through.
+        """Connect a stream socket for one call.
 
         Closing it ends the command that runs on it.
 
@@ -221,7 +225,7 @@ class Core:
             raise self._gone()
 
     def _lifetime_left(self) -> float:
-        """Seconds until it ends by itself."""
+        """Return the seconds until its lifetime is over."""
         lifetime = self.limits.lifetime
         return float("inf") if lifetime is None else self._asked + lifetime - time.monotonic()
 
@@ -253,7 +257,7 @@ class Core:
         return self._controller.gateway.refusals(self.id)
 
     def process_listener(self, process_id: str) -> socket.socket:
-        """A listening socket for a process that outlives its handle; the worker that supervises it keeps it.
+        """Open a listening socket for a process that outlives its handle; the process's worker keeps it.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -272,7 +276,7 @@ class Core:
         return reach_process(self._controller.directory, self.id, process_id)
 
     def processes(self) -> tuple[str, ...]:
-        """The ids of processes that outlive their handles.
+        """Return the ids of processes that outlive their handles.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -283,15 +287,17 @@ class Core:
 
     # --- its state ---------------------------------------------------------------------------------------------------
 
-    def changes(self, below: PurePosixPath, timeout: float | None, most: int = MOST_CHARACTERS) -> tuple[Change, ...]:
-        """What differs from the image, at a path and below it; see :meth:`minisandbox.Sandbox.changes`.
+    def changes(
+        self, below: PurePosixPath, timeout: float | None, max_characters: int = MOST_CHARACTERS
+    ) -> tuple[Change, ...]:
+        """Return the changes to the image at a path and below it; see :meth:`minisandbox.Sandbox.changes`.
 
-        More characters of paths than ``most`` are an error.
+        More characters of paths than ``max_characters`` are an error.
         """
         check_timeout(timeout)
         run = self._living("changes")
         trees = (*self._trees, run.tree)
-        return comparing.changes(self._controller.launcher, self._request, trees, below, timeout, most)
+        return comparing.changes(self._controller.launcher, self._request, trees, below, timeout, max_characters)
 
     def snapshot(self) -> Snapshot:
         """Seal what was written, and go on over it; see :meth:`minisandbox.Sandbox.snapshot`."""
@@ -316,19 +322,19 @@ class Core:
             raise InvalidValue(f"fork({count!r})", hint=f"give how many sandboxes: 1 to {_MOST_FORKS}")
         trees = self.snapshot().trees()
         plan = replace(self._plan(), expects_commands=count == 1)  # a worker that waits too long ends
-        made: list[Self] = []
+        forks: list[Self] = []
         try:
             for number in range(count + _AT_ONCE):
                 if number < count:
-                    made += [type(self)(self._controller, self._request, self._settings, trees)]
-                    made[-1]._begin(plan)
+                    forks += [type(self)(self._controller, self._request, self._settings, trees)]
+                    forks[-1]._begin(plan)
                 if number >= _AT_ONCE:
-                    made[number - _AT_ONCE]._finish()
+                    forks[number - _AT_ONCE]._finish()
         except BaseException:  # a Ctrl-C too: nothing half-made stays
-            for core in made:
+            for core in forks:
                 core.stop()
             raise
-        return made
+        return forks
 
     def reset(self, to: Snapshot | None) -> None:
         """Forget what was written; see :meth:`minisandbox.Sandbox.reset`."""
@@ -377,7 +383,7 @@ class Core:
     # --- its end -----------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """What leaving a ``with`` block does: stop a sandbox of our own."""
+        """Stop a sandbox of our own at the end of a ``with`` block."""
         self.stop()
 
     def stop(self) -> None:
@@ -410,8 +416,8 @@ class Core:
         del run
         self._controller.launcher.flush()
         uppers.sweep()
-        for given in self._request.given_uppers:
-            uppers.finish(given)
+        for directory in self._request.given_uppers:
+            uppers.finish(directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,8 +452,8 @@ def note_use(image: ImageSpec) -> None:
         stamp(layer, count=True)
 
 
-def info_of(record: registry.Record) -> SandboxInfo:
-    """The public part of a record."""
+def info_of(record: registry.OwnerRecord) -> SandboxInfo:
+    """Return the public part of a record."""
     return SandboxInfo(
         record.id, record.image, record.owner, record.pid, record.created, record.network,
         tuple(sorted(record.labels.items())), record.expires, tuple(sorted(record.enforcement.items())),
@@ -471,10 +477,10 @@ def reach_process(directory: Path, sandbox_id: str, process_id: str) -> socket.s
         raise unreachable(missing, error) from error
 
 
-def unreachable(gone: MiniSandboxError, error: OSError) -> MiniSandboxError:
-    """What to raise where a socket could not be had: ``gone`` where its other end is, else why it was not."""
+def unreachable(ended: MiniSandboxError, error: OSError) -> MiniSandboxError:
+    """Return the error for a failed connection: ``ended`` if the other end is gone, otherwise the reason."""
     if error.errno in _GONE:
-        return gone
+        return ended
     if isinstance(error, TimeoutError):
         return SandboxGone(f"no connection to a sandbox could be made: {error.strerror}", reason="it hangs")
     return HostError(f"no connection to a sandbox could be made: {error.strerror}", reason="this process's own limits")

@@ -51,7 +51,7 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
     try:
         controller = os.pidfd_open(os.getpid())
         process = subprocess.Popen(
-            [*loader.words, "-I", "-S", "-B", "-c", bootstrap, str(theirs.fileno()), str(controller)],
+            [*loader.arguments, "-I", "-S", "-B", "-c", bootstrap, str(theirs.fileno()), str(controller)],
             executable=loader.program,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -93,12 +93,12 @@ class Loader:
 
     Attributes:
         program: path of the file to execute.
-        words: the first words of its arguments; the interpreter's follow.
+        arguments: its first arguments; the interpreter's follow.
         descriptor: the file, open until it was executed; the caller closes it.
     """
 
     program: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     descriptor: int
 
 
@@ -128,8 +128,8 @@ def _loader(program: str) -> str | None:
             head = source.read(64)
             if len(head) < 64 or not head.startswith(_MAGIC):
                 raise HostError(f"{program} is not a 64-bit program", hint="run MiniSandbox with a Python of its own")
-            (place,), (size, count) = _PLACE.unpack_from(head, 32), _SIZE_AND_COUNT.unpack_from(head, 54)
-            source.seek(place)
+            (table_offset,), (size, count) = _PLACE.unpack_from(head, 32), _SIZE_AND_COUNT.unpack_from(head, 54)
+            source.seek(table_offset)
             table = source.read(size * count)
             for at in range(0, len(table), size):
                 kind, _, offset, _, _, length, _, _ = _SEGMENT.unpack_from(table, at)

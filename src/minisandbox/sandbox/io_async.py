@@ -181,7 +181,7 @@ class _NoAnswerError(Exception):
 # --- connections that last -------------------------------------------------------------------------------------------
 
 
-class SharedConnection(Connection[Channel]):
+class AsyncSharedConnection(Connection[Channel]):
     """A connection that tasks of one event loop share.
 
     The loop watches the socket while a task waits, and not otherwise: unread output stays in the socket, and
@@ -230,10 +230,10 @@ class SharedConnection(Connection[Channel]):
             SandboxGone: the sandbox has ended.
         """
         self.check()
-        left = None if deadline is None else deadline - time.monotonic()
-        in_time = left is None or left > 0
+        remaining = None if deadline is None else deadline - time.monotonic()
+        in_time = remaining is None or remaining > 0
         if in_time and not self.inconclusive:
-            await self._news(left, listen=listen)
+            await self._news(remaining, listen=listen)
         elif listen and not self.closed and not self.over:
             self._listen()
         if self.inconclusive:
@@ -241,16 +241,16 @@ class SharedConnection(Connection[Channel]):
         self.check()
         return in_time
 
-    async def _news(self, left: float | None, *, listen: bool) -> None:
+    async def _news(self, remaining: float | None, *, listen: bool) -> None:
         loop = asyncio.get_running_loop()
-        news = loop.create_future()
-        timer = None if left is None else loop.call_later(left, _wake, news)
-        self._waiting[news] = listen
+        event = loop.create_future()
+        timer = None if remaining is None else loop.call_later(remaining, _wake, event)
+        self._waiting[event] = listen
         self._watch(loop)
         try:
-            await news
+            await event
         finally:
-            del self._waiting[news]
+            del self._waiting[event]
             self._watch(loop)
             if timer is not None:
                 timer.cancel()
@@ -278,8 +278,8 @@ class SharedConnection(Connection[Channel]):
 
     def tell(self) -> None:
         """Wake all tasks that wait."""
-        for news in self._waiting:
-            _wake(news)
+        for event in self._waiting:
+            _wake(event)
 
     def close(self) -> None:
         """Close the connection, also under tasks that wait on it; calling it again does nothing."""
@@ -301,12 +301,12 @@ class SharedConnection(Connection[Channel]):
             loop.remove_writer(self.socket)
 
 
-def _wake(news: asyncio.Future[None]) -> None:
-    if not news.done():
-        news.set_result(None)
+def _wake(event: asyncio.Future[None]) -> None:
+    if not event.done():
+        event.set_result(None)
 
 
-class Caller:
+class AsyncCaller:
     """The task that made this object."""
 
     def __init__(self) -> None:
@@ -317,6 +317,6 @@ class Caller:
         self._task = None if task is None else weakref.ref(task)
 
     def is_another(self) -> bool:
-        """Whether it is a live task other than the current one."""
+        """Return whether it is a live task other than the current one."""
         task = None if self._task is None else self._task()
         return task is not None and not task.done() and task is not asyncio.current_task()

@@ -110,10 +110,10 @@ def _limit(connection: socket.socket, deadline: float | None) -> None:
     """Have the next wait end at the deadline."""
     if deadline is None:
         return
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
         raise TimeoutError
-    connection.settimeout(left)
+    connection.settimeout(remaining)
 
 
 def _receive(connection: socket.socket) -> bytes:
@@ -178,18 +178,18 @@ class SharedConnection(Connection[Channel]):
             SandboxGone: the sandbox has ended.
         """
         self.check()
-        left = None if deadline is None else deadline - time.monotonic()
-        in_time = left is None or left > 0
+        remaining = None if deadline is None else deadline - time.monotonic()
+        in_time = remaining is None or remaining > 0
         listen = listen and not self._listening
         send = self.unsent and not self._sending
         if listen or send:
-            self._move(left, listen=listen, send=send)
+            self._move(remaining, listen=listen, send=send)
         elif in_time:
-            self._news.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
+            self._news.wait(None if remaining is None else min(remaining, threading.TIMEOUT_MAX))
         self.check()
         return in_time
 
-    def _move(self, left: float | None, *, listen: bool, send: bool) -> None:
+    def _move(self, remaining: float | None, *, listen: bool, send: bool) -> None:
         poll = select.poll()
         poll.register(self.socket, select.POLLIN * listen | select.POLLOUT * send)
         self._listening |= listen
@@ -197,7 +197,7 @@ class SharedConnection(Connection[Channel]):
         try:
             with self._unlocked():
                 # poll(2) takes an int of milliseconds; callers that wait longer come back
-                events = poll.poll(None if left is None else min(max(left * 1000, 0.0), 1e9))
+                events = poll.poll(None if remaining is None else min(max(remaining * 1000, 0.0), 1e9))
             happened = sum(event for _, event in events)  # of one descriptor
             if send and happened & ~select.POLLIN:
                 self.send()
@@ -239,5 +239,5 @@ class Caller:
         self._thread = threading.current_thread()
 
     def is_another(self) -> bool:
-        """Whether it is a live thread other than the current one."""
+        """Return whether it is a live thread other than the current one."""
         return self._thread is not threading.current_thread() and self._thread.is_alive()

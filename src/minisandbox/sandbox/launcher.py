@@ -118,16 +118,16 @@ class Launcher:
             SandboxCreationError: the zygote is gone.
         """
         network = "host" if plan.network == "host" else "off"  # the way out of an allow-list is no matter of the kernel
-        words = ["create", f"network={network}", f"ids={'one' if plan.one_id else 'all'}", f"inotify={plan.inotify}"]
-        words.append(f"sealed={','.join(map(str, sealed))}")
+        fields = ["create", f"network={network}", f"ids={'one' if plan.one_id else 'all'}", f"inotify={plan.inotify}"]
+        fields.append(f"sealed={','.join(map(str, sealed))}")
         if plan.pretend_owners:
-            words.append("owners=pretended")
+            fields.append("owners=pretended")
         if self.enforcement["processes"] == BY_RLIMIT:
-            words.append(f"nproc={plan.processes}")
-        words += (f"{name}={amount}" for name, amount in plan.group_limits)
+            fields.append(f"nproc={plan.processes}")
+        fields += (f"{name}={amount}" for name, amount in plan.group_limits)
         self.flush()
         with self._explaining():  # messages are sent whole, by several threads too
-            request = " ".join(words).encode() + b"\n" + plan.to_json()
+            request = " ".join(fields).encode() + b"\n" + plan.to_json()
             fd_passing.send(self._connection, request, (control.fileno(), door.fileno()))
 
     def hold(self, tree: int) -> int:
@@ -173,7 +173,7 @@ class Launcher:
                 self._lock.release()
 
     def _ask(self, verb: str, tree: int, what: str) -> int:
-        """One request about a tree, and the number that is its answer."""
+        """Send one request about a tree, and return the number that answers it."""
         self.flush()
         try:
             with self._lock, self._explaining():
@@ -186,11 +186,11 @@ class Launcher:
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
         """Say what an error of the connection means for a sandbox."""
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             yield
         except OSError as error:
-            early = time.monotonic() < begun + _START_TIMEOUT
+            early = time.monotonic() < started + _START_TIMEOUT
             if isinstance(error, HostError) or (isinstance(error, TimeoutError) and early):  # of a signal's handler
                 raise
             if error.errno not in _OF_THE_MESSAGE:
@@ -213,7 +213,7 @@ class Launcher:
                 self.forget(answer["number"])
 
     def _check(self, answer: dict[str, Any]) -> dict[str, object]:
-        """An answer, unless it is an error."""
+        """Return an answer, unless it is an error."""
         if answer["event"] == "error":
             if str(answer.get("path")).startswith(str(self._ranges)):
                 raise registry.ranges_fault(self._ranges, OSError(answer["errno"], os.strerror(answer["errno"])))
@@ -222,7 +222,7 @@ class Launcher:
 
     @functools.cached_property
     def host_sockets(self) -> tuple[str, ...]:
-        """What a sandbox over the host's ``/usr`` must not reach; see :func:`.host_sockets.find`.
+        """Return the sockets that a sandbox over the host's ``/usr`` must not reach; see :func:`.host_sockets.find`.
 
         Found when the first such sandbox is made: where /usr itself is bound, looking takes most of a second.
         """
@@ -244,14 +244,14 @@ class Launcher:
 
 
 def mappers() -> tuple[str, str]:
-    """The programs that map an ordinary user's subordinate ids, or empty texts."""
+    """Return the programs that map an ordinary user's subordinate ids, or empty strings."""
     if os.environ.get(ONE_ID, "") not in ("", "0"):
         return "", ""
     return shutil.which("newuidmap") or "", shutil.which("newgidmap") or ""
 
 
 def refusal(number: int | None, message: str) -> SandboxCreationError:
-    """What to raise where the zygote has made no sandbox.
+    """Return the error for a sandbox that the zygote refused.
 
     Args:
         number: the kernel's error, if it was one.
@@ -266,7 +266,7 @@ def refusal(number: int | None, message: str) -> SandboxCreationError:
 
 
 def enforcement(groups: object) -> dict[str, str]:
-    """What holds each limit that depends on the machine; one that nothing can hold is not named.
+    """Return what enforces each limit that depends on the machine; limits that nothing enforces are missing.
 
     Args:
         groups: what the zygote says about control groups, or None.

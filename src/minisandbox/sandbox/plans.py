@@ -46,7 +46,7 @@ _HOSTS = "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SandboxRequest:
     """Everything that decides what one sandbox looks like.
 
     Attributes:
@@ -104,7 +104,7 @@ class Request:
         return "disk" if self.disk_upper else "memory"
 
 
-def make_plan(request: Request) -> p.Plan:
+def make_plan(request: SandboxRequest) -> p.Plan:
     """Lay out the operations that make a sandbox.
 
     Raises:
@@ -143,7 +143,7 @@ _known: dict[object, p.Plan] = {}
 _MOST_KNOWN = 100
 
 
-def find_plan(request: Request) -> p.Plan:
+def find_plan(request: SandboxRequest) -> p.Plan:
     """Return the plan of :func:`make_plan`, made once for requests that are alike.
 
     Raises:
@@ -151,8 +151,8 @@ def find_plan(request: Request) -> p.Plan:
     """
     if request.mounts or request.network.mode == "host":  # both depend on files of the host
         return make_plan(request)
-    asked = (getattr(request, name) for name in Request.__slots__)
-    values = (tuple(value.items()) if isinstance(value, Mapping) else value for value in asked)
+    fields = (getattr(request, name) for name in SandboxRequest.__slots__)
+    values = (tuple(value.items()) if isinstance(value, Mapping) else value for value in fields)
     key = (*values, *_usr_layers(request.image), resource.getrlimit(resource.RLIMIT_NPROC))
     plan = _known.get(key)
     if plan is None:
@@ -164,12 +164,12 @@ def find_plan(request: Request) -> p.Plan:
 
 @functools.cache
 def usual_preparations() -> bytes:
-    """What is prepared before anybody asks, as a plan's first line."""
+    """Return the operations that every spare is prepared with, as a plan's first line."""
     return p.pack_operations(_preparations(HOSTNAME, outside=False))
 
 
 def _preparations(hostname: str, *, outside: bool) -> tuple[p.Operation, ...]:
-    """What does not depend on the image.
+    """Return the operations that do not depend on the image.
 
     Args:
         hostname: what the sandbox is called inside.
@@ -197,18 +197,18 @@ def _resize(size: int) -> Iterator[p.Resize]:
 
 @functools.cache
 def _unknown() -> tuple[str, ...]:
-    """Names of the host's /proc of which we do not know whether they are about the host."""
+    """Return the names in the host's /proc that we do not know and that may be about the host."""
     there = (name for name in os.listdir("/proc") if not name.isdigit())
     return tuple(sorted(set(there).difference(_HIDDEN, _SHOWN)))
 
 
-def _left(request: Request) -> int:
-    """Bytes that may still be written: what is sealed counts, deleted and overwritten files in it too."""
+def _left(request: SandboxRequest) -> int:
+    """Return the bytes that may still be written. Sealed trees count whole, with deleted and overwritten files."""
     disk = request.limits.disk
     return max(disk - request.held, min(disk, LEAST_DISK))
 
 
-def make_viewer_plan(request: Request, trees: int) -> p.Plan:
+def make_viewer_plan(request: SandboxRequest, trees: int) -> p.Plan:
     """Lay out a sandbox that only looks at what another has written, and at its image (:mod:`.comparing`).
 
     Args:
@@ -255,7 +255,7 @@ def check_mounts(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def _takes(request: Request) -> Iterator[p.Take | p.Given | p.DiskUpper]:
+def _takes(request: SandboxRequest) -> Iterator[p.Take | p.Given | p.DiskUpper]:
     for slot, layer in enumerate(request.image.layers):
         yield p.Take(str(layer), str(slot))
     for number in range(request.sealed):
@@ -276,7 +276,7 @@ def _takes(request: Request) -> Iterator[p.Take | p.Given | p.DiskUpper]:
 
 
 def _sources(number: int, mount: Mount) -> Iterator[tuple[str, Path]]:
-    """The directories that a mount shows, topmost first, with names for them."""
+    """Return the directories that a mount shows, topmost first, with names for them."""
     source = mount.source.resolve()
     for depth, path in enumerate((source if source.is_dir() else source.parent, *reversed(mount.below))):
         yield f"m{number}.{depth}", path.resolve()
@@ -308,7 +308,7 @@ def real_directories() -> tuple[str, ...]:
     return tuple(name for name in USR_LINKS if Path("/", name).is_dir() and not Path("/", name).is_symlink())
 
 
-def _root(request: Request) -> Iterator[p.Operation]:
+def _root(request: SandboxRequest) -> Iterator[p.Operation]:
     lowers = (*_sealed(request, "upper"), *_layers(request.image))
     if request.upper is not None:
         yield p.Attach("disk", slot="disk")
@@ -317,12 +317,14 @@ def _root(request: Request) -> Iterator[p.Operation]:
     yield from _writable(request, p.ROOT, lowers, "upper", "work")
 
 
-def _writable(request: Request, path: str, lowers: tuple[str, ...], upper: str, work: str) -> Iterator[p.Operation]:
+def _writable(
+    request: SandboxRequest, path: str, lowers: tuple[str, ...], upper: str, work: str
+) -> Iterator[p.Operation]:
     """Mount an overlay that takes writes, to scratch or to a disk upper."""
-    place = "disk/" if request.disk_upper else ""
-    yield p.Directory(f"{place}{upper}")
-    yield p.Directory(f"{place}{work}")
-    yield p.Overlay(path, lowers, f"{place}{upper}", f"{place}{work}", volatile=request.disk_upper)
+    prefix = "disk/" if request.disk_upper else ""
+    yield p.Directory(f"{prefix}{upper}")
+    yield p.Directory(f"{prefix}{work}")
+    yield p.Overlay(path, lowers, f"{prefix}{upper}", f"{prefix}{work}", volatile=request.disk_upper)
 
 
 def with_disk_upper(plan: p.Plan, upper: Path) -> p.Plan:
@@ -331,31 +333,31 @@ def with_disk_upper(plan: p.Plan, upper: Path) -> p.Plan:
     return replace(plan, takes=tuple(takes))
 
 
-def _sealed(request: Request, part: str) -> tuple[str, ...]:
-    """Where one part of the sealed trees is attached, topmost first."""
+def _sealed(request: SandboxRequest, part: str) -> tuple[str, ...]:
+    """Return where one part of the sealed trees is attached, topmost first."""
     return tuple(f"sealed/{number}/{part}" for number in reversed(range(request.sealed)))
 
 
 def _layers(image: ImageSpec) -> tuple[str, ...]:
-    """Where the layers are attached, topmost first."""
+    """Return where the layers are attached, topmost first."""
     return tuple(f"layers/{slot}" for slot in reversed(range(len(image.layers))))
 
 
-def _missing(request: Request) -> Iterator[p.Complete]:
+def _missing(request: SandboxRequest) -> Iterator[p.Complete]:
     """Make the directories that the image names; over sealed trees, what was removed stays removed."""
     named = (request.image.workdir, *request.image.volumes)
     if not request.sealed and (paths := tuple(str(path) for path in named if path.name)):
         yield p.Complete(p.ROOT, paths)
 
 
-def _tmp(request: Request) -> Iterator[p.Operation]:
-    """A workspace keeps /tmp with the rest, and so in its snapshots; a build's is kept only if asked for."""
+def _tmp(request: SandboxRequest) -> Iterator[p.Operation]:
+    """Mount a /tmp of its own in builds that do not keep it; a workspace's /tmp is part of its snapshots."""
     if request.upper is not None and not request.keep_tmp:
         yield p.Directory("tmp", 0o1777)
         yield p.Attach("root/tmp", source="tmp")
 
 
-def _usr(request: Request) -> Iterator[p.Operation]:
+def _usr(request: SandboxRequest) -> Iterator[p.Operation]:
     for name in real_directories():
         yield p.Attach(f"root/{name}", slot=name)
     if not request.layered_usr:
@@ -378,12 +380,12 @@ def _usr(request: Request) -> Iterator[p.Operation]:
 
 
 def _usr_layers(image: ImageSpec) -> list[int]:
-    """The layers that change something below /usr, the topmost first."""
+    """Return the layers that change something below /usr, topmost first."""
     return [slot for slot, layer in reversed([*enumerate(image.layers)]) if _has_usr(layer)]
 
 
 def _has_usr(layer: Path) -> bool:
-    """Whether a layer changes something below /usr (the base layer's empty mount point does not count)."""
+    """Return whether a layer changes something below /usr (the base layer's empty mount point does not count)."""
     usr = os.path.join(layer, "usr")
     try:
         status = os.lstat(usr)
@@ -424,11 +426,11 @@ def _group_limits(limits: Limits, enforcement: Mapping[str, str]) -> Iterator[tu
         yield "cpu", max(1, round(limits.cpu * 1000))
 
 
-def _rlimits(request: Request) -> Iterator[tuple[str, int]]:
+def _rlimits(request: SandboxRequest) -> Iterator[tuple[str, int]]:
     limits = request.limits
     yield "CORE", 0
-    _, most = resource.getrlimit(resource.RLIMIT_NPROC)  # which an ordinary user's sandboxes share
-    processes = limits.processes if most < 0 else min(limits.processes, max(most - _OTHERS_PROCESSES, 1))
+    _, maximum = resource.getrlimit(resource.RLIMIT_NPROC)  # which an ordinary user's sandboxes share
+    processes = limits.processes if maximum < 0 else min(limits.processes, max(maximum - _OTHERS_PROCESSES, 1))
     if processes < limits.processes or not _grouped(request.enforcement, "processes"):
         yield "NPROC", processes
     if limits.memory is not None and not _grouped(request.enforcement, "memory"):

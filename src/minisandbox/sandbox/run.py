@@ -19,7 +19,7 @@ from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import fd_passing
 from minisandbox.sandbox.launcher import Launcher, refusal
 from minisandbox.sandbox.snapshots import Tree
-from minisandbox.sandbox.uppers import DiskUpper
+from minisandbox.sandbox.uppers import UpperDirectory
 
 _READY_TIMEOUT = 60.0
 _END_PATIENCE = 5.0
@@ -54,7 +54,7 @@ class SandboxRun:
         trees: Sequence[Tree],
         name: str,
         *,
-        upper: DiskUpper | None = None,
+        upper: UpperDirectory | None = None,
     ) -> None:
         self._name = name
         self._upper = upper
@@ -108,12 +108,12 @@ class SandboxRun:
         Raises:
             SandboxCreationError: the sandbox will not be.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             flags = socket.MSG_CMSG_CLOEXEC
             data, ancillary, _, _ = self._control.recvmsg(1 << 16, socket.CMSG_SPACE(4), flags)
         except TimeoutError:
-            if time.monotonic() < begun + _READY_TIMEOUT:  # of a signal's handler
+            if time.monotonic() < started + _READY_TIMEOUT:  # of a signal's handler
                 raise
             raise SandboxCreationError(
                 f"sandbox {self._name} was not ready after {_READY_TIMEOUT:.0f} s",
@@ -161,7 +161,7 @@ class SandboxRun:
         return self._pidfd
 
     def open_job(self) -> socket.socket:
-        """A connected stream socket of a new job.
+        """Open a stream socket for a new job.
 
         Raises:
             OSError: its end is gone.
@@ -169,7 +169,7 @@ class SandboxRun:
         return new_job(self._control)
 
     def has_room(self) -> bool:
-        """Whether a job can be handed over without waiting; for a peer that is gone that is so too."""
+        """Return whether a job can be handed over without waiting; True if the peer is gone."""
         descriptor = self._control.fileno()
         if descriptor < 0:
             return True
@@ -178,7 +178,7 @@ class SandboxRun:
         return bool(poll.poll(0))
 
     def over(self, seconds: float) -> bool:
-        """Whether its first process has ended, or does within so many seconds."""
+        """Return whether its first process exits within so many seconds."""
         return self._pidfd < 0 or readable(self._pidfd, seconds)
 
     def end(self) -> None:
@@ -203,13 +203,13 @@ class SandboxRun:
             os.close(pidfd)
 
     def discard(self) -> None:
-        """Have what it wrote to disk removed, after its end."""
+        """Remove its upper on disk once it has ended."""
         if self._upper is not None:
             self._upper.discard()
 
 
 def new_job(control: socket.socket) -> socket.socket:
-    """A connected stream socket of a new job, whose other end goes over a control socket.
+    """Return one end of a new job's stream socket; the other end goes over a control socket.
 
     Raises:
         OSError: the end of the control socket is gone.
@@ -238,7 +238,7 @@ def end_process(pidfd: int, name: str) -> None:
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read, or is within so many seconds; of a pidfd: whether its process has ended."""
+    """Return whether a descriptor becomes readable within so many seconds; a pidfd does when its process exits."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

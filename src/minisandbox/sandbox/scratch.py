@@ -41,16 +41,16 @@ class ScratchLeftover(reaper.Leftover):
     """A directory whose owner is dead."""
 
     def remove(self) -> bool:
-        """Remove it; returns whether it is gone."""
+        """Remove a directory with all in it; the next cleanup removes what could not be removed."""
         remove(self.path)
         return not os.path.lexists(self.path)
 
 
-def new_scratch(place: Path | None = None) -> Path:
+def new_scratch(parent: Path | None = None) -> Path:
     """Make an empty directory of this process, which its user alone may enter.
 
     Args:
-        place: where; that for temporary files by default.
+        parent: where; that for temporary files by default.
 
     Returns:
         Its path; the caller removes it.
@@ -58,15 +58,15 @@ def new_scratch(place: Path | None = None) -> Path:
     Raises:
         HostError: it cannot be made.
     """
-    elsewhere = ELSEWHERE if place is None else ""
-    place = place or _place() or Path("/tmp")  # noqa: S108 - only told
-    with _noting(place), runtime_os_errors("make a temporary directory", place, elsewhere):
+    elsewhere = ELSEWHERE if parent is None else ""
+    parent = parent or _place() or Path("/tmp")  # noqa: S108 - only told
+    with _noting(parent), runtime_os_errors("make a temporary directory", parent, elsewhere):
         prefix = f"{_PREFIX}{registry.owner_name()}-"
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=None if elsewhere else place)).resolve()
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=None if elsewhere else parent)).resolve()
 
 
 def remove(path: Path) -> None:
-    """Remove a directory with all in it; what cannot be removed is left to whoever cleans up next."""
+    """Remove a directory with all in it; the next cleanup removes what could not be removed."""
     try:
         remove_tree(path)
     except PermissionError:  # files of subordinate ids, which belong to this user in a user namespace alone
@@ -79,25 +79,25 @@ def remove(path: Path) -> None:
 
 
 def _place() -> Path | None:
-    """Where they are made; None where no directory for temporary files can be written."""
+    """Return the temporary directory, or None if none is writable."""
     with contextlib.suppress(FileNotFoundError):
         return Path(tempfile.gettempdir()).resolve()
     return None
 
 
 @contextmanager
-def _noting(place: Path) -> Iterator[None]:
+def _noting(parent: Path) -> Iterator[None]:
     """Note a place, and keep the note there while a directory is made in it.
 
     Without a runtime directory, only owners with the same TMPDIR will look there.
     """
-    name = os.fsencode(place)
-    with contextlib.ExitStack() as kept:
+    name = os.fsencode(parent)
+    with contextlib.ExitStack() as locks:
         with contextlib.suppress(HostError, OSError):
             notes = registry.runtime_directory() / _NOTES
             notes.mkdir(mode=0o700, exist_ok=True)
             with contextlib.suppress(BlockingIOError):
-                kept.enter_context(_locked(notes, fcntl.LOCK_SH))
+                locks.enter_context(_locked(notes, fcntl.LOCK_SH))
             (notes / hashlib.sha256(name).hexdigest()).write_bytes(name)
         yield
 
@@ -114,7 +114,7 @@ def _locked(directory: Path, kind: int) -> Iterator[None]:
 
 
 def _noted() -> Iterator[tuple[Path, Path]]:
-    """The notes, with the places they tell."""
+    """Yield the notes, with the directories that they name."""
     with contextlib.suppress(HostError, OSError):
         for note in sorted((registry.runtime_directory() / _NOTES).iterdir()):
             with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ def scratch() -> Iterator[Path]:
 
 
 def leftovers() -> Iterator[ScratchLeftover]:
-    """This user's directories whose owners were killed."""
+    """Yield this user's directories whose owners were killed."""
     places = {place for _, place in _noted()} | {place for place in [_place()] if place}
     for path in (path for place in sorted(places) for path in _made_in(place)):
         owner = path.name.removeprefix(_PREFIX).rpartition("-")[0]
@@ -141,10 +141,10 @@ def leftovers() -> Iterator[ScratchLeftover]:
                 yield ScratchLeftover(_KIND, path, owner)
 
 
-def _made_in(place: Path) -> list[Path]:
-    """What there is of ours; nothing where one cannot look any more."""
+def _made_in(parent: Path) -> list[Path]:
+    """Return our directories in a directory; nothing if it cannot be read any more."""
     with contextlib.suppress(OSError, ValueError):
-        return sorted(place.glob(f"{_PREFIX}*"))
+        return sorted(parent.glob(f"{_PREFIX}*"))
     return []
 
 
@@ -153,6 +153,6 @@ def reap() -> None:
     for leftover in leftovers():
         leftover.remove()
     with contextlib.suppress(HostError, OSError), _locked(registry.runtime_directory() / _NOTES, fcntl.LOCK_EX):
-        for note, place in _noted():
-            if not _made_in(place):
+        for note, parent in _noted():
+            if not _made_in(parent):
                 note.unlink(missing_ok=True)

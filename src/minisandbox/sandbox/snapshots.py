@@ -12,7 +12,7 @@ from minisandbox.errors import InvalidValue
 from minisandbox.launch.plan import BYTES_PER_FILE
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.plans import LEAST_DISK
-from minisandbox.sandbox.uppers import DiskUpper, sweep
+from minisandbox.sandbox.uppers import UpperDirectory, sweep
 from minisandbox.store.leases import Lease
 from minisandbox.types import ImageSpec
 
@@ -34,7 +34,7 @@ class Tree:
 
     _descriptor, _number = -1, 0  # of one that a signal's handler has kept from being made
 
-    def __init__(self, launcher: Launcher, descriptor: int, upper: DiskUpper | None = None) -> None:
+    def __init__(self, launcher: Launcher, descriptor: int, upper: UpperDirectory | None = None) -> None:
         self.launcher = launcher
         self.upper = upper
         self._descriptor = descriptor
@@ -42,7 +42,7 @@ class Tree:
         self._lock = threading.Lock()
 
     def number(self) -> int:
-        """The number by which the launcher knows it; from now on sandboxes can be made over it.
+        """Return the launcher's number of it; from now on sandboxes can be created over it.
 
         Raises:
             SandboxCreationError: the kernel refused, or the launcher is gone.
@@ -83,7 +83,7 @@ class Tree:
 
 
 def _taken(descriptor: int) -> int:
-    """Bytes that are in use of a file system; its files count where that is more, since they are memory too."""
+    """Return the bytes in use of a file system; the memory of its files counts if that is more."""
     info = os.fstatvfs(descriptor)
     files = info.f_files - info.f_ffree - _OWN_FILES
     return max((info.f_blocks - info.f_bfree) * info.f_frsize, files * BYTES_PER_FILE)
@@ -130,7 +130,7 @@ class Snapshot:
         self._lease = lease
 
     def trees(self) -> tuple[Tree, ...]:
-        """The sealed trees, the lowest first.
+        """Return the sealed trees, the lowest first.
 
         Raises:
             InvalidValue: it is closed.

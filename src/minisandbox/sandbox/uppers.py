@@ -23,7 +23,7 @@ _made: set[Path] = set()
 _unused: deque[Path] = deque()
 
 
-class DiskUpper:
+class UpperDirectory:
     """A directory on the store's disk for the writes of one life of a sandbox.
 
     It is removed by the first :func:`sweep` after the last reference to this object is gone, or after its owner's death
@@ -40,17 +40,17 @@ class DiskUpper:
     """
 
     def __init__(self, image: ImageSpec) -> None:
-        place = _store(image) / "uppers"
-        with runtime_os_errors("make a directory for uppers", place.parent, ""):
-            place.mkdir(mode=0o700, exist_ok=True)
-            info = os.statvfs(place)
+        parent = _store(image) / "uppers"
+        with runtime_os_errors("make a directory for uppers", parent.parent, ""):
+            parent.mkdir(mode=0o700, exist_ok=True)
+            info = os.statvfs(parent)
         if (free := info.f_bavail * info.f_frsize) < FLOOR:
             raise HostError(
                 f"the store's disk has {free >> 20} MiB free, and sandboxes need {FLOOR >> 20}",
                 reason="on this kernel sandboxes write to that disk, not to memory",
-                hint=f"free some space at {place}; 'minisandbox image ls --sizes' shows what the store takes",
+                hint=f"free some space at {parent}; 'minisandbox image ls --sizes' shows what the store takes",
             )
-        self.path = scratch.new_scratch(place)
+        self.path = scratch.new_scratch(parent)
         _made.add(self.path)
 
     def discard(self) -> None:
@@ -66,7 +66,7 @@ class DiskUpper:
 
 
 def _forget_all() -> None:
-    """In a fork: the directories are its parent's."""
+    """Forget the directories in a forked child: they are its parent's."""
     _made.clear()
     _unused.clear()
 
@@ -75,7 +75,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def _store(image: ImageSpec) -> Path:
-    """The store of an image, where this process may write there; else this user's own."""
+    """Return the store of an image if this process may write there, otherwise this user's own."""
     for layer in filter(None, map(layer_of, reversed(image.layers))):
         if not is_read_only(store := layer.parents[1]):
             return store

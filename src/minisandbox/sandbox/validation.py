@@ -16,26 +16,26 @@ from minisandbox.types import ImageSpec, Limits, Mount, Network, is_number
 _LONGEST_TIMEOUT = 1e8
 
 
-def wrong_type(name: str, value: object, wanted: str) -> InvalidValue:
-    """The error for an argument of a wrong type.
+def wrong_type(name: str, value: object, expected: str) -> InvalidValue:
+    """Return the error for an argument of a wrong type.
 
     Args:
         name: of the argument.
         value: what was given.
-        wanted: what should have been.
+        expected: what should have been.
     """
     kind = "None" if value is None else f"of type {type(value).__name__}"
-    return InvalidValue(f"{name} is {kind}", hint=f"give {wanted}")
+    return InvalidValue(f"{name} is {kind}", hint=f"give {expected}")
 
 
-def check_type(name: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+def check_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
     """Refuse a value that has none of these types.
 
     Raises:
         InvalidValue: it has another type.
     """
     if not isinstance(value, kinds):
-        raise wrong_type(name, value, wanted)
+        raise wrong_type(name, value, expected)
 
 
 def check_timeout(timeout: float | None) -> None:
@@ -80,21 +80,21 @@ def check_command(command: object) -> None:
         check_type(f"command[{number}]", part, str, "a str")
 
 
-def check_texts(name: str, texts: object) -> None:
+def check_texts(name: str, mapping: object) -> None:
     """Refuse what is not a mapping of texts to texts, such as variables of an environment.
 
     Args:
         name: of the argument.
-        texts: what was given, or None.
+        mapping: what was given, or None.
 
     Raises:
         InvalidValue: it is something else.
     """
-    if texts is None:
+    if mapping is None:
         return
-    check_type(name, texts, Mapping, "a dict of str by str")
-    assert isinstance(texts, Mapping)
-    for key, text in texts.items():
+    check_type(name, mapping, Mapping, "a dict of str by str")
+    assert isinstance(mapping, Mapping)
+    for key, text in mapping.items():
         check_type(f"a name in {name}", key, str, "each name as a str")
         check_type(f"{name}[{key!r}]", text, str, "each value as a str")
 
@@ -123,13 +123,13 @@ def check_creation(
         InvalidValue: one is of a wrong type.
     """
     check_type("image", image, (ImageSpec, Snapshot), "an ImageSpec (Image.spec() gives one) or a Snapshot")
-    for name, value, kind, wanted in (
+    for name, value, kind, expected in (
         ("limits", limits, Limits, "a Limits, or None for its defaults"),
         ("network", network, Network, "Network.off(), Network.allow(...) or Network.host()"),
         ("upper", upper, Path, "a Path, or None to write to memory"),
     ):
         if value is not None:
-            check_type(name, value, kind, wanted)
+            check_type(name, value, kind, expected)
     check_texts("environment", environment)
     check_texts("labels", labels)
     if "" in (labels or {}):

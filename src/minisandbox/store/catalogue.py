@@ -85,11 +85,11 @@ class Catalogue:
         Raises:
             StoreError: one is damaged.
         """
-        found = []
+        records = []
         for name in self.image_names():
             with suppress(NotFound):  # removed since
-                found.append(self.image(name))
-        return found
+                records.append(self.image(name))
+        return records
 
     def images_with(self, text: str) -> list[ImageRecord]:
         """Return the image records that hold a string of ASCII; the others are not parsed.
@@ -97,12 +97,12 @@ class Catalogue:
         Raises:
             StoreError: one of them is damaged.
         """
-        found = []
+        records = []
         for name in self.image_names():
             with suppress(NotFound, FileNotFoundError), store_faults(f"read image {name}"):
                 if text.encode() in (self.root / f"images/{name}.json").read_bytes():
-                    found.append(self.image(name))
-        return found
+                    records.append(self.image(name))
+        return records
 
     def remove_image(self, name: str) -> None:
         """Forget an image, and that it is pinned; its layers stay until they are collected.

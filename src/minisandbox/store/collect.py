@@ -88,13 +88,13 @@ def collect(
         StoreError: the store is read-only, a record is damaged, or the kernel refused.
     """
     store.require_writable("collect what is not needed")
-    done, tell = Collected(), progress or (lambda _: None)
+    done, report = Collected(), progress or (lambda _: None)
     if freeze:
-        _freeze_first(store, done, budget, unused_for, frozenset(keep) | store.pins(), grace, dry_run, tell)
+        _freeze_first(store, done, budget, unused_for, frozenset(keep) | store.pins(), grace, dry_run, report)
         unused_for = None
         budget = None if dry_run else budget  # what will have to be removed besides cannot be told before
     with store_faults("collect what is not needed"), store.alone():
-        work = _Collection(store, done, grace, dry_run, tell)
+        work = _Collection(store, done, grace, dry_run, report)
         work.leftovers()
         sizes = StoreSizes(store, store.images())
         chosen = work.choose(sizes, frozenset(keep) | store.pins(), budget, unused_for)
@@ -129,14 +129,14 @@ def remove_images(
         StoreError: the store is read-only, a record is damaged, or the kernel refused.
     """
     store.require_writable("remove images")
-    wanted, done = list(dict.fromkeys(names)), Collected()
-    for name in wanted:
+    chosen, done = list(dict.fromkeys(names)), Collected()
+    for name in chosen:
         store.image(name)
     with store_faults("remove images"), store.alone():
         sizes = StoreSizes(store, store.images())
         work = _Collection(store, done, 0.0, dry_run, progress or (lambda _: None), frozenset(failures))
-        own = sizes.only_of(wanted) | work.remove_failures()
-        work.remove(sizes, wanted, among=own)
+        exclusive = sizes.only_of(chosen) | work.remove_failures()
+        work.remove(sizes, chosen, among=exclusive)
     return done
 
 
@@ -152,8 +152,8 @@ def idle_images(
         grace: seconds; images that were used within this time are left out, as are those in use.
     """
     now = time.time()
-    found = sorted((use_of_image(store, one).last, one.name, one) for one in images if one.name not in keep)
-    return [(used, name) for used, name, one in found if now - used >= grace and not is_in_use(store, one)]
+    candidates = sorted((use_of_image(store, one).last, one.name, one) for one in images if one.name not in keep)
+    return [(used, name) for used, name, one in candidates if now - used >= grace and not is_in_use(store, one)]
 
 
 def _freeze_first(
@@ -164,20 +164,20 @@ def _freeze_first(
     keep: Collection[str],
     grace: float,
     dry_run: bool,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Freeze images that are too old, and then others until all are small enough."""
     images = store.images()
     sizes, now = StoreSizes(store, images), time.time()
     idle = idle_images(store, images, keep=keep, grace=grace)
     old = [name for used, name in idle if unused_for is not None and now - used > unused_for]
-    frozen = freezing.freeze(store, old, dry_run=dry_run, progress=tell)
+    frozen = freezing.freeze(store, old, dry_run=dry_run, progress=report)
     size, done.frozen = sizes.total - frozen.freed, frozen.images
     for _, name in idle:
         if budget is None or size <= budget:
             return
         if name not in old:
-            frozen = freezing.freeze(store, [name], dry_run=dry_run, progress=tell)
+            frozen = freezing.freeze(store, [name], dry_run=dry_run, progress=report)
             size -= frozen.freed
             done.frozen += frozen.images
 
@@ -203,7 +203,7 @@ def use_of_image(store: Store, image: ImageRecord) -> Use:
 
 
 def is_in_use(store: Store, image: ImageRecord) -> bool:
-    """Whether somebody uses an image right now: all of its layers, as other images may have some of them."""
+    """Return whether all layers of an image are held right now; one layer may belong to several images."""
     return bool(image.layers) and all(in_use(store.layer_directory(key)) for key in reversed(image.layers))
 
 
@@ -215,14 +215,14 @@ class _Collection:
     done: Collected
     grace: float
     dry_run: bool
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     forgotten: frozenset[str] = frozenset()
     """Names of images whose failed builds are removed."""
 
     def choose(
         self, sizes: StoreSizes, keep: Collection[str], budget: int | None, unused_for: float | None
     ) -> list[str]:
-        """Which images go, the least recently used first."""
+        """Return the images to remove, the least recently used first."""
         now, chosen = time.time(), []
         failed = self._failed_layers()
         stay = {key for key in sizes.layers if key in failed or self._fresh(sizes, key)}
@@ -240,7 +240,7 @@ class _Collection:
         return {key for failure in self._failures() for key in failure.layers}
 
     def _failures(self) -> list[FailureRecord]:
-        """The failed builds that stay."""
+        """Return the failed builds that stay."""
         return [failure for failure in self.store.failures() if failure.image not in self.forgotten]
 
     def remove_failures(self) -> set[str]:
@@ -282,15 +282,15 @@ class _Collection:
 
     def remove_images(self, sizes: StoreSizes, names: Iterable[str]) -> list[ImageRecord]:
         """Remove records of images; return those that stay."""
-        gone = set()
+        removed = set()
         for name in names:
-            gone.add(name)
+            removed.add(name)
             self.done.images.append(name)
-            self.tell(f"image {name}")
+            self.report(f"image {name}")
             if not self.dry_run:
                 with suppress(NotFound):  # another process was quicker
                     self.store.remove_image(name)
-        return [image for name, image in sizes.images.items() if name not in gone]
+        return [image for name, image in sizes.images.items() if name not in removed]
 
     def remove_layers(self, sizes: StoreSizes, images: list[ImageRecord], among: Collection[str] | None) -> None:
         """Remove the layers that no image has, and nobody uses."""
@@ -305,12 +305,12 @@ class _Collection:
             elif self.store.remove_unused_layer(key):
                 self.done.layers.append(key)
                 self.store.log_path(key).unlink(missing_ok=True)
-                self.tell(f"layer {key[:16]}")
+                self.report(f"layer {key[:16]}")
             else:
                 self.done.spared.append(key)
 
     def leftovers(self) -> None:
-        """What dead processes left, what was put into quarantine, logs of nothing."""
+        """Remove what dead processes left, quarantined files, and logs without a layer."""
         if not self.dry_run:
             removed = reclaim(self.store.root)
             self.done.leftovers += [f"{removed} unfinished directories of dead processes"] if removed else []
@@ -343,24 +343,24 @@ class _Collection:
                     path.unlink()
 
     def remove_logs(self, grace: float) -> None:
-        """Logs of steps whose layer is not there, unless the failure is still known."""
-        known = {failure.key for failure in self._failures()}
+        """Remove logs of steps whose layer is gone, unless the failure is still recorded."""
+        failed = {failure.key for failure in self._failures()}
         for path in sorted((self.store.root / "logs").glob("[!.]*.log")):
             with suppress(FileNotFoundError):
                 info = path.stat()
-                if path.stem not in known and not self.store.has_layer(path.stem) and _older(info.st_mtime, grace):
+                if path.stem not in failed and not self.store.has_layer(path.stem) and _older(info.st_mtime, grace):
                     self._remove(path, f"log of step {path.stem[:16]}", info.st_blocks * 512)
 
     def orphans(self) -> None:
-        """Objects that no layer has."""
+        """Remove objects that no layer has."""
         # not their bytes: those that only the removed layers had are counted with the layers
         self.done.orphans = self.store.pool.remove_orphans(dry_run=self.dry_run)[0]
         if self.done.orphans and not self.done.layers:
-            self.tell(f"{self.done.orphans} objects that no layer has")
+            self.report(f"{self.done.orphans} objects that no layer has")
 
     def _fresh(self, sizes: StoreSizes, key: str) -> bool:
-        made = sizes.layers[key].record.created
-        return self.grace > 0 and not _older(use_of(self.store.layer_directory(key), made).last, self.grace)
+        created = sizes.layers[key].record.created
+        return self.grace > 0 and not _older(use_of(self.store.layer_directory(key), created).last, self.grace)
 
     def _dead_lock(self, path: Path) -> None:
         with suppress(FileNotFoundError):
@@ -390,7 +390,7 @@ class _Collection:
     def _leftover(self, what: str, size: int) -> None:
         self.done.leftovers.append(what)
         self.done.freed += size
-        self.tell(what)
+        self.report(what)
 
 
 def _older(moment: float, seconds: float) -> bool:

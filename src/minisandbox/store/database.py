@@ -106,16 +106,16 @@ def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connecti
     def opened(mode: str) -> sqlite3.Connection:
         return sqlite3.connect(f"{uri}{mode}", timeout=wait, isolation_level=None, check_same_thread=False, uri=True)
 
-    made = opened("?mode=ro" if readonly else "")
+    connection = opened("?mode=ro" if readonly else "")
     if readonly and path is not None:
         try:
-            made.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
-            made.close()
+            connection.close()
             if os.access(path.parent, os.W_OK) or path.with_name(f"{path.name}-wal").exists():
                 raise
-            made = opened("?immutable=1")
-    return made
+            connection = opened("?immutable=1")
+    return connection
 
 
 def _journal(database: sqlite3.Connection) -> str:

@@ -82,14 +82,24 @@ def list_digest(entries: Iterable[Entry]) -> str:
     """Return the hash of a list: of all that stays the same in every store, and so not of owners and blocks."""
     digest = hashlib.sha256()
     for entry in entries:
-        own = [pair for pair in entry.attributes if pair[0].startswith("user.")]
-        row = [entry.path, entry.kind, entry.mode, entry.mtime, entry.size, entry.digest, entry.same, entry.target, own]
+        attributes = [pair for pair in entry.attributes if pair[0].startswith("user.")]
+        row = [
+            entry.path,
+            entry.kind,
+            entry.mode,
+            entry.mtime,
+            entry.size,
+            entry.digest,
+            entry.same,
+            entry.target,
+            attributes,
+        ]
         digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
 
 
 def copy_name(key: str, copy: int) -> str:
-    """The file name of one of an object's copies."""
+    """Return the file name of one of an object's copies."""
     return key if copy == 0 else f"{key}.{copy}"
 
 
@@ -125,8 +135,8 @@ def decode(line: bytes) -> Entry:
     if not isinstance(values, list) or len(values) != len(Entry.__slots__):
         raise ValueError("a line has the wrong number of fields")
     path, kind, mode, uid, gid, mtime, size, disk, digest, copy, same, target, attributes = values
-    texts, numbers = (path, kind, digest, same, target), (mode, uid, gid, mtime, size, disk, copy)
-    if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+    strings, numbers = (path, kind, digest, same, target), (mode, uid, gid, mtime, size, disk, copy)
+    if not all(type(text) is str for text in strings) or not all(type(number) is int for number in numbers):
         raise ValueError("a field has the wrong type")
     if any(abs(number) > _LARGEST for number in numbers):
         raise ValueError("a number is too large")
@@ -166,12 +176,12 @@ def _lines(packed: bytes) -> Iterator[bytes]:
     Raises:
         ValueError: there are more bytes than a list can have, a line is too long, or it cannot be unpacked.
     """
-    left = MOST
+    remaining = MOST
     with gzip.GzipFile(fileobj=io.BytesIO(packed)) as source:
         try:
             while line := source.readline(_LONGEST + 1):
-                left -= len(line)
-                if len(line) > _LONGEST or left < 0:
+                remaining -= len(line)
+                if len(line) > _LONGEST or remaining < 0:
                     raise ValueError("it unpacks to more than a list can have")
                 yield line
         except Exception as error:  # zlib.error and what else a flipped byte leads to in its reader

@@ -32,7 +32,7 @@ def step_key(parent: str | None, step: Mapping[str, JSONValue]) -> str:
 
 
 def is_key(text: str) -> bool:
-    """Whether a text is a layer's key."""
+    """Return whether a string is a layer's key."""
     return _KEY.fullmatch(text) is not None
 
 

@@ -159,7 +159,7 @@ def open_exclusive(layer: Path) -> int | None:
 
 
 def in_use(layer: Path) -> bool:
-    """Whether somebody holds a layer right now."""
+    """Return whether any process holds a layer right now."""
     fd = open_exclusive(layer)
     if fd is None:
         return layer.exists()
@@ -205,15 +205,15 @@ def stamp(layer: Path, *, count: bool) -> None:
         os.close(fd)
 
 
-def use_of(layer: Path, made: float) -> Use:
+def use_of(layer: Path, published: float) -> Use:
     """Return how much a layer is used.
 
     Args:
         layer: its directory.
-        made: when it was published, seconds since the epoch.
+        published: when it was published, seconds since the epoch.
     """
     try:
         info = os.stat(layer / USED, follow_symlinks=False)
     except OSError:  # never used
-        return Use(0, made)
-    return Use(info.st_size, max(made, info.st_mtime))
+        return Use(0, published)
+    return Use(info.st_size, max(published, info.st_mtime))

@@ -38,7 +38,7 @@ class Pool:
         return Path(self._path(name))
 
     def has(self, name: str) -> bool:
-        """Whether an object of that name is there, damaged or not."""
+        """Return whether an object of that name exists, damaged or not."""
         return os.path.lexists(self._path(name))
 
     def _path(self, name: str) -> str:
@@ -106,7 +106,7 @@ class Pool:
         raise AssertionError("copies are counted without an end")
 
     def _given(self, name: str, path: str) -> bool:
-        """Whether the pool had no inode of that path, and now has this one."""
+        """Return whether this call added an inode that the pool did not have."""
         try:
             try:
                 _link(name, path)
@@ -172,12 +172,12 @@ class Pool:
         Raises:
             OSError: the kernel refused.
         """
-        count = taken = 0
+        count = size = 0
         for path, info in self.orphans():
-            count, taken = count + 1, taken + info.st_blocks * 512
+            count, size = count + 1, size + info.st_blocks * 512
             if not dry_run:
                 os.unlink(path)
-        return count, taken
+        return count, size
 
 
 class _FullInode(Exception):
@@ -189,7 +189,7 @@ def _link(source: str, target: str) -> None:
 
 
 def looks_like(entry: Entry, info: os.stat_result) -> bool:
-    """Whether an inode has the type, size, mode, owner and mtime of a file's entry."""
+    """Return whether an inode has the type, size, mode, owner and mtime of a file's entry."""
     return stat.S_ISREG(info.st_mode) and (
         (info.st_size, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns)
         == (entry.size, entry.mode, entry.uid, entry.gid, entry.mtime)

@@ -16,7 +16,7 @@ from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.store import Store
 
 
-class Status(enum.Enum):
+class ImageStatus(enum.Enum):
     """What can be done with an image."""
 
     READY = "ready"
@@ -44,7 +44,7 @@ class ImageRow:
     """
 
     name: str
-    status: Status
+    status: ImageStatus
     record: ImageRecord | None
     unique: int = 0
     shared: int = 0
@@ -66,16 +66,16 @@ def image_rows(store: Store) -> list[ImageRow]:
         except NotFound:  # removed since
             continue
         except StoreError as error:
-            rows.append(ImageRow(name, Status.BROKEN, None, detail=error.what))
+            rows.append(ImageRow(name, ImageStatus.BROKEN, None, detail=error.what))
     sizes, pins = StoreSizes(store, records), store.pins()
     rows += [_row(store, record, sizes, pins) for record in records]
-    known = {row.name for row in rows}
+    names = {row.name for row in rows}
     for failure in store.failures():
-        if failure.image not in known:
+        if failure.image not in names:
             rows.append(
                 ImageRow(
                     failure.image,
-                    Status.FAILED,
+                    ImageStatus.FAILED,
                     None,
                     created=failure.created,
                     used=failure.created,
@@ -90,7 +90,7 @@ def _row(store: Store, record: ImageRecord, sizes: StoreSizes, pins: frozenset[s
     use = use_of_image(store, record)
     return ImageRow(
         name=record.name,
-        status=Status.BROKEN if missing else Status.READY,
+        status=ImageStatus.BROKEN if missing else ImageStatus.READY,
         record=record,
         unique=size.unique,
         shared=size.shared,
@@ -146,7 +146,7 @@ def parts(store: Store) -> list[Part]:
     layers = [path for path in (store.root / "layers").iterdir() if path.is_dir()]
     orphans = [info.st_blocks * 512 for _, info in store.pool.orphans(alone=False)]  # of a store that is only read, too
     lists = sum(_taken(path / name) for path in layers for name in (listing.NAME, "layer.json", USED, BLOBS))
-    found = [
+    rows = [
         Part("layers", sizes.total - sizes.blobs + lists, len(layers), "what images are made of", "image rm, image gc"),
         Part("objects", sum(orphans), len(orphans), "files that no layer has any more", "image gc"),
     ]
@@ -154,8 +154,8 @@ def parts(store: Store) -> list[Part]:
         if path.name not in _OF_IMAGES and path.is_dir():
             purpose, removal = _PURPOSES.get(path.name, ("", ""))
             size = measure_tree(path)
-            found.append(Part(path.name, size.bytes, size.files, purpose, removal))
-    return sorted((part for part in found if part.bytes), key=lambda part: -part.bytes)
+            rows.append(Part(path.name, size.bytes, size.files, purpose, removal))
+    return sorted((part for part in rows if part.bytes), key=lambda part: -part.bytes)
 
 
 def apparent_bytes(store: Store) -> int:

@@ -46,7 +46,7 @@ class Publication:
     Attributes:
         pool: where equal files are found.
         work: the private directory that holds its tree.
-        made: the tree, and what is known of it.
+        output: the tree, and what is known of it.
         below: what the layers that it is stacked with have of the pool: yields names of objects. It is only asked where
             an object is there already; no inode may be in a stack twice, because programs compare inodes.
         copies: which of the pool's copies of its object a file was before, by path.
@@ -54,7 +54,7 @@ class Publication:
 
     pool: Pool
     work: Path
-    made: Made
+    output: Made
     below: Iterable[str]
     copies: Mapping[str, int] = field(default_factory=dict)
     _linked: set[str] = field(default_factory=set)
@@ -85,36 +85,36 @@ class Publication:
             OSError: the kernel refused; ENOSPC of delayed allocation shows up here.
         """
         self.spare.mkdir(mode=0o700)
-        found = self._settle()
-        whole = self.work / "publish"
-        whole.mkdir(mode=0o700)
-        rename_directory(self.made.tree, whole / "tree")
-        listing.write_entries(whole / listing.NAME, self._listed(found))
-        names = [entry for entry in found if entry.kind != listing.DIRECTORY]
+        entries = self._settle()
+        layer = self.work / "publish"
+        layer.mkdir(mode=0o700)
+        rename_directory(self.output.tree, layer / "tree")
+        listing.write_entries(layer / listing.NAME, self._listed(entries))
+        names = [entry for entry in entries if entry.kind != listing.DIRECTORY]
         # a directory's entry for itself is not counted, as no layer's size ever was
-        taken = sum(entry.disk for entry in found if not entry.same and entry.path)
-        record = replace(unsized, bytes=taken, files=len(names))
-        (whole / "layer.json").write_bytes(record.to_json())
-        sync_filesystem(whole)
-        return whole, record
+        size = sum(entry.disk for entry in entries if not entry.same and entry.path)
+        record = replace(unsized, bytes=size, files=len(names))
+        (layer / "layer.json").write_bytes(record.to_json())
+        sync_filesystem(layer)
+        return layer, record
 
     def _settle(self) -> list[Entry]:
         """Exchange files with the pool; return what is in the tree."""
         with ExitStack() as opened:
-            found = list(scan(self.made.tree, opened, Allowance(self.made.patience), self.made.digests))
-            if self.made.expected and list_digest(found) != self.made.expected:
+            entries = list(scan(self.output.tree, opened, Allowance(self.output.patience), self.output.digests))
+            if self.output.expected and list_digest(entries) != self.output.expected:
                 raise StoreError("the files of a layer are not those of its list", reason="its content was changed")
             with self.pool.using():
-                self._linked = {entry.same for entry in found}
-                self._take(found)
+                self._linked = {entry.same for entry in entries}
+                self._take(entries)
                 sync_filesystem(self.work)
                 self._give()
-            self._restore_mtimes(found)
-        return found
+            self._restore_mtimes(entries)
+        return entries
 
-    def _take(self, found: list[Entry]) -> None:
+    def _take(self, entries: list[Entry]) -> None:
         """Take up objects that the pool has, before the disk has had any work with these."""
-        for entry in found:
+        for entry in entries:
             if self._is_shared(entry):
                 key = entry.object
                 first = self.copies.get(entry.path, self._first(key))
@@ -132,10 +132,10 @@ class Publication:
             self._note(entry, key, copy)
 
     def _where(self, entry: Entry) -> str:
-        return f"{self.made.tree}/{entry.path}"
+        return f"{self.output.tree}/{entry.path}"
 
     def _is_shared(self, entry: Entry) -> bool:
-        """Whether a file goes into the pool; not if it has several names, because programs read st_nlink."""
+        """Return whether a file goes into the pool. Files with several names do not, because programs read st_nlink."""
         is_linked = entry.same or entry.path in self._linked
         return entry.kind == FILE and entry.size >= SMALLEST and not is_linked
 
@@ -144,22 +144,22 @@ class Publication:
         self._next[key] = max(self._next.get(key, 0), copy + 1)
 
     def _first(self, key: str) -> int:
-        """The first copy of an object that neither this layer nor those below it have."""
+        """Return the first copy of an object that neither this layer nor those below it have."""
         if not self._asked and self.pool.has(key):
             self._asked = True
             for name in self.below:
-                known, _, number = name.partition(".")
-                self._next[known] = max(self._next.get(known, 0), int(number or 0) + 1)
+                object_key, _, number = name.partition(".")
+                self._next[object_key] = max(self._next.get(object_key, 0), int(number or 0) + 1)
         return self._next.get(key, 0)
 
-    def _listed(self, found: list[Entry]) -> Iterator[Entry]:
-        for entry in found:
+    def _listed(self, entries: list[Entry]) -> Iterator[Entry]:
+        for entry in entries:
             copy = self._copies.get(entry.path, PRIVATE)
             yield entry if copy == PRIVATE else replace(entry, copy=copy)
 
-    def _restore_mtimes(self, found: list[Entry]) -> None:
+    def _restore_mtimes(self, entries: list[Entry]) -> None:
         """Give directories the mtimes back that exchanging files in them has changed."""
-        for entry in found:
+        for entry in entries:
             if entry.kind == listing.DIRECTORY:
                 where = self._where(entry)
                 if os.lstat(where).st_mtime_ns != entry.mtime:
@@ -177,14 +177,14 @@ def rename_directory(source: Path, target: Path) -> None:
     target.chmod(mode)
 
 
-def make_visible(whole: Path, place: Path) -> None:
+def make_visible(layer: Path, target: Path) -> None:
     """Publish: one rename.
 
     Raises:
         OSError: the kernel refused; the layer is not there.
     """
-    whole.rename(place)
-    sync_directory(place.parent)
+    layer.rename(target)
+    sync_directory(target.parent)
 
 
 def objects_of(layers: Iterable[Path]) -> Iterator[str]:

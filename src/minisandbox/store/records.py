@@ -20,7 +20,7 @@ MOST = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StoreRecord:
     """What is kept as a JSON file of its own."""
 
     def to_json(self) -> bytes:
@@ -58,10 +58,10 @@ class Record:
         try:
             values = json.loads(text)
             version = values.pop("format")
-            known = {f.name for f in fields(cls)}
+            names = {f.name for f in fields(cls)}
             if version == FORMAT:
                 cls._check(values)
-                return cls(**{name: _frozen(value) for name, value in values.items() if name in known})
+                return cls(**{name: _frozen(value) for name, value in values.items() if name in names})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"record {where} is damaged",
@@ -74,13 +74,13 @@ class Record:
 
     @classmethod
     def _check(cls, values: Mapping[str, object]) -> None:
-        for one in fields(cls):
-            if one.name in values and not _FITS[str(one.type)](values[one.name]):
-                raise ValueError(f"{one.name} is {repr(values[one.name])[:80]}")
+        for column in fields(cls):
+            if column.name in values and not _FITS[str(column.type)](values[column.name]):
+                raise ValueError(f"{column.name} is {repr(values[column.name])[:80]}")
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number that can be a size, a moment or a length of time: finite, and not negative."""
+    """Return whether a value can be a size, a point in time or a duration: finite, and not negative."""
     return type(value) in (int, float) and 0 <= cast("float", value) < 1 << 63
 
 
@@ -116,7 +116,7 @@ def _frozen(value: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRecord(Record):
+class LayerRecord(StoreRecord):
     """What is known of a published layer.
 
     Attributes:
@@ -143,7 +143,7 @@ class LayerRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class BlobRecord(Record):
+class BlobRecord(StoreRecord):
     """What is known of a layer's compressed forms, whether they are in the store now or not.
 
     Attributes:
@@ -160,7 +160,7 @@ class BlobRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageRecord(Record):
+class ImageRecord(StoreRecord):
     """What is known of an image.
 
     Attributes:
@@ -193,7 +193,7 @@ class ImageRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class FailureRecord(Record):
+class FailureRecord(StoreRecord):
     """What is known of an image whose build failed: enough to look into its last good state.
 
     Attributes:

@@ -69,7 +69,7 @@ class Results(Database):
         return next(self._rows("SELECT id, fingerprint, final, body FROM results WHERE id = ?", name), None)
 
     def __iter__(self) -> Iterator[Result]:
-        """All results, in the order of their ids."""
+        """Yield all results, in the order of their ids."""
         return self._rows("SELECT id, fingerprint, final, body FROM results ORDER BY id")
 
     def _rows(self, query: str, *values: str) -> Iterator[Result]:

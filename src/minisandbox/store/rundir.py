@@ -55,8 +55,8 @@ class RunDirectory:
             DiskFull: the disk is full.
             OSError: the directory cannot be made or written.
         """
-        for place in (path, *(path / folder for folder in cls.folders)):
-            place.mkdir(parents=True, exist_ok=True)
+        for directory in (path, *(path / folder for folder in cls.folders)):
+            directory.mkdir(parents=True, exist_ok=True)
         run = cls(path, _locked(path))
         try:
             run._check(config)
@@ -83,23 +83,23 @@ class RunDirectory:
     def _check(self, config: Config) -> None:
         file = self.path / "run.json"
         try:
-            known = _known_config(file, self.kind)
+            recorded = _known_config(file, self.kind)
         except FileNotFoundError:
             began = datetime.now(UTC).isoformat(timespec="seconds")
             head = {"format": self.kind, "version": VERSION, "minisandbox": __version__, "started": began}
             write_whole(file, json.dumps({**head, "config": dict(config)}, indent=1).encode() + b"\n")
             return
-        for key in sorted((set(known) | set(config)) - self.may_change):
-            if known.get(key) != config.get(key):
+        for key in sorted((set(recorded) | set(config)) - self.may_change):
+            if recorded.get(key) != config.get(key):
                 raise RunError(
-                    f"{self.path} belongs to a run with {key} = {known.get(key)!r}, not {config.get(key)!r}",
+                    f"{self.path} belongs to a run with {key} = {recorded.get(key)!r}, not {config.get(key)!r}",
                     hint="give the same options to go on with it, or another directory",
                 )
 
     def _sweep(self) -> None:
         """Remove what a killed process left half-written."""
-        for place in (self.path, *(self.path / folder for folder in self.folders)):
-            for leftover in place.glob(f".*.{HALF_WRITTEN}"):
+        for directory in (self.path, *(self.path / folder for folder in self.folders)):
+            for leftover in directory.glob(f".*.{HALF_WRITTEN}"):
                 leftover.unlink(missing_ok=True)
 
 
@@ -135,15 +135,15 @@ def _locked(path: Path) -> int:
     )
 
 
-def _known_config(file: Path, wanted: str) -> dict[str, object]:
+def _known_config(file: Path, kind: str) -> dict[str, object]:
     try:
         run = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunError(f"{file} is damaged", reason=str(error), hint="give another directory") from error
-    found = run.get("format") if isinstance(run, dict) else None
-    version = run.get("version") if found == wanted else None
+    actual = run.get("format") if isinstance(run, dict) else None
+    version = run.get("version") if actual == kind else None
     if not isinstance(version, int) or not isinstance(run.get("config"), dict):
-        what = f"it describes a {found}, not a {wanted}" if isinstance(found, str) and found != wanted else None
+        what = f"it describes a {actual}, not a {kind}" if isinstance(actual, str) and actual != kind else None
         raise RunError(f"{file} does not describe such a run", reason=what, hint="give another directory")
     if version > VERSION:
         raise RunError(

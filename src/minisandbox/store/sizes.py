@@ -163,9 +163,9 @@ class StoreSizes:
 
     def only_of(self, names: Iterable[str]) -> set[str]:
         """Return the keys of layers that no image but these has."""
-        gone = set(names)
-        kept = {key for name, stack in self._stacks.items() if name not in gone for key in stack}
-        return {key for name in gone for key in self._stacks[name]} - kept
+        excluded = set(names)
+        needed = {key for name, stack in self._stacks.items() if name not in excluded for key in stack}
+        return {key for name in excluded for key in self._stacks[name]} - needed
 
 
 class Removal:

@@ -90,7 +90,7 @@ class Store(Catalogue):
     # --- layers ---
 
     def has_layer(self, key: str) -> bool:
-        """Whether the layer is published."""
+        """Return whether the layer is published."""
         return self._record(key).is_file()
 
     def layer_tree(self, key: str) -> Path:
@@ -112,7 +112,7 @@ class Store(Catalogue):
         return self.root / "layers" / check_key(key)
 
     def is_frozen(self, key: str) -> bool:
-        """Whether a layer is there, but compressed; its next use gives it its tree back."""
+        """Return whether a layer is compressed; its next use unpacks it."""
         return is_frozen(self.layer_directory(key))
 
     @property
@@ -154,7 +154,7 @@ class Store(Catalogue):
         step: Mapping[str, JSONValue],
         make: Callable[[Path], Made],
         on_wait: Callable[[], None] | None = None,
-        beside: Sequence[str] = (),
+        stacked_with: Sequence[str] = (),
         hold: Lease | None = None,
     ) -> tuple[LayerRecord, bool]:
         """Return a layer, making it first if it is missing, or if it is damaged; several processes make it once.
@@ -165,7 +165,7 @@ class Store(Catalogue):
             step: what makes it, for its record.
             make: is given an empty directory on the store's file system, and returns what it made there.
             on_wait: called again and again while another process is making it.
-            beside: keys of layers that images stack with this one, besides its parent and those below that.
+            stacked_with: keys of layers that images stack with this one, besides its parent and those below that.
             hold: holds the layer from now on.
 
         Returns:
@@ -176,23 +176,23 @@ class Store(Catalogue):
             StoreError: the store refused, or another maker took longer than six hours.
             BaseException: what ``make`` raised, an ``OSError`` as StoreError; nothing was published.
         """
-        if (known := self._sound(key, hold)) is not None:
+        if (record := self._sound(key, hold)) is not None:
             stamp(self.layer_directory(key), count=False)  # the collector leaves it to us for a while
-            return known, False
+            return record, False
         self.require_writable(f"make layer {key}")
         with self.lock(key, on_wait=on_wait):
-            if (known := self._sound(key, hold)) is not None:
-                return known, False
+            if (record := self._sound(key, hold)) is not None:
+                return record, False
             if self.layer_directory(key).exists():
                 self.quarantine(key)
             with self.staging(f"layer-{key[:12]}") as work:
-                begun = time.monotonic()
-                made = make(work)
-                took = round(time.monotonic() - begun, 3)
-                return self._publish(work, made, _unsized(key, parent, step, made, took), beside, hold), True
+                started = time.monotonic()
+                result = make(work)
+                took = round(time.monotonic() - started, 3)
+                return self._publish(work, result, _unsized(key, parent, step, result, took), stacked_with, hold), True
 
     def _sound(self, key: str, hold: Lease | None) -> LayerRecord | None:
-        """The record of a layer that is there, held from now on; None where it is not, or is damaged."""
+        """Return a layer's record and hold the layer; None if it is missing or damaged."""
         if not self.has_layer(key):
             return None
         try:
@@ -224,9 +224,9 @@ class Store(Catalogue):
                 return False
             try:
                 # Its own lock makes it a half-made thing of ours; no directory is made, for the disk may be full.
-                gone = self.root / "staging" / f"removed.{secrets.token_hex(6)}"
-                layer.rename(gone)
-                remove_tree(gone)
+                trash = self.root / "staging" / f"removed.{secrets.token_hex(6)}"
+                layer.rename(trash)
+                remove_tree(trash)
             finally:
                 os.close(fd)
         return True
@@ -305,20 +305,20 @@ class Store(Catalogue):
         return self.layer_directory(key) / "layer.json"
 
     def _publish(
-        self, work: Path, made: Made, unsized: LayerRecord, beside: Sequence[str], hold: Lease | None
+        self, work: Path, result: Made, unsized: LayerRecord, stacked_with: Sequence[str], hold: Lease | None
     ) -> LayerRecord:
         with store_faults(f"publish layer {unsized.key}"):
-            below = self._objects_below(unsized.parent, beside)
-            whole, record = Publication(self.pool, work, made, below).prepare(unsized)
+            below = self._objects_below(unsized.parent, stacked_with)
+            layer, record = Publication(self.pool, work, result, below).prepare(unsized)
             if hold is not None:  # before anybody can see it, and so remove it
-                hold.add([self.layer_directory(record.key)], whole)
-            make_visible(whole, self.layer_directory(record.key))
+                hold.add([self.layer_directory(record.key)], layer)
+            make_visible(layer, self.layer_directory(record.key))
         return record
 
-    def _objects_below(self, parent: str | None, beside: Sequence[str]) -> Iterator[str]:
-        """The objects of the layers that one is stacked with; read only if somebody asks."""
+    def _objects_below(self, parent: str | None, stacked_with: Sequence[str]) -> Iterator[str]:
+        """Yield the objects of the layers that one is stacked with; they are read on demand."""
         stack: dict[str, None] = {}
-        waiting = [key for key in (parent, *beside) if key is not None]
+        waiting = [key for key in (parent, *stacked_with) if key is not None]
         while waiting:
             key = waiting.pop()
             if key not in stack and self.has_layer(key):
@@ -328,11 +328,11 @@ class Store(Catalogue):
         yield from objects_of(self.layer_directory(key) for key in stack)
 
 
-def _unsized(key: str, parent: str | None, step: Mapping[str, JSONValue], made: Made, took: float) -> LayerRecord:
-    """A layer's record before its files are counted."""
-    imported = made.seconds is not None
-    seconds = took if made.seconds is None else made.seconds
-    return LayerRecord(key, parent, dict(step), seconds, 0, 0, time.time(), dict(made.facts), imported)
+def _unsized(key: str, parent: str | None, step: Mapping[str, JSONValue], result: Made, took: float) -> LayerRecord:
+    """Return a layer's record before its files are counted."""
+    imported = result.seconds is not None
+    seconds = took if result.seconds is None else result.seconds
+    return LayerRecord(key, parent, dict(step), seconds, 0, 0, time.time(), dict(result.facts), imported)
 
 
 def _remove_torn(root: Path) -> None:

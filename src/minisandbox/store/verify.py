@@ -40,7 +40,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """What a verification found.
 
     Attributes:
@@ -83,7 +83,7 @@ def verify(
     full: bool = False,
     keys: Iterable[str] | None = None,
     progress: Callable[[VerifyEvent], None] | None = None,
-) -> Report:
+) -> VerifyReport:
     """Compare layers with the lists of their files, and put damaged ones into quarantine.
 
     It may be interrupted at any time; what was found by then has been dealt with. Sandboxes that run over a damaged
@@ -107,22 +107,22 @@ def verify(
     for number, key in enumerate(chosen, 1):
         try:
             with store.hold(key, frozen=True):
-                found = check.layer(key)
-                damaged += [_put_away(store, found)] if found is not None else []
+                fault = check.layer(key)
+                damaged += [_put_away(store, fault)] if fault is not None else []
         except NotFound:
             if keys is not None:
                 raise
             continue  # collected since
         if progress is not None:
-            progress(VerifyEvent(number, len(chosen), key, 0 if found is None else found.count))
+            progress(VerifyEvent(number, len(chosen), key, 0 if fault is None else fault.count))
     if full and keys is None:
         check.orphans()
     broken = tuple(_broken(store, {damage.key for damage in damaged}))
-    return Report(len(chosen), check.files, check.bytes, tuple(damaged), check.unreadable, broken)
+    return VerifyReport(len(chosen), check.files, check.bytes, tuple(damaged), check.unreadable, broken)
 
 
 def _everything(store: Store) -> list[str]:
-    """The keys of all layers, those without a record among them."""
+    """Return the keys of all layers, including those without a record."""
     with store_faults("list layers"):
         return sorted(name for name in os.listdir(store.root / "layers") if is_key(name))
 
@@ -146,8 +146,8 @@ def _broken(store: Store, bad: set[str]) -> Iterator[str]:
 def _put_away(store: Store, damage: Damage) -> Damage:
     if not store.writable:
         return damage
-    place = store.quarantine(damage.key)
-    relative = str(place.relative_to(store.root))
+    quarantined = store.quarantine(damage.key)
+    relative = str(quarantined.relative_to(store.root))
     return replace(damage, quarantined=relative)
 
 
@@ -233,12 +233,12 @@ class _Check:
         if kind_of(info) != entry.kind:
             yield f"{path}: is of another type"
             return
-        found = describe(entry.path, where, info, digest=False)
+        current = describe(entry.path, where, info, digest=False)
         for name in ("mode", "uid", "gid", "size", "mtime", "target", "attributes"):
-            was, now = getattr(entry, name), getattr(found, name)
+            was, now = getattr(entry, name), getattr(current, name)
             if was != now:
-                texts = (f"{value:o}" if name == "mode" else str(value)[:80] for value in (now, was))
-                yield f"{path}: {name} is {', was '.join(texts)}"
+                values = (f"{value:o}" if name == "mode" else str(value)[:80] for value in (now, was))
+                yield f"{path}: {name} is {', was '.join(values)}"
         if entry.kind == FILE:
             yield from self._file(entry, where, info)
 

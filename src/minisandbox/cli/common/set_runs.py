@@ -14,11 +14,11 @@ from minisandbox.cli.common.task_sets import cpus
 from minisandbox.grade import DATABASE
 from minisandbox.grade import Progress as Event
 from minisandbox.grade.sets.runner import SetOptions
-from minisandbox.pool.runner import Record
+from minisandbox.pool.runner import JobRecord
 from minisandbox.store import Store
 from minisandbox.tasks import Task
 
-Latest = TypeVar("Latest", bound=Record)
+Latest = TypeVar("Latest", bound=JobRecord)
 
 
 class SetRun(Generic[Latest]):

@@ -23,7 +23,7 @@ from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.images import Image, load_image
 from minisandbox.images.image import find_record, is_reference
 from minisandbox.store import LayerRecord, Store
-from minisandbox.store.overview import ImageRow, Status, apparent_bytes, image_rows, parts
+from minisandbox.store.overview import ImageRow, ImageStatus, apparent_bytes, image_rows, parts
 from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.types import human_size
 
@@ -34,7 +34,7 @@ def add_ls_options(parser: argparse.ArgumentParser) -> None:
         "List images. `unique` is the space that a removal frees, `shared` the space shared with other images."
     )
     add_names(parser, "*")
-    parser.add_argument("--status", choices=[status.value for status in Status], help="only images in this state")
+    parser.add_argument("--status", choices=[status.value for status in ImageStatus], help="only images in this state")
     views = parser.add_mutually_exclusive_group()
     views.add_argument("--tree", action="store_true", help="instead, show which layers the images share")
     views.add_argument(
@@ -116,7 +116,7 @@ def _print_rows(rows: Sequence[ImageRow]) -> None:
     for row in rows:
         if row.detail:
             put(f"{row.name}: {row.detail}")
-    count = sum(row.status is Status.READY for row in rows)
+    count = sum(row.status is ImageStatus.READY for row in rows)
     put(f"\n{count} images ready; a removal frees `unique`; `minisandbox image ls --sizes` shows the whole store")
 
 

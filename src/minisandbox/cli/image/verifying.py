@@ -9,7 +9,7 @@ from minisandbox.cli.common.output import Progress, add_json_option, print_json,
 from minisandbox.cli.image.listing import add_names, chosen
 from minisandbox.store import Store
 from minisandbox.store.sizes import stack_of
-from minisandbox.store.verify import Report, VerifyEvent, verify
+from minisandbox.store.verify import VerifyEvent, VerifyReport, verify
 from minisandbox.types import human_size
 
 
@@ -46,7 +46,7 @@ def run_verify(args: argparse.Namespace) -> int:
     return exits.NEGATIVE if report.damaged or report.images else exits.OK
 
 
-def _print_report(report: Report, store: Store) -> None:
+def _print_report(report: VerifyReport, store: Store) -> None:
     read = f", {human_size(report.bytes)} read" if report.bytes else ""
     put(f"{report.checked} layers, {report.files} files{read}: {len(report.damaged)} layers damaged")
     for damage in report.damaged:

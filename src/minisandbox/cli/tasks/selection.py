@@ -130,9 +130,9 @@ def _matching_ids(tasks: TaskSet, args: argparse.Namespace) -> list[str]:
 
 def _image_statuses() -> dict[str, str]:
     from minisandbox.store import Store  # noqa: PLC0415 - only --image needs the store
-    from minisandbox.store.overview import Status, image_rows  # noqa: PLC0415 - the same
+    from minisandbox.store.overview import ImageStatus, image_rows  # noqa: PLC0415 - the same
 
-    labels = {Status.READY: "built", Status.FAILED: "failed", Status.BROKEN: "broken"}
+    labels = {ImageStatus.READY: "built", ImageStatus.FAILED: "failed", ImageStatus.BROKEN: "broken"}
     return {row.name: labels[row.status] for row in image_rows(Store.open())}
 
 

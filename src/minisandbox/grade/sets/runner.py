@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
 
 from minisandbox.errors import MiniSandboxError
 from minisandbox.pool import Elsewhere, ImageOf, Job, Progress, open_results, run_jobs
-from minisandbox.pool.runner import Record, read_record
+from minisandbox.pool.runner import JobRecord, read_record
 from minisandbox.store import canonical_json
 from minisandbox.store.rundir import Config, RunDirectory, write_whole
 from minisandbox.tasks import ScriptGrader, Task
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 500  # characters of a table's cell
 
-Kept = TypeVar("Kept", bound=Record)
+Kept = TypeVar("Kept", bound=JobRecord)
 
 
 class SetOptions(TypedDict, Generic[Kept], total=False):
@@ -96,8 +96,8 @@ def run_set(
 
 def task_job(
     task: Task,
-    do: Callable[[Task, Image], Record],
-    failed: Callable[[Task, MiniSandboxError, bool], Record],
+    do: Callable[[Task, Image], JobRecord],
+    failed: Callable[[Task, MiniSandboxError, bool], JobRecord],
     *depends: str,
 ) -> Job[Task]:
     """Return the job of one task.
@@ -112,7 +112,7 @@ def task_job(
     return Job(name, partial(fingerprint, task, depends), partial(_do, task, do), partial(failed, task), task)
 
 
-def _do(task: Task, do: Callable[[Task, Image], Record], image: Image | None) -> Record:
+def _do(task: Task, do: Callable[[Task, Image], JobRecord], image: Image | None) -> JobRecord:
     assert image is not None
     return do(task, image)
 

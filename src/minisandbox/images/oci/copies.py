@@ -142,7 +142,7 @@ def take_copy(
                 return _unpacked(layer, open_layer, staging)
 
             record, new = store.ensure_layer(
-                expected.key, parent=expected.parent, step=expected.step, make=make, beside=below, hold=hold
+                expected.key, parent=expected.parent, step=expected.step, make=make, stacked_with=below, hold=hold
             )
             below.append(expected.key)
             new_records += [record] if new else []

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .job import Job
+from .job import WorkerJob
 from .trees import DIRECTORY_FLAGS, FILE_FLAGS, DirWalker
 
 _OPAQUE = "user.overlay.opaque"
@@ -42,7 +42,7 @@ Row = tuple[str, str, str]
 """Path, change, kind."""
 
 
-def serve(job: Job) -> None:
+def serve(job: WorkerJob) -> None:
     """Answer a ``changes`` request: frames of rows, then ``end``.
 
     The request names the ``trees`` (how many), whether there is a ``usr`` of its own, the path ``below`` which to look,
@@ -50,29 +50,29 @@ def serve(job: Job) -> None:
     all.
     """
     trees, below, skipped = job.request["trees"], job.request["below"], job.request["skip"]
-    most = job.request["characters"]
+    max_characters = job.request["characters"]
     assert isinstance(trees, int)
     assert isinstance(below, str)
     assert isinstance(skipped, list)
-    assert isinstance(most, int)
+    assert isinstance(max_characters, int)
     try:
         changes = _all_changes(trees, below, usr=bool(job.request["usr"]))
-        for page in _pages((row for row in changes if row[0] not in skipped), min(most, MOST_CHARACTERS)):
+        for page in _pages((row for row in changes if row[0] not in skipped), min(max_characters, MOST_CHARACTERS)):
             job.send({"event": "changes", "rows": page})
         job.send({"event": "end"})
     except OSError as error:
         job.fail(error, "compare", error.filename or "/")
 
 
-def _pages(rows: Iterable[Row], most: int) -> Iterator[list[Row]]:
+def _pages(rows: Iterable[Row], max_characters: int) -> Iterator[list[Row]]:
     page: list[Row] = []
     count = size = in_page = 0
     for row in rows:
         page.append(row)
         in_page += len(row[0])
         count, size = count + 1, size + len(row[0])
-        if count > _MOST_ROWS or size > most:
-            raise OSError(errno.EFBIG, f"more than {_MOST_ROWS} changes, or {most} characters of paths")
+        if count > _MOST_ROWS or size > max_characters:
+            raise OSError(errno.EFBIG, f"more than {_MOST_ROWS} changes, or {max_characters} characters of paths")
         if len(page) >= _ROWS or in_page > _PAGE_SIZE:
             yield page
             page, in_page = [], 0
@@ -286,10 +286,10 @@ def _differs(now: _Now, name: str, views: _Views, was: os.stat_result) -> bool:
     return False
 
 
-def _same_content(left: DirWalker, right: DirWalker, name: str) -> bool:
+def _same_content(upper: DirWalker, base: DirWalker, name: str) -> bool:
     with (
-        open(os.open(name, FILE_FLAGS, dir_fd=left.fd), "rb", buffering=0) as left_file,
-        open(os.open(name, FILE_FLAGS, dir_fd=right.fd), "rb", buffering=0) as right_file,
+        open(os.open(name, FILE_FLAGS, dir_fd=upper.fd), "rb", buffering=0) as left_file,
+        open(os.open(name, FILE_FLAGS, dir_fd=base.fd), "rb", buffering=0) as right_file,
     ):
         while (content := left_file.read(_CHUNK)) == right_file.read(_CHUNK):
             if not content:

@@ -36,17 +36,17 @@ def descendants(exclude: Collection[int] = ()) -> set[int]:
         exclude: processes to leave out, with everything below them.
     """
     children = _children()
-    found: set[int] = set()
+    pids: set[int] = set()
     queue = [os.getpid()]
     while queue:
         below = [pid for pid in children.get(queue.pop(), ()) if pid not in exclude]
-        found.update(below)
+        pids.update(below)
         queue += below
-    return found
+    return pids
 
 
 def have_children() -> bool:
-    """Whether any process below this one exists: as a subreaper it is the parent of every orphan."""
+    """Return whether any process below this one exists; a subreaper is the parent of every orphan."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
@@ -97,7 +97,7 @@ def signal_all(pids: Collection[int], number: int) -> None:
 
 
 def _children() -> dict[int, list[int]]:
-    """The live processes of this sandbox by their parents."""
+    """Return the live processes of this sandbox by their parents."""
     children: dict[int, list[int]] = {}
     for pid in every_pid():
         state, parent, *_ = stat_fields(pid) or (b"X", b"0")
@@ -107,7 +107,7 @@ def _children() -> dict[int, list[int]]:
 
 
 def has_ended(pid: int, state: bytes) -> bool:
-    """Whether a process has ended. One whose first thread alone has ended looks like a zombie and goes on (proc(5)).
+    """Return whether a process has exited. If only its first thread has, it looks like a zombie and runs on (proc(5)).
 
     Args:
         pid: of the process.

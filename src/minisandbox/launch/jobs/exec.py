@@ -19,8 +19,8 @@ from minisandbox.launch.kernel.cgroups import FILE_SIZE, PROCESSES, LimitCounter
 
 from . import descendants
 from .frames import Header
-from .job import Job
-from .spawn import Pipes, RefusedError, Stdio, spawn, start_nothing
+from .job import WorkerJob
+from .spawn import Pipes, SpawnError, Stdio, spawn, start_nothing
 
 CHUNK = 1 << 16
 DRAIN = 0.02
@@ -52,9 +52,9 @@ class Capture:
         """Take the next bytes of the stream."""
         if self._head_room:
             self._head.append(data[: self._head_room])
-            taken = len(self._head[-1])
-            self._head_room -= taken
-            data = data[taken:]
+            head_size = len(self._head[-1])
+            self._head_room -= head_size
+            data = data[head_size:]
         if not data:
             return
         self._tail.append(data)
@@ -142,8 +142,8 @@ class Leader:
 
     def check_deadline(self) -> None:
         """Kill the whole tree if the deadline has passed before the leader ended."""
-        left = self.time_left()
-        if self.ended or left is None or left > 0.0:
+        remaining = self.time_left()
+        if self.ended or remaining is None or remaining > 0.0:
             return
         self.timed_out = True
         self.kill_tree()
@@ -169,7 +169,7 @@ class Leader:
                 os.kill(self.pid, number)
 
     def has_left_running(self) -> bool:
-        """Whether any process of its tree is alive. At most one system call, no look into /proc."""
+        """Return whether any process of its tree is alive. Takes at most one system call and does not read /proc."""
         if not self._childless:
             self.reap()
         return not self._childless and descendants.have_children()
@@ -195,7 +195,7 @@ class Leader:
         }
 
     def _hits(self, status: int) -> list[str]:
-        """The limits that it ran into. A file's size shows as a signal only, which a shell turns into a status."""
+        """Return the limits that it hit. A file size limit shows only as a signal, or as a shell's status."""
         too_large = status in (signal.SIGXFSZ, 128 + signal.SIGXFSZ << 8)
         return [*(self.counters.hits() if self.counters else ()), *((FILE_SIZE,) if too_large else ())]
 
@@ -211,7 +211,7 @@ class Command:
         self._open = set(outputs)
 
     @classmethod
-    def start(cls, job: Job, start: Callable[[Header, Stdio], int] = spawn) -> Command:
+    def start(cls, job: WorkerJob, start: Callable[[Header, Stdio], int] = spawn) -> Command:
         """Start the command of a request.
 
         The request has ``argv`` or ``script``, ``env`` (pairs), ``cwd``, ``user``, ``timeout`` (seconds or null),
@@ -235,7 +235,7 @@ class Command:
         """Have ended: there is no process."""
         self._leader.status = 0
 
-    def watch(self, job: Job, wakeup: int) -> bool:
+    def watch(self, job: WorkerJob, wakeup: int) -> bool:
         """Follow it until its leader has ended, its deadline has passed, or the controller has hung up.
 
         Returns:
@@ -324,19 +324,19 @@ class Command:
         poll = select.poll()
         for descriptor in tuple(self._open):
             poll.register(descriptor, select.POLLIN)
-            left = readable(descriptor)
-            while left > 0 and (taken := self._read(descriptor, poll)):
-                left -= taken
+            remaining = readable(descriptor)
+            while remaining > 0 and (received := self._read(descriptor, poll)):
+                remaining -= received
         while self._open and (wait := deadline - time.monotonic()) > 0:
             for descriptor, _ in poll.poll(wait * 1000):
                 self._read(descriptor, poll)
 
 
-def serve(job: Job, wakeup: int) -> Command | None:
+def serve(job: WorkerJob, wakeup: int) -> Command | None:
     """Carry out an ``exec`` request; returns the command if processes of it are still running."""
     try:
         command = Command.start(job)
-    except RefusedError as error:
+    except SpawnError as error:
         job.fail(error, error.operation, error.path)
         return None
     except OSError as error:
@@ -348,7 +348,7 @@ def serve(job: Job, wakeup: int) -> Command | None:
     return None
 
 
-def rehearse(job: Job, wakeup: int) -> None:
+def rehearse(job: WorkerJob, wakeup: int) -> None:
     """Do all that a command takes but to start it: what this process touches now it need not copy later."""
     command = Command.start(job, start_nothing)
     command.end_at_once()
@@ -366,9 +366,9 @@ def refusal(error: OSError) -> tuple[Header, bytes]:
 
 def with_output(header: Header, captures: list[Capture]) -> tuple[Header, bytes]:
     """Return a final frame with the kept bytes of stdout and stderr."""
-    kept = [capture.result() for capture in captures]
-    header |= {"dropped": [capture.dropped for capture in captures], "stdout_size": len(kept[0])}
-    return header, b"".join(kept)
+    outputs = [capture.result() for capture in captures]
+    header |= {"dropped": [capture.dropped for capture in captures], "stdout_size": len(outputs[0])}
+    return header, b"".join(outputs)
 
 
 def timeout_of(request: Header) -> float | None:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from minisandbox.launch.kernel import syscalls as sc
 
 from . import descendants, frames, tree_writer, trees
-from .job import Job
-from .tree_writer import Attributes, Builder, FileWriter
+from .job import WorkerJob
+from .tree_writer import Attributes, FileWriter, TreeBuilder
 
 _PATH_MAX = 4096
 _PAGE = 500
@@ -26,7 +26,7 @@ _PAGE_SIZE = 1 << 18
 """Characters of names and targets in one frame of a list, which keeps it below ``frames.MAX_HEADER``."""
 
 
-def serve(job: Job) -> None:
+def serve(job: WorkerJob) -> None:
     """Carry out a request that is about files, or ``usage``."""
     verb = str(job.request["verb"])
     try:
@@ -37,7 +37,7 @@ def serve(job: Job) -> None:
         job.fail(OSError(errno.EINVAL, str(error)), verb, job.request.get("path"))
 
 
-def _fail(job: Job, error: OSError, verb: str) -> None:
+def _fail(job: WorkerJob, error: OSError, verb: str) -> None:
     path, inner = str(job.request.get("path", "")), error.filename
     if isinstance(inner, str) and verb in ("send_tree", "take_tree"):
         path = os.path.join(path, inner) if inner else path
@@ -46,7 +46,7 @@ def _fail(job: Job, error: OSError, verb: str) -> None:
     job.fail(OSError(error.errno, error.strerror or str(error)), verb, path)
 
 
-def _path(job: Job, key: str = "path") -> str:
+def _path(job: WorkerJob, key: str = "path") -> str:
     path = os.path.join(str(job.request["cwd"]), str(job.request[key]))
     if "\0" in path:
         raise OSError(errno.EINVAL, "a NUL character in a path")
@@ -56,7 +56,7 @@ def _path(job: Job, key: str = "path") -> str:
 # --- content ---------------------------------------------------------------------------------------------------------
 
 
-def _read(job: Job) -> None:
+def _read(job: WorkerJob) -> None:
     """``read``: answers ``data`` and ``hole`` frames, then ``end``."""
     descriptor = _open(_path(job), os.O_RDONLY)
     try:
@@ -70,12 +70,12 @@ def _read(job: Job) -> None:
     _send(job, {"event": "end", "size": tally.size})
 
 
-def _limit(job: Job) -> int | None:
+def _limit(job: WorkerJob) -> int | None:
     limit = job.request.get("limit")
     return limit if isinstance(limit, int) else None
 
 
-def _write(job: Job) -> None:
+def _write(job: WorkerJob) -> None:
     """``write``: takes ``data`` and ``hole`` frames up to ``end``, answers ``done``."""
     path = _path(job)
     _make_parents(path)
@@ -91,7 +91,7 @@ def _write(job: Job) -> None:
     _send(job, {"event": "done", "size": size})
 
 
-def _take_content(job: Job, file: FileWriter) -> int:
+def _take_content(job: WorkerJob, file: FileWriter) -> int:
     while True:
         header, data = job.receive()
         job.counters.charge(len(data))
@@ -105,17 +105,17 @@ def _take_content(job: Job, file: FileWriter) -> int:
 # --- one path --------------------------------------------------------------------------------------------------------
 
 
-def _list(job: Job) -> None:
+def _list(job: WorkerJob) -> None:
     """``list``: answers ``entries`` frames of several hundred each, then ``end``."""
     descriptor = _open(_path(job), os.O_RDONLY | os.O_DIRECTORY)
     try:
         if os.fstat(descriptor).st_dev == _proc():
             raise PermissionError(errno.EACCES, "a directory of /proc: list it by a command")
-        count, most = 0, _integer(job.request, "most")
+        count, max_entries = 0, _integer(job.request, "most")
         for page in _pages(descriptor):
             count += len(page)
-            if count > most:
-                raise OSError(errno.EFBIG, f"more than {most} entries")
+            if count > max_entries:
+                raise OSError(errno.EFBIG, f"more than {max_entries} entries")
             _send(job, {"event": "entries", "entries": page})
     finally:
         os.close(descriptor)
@@ -151,7 +151,7 @@ def _numbers(name: str, status: os.stat_result, target: str | None) -> list[obje
     return [name, status.st_mode, status.st_size, status.st_mtime_ns, status.st_uid, status.st_gid, target]
 
 
-def _stat(job: Job) -> None:
+def _stat(job: WorkerJob) -> None:
     """``stat``: answers ``entries`` with one entry of no name."""
     flags = os.O_PATH | (0 if job.request["follow"] else os.O_NOFOLLOW)
     descriptor = _open(_path(job), flags)
@@ -167,7 +167,7 @@ def _stat(job: Job) -> None:
     _send(job, {"event": "entries", "entries": [_numbers("", status, target)]})
 
 
-def _mkdir(job: Job) -> None:
+def _mkdir(job: WorkerJob) -> None:
     """``mkdir``: answers ``done``."""
     path = _path(job)
     if job.request["parents"]:
@@ -175,18 +175,18 @@ def _mkdir(job: Job) -> None:
     try:
         with _parent(path) as (directory, name):
             os.mkdir(name, 0o700, dir_fd=directory)
-            made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            created = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
         try:
-            os.fchmod(made, _integer(job.request, "mode"))
+            os.fchmod(created, _integer(job.request, "mode"))
         finally:
-            os.close(made)
+            os.close(created)
     except OSError as error:
         if not (job.request["exist_ok"] and error.errno in (errno.EEXIST, errno.EINVAL) and os.path.isdir(path)):
             raise
     _send(job, {"event": "done"})
 
 
-def _remove(job: Job) -> None:
+def _remove(job: WorkerJob) -> None:
     """``remove``: answers ``done``."""
     try:
         with _parent(_path(job)) as (directory, name):
@@ -197,7 +197,7 @@ def _remove(job: Job) -> None:
     _send(job, {"event": "done"})
 
 
-def _move(job: Job) -> None:
+def _move(job: WorkerJob) -> None:
     """``move``: answers ``done``."""
     target = _path(job, "target")
     with _parent(_path(job)) as (directory, name):
@@ -211,7 +211,7 @@ def _move(job: Job) -> None:
 # --- trees -----------------------------------------------------------------------------------------------------------
 
 
-def _send_tree(job: Job) -> None:
+def _send_tree(job: WorkerJob) -> None:
     """``send_tree``: answers the frames of a file or tree of no name, then ``end``."""
     descriptor = _open(_path(job), os.O_RDONLY)
     walker = trees.DirWalker(descriptor)
@@ -224,32 +224,32 @@ def _send_tree(job: Job) -> None:
     _send(job, {"event": "end"})
 
 
-def _whole(walker: trees.DirWalker) -> Iterator[trees.Step]:
+def _whole(walker: trees.DirWalker) -> Iterator[trees.TreeStep]:
     status = os.fstat(walker.fd)
     if not stat.S_ISDIR(status.st_mode):
-        yield trees.Step("file", "", _require_regular(walker.fd), descriptor=walker.fd)
+        yield trees.TreeStep("file", "", _require_regular(walker.fd), descriptor=walker.fd)
         return
     if status.st_dev == _proc():
         raise PermissionError(errno.EACCES, "a directory of /proc")
-    yield trees.Step("directory", "", status)
+    yield trees.TreeStep("directory", "", status)
     yield from trees.walk(walker, avoid=_proc())
-    yield trees.Step("up")
+    yield trees.TreeStep("up")
 
 
-def _take_tree(job: Job) -> None:
+def _take_tree(job: WorkerJob) -> None:
     """``take_tree``: takes the frames of what is below a directory, then ``end``; answers ``done``."""
     path = _path(job)
     _make_parents(path)
-    made = True
+    is_new = True
     try:
         os.mkdir(path, _integer(job.request, "mode") & 0o777 | 0o700)
     except FileExistsError:
-        made = False
+        is_new = False
     root = _open(path, os.O_RDONLY | os.O_DIRECTORY)
-    builder = Builder(os.dup(root), replace=True, exact=True)
+    builder = TreeBuilder(os.dup(root), replace=True, exact=True)
     try:
         _build(job, builder)
-        if made:
+        if is_new:
             os.fchmod(root, _integer(job.request, "mode"))
             os.utime(root, ns=(_integer(job.request, "mtime"),) * 2)
     finally:
@@ -258,7 +258,7 @@ def _take_tree(job: Job) -> None:
     _send(job, {"event": "done"})
 
 
-def _build(job: Job, builder: Builder) -> None:
+def _build(job: WorkerJob, builder: TreeBuilder) -> None:
     name = ""
     try:
         while (header := _take_frame(job, builder)) is not None:
@@ -268,7 +268,7 @@ def _build(job: Job, builder: Builder) -> None:
         raise OSError(error.errno, error.strerror, builder.walker.path(inner)) from error
 
 
-def _take_frame(job: Job, builder: Builder) -> frames.Header | None:
+def _take_frame(job: WorkerJob, builder: TreeBuilder) -> frames.Header | None:
     header, payload = job.receive()
     event, name = header["event"], str(header.get("name"))
     if event == "data":
@@ -293,7 +293,7 @@ def _take_frame(job: Job, builder: Builder) -> frames.Header | None:
     return header
 
 
-def _usage(job: Job) -> None:
+def _usage(job: WorkerJob) -> None:
     """``usage``: answers what the sandbox uses right now, as seen from inside."""
     _send(job, {"event": "usage", **descendants.usage(job.counters.upper)})
 
@@ -366,11 +366,11 @@ def _integer(header: frames.Header, key: str) -> int:
     return value
 
 
-def _send(job: Job, header: frames.Header, payload: bytes = b"") -> None:
+def _send(job: WorkerJob, header: frames.Header, payload: bytes = b"") -> None:
     _send_bytes(job, frames.encode(header, payload))
 
 
-def _send_bytes(job: Job, data: bytes) -> None:
+def _send_bytes(job: WorkerJob, data: bytes) -> None:
     """Answer; ends the job if the controller hung up."""
     try:
         job.connection.sendall(data)
@@ -378,7 +378,7 @@ def _send_bytes(job: Job, data: bytes) -> None:
         raise EOFError from None
 
 
-_VERBS: dict[str, Callable[[Job], None]] = {
+_VERBS: dict[str, Callable[[WorkerJob], None]] = {
     "read": _read,
     "write": _write,
     "list": _list,

@@ -15,7 +15,7 @@ _FIRST_PIECE = 1 << 16
 _PIECE = 1 << 20
 
 
-class Job:
+class WorkerJob:
     """One request's socket, as the worker sees it.
 
     Args:

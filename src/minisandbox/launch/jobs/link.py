@@ -77,13 +77,13 @@ class Link:
             ConnectionResetError: the peer closed and left something unread (af_unix.c, unix_release_sock).
             FrameError: the peer sent bytes that are not frames.
         """
-        found, self._pending = self._pending, []
+        received, self._pending = self._pending, []
         with contextlib.suppress(BlockingIOError):
             data = self._connection.recv(_CHUNK, socket.MSG_DONTWAIT)
-            if not data and not found:
+            if not data and not received:
                 raise EOFError
-            found += self._decoder.feed(data)
-        return found
+            received += self._decoder.feed(data)
+        return received
 
     @property
     def waiting(self) -> bool:

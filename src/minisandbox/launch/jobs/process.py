@@ -20,20 +20,20 @@ import time
 
 from .exec import CHUNK, DRAIN, Capture, Leader, milliseconds, readable, refusal, timeout_of
 from .frames import STDIN_CREDIT, Header, encode
-from .job import Job
+from .job import WorkerJob
 from .link import Link
-from .spawn import Pipes, RefusedError, Stdio, spawn
+from .spawn import Pipes, SpawnError, Stdio, spawn
 
 _TIOCGPTN, _TIOCSPTLCK = 0x80045430, 0x40045431
 _BUSY: Header = {"event": "error", "errno": errno.EBUSY, "message": "it is held", "operation": "attach", "path": ""}
 
 
-def serve(job: Job, wakeup: int) -> None:
+def serve(job: WorkerJob, wakeup: int) -> None:
     """Carry out a ``start`` request, until the process and all that it leaves running have ended."""
     link = job.link()
     try:
         started = _Process.start(job.request)
-    except RefusedError as error:
+    except SpawnError as error:
         job.fail(error, error.operation, error.path)
         return
     except OSError as error:
@@ -100,9 +100,9 @@ class _Process:
             slave = pipes.add(os.open(path, flags))
             pid = spawn(request, Stdio(terminal=path))
             pipes.keep(master, slave)
-        made = cls(request, pid, master, {master: 0}, master)
-        made._slave = slave  # held open: a leader that closes its own ends has not ended the output (pty(7))
-        return made
+        process = cls(request, pid, master, {master: 0}, master)
+        process._slave = slave  # held open: a leader that closes its own ends has not ended the output (pty(7))
+        return process
 
     def introduction(self, dropped: list[int]) -> Header:
         """Return the first frame for its holder.
@@ -227,21 +227,21 @@ class _Supervisor:
     def _poll(self) -> select.poll:
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
-        wanted: dict[int, int] = {}
+        events: dict[int, int] = {}
         if not self._is_blocked():
-            wanted = dict.fromkeys(self._process.outputs, select.POLLIN)
+            events = dict.fromkeys(self._process.outputs, select.POLLIN)
         if self._process.stdin >= 0 and (self._process.unwritten or self._process.closing):
-            wanted[self._process.stdin] = wanted.get(self._process.stdin, 0) | select.POLLOUT
+            events[self._process.stdin] = events.get(self._process.stdin, 0) | select.POLLOUT
         if self._holder is not None:
-            wanted[self._holder.fileno()] = self._holder.interest
+            events[self._holder.fileno()] = self._holder.interest
         if self._door is not None:
-            wanted[self._door.fileno()] = select.POLLIN
-        for descriptor, interest in wanted.items():
+            events[self._door.fileno()] = select.POLLIN
+        for descriptor, interest in events.items():
             poll.register(descriptor, interest)
         return poll
 
     def _is_blocked(self) -> bool:
-        """Whether output has to wait for the holder."""
+        """Return whether output has to wait for the holder."""
         return self._holder is not None and self._holder.full
 
     def _time_left(self) -> float | None:
@@ -349,7 +349,7 @@ class _Supervisor:
             self._over = True
 
     def _lose(self) -> None:
-        """The holder hung up: the process ends, or waits for another one."""
+        """End the process because its holder hung up, or let it wait for another holder."""
         if self._holder is not None:
             self._holder.close()
             self._holder = None
@@ -377,9 +377,9 @@ class _Supervisor:
     def _give_kept(self, link: Link) -> None:
         """Introduce the process, and send the output that was kept while it had no holder."""
         self._consumed = 0  # the introduction has the credit
-        kept, self._kept = self._kept, self._new_captures()
-        link.put(self._process.introduction([capture.dropped for capture in kept]))
-        for stream, capture in enumerate(kept):
+        captures, self._kept = self._kept, self._new_captures()
+        link.put(self._process.introduction([capture.dropped for capture in captures]))
+        for stream, capture in enumerate(captures):
             data = capture.result()
             for start in range(0, len(data), CHUNK):
                 link.put({"event": "output", "stream": stream}, data[start : start + CHUNK])

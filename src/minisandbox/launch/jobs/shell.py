@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from . import descendants
 from .exec import CHUNK, Capture, Leader, milliseconds, readable, timeout_of, with_output
 from .frames import Header
-from .job import Job
-from .spawn import Pipes, RefusedError, Stdio, spawn
+from .job import WorkerJob
+from .spawn import Pipes, SpawnError, Stdio, spawn
 
 START_PATIENCE = 30.0
 """Seconds that the first bash may take to come up."""
@@ -49,12 +49,12 @@ _RUN = r"""\builtin eval -- %(script)s </dev/null
 """
 
 
-def serve(job: Job, wakeup: int) -> None:
+def serve(job: WorkerJob, wakeup: int) -> None:
     """Carry out a ``shell`` request, until its holder hangs up."""
     shell = _Shell(job, wakeup)
     try:
         shell.begin()
-    except RefusedError as error:
+    except SpawnError as error:
         job.fail(error, error.operation, error.path)
     except OSError as error:
         job.fail(error, "start a shell in", job.request["cwd"])
@@ -109,10 +109,10 @@ class _Bash:
 
     def interest(self) -> dict[int, int]:
         """Return the descriptors and events that poll(2) should look for."""
-        wanted = dict.fromkeys(self._open, select.POLLIN)
+        events = dict.fromkeys(self._open, select.POLLIN)
         if self._unwritten:
-            wanted[self._stdin] = select.POLLOUT
-        return wanted
+            events[self._stdin] = select.POLLOUT
+        return events
 
     def read(self, descriptor: int) -> bytes:
         """Return some bytes, if there are any now."""
@@ -136,11 +136,11 @@ class _Bash:
 
         A script can write a false report, but only about itself. An impossible directory is returned as None.
         """
-        found = re.search(rb"\x00%s\x00([^\x00]*)\x00(\d{1,3})\x00" % number, self._reported)
-        if found is None:
+        match = re.search(rb"\x00%s\x00([^\x00]*)\x00(\d{1,3})\x00" % number, self._reported)
+        if match is None:
             return None
-        directory = found[1] if found[1].startswith(b"/") and len(found[1]) < _PATH_MAX else None
-        return None if directory is None else os.fsdecode(directory), int(found[2]) & 0xFF
+        directory = match[1] if match[1].startswith(b"/") and len(match[1]) < _PATH_MAX else None
+        return None if directory is None else os.fsdecode(directory), int(match[2]) & 0xFF
 
     def directory(self) -> str | None:
         """Return its working directory, whatever it is doing; None if it cannot be told."""
@@ -189,7 +189,7 @@ class _Run:
 class _Shell:
     """The event loop around a stateful bash, which may be another bash after a run."""
 
-    def __init__(self, job: Job, wakeup: int) -> None:
+    def __init__(self, job: WorkerJob, wakeup: int) -> None:
         self._request = job.request
         self._link = job.link()
         self._counters = job.counters
@@ -223,14 +223,14 @@ class _Shell:
         give_up = time.monotonic() + START_PATIENCE
         bash.begin(0, b":", 0)
         while (report := bash.report_of(b"0")) is None and not self._closed:
-            left = give_up - time.monotonic()
+            remaining = give_up - time.monotonic()
             if bash.leader.ended:
                 self._collect(bash)
                 complaint = self._captures[1].result().decode("utf-8", "replace").strip()
                 raise OSError(errno.ENOENT, complaint or "bash ends at once")
-            if left <= 0:
+            if remaining <= 0:
                 raise OSError(errno.ETIMEDOUT, f"bash does not come up within {START_PATIENCE:.0f} s")
-            self._step(left)
+            self._step(remaining)
         self._cwd = (report and report[0]) or self._cwd
         self._link.put({"event": "started", "pid": bash.leader.pid, "cwd": self._cwd})
 
@@ -240,7 +240,7 @@ class _Shell:
         for directory in places[:1] if first else places:
             try:
                 bash = _Bash({**self._request, "cwd": directory})
-            except RefusedError as error:
+            except SpawnError as error:
                 if first or error.operation != "exec" or directory == "/":
                     raise
             else:
@@ -331,7 +331,7 @@ class _Shell:
             self._answer(run, self._status << 8, cpu=bash.cpu())
         elif bash.leader.ended:
             self._lose(bash)
-        elif run is not None and (run.interrupted or ((left := run.time_left()) is not None and left <= 0)):
+        elif run is not None and (run.interrupted or ((remaining := run.time_left()) is not None and remaining <= 0)):
             run.timed_out = not run.interrupted
             self._cwd = bash.directory() or self._cwd
             descendants.kill_all(bash.leader.reap, self._background)
@@ -356,10 +356,10 @@ class _Shell:
     def _collect(self, bash: _Bash) -> None:
         """Read the output written until now; what background processes write later belongs to the next run."""
         for capture, descriptor in zip(self._captures, bash.outputs, strict=True):
-            left = readable(descriptor)
-            while left > 0 and (data := bash.read(descriptor)):
+            remaining = readable(descriptor)
+            while remaining > 0 and (data := bash.read(descriptor)):
                 capture.add(data)
-                left -= len(data)
+                remaining -= len(data)
 
     def _answer(
         self, run: _Run, status: int, *, restarted: bool = False, cpu: tuple[float, float] | None = None

@@ -28,7 +28,7 @@ _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
 _CANNOT_ENTER, _CANNOT_START = b"d", b"x"
 
 
-class RefusedError(OSError):
+class SpawnError(OSError):
     """A request that cannot be carried out as it was asked for.
 
     Attributes:
@@ -82,11 +82,11 @@ class Stdio:
     """The descriptors of a new process.
 
     Attributes:
-        given: (descriptor of ours, number it gets).
+        inherited: (descriptor of ours, number it gets).
         terminal: path of a terminal that becomes its controlling one and its standard descriptors, or "".
     """
 
-    given: list[tuple[int, int]] = field(default_factory=list)
+    inherited: list[tuple[int, int]] = field(default_factory=list)
     terminal: str = ""
 
 
@@ -148,13 +148,13 @@ def _raise_score(pid: int) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended; it is left to be reaped."""
+    """Return whether a child has exited, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 @cache
 def _own_score() -> int:
-    """This worker's score, which nobody changes: a pod's processes may have one (Kubernetes)."""
+    """Return this worker's OOM score adjustment, which never changes; a pod's processes may have one (Kubernetes)."""
     with open("/proc/self/oom_score_adj", "rb", buffering=0) as score:
         return int(score.read())
 
@@ -163,25 +163,25 @@ def _start(request: Header, stdio: Stdio, environment: dict[str, str], account: 
     cwd = str(request["cwd"])
     with _arguments(request, stdio, environment.get("PATH", os.defpath)) as arguments:
         if account is not None:
-            for descriptor, _ in stdio.given:
+            for descriptor, _ in stdio.inherited:
                 account.own(descriptor)
             if stdio.terminal:
                 os.chown(stdio.terminal, account.uid, -1)
             return _or_complain(
-                arguments, environment, lambda words, paths: _fork(account, cwd, words, paths, environment, stdio)
+                arguments, environment, lambda argv, paths: _fork(account, cwd, argv, paths, environment, stdio)
             )
         with _inside(cwd):
-            return _or_complain(arguments, environment, lambda words, paths: _spawn(words, paths, environment, stdio))
+            return _or_complain(arguments, environment, lambda argv, paths: _spawn(argv, paths, environment, stdio))
 
 
 def _account(user: object, environment: dict[str, str]) -> Account | None:
-    """The user to become, or None for the worker's own."""
+    """Return the user to become, or None for the worker's own."""
     if not isinstance(user, str | int):
         return None
     try:
         account = users.find(user)
     except OSError as error:
-        raise RefusedError(error, "user", user) from error
+        raise SpawnError(error, "user", user) from error
     account.complete(environment)
     return None if account.is_default else account
 
@@ -191,7 +191,7 @@ def _inside(directory: str) -> Iterator[None]:
     try:
         os.chdir(directory)
     except OSError as error:
-        raise RefusedError(error, "exec", directory) from error
+        raise SpawnError(error, "exec", directory) from error
     try:
         yield
     finally:
@@ -200,7 +200,7 @@ def _inside(directory: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _arguments(request: Header, stdio: Stdio, search_path: str) -> Iterator[list[str]]:
-    """The argument list. A script too long for an argument lies in a file while the program starts."""
+    """Yield the argument list. A script too long for an argument is in a file until the program has started."""
     script, argv = request.get("script"), request.get("argv")
     if not isinstance(script, str):
         assert isinstance(argv, list)
@@ -211,7 +211,7 @@ def _arguments(request: Header, stdio: Stdio, search_path: str) -> Iterator[list
         yield [shell, "-c", script]
     else:
         holder = _script_file(os.fsencode(script))
-        stdio.given.append((holder, _SCRIPT))
+        stdio.inherited.append((holder, _SCRIPT))
         try:
             yield [shell, f"/dev/fd/{_SCRIPT}"]
         finally:
@@ -219,12 +219,12 @@ def _arguments(request: Header, stdio: Stdio, search_path: str) -> Iterator[list
 
 
 def _shell(search_path: str) -> str:
-    """The shell of scripts: bash; sh where the image has no bash."""
+    """Return the shell of scripts: bash, or sh if the image has no bash."""
     return "bash" if any(map(os.path.exists, _candidates("bash", search_path))) else "sh"
 
 
 def _script_file(script: bytes) -> int:
-    """An unnamed file that holds a script too long for an argument."""
+    """Open an unnamed file that holds a script too long for an argument."""
     descriptor = os.memfd_create("script")
     with open(os.dup(descriptor), "wb") as out:
         out.write(script)
@@ -238,7 +238,7 @@ def _or_complain(
     """Start a program, or a shell that says why it cannot be executed."""
     try:
         return start(arguments, _candidates(arguments[0], environment.get("PATH", os.defpath)))
-    except RefusedError:
+    except SpawnError:
         raise
     except OSError as error:
         if error.errno == errno.EAGAIN:
@@ -275,12 +275,12 @@ def _spawn(arguments: list[str], paths: list[str], environment: dict[str, str], 
 
 
 def _spawning(arguments: list[str], environment: dict[str, str], stdio: Stdio) -> Callable[[str], int]:
-    """What starts a program by its path."""
+    """Return a function that starts a program by its path."""
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = []
     if stdio.terminal:  # opened by the leader of a new session, it becomes the controlling terminal (tty_ioctl(4))
         actions.append((os.POSIX_SPAWN_OPEN, 0, stdio.terminal, os.O_RDWR, 0))
         actions += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
-    actions += [(os.POSIX_SPAWN_DUP2, descriptor, number) for descriptor, number in stdio.given]
+    actions += [(os.POSIX_SPAWN_DUP2, descriptor, number) for descriptor, number in stdio.inherited]
     return lambda path: os.posix_spawn(
         path, arguments, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
     )
@@ -293,24 +293,24 @@ def _fork(
 
     posix_spawn(3) cannot change the user, and that user must look up the program and its directory.
     """
-    said, say = os.pipe2(os.O_CLOEXEC)
+    reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
         if pid == 0:
-            _be_child(account, cwd, arguments, paths, environment, stdio, fcntl.fcntl(say, fcntl.F_DUPFD_CLOEXEC, 4))
-        os.close(say)
-        say = -1
-        answer = os.read(said, 64)
+            _be_child(account, cwd, arguments, paths, environment, stdio, fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 4))
+        os.close(writer)
+        writer = -1
+        answer = os.read(reader, 64)
     finally:
-        os.close(said)
-        if say >= 0:
-            os.close(say)
+        os.close(reader)
+        if writer >= 0:
+            os.close(writer)
     if not answer:
         return pid
     os.waitpid(pid, 0)
     number = int(answer[1:])
     error = OSError(number, os.strerror(number))
-    raise RefusedError(error, "exec", cwd) if answer[:1] == _CANNOT_ENTER else error
+    raise SpawnError(error, "exec", cwd) if answer[:1] == _CANNOT_ENTER else error
 
 
 def _be_child(
@@ -320,16 +320,16 @@ def _be_child(
     paths: list[str],
     environment: dict[str, str],
     stdio: Stdio,
-    say: int,
+    errors: int,
 ) -> NoReturn:
-    """In the child: become the user and the program. An error goes to the parent by a pipe that execve(2) closes."""
+    """Become the user and the program, in the child; send errors to the parent by a pipe that execve(2) closes."""
     stage = _CANNOT_START
     try:
         os.setsid()
         if stdio.terminal:
             os.dup2(os.open(stdio.terminal, os.O_RDWR), 0)
-            stdio.given[:0] = [(0, 1), (0, 2)]
-        for descriptor, number in stdio.given:
+            stdio.inherited[:0] = [(0, 1), (0, 2)]
+        for descriptor, number in stdio.inherited:
             os.dup2(descriptor, number)
         for number in _RESET:
             signal.signal(number, signal.SIG_DFL)
@@ -340,7 +340,7 @@ def _be_child(
         stage = _CANNOT_START
         _first_that_starts(paths, lambda path: os.execve(path, arguments, environment))  # noqa: S606 - nor could there be
     except OSError as error:
-        os.write(say, stage + b"%d" % (error.errno or 0))
+        os.write(errors, stage + b"%d" % (error.errno or 0))
     finally:
         os._exit(127)
     raise AssertionError

@@ -8,7 +8,7 @@ import os
 import stat
 from dataclasses import dataclass
 
-from .trees import DirWalker, Step, identity, pieces, walk_one
+from .trees import DirWalker, TreeStep, identity, pieces, walk_one
 from .trees import remove as remove_tree
 
 NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,11 +43,10 @@ class FileWriter:
 
     def data(self, content: bytes) -> None:
         """Append content."""
-        view = memoryview(content)
-        while view:
-            written = os.pwrite(self.fd, view, self._position)
+        while content:
+            written = os.pwrite(self.fd, content, self._position)
             self._position += written
-            view = view[written:]
+            content = content[written:]
 
     def hole(self, size: int) -> None:
         """Append zeros that take no space."""
@@ -63,7 +62,7 @@ class FileWriter:
         os.close(self.fd)
 
 
-class Builder:
+class TreeBuilder:
     """Builds a tree.
 
     Args:
@@ -100,15 +99,15 @@ class Builder:
             ValueError: the name is invalid, or a file is not ended.
         """
         self.check(name)
-        made = True
+        is_new = True
         try:
             os.mkdir(name, attributes.mode & 0o777 | 0o700, dir_fd=self.walker.fd)
         except FileExistsError:
             if not self._replace:
                 raise
-            made = False
+            is_new = False
         self.walker.down(name)
-        self._unfinished.append(attributes if made else None)
+        self._unfinished.append(attributes if is_new else None)
 
     def up(self) -> None:
         """End a directory.
@@ -251,20 +250,20 @@ def remove(directory: int, name: str, *, recursive: bool) -> None:
 
 def _check_not_below(source: os.stat_result, directory: int) -> None:
     """Refuse to copy a tree into itself, by a climb from the target to the root."""
-    here, known = os.dup(directory), None
+    current, child_identity = os.dup(directory), None
     try:
-        while (place := identity(os.fstat(here))) != known:
-            if place == identity(source):
+        while (current_identity := identity(os.fstat(current))) != child_identity:
+            if current_identity == identity(source):
                 raise OSError(errno.EINVAL, "the target lies below the source")
-            above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
-            os.close(here)
-            here, known = above, place
+            above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=current)
+            os.close(current)
+            current, child_identity = above, current_identity
     finally:
-        os.close(here)
+        os.close(current)
 
 
 def _copy(source_directory: int, source: str, target_directory: int, target: str) -> None:
-    builder = Builder(os.dup(target_directory), replace=False, exact=True)
+    builder = TreeBuilder(os.dup(target_directory), replace=False, exact=True)
     walker = DirWalker(os.dup(source_directory))
     try:
         for step in walk_one(walker, source):
@@ -274,7 +273,7 @@ def _copy(source_directory: int, source: str, target_directory: int, target: str
         builder.close()
 
 
-def _add(builder: Builder, step: Step, name: str) -> None:
+def _add(builder: TreeBuilder, step: TreeStep, name: str) -> None:
     if step.event == "up":
         builder.up()
     if step.status is None:  # the end of a directory, or an entry that was removed meanwhile

@@ -99,7 +99,7 @@ def identity(status: os.stat_result) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TreeStep:
     """One step of a walk.
 
     Attributes:
@@ -117,7 +117,7 @@ class Step:
     descriptor: int = -1
 
 
-def walk(walker: DirWalker, avoid: int = -1) -> Generator[Step, None, None]:
+def walk(walker: DirWalker, avoid: int = -1) -> Generator[TreeStep, None, None]:
     """Yield everything below the walker's directory: first the entries of a directory, then its subdirectories.
 
     Args:
@@ -135,7 +135,7 @@ def walk(walker: DirWalker, avoid: int = -1) -> Generator[Step, None, None]:
                 waiting.pop()
                 if waiting:
                     walker.up()
-                    yield Step("up")
+                    yield TreeStep("up")
             elif (step := _enter(walker, avoid, waiting[-1].pop())).event == "directory":
                 yield step
                 waiting.append([])
@@ -150,18 +150,18 @@ def _name(error: OSError) -> str:
     return error.filename if isinstance(error.filename, str) and error.filename != ".." else ""
 
 
-def _enter(walker: DirWalker, avoid: int, name: str) -> Step:
+def _enter(walker: DirWalker, avoid: int, name: str) -> TreeStep:
     try:
         walker.down(name)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return Step("skip", name, detail=_GONE)
+            return TreeStep("skip", name, detail=_GONE)
         raise
     status = os.fstat(walker.fd)
     if status.st_dev == avoid:
         walker.up()
-        return Step("skip", name, status, "a file system of the kernel")
-    return Step("directory", name, status)
+        return TreeStep("skip", name, status, "a file system of the kernel")
+    return TreeStep("directory", name, status)
 
 
 def walk_statuses(walker: DirWalker) -> Iterator[os.stat_result]:
@@ -203,7 +203,7 @@ def _statuses(directory: int, below: list[str]) -> Iterator[os.stat_result]:
             yield status
 
 
-def walk_one(walker: DirWalker, name: str) -> Iterator[Step]:
+def walk_one(walker: DirWalker, name: str) -> Iterator[TreeStep]:
     """Yield one entry of the walker's directory: a whole tree with its ``directory`` and ``up``, or a file.
 
     Raises:
@@ -212,15 +212,15 @@ def walk_one(walker: DirWalker, name: str) -> Iterator[Step]:
     status = os.stat(name, dir_fd=walker.fd, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode):
         walker.down(name)
-        yield Step("directory", name, os.fstat(walker.fd))
+        yield TreeStep("directory", name, os.fstat(walker.fd))
         yield from walk(walker)
         walker.up()
-        yield Step("up")
+        yield TreeStep("up")
     else:
         yield from _look_at(walker.fd, name, -1)
 
 
-def _scan(walker: DirWalker, avoid: int, below: list[str]) -> Iterator[Step]:
+def _scan(walker: DirWalker, avoid: int, below: list[str]) -> Iterator[TreeStep]:
     """Yield the entries of one directory except its subdirectories, whose names are added to ``below``."""
     with os.scandir(walker.fd) as entries:
         for entry in entries:
@@ -230,14 +230,14 @@ def _scan(walker: DirWalker, avoid: int, below: list[str]) -> Iterator[Step]:
                 yield from _look_at(walker.fd, entry.name, avoid)
 
 
-def _look_at(directory: int, name: str, avoid: int) -> Iterator[Step]:
+def _look_at(directory: int, name: str, avoid: int) -> Iterator[TreeStep]:
     """Yield the step of an entry that is not a directory; a file is open until the next step."""
     try:
         step = _step(directory, name, avoid)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):
             raise OSError(error.errno, error.strerror, name) from error
-        step = Step("skip", name, detail=_GONE)
+        step = TreeStep("skip", name, detail=_GONE)
     try:
         yield step
     finally:
@@ -245,18 +245,18 @@ def _look_at(directory: int, name: str, avoid: int) -> Iterator[Step]:
             os.close(step.descriptor)
 
 
-def _step(directory: int, name: str, avoid: int) -> Step:
+def _step(directory: int, name: str, avoid: int) -> TreeStep:
     # looked at before it is opened: opening a device can do something
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
-        return Step("link", name, status, os.readlink(name, dir_fd=directory))
+        return TreeStep("link", name, status, os.readlink(name, dir_fd=directory))
     if stat.S_ISREG(status.st_mode) and status.st_dev != avoid:
         descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
-            return Step("file", name, status, descriptor=descriptor)
+            return TreeStep("file", name, status, descriptor=descriptor)
         os.close(descriptor)
-    return Step("skip", name, status, kind(status))
+    return TreeStep("skip", name, status, kind(status))
 
 
 def kind(status: os.stat_result) -> str:
@@ -305,27 +305,27 @@ class Tally:
 
     Attributes:
         limit: most bytes of content, holes included, or None.
-        most: most entries.
+        max_entries: most entries.
         size: bytes so far.
         files: regular files so far.
         entries: files, directories, links and others so far.
     """
 
     limit: int | None
-    most: int
+    max_entries: int
     size: int = 0
     files: int = 0
     entries: int = 0
 
-    def count(self, step: Step) -> None:
+    def count(self, step: TreeStep) -> None:
         """Add an entry.
 
         Raises:
             OSError: that makes too many, or a file is too large (EFBIG).
         """
         self.entries += step.event != "up"
-        if self.entries > self.most:
-            raise OSError(errno.EFBIG, f"more than {self.most} entries")
+        if self.entries > self.max_entries:
+            raise OSError(errno.EFBIG, f"more than {self.max_entries} entries")
         if step.event == "file" and step.status is not None:
             self.files += 1
             self.check(step.status.st_size)
@@ -348,7 +348,7 @@ def content_frames(descriptor: int, size: int, tally: Tally) -> Iterator[tuple[f
             yield {"event": "data"}, piece
 
 
-def tree_frames(steps: Iterable[Step], tally: Tally) -> Iterator[tuple[frames.Header, bytes]]:
+def tree_frames(steps: Iterable[TreeStep], tally: Tally) -> Iterator[tuple[frames.Header, bytes]]:
     """Yield a walk as frames."""
     for step in steps:
         tally.count(step)

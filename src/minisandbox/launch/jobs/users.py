@@ -101,7 +101,7 @@ def find(user: str | int) -> Account:
 
 
 def _split(user: str | int) -> tuple[str | int, str]:
-    """A user, with a number as int, and the group that is to replace its own, or ""."""
+    """Return a user, as int if numeric, and the group that replaces its own, or ""."""
     if isinstance(user, int):
         return user, ""
     name, _, group = user.partition(":")
@@ -109,7 +109,7 @@ def _split(user: str | int) -> tuple[str | int, str]:
 
 
 def _group(group: str) -> int | None:
-    """The number of a group; 0 where none is named, None where there is none of that name."""
+    """Return a group's number; 0 if no group is named, None if there is no such group."""
     if not group or _is_id(group):
         return int(group or 0)
     return next(
@@ -119,9 +119,9 @@ def _group(group: str) -> int | None:
 
 def _listed(user: str | int) -> Account | None:
     """Return the account that /etc/passwd has for a name or a number."""
-    field, wanted = (0, user) if isinstance(user, str) else (2, str(user))
+    field, key = (0, user) if isinstance(user, str) else (2, str(user))
     for row in _rows("/etc/passwd"):
-        if len(row) > 5 and row[field] == wanted and _is_id(row[2]) and _is_id(row[3]):
+        if len(row) > 5 and row[field] == key and _is_id(row[2]) and _is_id(row[3]):
             gid = int(row[3])
             return Account(row[0], int(row[2]), gid, _groups(row[0], gid), row[5] or "/")
     return None

@@ -23,7 +23,7 @@ from minisandbox.launch.kernel.cgroups import LimitCounters
 from . import changes, files, frames, process, shell
 from . import exec as commands
 from .exec import Command
-from .job import Job
+from .job import WorkerJob
 
 _IDLE_PATIENCE = 1.0
 FAILED = 70
@@ -89,7 +89,7 @@ def rehearse(counters: LimitCounters) -> None:
     with asking, connection:
         asking.sendall(frames.encode(_REHEARSED))
         counters.mark()
-        commands.rehearse(Job(connection, counters), wakeup)
+        commands.rehearse(WorkerJob(connection, counters), wakeup)
     os.close(wakeup)
     os.close(wakeup_write)
 
@@ -149,7 +149,7 @@ def _serve(connection: socket.socket, wakeup: int, notes: int, counters: LimitCo
     """
     with connection:
         try:
-            job = Job(connection, counters)
+            job = WorkerJob(connection, counters)
             verb = job.request.get("verb")
             if verb == "exec":
                 return commands.serve(job, wakeup)

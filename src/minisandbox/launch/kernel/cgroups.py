@@ -62,26 +62,26 @@ class CgroupRoots:
         return frozenset(name for name, _ in self.directories)
 
 
-def find_roots(root: str = _ROOT, own: str = _OWN) -> CgroupRoots:
+def find_roots(root: str = _ROOT, membership: str = _OWN) -> CgroupRoots:
     """Find where this process may make groups that limit memory and processes.
 
     Args:
         root: where control groups are mounted.
-        own: the file that lists this process's groups (cgroups(7)).
+        membership: the file that lists this process's groups (cgroups(7)).
     """
-    rows = [line.rstrip("\n").split(":", 2) for line in _lines(own)]
+    rows = [line.rstrip("\n").split(":", 2) for line in _lines(membership)]
     unified = [path for number, names, path in rows if number == "0" and not names]
     for directory in (own_group(mount, path) for mount in (root, f"{root}/unified") for path in unified):
         available = set(_words(f"{directory}/cgroup.controllers"))
         if available.issuperset(NEEDED) and _writable(directory):
             return CgroupRoots(2, tuple((name, directory) for name in (*NEEDED, *OPTIONAL) if name in available))
-    found = []
+    pairs = []
     for _, names, path in rows:
         for name in names.split(","):
             directory = f"{root}/{name}{path}".rstrip("/")
             if name in (*NEEDED, *OPTIONAL) and _writable(directory):
-                found.append((name, directory))
-    return CgroupRoots(1, tuple(found)) if {name for name, _ in found}.issuperset(NEEDED) else CgroupRoots(0)
+                pairs.append((name, directory))
+    return CgroupRoots(1, tuple(pairs)) if {name for name, _ in pairs}.issuperset(NEEDED) else CgroupRoots(0)
 
 
 def own_group(mount: str, path: str) -> str:
@@ -108,21 +108,21 @@ def enable_controllers(roots: CgroupRoots) -> CgroupRoots:
         return roots
     directory = roots.directories[0][1]
     setting = f"{directory}/cgroup.subtree_control"
-    given = set(_words(setting))
-    if not given.issuperset(NEEDED):
+    enabled = set(_words(setting))
+    if not enabled.issuperset(NEEDED):
         _enable(directory, setting)
-    if not given.issuperset(roots.controllers):
+    if not enabled.issuperset(roots.controllers):
         with contextlib.suppress(OSError):  # there are realtime processes, for example
             sc.write_setting(setting, " ".join(f"+{name}" for name in OPTIONAL if name in roots.controllers))
-        given = set(_words(setting))
-    return CgroupRoots(2, tuple(pair for pair in roots.directories if pair[0] in given))
+        enabled = set(_words(setting))
+    return CgroupRoots(2, tuple(pair for pair in roots.directories if pair[0] in enabled))
 
 
 def _enable(directory: str, setting: str) -> None:
-    wanted = " ".join(f"+{name}" for name in NEEDED)
+    additions = " ".join(f"+{name}" for name in NEEDED)
     for _ in range(_ATTEMPTS):  # the next attempt moves what is forked meanwhile
         try:
-            sc.write_setting(setting, wanted)
+            sc.write_setting(setting, additions)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -205,7 +205,7 @@ class Cgroup:
             sc.write_setting(f"{directory}/cgroup.procs", "0")
 
     def can_limit(self, name: str) -> bool:
-        """Whether there is a controller for a limit."""
+        """Return whether there is a controller for a limit."""
         return {"processes": "pids"}.get(name, name) in self.directories
 
     def limit(self, name: str, amount: int) -> None:
@@ -279,16 +279,16 @@ class CgroupFds:
             os.close(self.quota)
 
     def lift_quota(self) -> None:
-        """As :meth:`Cgroup.lift_quota`."""
+        """Lift the quota as :meth:`Cgroup.lift_quota` does."""
         if self.quota != -1:
             os.write(self.quota, self.no_quota.encode())
 
     def refusals(self) -> list[int]:
         """Count what has been refused so far: memory (processes killed for it), then processes (forks)."""
         counts = []
-        for descriptor, (_, _, word) in zip(self.counters, _COUNTERS, strict=True):
+        for descriptor, (_, _, key) in zip(self.counters, _COUNTERS, strict=True):
             rows = (line.split() for line in os.pread(descriptor, 4096, 0).decode().splitlines())
-            counts.append(next((int(row[1]) for row in rows if row[0] == word), 0))
+            counts.append(next((int(row[1]) for row in rows if row[0] == key), 0))
         return counts
 
 
@@ -346,8 +346,8 @@ class LimitCounters:
     def hits(self) -> list[str]:
         """List the limits that refused something since the last mark; a disk that is full now counts."""
         pairs = zip((MEMORY, PROCESSES), self._mark, self._counts(), strict=True)
-        found = [name for name, before, after in pairs if after > before]
-        return [*found, DISK] if self._is_full() or (self.upper and self.upper.was_hit()) else found
+        limits = [name for name, before, after in pairs if after > before]
+        return [*limits, DISK] if self._is_full() or (self.upper and self.upper.was_hit()) else limits
 
     def _counts(self) -> list[int]:
         killed, refused = self.fds.refusals() if self.fds else (0, 0)

@@ -36,7 +36,7 @@ GATEWAY_ID = BLOCK_START + BLOCK_RANGES * RANGE_SIZE
 LAST_ID = (1 << 31) - 1
 """The largest id that engines accept (moby/sys/user)."""
 _LARGE_IDS = 1 << 31
-"""First of the host ids for those from :data:`RANGE_SIZE` on: nobody has ids that large (systemd's UIDS-GIDS.md)."""
+"""First host id for inner ids from :data:`RANGE_SIZE` on: no system assigns ids that large (systemd's UIDS-GIDS.md)."""
 LOCKS = "ranges"
 """Name of the file whose bytes are locked, one for each range in use."""
 OUTER_ID = 1
@@ -48,7 +48,7 @@ _SIGNALS = 1024
 _OWNERS = 64
 """Processes that an ordinary user keeps of those that it may have, whatever its sandboxes take of them."""
 _LOCKED = 1 << 16
-"""Bytes of locked memory; so many is what everybody may lock before Linux 5.16."""
+"""Bytes of locked memory; the default limit of every user before Linux 5.16."""
 
 # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID (numbers from linux/capability.h)
 CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7))
@@ -85,12 +85,12 @@ class Identity:
 
 
 def has_privileges() -> bool:
-    """Whether this process may map foreign ids and mount where it stands (*mapped*)."""
+    """Return whether this process may map foreign ids and mount in its own namespaces (*mapped*)."""
     return sc.capget()[0] & _NEEDED == _NEEDED and _ids_are_mapped()
 
 
 def _ids_are_mapped(first: int = BLOCK_START, last: int = GATEWAY_ID) -> bool:
-    """Whether ids, by default the block, lie in this process's own user namespace (in a nested container: maybe)."""
+    """Return whether this process's own user namespace maps these ids; in a nested container it may not."""
     with open("/proc/self/uid_map", encoding="ascii") as table:
         rows = [tuple(map(int, line.split())) for line in table]
     return any(start <= first and start + count > last for start, _, count in rows)
@@ -154,13 +154,13 @@ def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
 
 def _leave_processes(count: int) -> None:
     """Have all in the user namespace that is made next leave so many of the caller's processes to it."""
-    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
-    if most > 2 * count:
-        resource.setrlimit(resource.RLIMIT_NPROC, (most - count, most))
+    _, maximum = resource.getrlimit(resource.RLIMIT_NPROC)
+    if maximum > 2 * count:
+        resource.setrlimit(resource.RLIMIT_NPROC, (maximum - count, maximum))
 
 
 def _map_commands(uid: int, gid: int, mappers: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The programs to run, with what follows the pid: the caller's own id, then a range; none without a range."""
+    """Return the mapper programs with their arguments after the pid; an empty list if there is no subordinate range."""
     if not all(mappers) or len(mappers) != 2:
         return []
     commands = []
@@ -168,8 +168,8 @@ def _map_commands(uid: int, gid: int, mappers: Sequence[str]) -> list[tuple[str,
         start = _subordinate_range(table, uid)
         if start is None:
             return []
-        own = [str(OUTER_ID), str(number), "1"]
-        commands.append((mapper, [*own, str(OUTER_ID + 1), str(start), str(RANGE_SIZE - 1)]))
+        own_id = [str(OUTER_ID), str(number), "1"]
+        commands.append((mapper, [*own_id, str(OUTER_ID + 1), str(start), str(RANGE_SIZE - 1)]))
     return commands
 
 
@@ -188,7 +188,7 @@ def _subordinate_range(table: str, uid: int) -> int | None:
 
 
 def _map_from_outside(entered: int, pid: int, commands: list[tuple[str, list[str]]]) -> None:
-    """In a helper that stays outside: map the ids of a process that has entered a new namespace. Never returns."""
+    """Map the ids of a process in a new namespace, from a helper outside of it. Never returns."""
     status = 1
     try:
         os.read(entered, 1)  # ends when the other closes its end: it is in
@@ -224,7 +224,7 @@ class Identities:
             self._dying = frozenset(filter(self._is_nobodys, _ranges_in_use()))
 
     def make(self, *, one_id: bool = False, inotify: int = INOTIFY, processes: int = PROCESSES) -> Identity:
-        """A new identity, with an id range of its own where there are ranges; it has no namespace yet.
+        """Create an identity, with an id range of its own if there are ranges. It has no namespace yet.
 
         Args:
             inotify: how many inotify instances there can be in it.
@@ -242,21 +242,21 @@ class Identities:
 
     def give_back(self, identity: Identity) -> None:
         """Let another sandbox have the id range of one that has ended, or the id that created its namespace."""
-        self._creators.taken.discard(identity.creator)
+        self._creators.in_use.discard(identity.creator)
         if self.mapped:
             index = (identity.first_id - BLOCK_START) // RANGE_SIZE
             self._lock(index, fcntl.F_UNLCK)
             self._taken.discard(index)
 
     def _id_map(self, first: int, *, one_id: bool) -> str:
-        """What is written to uid_map and gid_map; no row may span two rows of the outer map (user_namespaces(7))."""
+        """Return the content of uid_map and gid_map. No row may span two rows of the outer map (user_namespaces(7))."""
         if self.mapped:
             return f"0 {first} {self.count}{self._large}"
-        rest = "" if one_id or self.count == 1 else f"\n1 {first + 1} {self.count - 1}"
-        return f"0 {first} 1{rest}"
+        others = "" if one_id or self.count == 1 else f"\n1 {first + 1} {self.count - 1}"
+        return f"0 {first} 1{others}"
 
     def _take_range(self) -> int:
-        """The first id of a range that nobody has, on this machine."""
+        """Return the first id of a range that is free on this machine, and lock it."""
         for _ in range(BLOCK_RANGES):
             index, self._next = self._next, (self._next + 1) % BLOCK_RANGES
             first = BLOCK_START + index * RANGE_SIZE
@@ -268,7 +268,7 @@ class Identities:
         raise OSError(errno.EBUSY, "every id range is in use")
 
     def _is_nobodys(self, index: int) -> bool:
-        """Whether no live owner has a range: its processes are at their end, which a call of theirs may put off."""
+        """Return whether no live owner has a range. Its processes are being killed, which a system call may delay."""
         return self._lock(index, fcntl.F_WRLCK) and self._lock(index, fcntl.F_UNLCK)
 
     def _lock(self, index: int, kind: int) -> bool:
@@ -286,12 +286,12 @@ class Identities:
 
 
 def _ranges_in_use() -> set[int]:
-    """Ranges of which a process has an id, as far as ``/proc`` shows processes."""
-    found = set()
+    """Return the ranges that contain the id of a process, as far as ``/proc`` shows processes."""
+    ranges = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended
-            found.add((os.stat(f"/proc/{name}").st_uid - BLOCK_START) // RANGE_SIZE)
-    return {index for index in found if 0 <= index < BLOCK_RANGES}
+            ranges.add((os.stat(f"/proc/{name}").st_uid - BLOCK_START) // RANGE_SIZE)
+    return {index for index in ranges if 0 <= index < BLOCK_RANGES}
 
 
 def _foreign_ranges() -> Iterator[tuple[int, int]]:
@@ -317,16 +317,16 @@ class _Creators:
 
     Attributes:
         count: how many ids there are.
-        taken: those of live sandboxes.
+        in_use: those of live sandboxes.
     """
 
     count: int
-    taken: set[int] = field(default_factory=set)
+    in_use: set[int] = field(default_factory=set)
     _inotify: int = 0
     _last: int = OUTER_ID
 
     def choose(self, inotify: int) -> int:
-        """An id that is not taken, for a sandbox with so many inotify instances; 0 where there is one id for all."""
+        """Return a free id for a sandbox with so many inotify instances; 0 if all sandboxes share one id."""
         if self.count == 1:
             return 0
         if inotify > self._inotify:
@@ -336,8 +336,8 @@ class _Creators:
             self._inotify = inotify
         for _ in range(self.count):
             self._last = self._last + 1 if self._last < self.count else OUTER_ID + 1
-            if self._last not in self.taken:
-                self.taken.add(self._last)
+            if self._last not in self.in_use:
+                self.in_use.add(self._last)
                 return self._last
         raise OSError(errno.EBUSY, "every id is in use")
 
@@ -348,8 +348,8 @@ def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -
     Args:
         identity: who to be in it.
         partner: socket to a process that stays outside and calls :func:`map_namespace`.
-        proc: descriptor of a mounted proc. Best one that nobody else uses: the kernel keeps an entry of this name for
-            each namespace, and looks through all of them for each that opens it (fs/proc/proc_sysctl.c).
+        proc: descriptor of a mounted proc, preferably an unshared one: the kernel keeps an entry of this name for each
+            namespace, and searches all of them at each open (fs/proc/proc_sysctl.c).
 
     Raises:
         OSError: the kernel refused.
@@ -378,11 +378,11 @@ def forbid_nesting(proc: int) -> None:
 
 def _create_namespace(identity: Identity) -> None:
     """Enter a new user namespace, whose maxima are this process's limits (kernel/user_namespace.c)."""
-    _, most = processes = resource.getrlimit(resource.RLIMIT_NPROC)
+    _, maximum = processes = resource.getrlimit(resource.RLIMIT_NPROC)
     if identity.creator:
         _keep_counted_limits(mapped=identity.mapped)
         if identity.processes:
-            resource.setrlimit(resource.RLIMIT_NPROC, (_at_most(identity.processes, most), most))
+            resource.setrlimit(resource.RLIMIT_NPROC, (_at_most(identity.processes, maximum), maximum))
         os.setresuid(identity.creator, identity.creator, -1)
         sc.capset(sc.capget()[1])  # leaving uid 0 drops the effective ones; some hosts ask for CAP_SYS_ADMIN
     else:  # what makes sandboxes keeps some beside those of its owner
@@ -438,12 +438,12 @@ def map_namespace(identity: Identity, pid: int, partner: socket.socket, others: 
 
 
 def failure(error: OSError) -> bytes:
-    """An error as a message to whoever called :func:`map_namespace`."""
+    """Return an error as a message to the caller of :func:`map_namespace`."""
     return f"{error.errno} {error}".encode()
 
 
 def read_failure(message: bytes) -> OSError:
-    """What :func:`failure` wrote; a message that is missing stands for a process that ended."""
+    """Decode a message of :func:`failure`; an empty one means that the process was killed."""
     number, _, text = message.decode().partition(" ")
     if not number.isdigit():
         return OSError(errno.EPERM, "a user namespace was refused, or the process that was to have it ended")
@@ -451,7 +451,7 @@ def read_failure(message: bytes) -> OSError:
 
 
 def hold_namespace(identity: Identity) -> None:
-    """Make the user namespace of an identity for whoever only wants to try something with it.
+    """Create the user namespace of an identity for a trial, without a sandbox.
 
     Raises:
         OSError: the kernel refused.
@@ -484,13 +484,13 @@ def hold_namespace(identity: Identity) -> None:
 def _keep_counted_limits(*, mapped: bool) -> None:
     """Lower the limits of what the kernel counts for a user and not for a sandbox.
 
-    As an ordinary user all sandboxes are that user to it. Of POSIX queues the user has 819,200 bytes, which is nine
-    queues of the usual size: they would be gone at once, so there are none.
+    To the kernel, all sandboxes of an ordinary user are that user. POSIX message queues are disabled: a user's 819,200
+    bytes are only nine queues of the usual size.
     """
     shared = (resource.RLIMIT_MEMLOCK, _LOCKED), (resource.RLIMIT_SIGPENDING, _SIGNALS)
     for kind, amount in shared if mapped else (*shared, (resource.RLIMIT_MSGQUEUE, 0)):
-        most = _at_most(amount, resource.getrlimit(kind)[1])
-        resource.setrlimit(kind, (most, most))
+        maximum = _at_most(amount, resource.getrlimit(kind)[1])
+        resource.setrlimit(kind, (maximum, maximum))
 
 
 def _at_most(amount: int, hard: int) -> int:
@@ -498,10 +498,11 @@ def _at_most(amount: int, hard: int) -> int:
 
 
 def act_as_owner(identity: Identity, *, no_more: bool = False) -> None:
-    """Make files as the sandbox's uid 0, with the launcher's capabilities still there; or as oneself again.
+    """Create files as the sandbox's uid 0 while keeping the launcher's capabilities; or return to the own ids.
 
-    An overlay works with the credentials of whoever mounted it; over an idmapped upper its file-system uid must be a
-    mapped one, or the work directory cannot be made and the mount is silently read-only (fs/overlayfs/super.c).
+    An overlay acts with the credentials of the process that mounted it. Over an idmapped upper, that process's fsuid
+    must be mapped; otherwise the work directory cannot be created, and the mount is silently read-only
+    (fs/overlayfs/super.c).
     """
     if identity.mapped:
         uid, gid = (os.geteuid(), os.getegid()) if no_more else (identity.first_id, identity.first_id)
@@ -520,7 +521,7 @@ def become_inner_root(identity: Identity) -> None:
 
 
 def drop_privileges(identity: Identity) -> None:
-    """In a sandbox's user namespace: be its uid 0 with the one capability set, for good.
+    """Become uid 0 of a sandbox's user namespace for good, with a fixed set of capabilities.
 
     Raises:
         OSError: the kernel refused.

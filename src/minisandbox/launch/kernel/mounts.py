@@ -41,11 +41,11 @@ _DEVICE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_RDONLY
 class Executor:
     """Carries out one plan.
 
-    What it makes belongs to the file-system ids of this process (:func:`.identity.act_as_owner`).
+    New files belong to the file-system ids of this process (:func:`.identity.act_as_owner`).
 
     Attributes:
         idmap_fd: user namespace whose map shows image files as owned by uid 0 inside; None where they already are.
-        given: descriptors of the sealed trees handed over with the plan.
+        sealed: descriptors of the sealed trees handed over with the plan.
         proc: descriptor of a proc file system of the sandbox's process namespace, not yet attached; only for
             preparations.
         tree: descriptor of a copy of the mount that takes the writes, scratch or the disk upper, once it is made; it
@@ -54,7 +54,7 @@ class Executor:
     """
 
     idmap_fd: int | None
-    given: tuple[int, ...] = ()
+    sealed: tuple[int, ...] = ()
     proc: int = -1
     tree: int = -1
     disk: int = -1
@@ -76,7 +76,7 @@ class Executor:
             case p.Take():
                 self._slots[operation.slot] = self._take(operation)
             case p.Given():
-                tree = self._slots[operation.slot] = self.given[operation.number]
+                tree = self._slots[operation.slot] = self.sealed[operation.number]
                 self._set_attributes(tree, _SAFE | sc.MOUNT_ATTR_RDONLY, owners="image")
             case p.Scratch():
                 self._make_scratch(operation.size)
@@ -299,7 +299,7 @@ def _resize(size: int) -> None:
 
 @functools.cache
 def tmpfs_can_be_idmapped(userns_fd: int) -> bool:
-    """Whether a tmpfs can be mounted with a map of ids: from Linux 6.3 on.
+    """Return whether a tmpfs can be mounted with an id map (Linux 6.3).
 
     Args:
         userns_fd: a user namespace to try it with.
@@ -317,7 +317,7 @@ def tmpfs_can_be_idmapped(userns_fd: int) -> bool:
 
 
 def tmpfs_keeps_attributes() -> bool:
-    """Whether a tmpfs keeps ``user.*`` attributes, which overlayfs marks its files with: from Linux 6.6 on."""
+    """Return whether a tmpfs keeps ``user.*`` attributes, which overlayfs needs (Linux 6.6)."""
     tree = sc.new_filesystem("tmpfs", 0)
     try:
         root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)

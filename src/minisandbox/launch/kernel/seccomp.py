@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SystemCall:
     """One system call, and what becomes of it.
 
     Attributes:
@@ -59,7 +59,7 @@ class _Filter(ctypes.Structure):
 
 
 def machine() -> str:
-    """The architecture whose calls this process makes.
+    """Return the architecture whose system calls this process makes.
 
     Raises:
         ValueError: there is no filter for it.
@@ -70,8 +70,8 @@ def machine() -> str:
     return name
 
 
-def calls(architecture: str | None = None) -> tuple[Call, ...]:
-    """Every known call with its rule, by rising numbers.
+def calls(architecture: str | None = None) -> tuple[SystemCall, ...]:
+    """Return every known system call with its rule, in ascending order of numbers.
 
     Args:
         architecture: ``x86_64`` or ``aarch64``; None is this process's.
@@ -79,15 +79,15 @@ def calls(architecture: str | None = None) -> tuple[Call, ...]:
     Raises:
         ValueError: there is no filter for it, or a known call has no rule.
     """
-    rules, known = rules_by_name(), known_calls(architecture or machine())
-    missing = [name for name in known.values() if name not in rules]
+    rules, names = rules_by_name(), known_calls(architecture or machine())
+    missing = [name for name in names.values() if name not in rules]
     if missing:
         raise ValueError(f"no rule for {', '.join(missing)}")
-    return tuple(Call(number, name, rules[name]) for number, name in sorted(known.items()))
+    return tuple(SystemCall(number, name, rules[name]) for number, name in sorted(names.items()))
 
 
 def assemble(architecture: str | None = None) -> bytes:
-    """The filter as the kernel takes it: an array of struct sock_filter. Made once for each architecture.
+    """Return the filter as an array of struct sock_filter. It is assembled once for each architecture.
 
     Args:
         architecture: ``x86_64`` or ``aarch64``; None is this process's.
@@ -104,7 +104,7 @@ def _assemble(architecture: str) -> bytes:
 
 
 def _pieces(architecture: str) -> Iterator[tuple[int, bpf.Code]]:
-    """What is done from which number on; numbers in a row that meet the same end are one piece."""
+    """Yield the verdicts by their first system call number; consecutive numbers with the same verdict are merged."""
     codes = {call.number: bpf.check_arguments(call.rule.clauses, call.rule.verdict) for call in calls(architecture)}
     previous: bpf.Code = []
     for number in range(NEWEST + 2):
@@ -172,7 +172,7 @@ def verify() -> None:
 def simulate(
     architecture: str, number: int, arguments: Sequence[int] = (), *, audit_architecture: int | None = None
 ) -> int:
-    """What the filter would answer; any architecture's can be asked anywhere.
+    """Return the verdict of an architecture's filter on a system call, without making the call.
 
     Args:
         architecture: whose filter.
@@ -192,7 +192,7 @@ def simulate(
 
 
 def describe(architecture: str | None = None) -> Iterator[str]:
-    """The filter for people: a line for each call, and one below it for each case of its own.
+    """Yield the filter as text: a line for each system call, followed by a line for each condition on its arguments.
 
     Args:
         architecture: whose filter; None is this process's.
@@ -201,21 +201,21 @@ def describe(architecture: str | None = None) -> Iterator[str]:
         ValueError: as :func:`calls`.
     """
     name = architecture or machine()
-    known = calls(name)
-    passed = sum(call.rule.verdict == ALLOW and not call.rule.clauses for call in known)
-    conditional = sum(bool(call.rule.clauses) for call in known)
+    listed = calls(name)
+    passed = sum(call.rule.verdict == ALLOW and not call.rule.clauses for call in listed)
+    conditional = sum(bool(call.rule.clauses) for call in listed)
     size = len(assemble(name)) // 8
-    refused = len(known) - passed - conditional
+    refused = len(listed) - passed - conditional
     yield f"System calls of {name}: {passed} allowed, {conditional} by their arguments, {refused} refused."
     yield f"Any other number, and any other architecture's convention: {verdict_name(UNKNOWN)}. {size} instructions."
-    for call in known:
+    for call in listed:
         yield from _describe_call(call)
 
 
-def _describe_call(call: Call) -> Iterator[str]:
+def _describe_call(call: SystemCall) -> Iterator[str]:
     rule = call.rule
-    word = "by arguments" if rule.clauses else verdict_name(rule.verdict)
-    yield f"{call.number:>4} {call.name:<24} {word:<15} {rule.reason}"
+    verdict = "by arguments" if rule.clauses else verdict_name(rule.verdict)
+    yield f"{call.number:>4} {call.name:<24} {verdict:<15} {rule.reason}"
     for clause in rule.clauses:
         yield f"{'':>31}{verdict_name(clause.verdict):<15} - {clause.when}"
     if rule.clauses:
@@ -223,5 +223,5 @@ def _describe_call(call: Call) -> Iterator[str]:
 
 
 def verdict_name(verdict: int) -> str:
-    """A verdict in a word: ``allowed``, or the name of the errno."""
+    """Return a verdict's name: ``allowed``, or the name of the errno."""
     return "allowed" if verdict == ALLOW else errno.errorcode[verdict]

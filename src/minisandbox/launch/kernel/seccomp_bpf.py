@@ -67,8 +67,8 @@ def _compare(offset: int, test: Test, skip: int) -> Code:
     last = len(test.values) - 1
     for index, value in enumerate(test.values):
         remaining = last - index
-        found, missed = (remaining, skip) if test.inside else (remaining + skip, 0)
-        load.append((_IF_EQUAL, found, missed if remaining == 0 else 0, value))
+        on_match, on_mismatch = (remaining, skip) if test.inside else (remaining + skip, 0)
+        load.append((_IF_EQUAL, on_match, on_mismatch if remaining == 0 else 0, value))
     return load
 
 
@@ -92,7 +92,7 @@ def _branch(first: int, low: Code) -> Code:
 
 
 def whole(audit_architecture: int, pieces: Sequence[tuple[int, Code]], foreign: int) -> bytes:
-    """A filter: first the architecture, then the number.
+    """Return a whole filter: it tests the architecture, then the number.
 
     Args:
         audit_architecture: ``AUDIT_ARCH_*`` of the one the numbers are of.

@@ -362,15 +362,15 @@ OWNERS = (
 
 
 def rules_by_name() -> dict[str, Rule]:
-    """The rule of every call that any architecture has.
+    """Return the rules by the names of their system calls, for all architectures.
 
     Raises:
         ValueError: two rules are about the same call.
     """
-    found: dict[str, Rule] = {}
+    by_name: dict[str, Rule] = {}
     for rule in RULES:
         for name in rule.names:
-            if name in found:
+            if name in by_name:
                 raise ValueError(f"two rules for {name}")
-            found[name] = rule
-    return found
+            by_name[name] = rule
+    return by_name

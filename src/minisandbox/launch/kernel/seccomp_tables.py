@@ -97,7 +97,7 @@ _TABLES = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
 def known_calls(architecture: str) -> dict[int, str]:
-    """The names of an architecture's system calls, by number.
+    """Return the names of an architecture's system calls by their numbers.
 
     Args:
         architecture: ``x86_64`` or ``aarch64``, as uname(2) calls them.
@@ -109,12 +109,12 @@ def known_calls(architecture: str) -> dict[int, str]:
         raise ValueError(f"no table of system calls for {architecture}; there is one for {', '.join(_TABLES)}")
     calls: dict[int, str] = {}
     number = 0
-    for word in (_TABLES[architecture] + _COMMON).split():
-        if word.endswith(":"):
-            number = int(word[:-1])
+    for token in (_TABLES[architecture] + _COMMON).split():
+        if token.endswith(":"):
+            number = int(token[:-1])
         elif number in calls:
             raise ValueError(f"system call {number} is named twice")
         else:
-            calls[number] = word
+            calls[number] = token
             number += 1
     return calls

@@ -231,7 +231,7 @@ def fsmount(fs_fd: int, attributes: int = 0, label: str = "") -> int:
 
 
 def new_filesystem(fstype: str, attributes: int, **options: str) -> int:
-    """A detached mount of a new file system with these options, without setuid programs; returns a descriptor."""
+    """Mount a new file system with these options, detached and without setuid programs; return its descriptor."""
     fs = fsopen(fstype)
     try:
         for key, value in options.items():
@@ -319,7 +319,7 @@ def write_setting(path: str, text: str, below: int | None = None) -> None:
 
 
 def trim_memory() -> None:
-    """malloc_trim(3): give back free memory, which every child forked from here would have to map and unmap."""
+    """Return free memory to the kernel (malloc_trim(3)); forked children would have to map and unmap it."""
     trim = getattr(_libc, "malloc_trim", None)  # glibc alone has it
     if trim is not None:
         trim(c_ulong(0))
@@ -370,7 +370,7 @@ def forget_disk_priority() -> None:
 
 @cache
 def _argument_area() -> tuple[int, ...]:
-    """Where arguments begin and end, and the environment; the same in every process that is forked from this one."""
+    """Return the addresses of the arguments and the environment; forked processes share them."""
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
     return tuple(int(fields[index]) for index in (45, 46, 47, 48))

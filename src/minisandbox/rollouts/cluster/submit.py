@@ -226,14 +226,16 @@ class ClusterChecks:
         self._cluster, self._workers = cluster, workers
         self.reports: tuple[NodeReport, ...] = ()
 
-    def __call__(self, jobs: Sequence[Check[Task]], known: Mapping[str, str]) -> Iterator[tuple[str, Result | None]]:
+    def __call__(
+        self, jobs: Sequence[Check[Task]], fingerprints: Mapping[str, str]
+    ) -> Iterator[tuple[str, Result | None]]:
         """Run checks on the nodes, as :class:`.Elsewhere` describes.
 
         Raises:
             HostError: there is no such cluster, or none of its nodes works for us.
         """
         tasks = {job.id: job.task for job in jobs if job.task is not None}
-        workload = CheckWorkload({job.id: job for job in jobs}, known)
+        workload = CheckWorkload({job.id: job for job in jobs}, fingerprints)
         budgets = Budgets() if self._workers is None else Budgets(gradings=self._workers)
         ended: _Ended = queue.SimpleQueue()
 

@@ -99,7 +99,7 @@ class AsyncFiles:
         return await carry_out(self._core, file_operations.stat(path, cwd=self._cwd, follow=follow))
 
     async def exists(self, path: str | PurePosixPath) -> bool:
-        """Whether there is something at a path, links followed: one that leads nowhere does not exist.
+        """Return whether a path exists, links followed: a dangling link does not exist.
 
         Raises:
             FileAccessError: that cannot be told, for instance because a directory on the way is no directory.

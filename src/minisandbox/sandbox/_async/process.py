@@ -12,7 +12,7 @@ from typing import Self
 
 from minisandbox.errors import InvalidValue, SandboxGone, WaitTimeout
 from minisandbox.sandbox.backend import SandboxCore
-from minisandbox.sandbox.io_async import Caller, SharedConnection, call_or_undo, open_job
+from minisandbox.sandbox.io_async import AsyncCaller, AsyncSharedConnection, call_or_undo, open_job
 from minisandbox.sandbox.protocol.channels import ProcessChannel
 from minisandbox.sandbox.protocol.connection import KILL_PATIENCE, LOOK_AGAIN, as_bytes, has_room, still_runs
 from minisandbox.sandbox.validation import check_wait
@@ -34,7 +34,7 @@ class AsyncProcess:
         owned: whether the process ends with this handle.
     """
 
-    def __init__(self, connection: SharedConnection[ProcessChannel], *, owned: bool) -> None:
+    def __init__(self, connection: AsyncSharedConnection[ProcessChannel], *, owned: bool) -> None:
         self._connection = connection
         self._channel = connection.channel
         self._owned = owned
@@ -45,7 +45,7 @@ class AsyncProcess:
     async def _started(cls, core: SandboxCore, channel: ProcessChannel, *, owned: bool) -> Self:
         with contextlib.ExitStack() as opened:
             door = None if owned else opened.enter_context(core.process_listener(channel.id))
-            connection = SharedConnection(core, channel, await open_job(core), f"process {channel.id}")
+            connection = AsyncSharedConnection(core, channel, await open_job(core), f"process {channel.id}")
             try:
                 connection.begin(door)
                 await connection.answered()
@@ -60,7 +60,7 @@ class AsyncProcess:
     async def _reached(cls, core: SandboxCore, process_id: str) -> Self:
         channel = ProcessChannel.attach(process_id, output=core.limits.output)
         socket = await call_or_undo(methodcaller("close"), core.connect_process, process_id)
-        connection = SharedConnection(core, channel, socket, f"process {process_id}")
+        connection = AsyncSharedConnection(core, channel, socket, f"process {process_id}")
         try:
             connection.begin()
             await connection.answered()
@@ -118,8 +118,8 @@ class AsyncProcess:
             self._channel.write(as_bytes(data))
             await self._connection.say()
             while self._channel.unsent:
-                room = has_room(self._channel, self._deadline)
-                await self._connection.wait(None if room else self._deadline, listen=room)
+                has_capacity = has_room(self._channel, self._deadline)
+                await self._connection.wait(None if has_capacity else self._deadline, listen=has_capacity)
 
     async def close_stdin(self) -> None:
         """End its standard input; on a terminal, type ^D. Calling it again does nothing."""
@@ -187,14 +187,14 @@ class AsyncProcess:
                 if self._channel.result is not None:
                     return self._seen(self._channel.result)
                 self._channel.check()
-                room = not shared or has_room(self._channel)
-                if not await self._wait(deadline, room=room) and self._channel.result is None:
+                has_capacity = not shared or has_room(self._channel)
+                if not await self._wait(deadline, has_capacity=has_capacity) and self._channel.result is None:
                     raise still_runs(self._channel, timeout)
 
-    async def _wait(self, deadline: float | None, *, room: bool) -> bool:
+    async def _wait(self, deadline: float | None, *, has_capacity: bool) -> bool:
         again = time.monotonic() + LOOK_AGAIN
-        if room or (deadline is not None and deadline <= again):
-            return await self._connection.wait(deadline, listen=room)
+        if has_capacity or (deadline is not None and deadline <= again):
+            return await self._connection.wait(deadline, listen=has_capacity)
         await self._connection.wait(again, listen=False)
         return True
 
@@ -249,7 +249,7 @@ class _Events:
     def __init__(self, process: AsyncProcess) -> None:
         self._process = process
         self._over = False
-        self.caller = Caller()
+        self.caller = AsyncCaller()
 
     def __aiter__(self) -> Self:
         return self
@@ -257,7 +257,7 @@ class _Events:
     async def __anext__(self) -> Output | ExecResult:
         if self._over:
             raise StopAsyncIteration
-        self.caller = Caller()
+        self.caller = AsyncCaller()
         event = await self._process._next_event()
         if isinstance(event, ExecResult):
             self._over = True

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Self
 
 from minisandbox.sandbox.backend import SandboxCore, mark_unresponsive
-from minisandbox.sandbox.io_async import SharedConnection, call_blocking, open_job
+from minisandbox.sandbox.io_async import AsyncSharedConnection, call_blocking, open_job
 from minisandbox.sandbox.protocol.channels import ShellChannel
 from minisandbox.sandbox.protocol.connection import Queue
 from minisandbox.types import ShellResult
@@ -22,14 +22,14 @@ class AsyncShell:
         connection: to the supervisor of bash, which has answered.
     """
 
-    def __init__(self, connection: SharedConnection[ShellChannel]) -> None:
+    def __init__(self, connection: AsyncSharedConnection[ShellChannel]) -> None:
         self._connection = connection
         self._channel = connection.channel
         self._queue = Queue()
 
     @classmethod
     async def _opened(cls, core: SandboxCore, channel: ShellChannel) -> Self:
-        connection = SharedConnection(core, channel, await open_job(core), "shell")
+        connection = AsyncSharedConnection(core, channel, await open_job(core), "shell")
         try:
             connection.begin()
             await connection.answered()

@@ -119,8 +119,8 @@ class Process:
             self._channel.write(as_bytes(data))
             self._connection.say()
             while self._channel.unsent:
-                room = has_room(self._channel, self._deadline)
-                self._connection.wait(None if room else self._deadline, listen=room)
+                has_capacity = has_room(self._channel, self._deadline)
+                self._connection.wait(None if has_capacity else self._deadline, listen=has_capacity)
 
     def close_stdin(self) -> None:
         """End its standard input; on a terminal, type ^D. Calling it again does nothing."""
@@ -188,14 +188,14 @@ class Process:
                 if self._channel.result is not None:
                     return self._seen(self._channel.result)
                 self._channel.check()
-                room = not shared or has_room(self._channel)
-                if not self._wait(deadline, room=room) and self._channel.result is None:
+                has_capacity = not shared or has_room(self._channel)
+                if not self._wait(deadline, has_capacity=has_capacity) and self._channel.result is None:
                     raise still_runs(self._channel, timeout)
 
-    def _wait(self, deadline: float | None, *, room: bool) -> bool:
+    def _wait(self, deadline: float | None, *, has_capacity: bool) -> bool:
         again = time.monotonic() + LOOK_AGAIN
-        if room or (deadline is not None and deadline <= again):
-            return self._connection.wait(deadline, listen=room)
+        if has_capacity or (deadline is not None and deadline <= again):
+            return self._connection.wait(deadline, listen=has_capacity)
         self._connection.wait(again, listen=False)
         return True
 

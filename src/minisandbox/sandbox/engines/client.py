@@ -50,44 +50,44 @@ class Client:
         host = os.environ.get("DOCKER_HOST" if self.name == "docker" else "CONTAINER_HOST", "")
         return bool(host) and not host.startswith("unix:")
 
-    def succeeds(self, *words: str) -> bool:
+    def succeeds(self, *arguments: str) -> bool:
         """Return whether a call succeeds."""
-        return self._call(words, None).returncode == 0
+        return self._call(arguments, None).returncode == 0
 
-    def output(self, *words: str) -> str:
+    def output(self, *arguments: str) -> str:
         """Return what a call prints, whether it succeeds or not."""
-        return self._call(words, None).stdout.decode(errors="replace").strip()
+        return self._call(arguments, None).stdout.decode(errors="replace").strip()
 
-    def run(self, *words: str, stdin: IO[bytes] | None = None) -> str:
+    def run(self, *arguments: str, stdin: IO[bytes] | None = None) -> str:
         """Return what a call prints.
 
         Raises:
             HostError: it failed.
         """
-        done = self._call(words, stdin)
+        done = self._call(arguments, stdin)
         if done.returncode != 0:
-            raise self.failure(words[0], done.stderr)
+            raise self.failure(arguments[0], done.stderr)
         return done.stdout.decode(errors="replace").strip()
 
-    def failure(self, verb: str, said: bytes) -> HostError:
+    def failure(self, verb: str, output: bytes) -> HostError:
         """Return the error for a call that failed.
 
         Args:
             verb: of the call.
-            said: what it printed.
+            output: what it printed.
         """
-        text = said.decode(errors="replace").strip()[-1000:]
+        text = output.decode(errors="replace").strip()[-1000:]
         return HostError(f"{self.name} {verb} failed", reason=text or None, hint=f"does '{self.name} info' work?")
 
-    def open(self, *words: str, **streams: IO[bytes] | socket.socket | int) -> subprocess.Popen[bytes]:
+    def open(self, *arguments: str, **streams: IO[bytes] | socket.socket | int) -> subprocess.Popen[bytes]:
         """Start a call in a session of its own: Ctrl-C is for us to handle."""
-        return subprocess.Popen([self.program, *words], start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return] # streams only
+        return subprocess.Popen([self.program, *arguments], start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return] # streams only
 
-    def _call(self, words: tuple[str, ...], stdin: IO[bytes] | None) -> subprocess.CompletedProcess[bytes]:
-        given = subprocess.DEVNULL if stdin is None else stdin
+    def _call(self, arguments: tuple[str, ...], stdin: IO[bytes] | None) -> subprocess.CompletedProcess[bytes]:
+        source = subprocess.DEVNULL if stdin is None else stdin
         try:
             return subprocess.run(
-                [self.program, *words], stdin=given, capture_output=True, check=False, timeout=_PATIENCE
+                [self.program, *arguments], stdin=source, capture_output=True, check=False, timeout=_PATIENCE
             )
         except subprocess.TimeoutExpired:
-            raise HostError(f"{self.name} {words[0]} did not end in {_PATIENCE:g} s") from None
+            raise HostError(f"{self.name} {arguments[0]} did not end in {_PATIENCE:g} s") from None

@@ -118,21 +118,22 @@ class ContainerCore:
             )  # fmt: skip
 
     def _options(self) -> list[str]:
-        """How the container is made, but for what is mounted."""
+        """Return the options that create the container, except its mounts."""
         limits = self.limits
-        words = [
+        options = [
             "--name", self.id, "--label", f"{LABEL}=container", "--rm", "--interactive", "--pull", "never",
             "--network", "none" if self._network.mode == "off" else "host", "--user", "0:0", "--workdir", "/",
             "--security-opt", "no-new-privileges",
             "--pids-limit", str(limits.processes + _OWN_PROCESSES), "--shm-size", str(limits.disk),
         ]  # fmt: skip
-        words += [] if self._network.mode == "host" else ["--hostname", HOSTNAME]
-        words += [] if limits.memory is None else ["--memory", str(limits.memory), "--memory-swap", str(limits.memory)]
-        words += [] if limits.cpu is None else ["--cpus", f"{limits.cpu:g}"]
-        return words + [word for name, text in self._labels for word in ("--label", f"{name}={text}")]
+        options += [] if self._network.mode == "host" else ["--hostname", HOSTNAME]
+        if limits.memory is not None:
+            options += ["--memory", str(limits.memory), "--memory-swap", str(limits.memory)]
+        options += [] if limits.cpu is None else ["--cpus", f"{limits.cpu:g}"]
+        return options + [word for name, text in self._labels for word in ("--label", f"{name}={text}")]
 
     def _said(self) -> str:
-        """The end of what the engine's client printed."""
+        """Return the end of the engine client's output."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace").strip()[-1000:]
 
@@ -147,7 +148,7 @@ class ContainerCore:
         return self._first is not None and self._pid == os.getpid()
 
     def open_job(self, *, wait: bool = True) -> socket.socket:  # noqa: ARG002 - a job never has to wait here
-        """A connected stream socket of a worker that the engine starts inside.
+        """Connect to a worker that the engine starts inside, by a stream socket.
 
         Raises:
             SandboxGone: the container has ended.
@@ -158,10 +159,10 @@ class ContainerCore:
         if self.limits.file_size is not None:
             rlimits["FSIZE"] = self.limits.file_size
         ours, theirs = socket.socketpair()
-        words = ("exec", "--interactive", self.id, *runtime.COMMAND, "job", json.dumps(rlimits))
+        command = ("exec", "--interactive", self.id, *runtime.COMMAND, "job", json.dumps(rlimits))
         with theirs:
             try:
-                client = self._client.open(*words, stdin=theirs, stdout=theirs, stderr=self._log)
+                client = self._client.open(*command, stdin=theirs, stdout=theirs, stderr=self._log)
             except OSError as error:
                 ours.close()
                 raise HostError(f"{self._client.name} could not be started: {error.strerror}") from error
@@ -236,7 +237,7 @@ class ContainerCore:
         """Refused: see :meth:`_refuse`."""
         self._refuse("reset")
 
-    def changes(self, below: PurePosixPath, timeout: float | None, most: int = 0) -> NoReturn:  # noqa: ARG002 - as of every core
+    def changes(self, below: PurePosixPath, timeout: float | None, max_characters: int = 0) -> NoReturn:  # noqa: ARG002 - as of every core
         """Refused: see :meth:`_refuse`."""
         self._refuse("changes")
 
@@ -247,7 +248,7 @@ class ContainerCore:
         raise Unsupported(f"{what} of sandbox {self.id}", reason=f"it is a container of {self._client.name}", hint=hint)
 
     def leave(self) -> None:
-        """What leaving a ``with`` block does."""
+        """Do what leaving a ``with`` block does."""
         self.stop()
 
     def stop(self) -> None:

@@ -72,8 +72,8 @@ def _check_usr(client: Client, image: ImageSpec) -> None:
 
 def _import(client: Client, image: ImageSpec, reference: str) -> None:
     """Pipe the merged tree from a sandbox into the engine."""
-    words = ("import", "--change", f"LABEL {LABEL}=image", "-", reference)
-    taker = client.open(*words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    command = ("import", "--change", f"LABEL {LABEL}=image", "-", reference)
+    taker = client.open(*command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert taker.stdin is not None
     try:
         packed = _pack(image, taker.stdin)
@@ -81,9 +81,9 @@ def _import(client: Client, image: ImageSpec, reference: str) -> None:
         taker.kill()
         raise
     finally:
-        _, said = taker.communicate()
+        _, errors = taker.communicate()
     if taker.returncode != 0:
-        raise client.failure("import", said)
+        raise client.failure("import", errors)
     if not packed.ok:
         client.succeeds("image", "rm", reference)
         packed.check()
@@ -111,9 +111,9 @@ def _pack(image: ImageSpec, out: IO[bytes]) -> ExecResult:
 def mount_options(sources: Sequence[tuple[Path, PurePosixPath]]) -> list[str]:
     """Return the options that show host paths read-only, for an engine of this machine."""
     return [
-        word
+        option
         for source, target in sources
-        for word in ("--mount", f"type=bind,source={source},destination={target},readonly")
+        for option in ("--mount", f"type=bind,source={source},destination={target},readonly")
     ]
 
 

@@ -46,23 +46,23 @@ def runtime() -> Path:
 
 @cache
 def _made(_process: int) -> Path:
-    place = scratch.new_scratch() / "runtime"
+    root = scratch.new_scratch() / "runtime"
     library = Path(os.__file__).parent
-    modules = place / "lib" / library.name
+    modules = root / "lib" / library.name
     package = Path(__file__).parents[3]
     python = os.path.realpath(sys.executable)
-    said = _output(python, "-I", "-S", "-c", _MODULES, str(package))
+    listing = _output(python, "-I", "-S", "-c", _MODULES, str(package))
     binaries = [Path(python)]
-    for file in map(Path, json.loads(said)):
+    for file in map(Path, json.loads(listing)):
         top = package if file.is_relative_to(package) else library
         _copy(file, modules / file.relative_to(top))
         binaries += [file] if file.suffix == ".so" else []
     (modules / "lib-dynload").mkdir(parents=True, exist_ok=True)
-    _copy(Path(python), place / "bin/python")
+    _copy(Path(python), root / "bin/python")
     for shared in {Path(path) for one in binaries for path in _LIBRARY.findall(_output("ldd", str(one)))}:
-        _copy(shared, place / ("linker" if shared.name.startswith("ld-") else f"shared/{shared.name}"))
+        _copy(shared, root / ("linker" if shared.name.startswith("ld-") else f"shared/{shared.name}"))
     compileall.compile_dir(modules, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    return place
+    return root
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -73,6 +73,6 @@ def _copy(source: Path, target: Path) -> None:
 def _output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        said = done.stderr.strip()[-500:]
-        raise HostError(f"this Python cannot be copied into containers: {command[0]} failed", reason=said or None)
+        message = done.stderr.strip()[-500:]
+        raise HostError(f"this Python cannot be copied into containers: {command[0]} failed", reason=message or None)
     return done.stdout

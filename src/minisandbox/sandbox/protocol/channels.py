@@ -41,7 +41,7 @@ class _Channel:
         self._error: frames.Header | None = None
 
     def outgoing(self) -> bytes:
-        """What may be sent now; it counts as sent."""
+        """Return what may be sent now; it counts as sent."""
         data = bytes(self._queue)
         self._queue.clear()
         return data
@@ -93,7 +93,7 @@ class ProcessChannel(_Channel):
         pid: its number inside, once ``started``; before that 0.
         started: whether it runs, or has run.
         done: whether nothing more will come: it has ended, could not be started, or cannot be attached to.
-        events: pieces of output as they came, at last the result; whoever consumes them takes them out.
+        events: pieces of output in order, then the result; their consumer removes them.
         result: how it ended, or None.
         left: once ``started``, seconds that were left of its timeout then; None without one.
 
@@ -121,8 +121,8 @@ class ProcessChannel(_Channel):
         super().__init__(_MAX_OUTPUT_FRAME)
         request = wire.command_request("start", command, env=env, cwd=cwd, timeout=timeout, user=user, output=output)
         size = None if pty is None else [pty.rows, pty.columns]
-        given = command if isinstance(command, str) else tuple(command)
-        self._prepare(id, given, output, {**request, "pty": size, "lifetime": lifetime, "id": id})
+        argv = command if isinstance(command, str) else tuple(command)
+        self._prepare(id, argv, output, {**request, "pty": size, "lifetime": lifetime, "id": id})
         self._terminal = pty is not None
 
     def _prepare(
@@ -160,7 +160,7 @@ class ProcessChannel(_Channel):
         return channel
 
     def start(self) -> bytes:
-        """What to send first. ``feed`` answers until ``started`` or ``done``."""
+        """Return what to send first on a new connection. ``feed`` answers until ``started`` or ``done``."""
         return frames.encode({"verb": "attach"} if self._request is None else self._request)
 
     def check(self) -> None:
@@ -276,10 +276,10 @@ class ProcessChannel(_Channel):
         self._spend()
 
     def _begin(self, header: frames.Header) -> None:
-        pid, command, left = header["pid"], header.get("command"), header.get("left")
+        pid, command, remaining = header["pid"], header.get("command"), header.get("left")
         assert isinstance(pid, int)
-        assert left is None or isinstance(left, int | float)
-        self.pid, self.started, self.left = pid, True, left
+        assert remaining is None or isinstance(remaining, int | float)
+        self.pid, self.started, self.left = pid, True, remaining
         self._count_dropped(header)
         if self._request is None:
             self.command = str(command) if isinstance(command, str) else tuple(map(str, wire.as_list(command)))
@@ -295,10 +295,10 @@ class ProcessChannel(_Channel):
     def _finish(self, end: ExecResult, header: frames.Header | None) -> None:
         if header is not None:
             self._count_dropped(header)
-        kept = self._kept
+        outputs = self._kept
         self.result = ExecResult(
-            end.command, end.outcome, end.exit_code, end.signal, kept[0].result(), kept[1].result(),
-            self._dropped[0] + kept[0].dropped, self._dropped[1] + kept[1].dropped,
+            end.command, end.outcome, end.exit_code, end.signal, outputs[0].result(), outputs[1].result(),
+            self._dropped[0] + outputs[0].dropped, self._dropped[1] + outputs[1].dropped,
             end.duration, end.usage, end.left_running, end.limits_hit,
         )  # fmt: skip
         self.events.append(self.result)
@@ -308,7 +308,7 @@ class ProcessChannel(_Channel):
         self.done = True
 
     def hung_up(self) -> None:
-        """The peer closed: if it had not said how the process ended, its supervisor was killed from inside."""
+        """Handle that the peer closed: without a report of the process's end, its supervisor was killed from inside."""
         if self._request is None and not self.started:
             self.done = True
         elif not self.done:
@@ -347,7 +347,7 @@ class ShellChannel(_Channel):
         self._results: dict[int, ShellResult] = {}
 
     def start(self) -> bytes:
-        """What to send first on a (new) connection. ``feed`` answers until ``started`` or ``done``."""
+        """Return what to send first on a new connection. ``feed`` answers until ``started`` or ``done``."""
         request = {**self._request, "cwd": str(self.cwd), "again": self._has_run}
         self._decoder = frames.Decoder(self._max_answer)
         self._queue.clear()
@@ -406,7 +406,7 @@ class ShellChannel(_Channel):
             run = header["run"]
             assert isinstance(run, int)
             script = self._running.pop(run, None)
-            if script is not None:  # else nobody waits for it any more
+            if script is not None:  # otherwise its caller has stopped waiting
                 restarted = header["restarted"] is True
                 self._end(run, wire.exec_result(script, header, payload), restarted=restarted)
 
@@ -421,7 +421,7 @@ class ShellChannel(_Channel):
         self.done = True
 
     def hung_up(self) -> None:
-        """The peer closed: bash and its supervisor were killed from inside. What was under way counts as killed."""
+        """Handle that the peer closed: bash and its supervisor were killed from inside, with the current script."""
         self.done = True
         for run in sorted(self._running):
             self._end(run, wire.killed(self._running.pop(run)), restarted=True)

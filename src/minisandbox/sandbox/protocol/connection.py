@@ -34,16 +34,16 @@ class AnyChannel(Protocol):
     done: bool
 
     def start(self) -> bytes:
-        """What to send first."""
+        """Return what to send first."""
 
     def outgoing(self) -> bytes:
-        """What to send now."""
+        """Return what to send now."""
 
     def feed(self, data: bytes) -> None:
         """Take what was received."""
 
     def hung_up(self) -> None:
-        """The peer closed."""
+        """Handle that the peer closed."""
 
     def check(self) -> None:
         """Raise what keeps it from going on."""
@@ -166,18 +166,18 @@ class Connection(Generic[Channel]):
         """Whether the peer has hung up without a last answer, and the reason is not known yet."""
         return self.over and not self.channel.done and self._failure is None
 
-    def conclude(self, gone: SandboxGone | None) -> None:
+    def conclude(self, ended: SandboxGone | None) -> None:
         """Take the reason why the peer has hung up without a last answer.
 
         Args:
-            gone: the sandbox's end; None: it lives, and so the peer was killed from inside.
+            ended: the sandbox's end; None: it lives, and so the peer was killed from inside.
         """
         if not self.inconclusive:
             return
-        if gone is None:
+        if ended is None:
             self.channel.hung_up()
         else:
-            self._failure = gone
+            self._failure = ended
 
     def reason(self) -> SandboxGone | None:
         """Return why the sandbox has ended, or None if it lives; blocks for a moment."""
@@ -222,12 +222,12 @@ class Queue:
         return None if math.isinf(self._until) else self._until
 
     def leave(self) -> None:
-        """The script has ended, or its caller was interrupted."""
+        """Note that the script has ended, or that its caller was interrupted."""
         self._under_way -= 1
 
 
 def has_room(channel: ProcessChannel, deadline: float | None = None) -> bool:
-    """Whether more unread output may be taken.
+    """Return whether more unread output may be taken.
 
     Args:
         channel: the process's.
@@ -238,10 +238,10 @@ def has_room(channel: ProcessChannel, deadline: float | None = None) -> bool:
 
 
 def as_bytes(data: bytes | str) -> bytes:
-    """What was given to be written."""
+    """Return data to be written as bytes."""
     return encoded(data) if isinstance(data, str) else bytes(data)
 
 
 def still_runs(channel: ProcessChannel, timeout: float | None) -> WaitTimeout:
-    """The error for a wait that was too short."""
+    """Return the error for a wait that was too short."""
     return WaitTimeout(f"process {channel.id} still runs after {timeout} s", hint="wait longer, or kill it")

@@ -42,14 +42,14 @@ _PROXY = {
 
 
 def network_environment(network: Network) -> dict[str, str]:
-    """Where programs find the way out, in both spellings, where there is one by a proxy."""
+    """Return the variables that point programs to the proxy, in both spellings, if there is a proxy."""
     if network.mode != "allow":
         return {}
     return {spelled: value for name, value in _PROXY.items() for spelled in (name, name.upper())}
 
 
 def command_environment(image: ImageSpec, *layers: Mapping[str, str] | None) -> dict[str, str]:
-    """The environment of a command: the defaults, the image's captured variables, then the caller's, later ones win."""
+    """Return a command's environment: the defaults, then the image's variables, then the caller's; later ones win."""
     merged = dict(DEFAULTS)
     merged.update(image.environment)
     for layer in layers:

@@ -34,7 +34,7 @@ Piece = bytes | int
 
 
 def checked_path(path: str | PurePosixPath) -> str:
-    """A path as the worker takes it.
+    """Return a path as the worker takes it.
 
     Raises:
         InvalidValue: no file can have it.
@@ -50,7 +50,7 @@ def checked_path(path: str | PurePosixPath) -> str:
 
 
 def request(verb: str, path: str | PurePosixPath, cwd: str, **options: object) -> frames.Header:
-    """The header of a request.
+    """Return the header of a request.
 
     Raises:
         InvalidValue: the path or a mode cannot be used.
@@ -109,7 +109,7 @@ class UploadCall(DoneCall):
         self._source = source
 
     def outgoing(self) -> Iterator[bytes]:
-        """The request, the tree, and its end."""
+        """Return the request, the content in pieces, and its end."""
         yield from super().outgoing()
         yield from self._source.pieces()
         yield frames.encode({"event": "end"})
@@ -158,7 +158,7 @@ class ReadCall(_FileCall):
             self.done = True
 
     def result(self) -> int:
-        """How many bytes there were, or raise."""
+        """Return the result of the call, or raise its error."""
         self._check()
         return self._size
 
@@ -188,7 +188,7 @@ class WriteCall(_FileCall):
         self._size = 0
 
     def outgoing(self) -> Iterator[bytes]:
-        """The request, the content in pieces, and its end."""
+        """Return the request, the content in pieces, and its end."""
         yield from super().outgoing()
         for piece in self._source:
             yield from self._frames(piece)
@@ -208,7 +208,7 @@ class WriteCall(_FileCall):
         self.done = True
 
     def result(self) -> int:
-        """How many bytes were written, or raise."""
+        """Return the result of the call, or raise its error."""
         self._check()
         return self._size
 
@@ -216,11 +216,11 @@ class WriteCall(_FileCall):
 class EntriesCall(_FileCall):
     """Ask about one path or all of a directory."""
 
-    def __init__(self, verb: str, path: str | PurePosixPath, cwd: str, *, most: int, **options: object) -> None:
-        super().__init__(request(verb, path, cwd, most=most, **options))
+    def __init__(self, verb: str, path: str | PurePosixPath, cwd: str, *, max_entries: int, **options: object) -> None:
+        super().__init__(request(verb, path, cwd, most=max_entries, **options))
         self._place = PurePosixPath(cwd, path)
         self._single = verb == "stat"
-        self._most = most
+        self._most = max_entries
         self._infos: list[FileInfo] = []
         self._text = 0
 
@@ -263,7 +263,7 @@ class EntriesCall(_FileCall):
         )
 
     def result(self) -> list[FileInfo]:
-        """What there is, or raise."""
+        """Return the result of the call, or raise its error."""
         self._check()
         return self._infos
 
@@ -285,7 +285,7 @@ class UsageCall(_FileCall):
         self.done = True
 
     def result(self) -> SandboxUsage:
-        """What it uses, or raise."""
+        """Return the result of the call, or raise its error."""
         self._check()
         assert self._usage is not None
         return self._usage

@@ -81,30 +81,30 @@ def write(path: str | PurePosixPath, *, cwd: str, mode: int | None, source: Iter
 
 
 def list_directory(path: str | PurePosixPath, *, cwd: str) -> Operation[tuple[FileInfo, ...]]:
-    """What a directory holds, sorted by the bytes of the names; not recursive.
+    """Return a directory's entries, sorted by the bytes of their names; not recursive.
 
     Raises:
         FileAccessError: there is no such directory, it lies in /proc, it has more than a million entries, or
             their names and targets are too long together.
     """
-    call = EntriesCall("list", path, cwd, most=MOST_ENTRIES)
+    call = EntriesCall("list", path, cwd, max_entries=MOST_ENTRIES)
     yield call
     return tuple(sorted(call.result(), key=lambda info: info.path.name.encode("utf-8", "surrogateescape")))
 
 
 def stat(path: str | PurePosixPath, *, cwd: str, follow: bool = True) -> Operation[FileInfo]:
-    """What the file system says about a path, as :func:`os.stat` (``follow``) or :func:`os.lstat`.
+    """Return a path's status, as :func:`os.stat` (``follow``) or :func:`os.lstat`.
 
     Raises:
         FileAccessError: there is no such file, or it is a link of /proc.
     """
-    call = EntriesCall("stat", path, cwd, most=1, follow=follow)
+    call = EntriesCall("stat", path, cwd, max_entries=1, follow=follow)
     yield call
     return call.result()[0]
 
 
 def exists(path: str | PurePosixPath, *, cwd: str) -> Operation[bool]:
-    """Whether there is something at a path, links followed: a link that leads nowhere does not exist."""
+    """Return whether a path exists, links followed: a dangling link does not exist."""
     try:
         yield from stat(path, cwd=cwd)
     except FileAccessError as error:
@@ -244,10 +244,10 @@ def download(path: str | PurePosixPath, local: str | Path, *, cwd: str, limit: i
     local = Path(local)
     if not local.name:
         raise InvalidValue(f"{str(local)!r} has no name to give to a copy")
-    asked = request("send_tree", path, cwd, limit=limit, most=MOST_ENTRIES)
+    message = request("send_tree", path, cwd, limit=limit, most=MOST_ENTRIES)
     target = Download(local, limit)
     try:
-        call = DownloadCall(asked, target)
+        call = DownloadCall(message, target)
         yield call
         call.result()
         return target.publish()
@@ -256,7 +256,7 @@ def download(path: str | PurePosixPath, local: str | Path, *, cwd: str, limit: i
 
 
 def usage() -> Operation[SandboxUsage]:
-    """What the sandbox uses right now. What is written to an upper on disk does not count as ``disk``."""
+    """Return what the sandbox uses right now. Files in an upper on disk do not count as ``disk``."""
     call = UsageCall()
     yield call
     return call.result()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from minisandbox.errors import FileAccessError
 from minisandbox.launch.jobs import frames, trees
-from minisandbox.launch.jobs.tree_writer import Attributes, Builder
+from minisandbox.launch.jobs.tree_writer import Attributes, TreeBuilder
 from minisandbox.types import Transfer
 
 MOST_ENTRIES = 1_000_000
@@ -45,7 +45,7 @@ class Download:
         self._limit = limit
         self._partial = f".minisandbox-{secrets.token_hex(8)}"
         self._parent = os.open(self._local.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._builder = Builder(os.dup(self._parent), replace=False, exact=False)
+        self._builder = TreeBuilder(os.dup(self._parent), replace=False, exact=False)
         self._kind = ""
         self._entries = self._files = self._size = self._skipped_size = 0
         self._skipped: list[tuple[str, str]] = []
@@ -98,7 +98,7 @@ class Download:
             raise ValueError(f"{name[:300]!r} twice") from error
 
     def _begin(self, event: str, name: str) -> str:
-        """The first frame names the root by nothing; it gets the partial name here."""
+        """Take the first frame, whose name is empty; return the partial name of the root."""
         if self._kind or name or event not in ("directory", "file"):
             raise ValueError(f"{event} {name[:300]!r} outside of the tree")
         self._kind = event
@@ -140,7 +140,7 @@ class Download:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._local))
 
     def finish(self) -> None:
-        """The last frame has come.
+        """Check that the last frame completed the tree.
 
         Raises:
             ValueError: something is missing.
@@ -172,7 +172,7 @@ class Download:
 
 
 def leaves_tree(target: str, depth: int) -> str:
-    """Why a symbolic link is not kept, or nothing.
+    """Return why a symbolic link is skipped, or "" if it is kept.
 
     Only leading ``..`` can be counted: after another name, which may be a link itself, ``..`` leads where that leads
     from. So a target of at most as many leading ``..`` as the link is deep, and none later, stays in the tree, whatever
@@ -200,10 +200,10 @@ def _text(header: frames.Header, key: str) -> str:
     return value
 
 
-def _number(header: frames.Header, key: str, least: int, most: int) -> int:
+def _number(header: frames.Header, key: str, minimum: int, maximum: int) -> int:
     value = header.get(key, 0)
     assert isinstance(value, int)
-    if not least <= value <= most:
+    if not minimum <= value <= maximum:
         raise ValueError(f"a {key} of {value}")
     return value
 
@@ -221,14 +221,14 @@ class Upload:
         self._skipped: list[tuple[str, str]] = []
 
     def pieces(self) -> Iterator[bytes]:
-        """The frames of the tree, several in one piece.
+        """Yield the frames of the tree, several in one piece.
 
         Raises:
             OSError: something cannot be read.
         """
         yield from trees.batches(trees.tree_frames(self._steps(), self._tally))
 
-    def _steps(self) -> Iterator[trees.Step]:
+    def _steps(self) -> Iterator[trees.TreeStep]:
         with contextlib.closing(trees.walk(self._cursor)) as steps:
             for step in steps:
                 if step.event == "skip":

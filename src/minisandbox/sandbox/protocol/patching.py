@@ -120,24 +120,24 @@ class Written:
 
     Attributes:
         there: their paths in the repository.
-        gone: paths that are no file any more.
+        deleted: paths that are no file any more.
     """
 
     there: tuple[str, ...]
-    gone: tuple[str, ...]
+    deleted: tuple[str, ...]
 
     @property
     def any(self) -> bool:
         """Whether there is one."""
-        return bool(self.there or self.gone)
+        return bool(self.there or self.deleted)
 
     def arguments(self) -> list[str]:
-        """What the script for them takes."""
-        return [str(len(self.there)), *self.there, *self.gone]
+        """Return the script's arguments for these files."""
+        return [str(len(self.there)), *self.there, *self.deleted]
 
 
 def written_files(changes: Iterable[Change], repository: PurePosixPath) -> Written | None:
-    """What git has to look at in a repository that was its commit when the image was made.
+    """Return the files that git has to compare in a repository whose commit is in the image.
 
     Args:
         changes: what differs from the image.
@@ -148,7 +148,7 @@ def written_files(changes: Iterable[Change], repository: PurePosixPath) -> Writt
         were not, or is more than a change of files.
     """
     there: list[str] = []
-    gone: list[str] = []
+    deleted: list[str] = []
     size = 0
     for change in changes:
         if not change.path.is_relative_to(repository):
@@ -161,11 +161,11 @@ def written_files(changes: Iterable[Change], repository: PurePosixPath) -> Writt
         if change.path == repository or not set(_SHAPING).isdisjoint(path.parts):
             return None
         if change.type in (FileType.FILE, FileType.SYMLINK):
-            (gone if change.kind is ChangeKind.DELETED else there).append(str(path))
+            (deleted if change.kind is ChangeKind.DELETED else there).append(str(path))
             size += len(str(path))
         elif change.kind is ChangeKind.MODIFIED:  # it may have been a file
             return None
-    return None if size > _MOST_WRITTEN else Written(tuple(there), tuple(gone))
+    return None if size > _MOST_WRITTEN else Written(tuple(there), tuple(deleted))
 
 
 def _is_gits_own(path: PurePosixPath, kind: ChangeKind) -> bool:
@@ -180,7 +180,7 @@ def _is_gits_own(path: PurePosixPath, kind: ChangeKind) -> bool:
 
 
 def _checked_patch(result: ExecResult, patch: bytes) -> bytes:
-    """The patch, if the script that made it succeeded.
+    """Return the patch, if the script that made it succeeded.
 
     Raises:
         CommandFailed: it did not.
@@ -194,7 +194,7 @@ def _checked_patch(result: ExecResult, patch: bytes) -> bytes:
 def find_written(
     core: SandboxCore, path: str | PurePosixPath | None, *, base: str | None, timeout: float | None
 ) -> Written | None:
-    """What of a repository git has to look at for a patch, or None where it has to look at all of it.
+    """Return the files that git has to compare for a patch, or None if it has to compare all.
 
     It blocks for as long as it takes to make a sandbox that looks.
     """

@@ -48,7 +48,7 @@ class Call:
         self.done = False
 
     def outgoing(self) -> Iterator[bytes]:
-        """What to send, in pieces."""
+        """Return what to send, in pieces."""
         yield frames.encode(self._request, self._payload)
 
     def feed(self, data: bytes) -> None:
@@ -64,7 +64,7 @@ class Call:
             raise malformed(f"verb {self._request.get('verb')!r}", error) from error
 
     def hung_up(self) -> None:
-        """The peer closed before it had answered, while the sandbox lives.
+        """Handle that the peer closed before it had answered, while the sandbox lives.
 
         Raises:
             SandboxGone: of most calls nothing can be said then.
@@ -87,7 +87,7 @@ class Call:
 
 
 def malformed(what: str, error: Exception) -> SandboxGone:
-    """The error for an answer that breaks the protocol.
+    """Return the error for an answer that breaks the protocol.
 
     Args:
         what: the request that it answers.
@@ -151,7 +151,7 @@ def _no_such_user(user: str, number: object) -> InvalidValue:
 def environment_for(
     base: Mapping[str, str], env: Mapping[str, str] | None, user: str | int | None = None
 ) -> dict[str, str]:
-    """The whole environment of a command.
+    """Return the whole environment of a command.
 
     Args:
         base: what every command of the sandbox finds.
@@ -163,8 +163,8 @@ def environment_for(
         InvalidValue: ``env`` are no variables.
     """
     validation.check_texts("env", env)
-    kept = base if user is None else {name: value for name, value in base.items() if name not in _ACCOUNT}
-    return {**kept, **(env or {})}
+    inherited = base if user is None else {name: value for name, value in base.items() if name not in _ACCOUNT}
+    return {**inherited, **(env or {})}
 
 
 def command_request(
@@ -177,25 +177,25 @@ def command_request(
     user: str | int | None,
     output: int,
 ) -> frames.Header:
-    """What the requests of ``exec``, ``start`` and ``shell`` share.
+    """Return what the requests of ``exec``, ``start`` and ``shell`` share.
 
     Raises:
         InvalidValue: an argument cannot be used.
     """
     validation.check_command(command)
-    given = command if isinstance(command, str) else tuple(command)
-    check_runnable(given, env, timeout)
+    argv = command if isinstance(command, str) else tuple(command)
+    check_runnable(argv, env, timeout)
     _check_user(user)
     request: frames.Header = {
         "verb": verb,
-        "script" if isinstance(given, str) else "argv": given,
+        "script" if isinstance(argv, str) else "argv": argv,
         "env": list(env.items()),
         "cwd": cwd,
         "timeout": timeout,
         "user": user,
         "output": output,
     }
-    parts = (given,) if isinstance(given, str) else given
+    parts = (argv,) if isinstance(argv, str) else argv
     if sum(len(text) for text in (*parts, *env, *env.values())) * _LONGEST_ESCAPE > _LARGEST_REQUEST:
         _check_size(request)
     return request
@@ -251,12 +251,12 @@ class ExecCall(Call):
         self.done = True
 
     def hung_up(self) -> None:
-        """The command's supervisor was killed from inside: all that is known is that it is over."""
+        """Handle that the command's supervisor was killed from inside: nothing else is known of the command."""
         self._result = killed(self.command)
         self.done = True
 
     def result(self) -> ExecResult:
-        """The command's fate.
+        """Return the command's result.
 
         Raises:
             FileAccessError: its working directory cannot be entered.
@@ -309,20 +309,20 @@ def _check_user(user: object) -> None:
 
 
 def as_list(value: object) -> list[object]:
-    """A list out of an answer."""
+    """Return a list from an answer."""
     assert isinstance(value, list)
     return value
 
 
 def killed(command: str | tuple[str, ...]) -> ExecResult:
-    """The fate of a command whose supervisor was killed from inside: all that is known is that it is over."""
+    """Return the result of a command whose supervisor was killed from inside: nothing else is known."""
     return ExecResult(command, Outcome.SIGNALED, None, int(signal.SIGKILL), b"", b"")
 
 
 def exec_result(command: str | tuple[str, ...], header: frames.Header, payload: bytes) -> ExecResult:
-    """An ``exit`` answer as a value."""
+    """Decode an ``exit`` answer."""
     status, usage, dropped, cut = header["status"], header["usage"], header["dropped"], header["stdout_size"]
-    duration, left, hit = header["duration"], header["left_running"], header.get("hit", [])
+    duration, left_running, hit = header["duration"], header["left_running"], header.get("hit", [])
     assert isinstance(status, int)
     assert isinstance(usage, list)
     assert all(isinstance(number, int | float) for number in usage)
@@ -330,7 +330,7 @@ def exec_result(command: str | tuple[str, ...], header: frames.Header, payload: 
     assert all(isinstance(count, int) for count in dropped)
     assert isinstance(cut, int)
     assert isinstance(duration, float)
-    assert isinstance(left, int)
+    assert isinstance(left_running, int)
     assert isinstance(hit, list)
     hit = [name for name in LIMITS_HIT if name in hit or (name == "output" and any(dropped))]
     if header["timed_out"]:
@@ -350,6 +350,6 @@ def exec_result(command: str | tuple[str, ...], header: frames.Header, payload: 
         dropped[1],
         duration,
         Usage(*usage),
-        left,
+        left_running,
         tuple(hit),
     )

@@ -29,7 +29,7 @@ class Below:
     closed: bool = False
 
     def shows(self, path: tuple[str, ...]) -> bool:
-        """Whether there is anything at a path; if that cannot be found out, yes."""
+        """Return whether a path exists; True if that cannot be determined."""
         try:
             return self.find(path) is not None
         except PermissionError:  # a directory that is closed to its owner
@@ -37,12 +37,12 @@ class Below:
 
     def directory(self, path: tuple[str, ...]) -> Member:
         """Return the attributes of a directory that a layer has without describing it: those it had below."""
-        found = None
+        location = None
         with contextlib.suppress(PermissionError):
-            found = self.find(path)
-        if found is None or not stat.S_ISDIR(found[1].st_mode):
+            location = self.find(path)
+        if location is None or not stat.S_ISDIR(location[1].st_mode):
             return Member(b"", DIRECTORY, 0o755, 0, 0, 0, 0)
-        info = found[1]
+        info = location[1]
         return Member(b"", DIRECTORY, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, 0)
 
     def find(self, path: tuple[str, ...]) -> tuple[str, os.stat_result] | None:
@@ -52,17 +52,17 @@ class Below:
             PermissionError: a directory on the way is closed to its owner.
         """
         for tree in self.trees:
-            place, found, hidden = _look(tree, path)
-            if found is not None:
-                return place, found
+            location, info, hidden = _look(tree, path)
+            if info is not None:
+                return location, info
             if hidden:
                 return None
         return None
 
     def status(self, path: tuple[str, ...]) -> os.stat_result | None:
         """Return the status of a path; None where nothing is."""
-        found = self.find(path)
-        return None if found is None else found[1]
+        location = self.find(path)
+        return None if location is None else location[1]
 
     def link(self, path: tuple[str, ...]) -> str:
         """Return where a link leads."""
@@ -77,10 +77,10 @@ class Below:
         return attributes_of(self._place(path))
 
     def _place(self, path: tuple[str, ...]) -> str:
-        found = self.find(path)
-        if found is None:
+        location = self.find(path)
+        if location is None:
             raise FileNotFoundError("/".join(path))
-        return found[0]
+        return location[0]
 
     def names(self, path: tuple[str, ...]) -> list[str]:
         """Return the names in a directory, sorted.
@@ -90,38 +90,36 @@ class Below:
         """
         seen: dict[str, bool] = {}
         for tree in self.trees:
-            place, found, hidden = _look(tree, path)
-            if found is not None and not stat.S_ISDIR(found.st_mode):
+            directory, info, hidden = _look(tree, path)
+            if info is not None and not stat.S_ISDIR(info.st_mode):
                 break
-            if found is not None:
-                for entry in os.scandir(place):
+            if info is not None:
+                for entry in os.scandir(directory):
                     seen.setdefault(entry.name, kind_of(entry.stat(follow_symlinks=False)) != WHITEOUT)
-            if hidden or (found is not None and _is_opaque(place)):
+            if hidden or (info is not None and _is_opaque(directory)):
                 break
         return sorted(name for name, shown in seen.items() if shown)
 
 
-def attributes_of(place: str) -> dict[str, bytes]:
+def attributes_of(path: str) -> dict[str, bytes]:
     """Return the extended attributes that layers keep, without overlayfs's own."""
-    return {
-        name: bytes.fromhex(value) for name, value in read_attributes(place) if not name.startswith("user.overlay.")
-    }
+    return {name: bytes.fromhex(value) for name, value in read_attributes(path) if not name.startswith("user.overlay.")}
 
 
 def _look(tree: Path, path: tuple[str, ...]) -> tuple[str, os.stat_result | None, bool]:
-    """Where one layer has a path, what is there, and whether it hides those below; no link is followed."""
-    place, opaque = os.fspath(tree), False
-    info = os.lstat(place)
+    """Return where one layer has a path, its status, and whether it hides lower layers; follows no link."""
+    location, opaque = os.fspath(tree), False
+    info = os.lstat(location)
     for part in path:
         if not stat.S_ISDIR(info.st_mode):
-            return place, None, True
-        place = f"{place}/{part}"
-        opaque = opaque or _is_opaque(os.path.dirname(place))
+            return location, None, True
+        location = f"{location}/{part}"
+        opaque = opaque or _is_opaque(os.path.dirname(location))
         try:
-            info = os.lstat(place)
+            info = os.lstat(location)
         except FileNotFoundError:
-            return place, None, opaque
-    return (place, None, True) if kind_of(info) == WHITEOUT else (place, info, opaque)
+            return location, None, opaque
+    return (location, None, True) if kind_of(info) == WHITEOUT else (location, info, opaque)
 
 
 def _is_opaque(directory: str) -> bool:

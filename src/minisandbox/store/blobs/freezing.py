@@ -70,12 +70,12 @@ def freeze(
         DiskFull: there is no space for a blob; what was frozen before stays so.
     """
     store.require_writable("freeze images")
-    wanted = list(dict.fromkeys(names))
-    for name in wanted:
+    chosen = list(dict.fromkeys(names))
+    for name in chosen:
         store.image(name)
     with store_faults("freeze images"), store.alone():
         work = _Freezing(store, dry_run, progress or (lambda _: None))
-        work.run(wanted)
+        work.run(chosen)
     return work.done
 
 
@@ -107,21 +107,21 @@ class _Freezing:
 
     store: Store
     dry_run: bool
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     done: Frozen = field(default_factory=Frozen)
 
     def run(self, names: Sequence[str]) -> None:
         """Freeze what only these images have, and those that are frozen already."""
         sizes = StoreSizes(self.store, self.store.images())
         cold = {name for name, image in sizes.images.items() if any(map(self.store.is_frozen, stack_of(image)))}
-        own = sizes.only_of({*names, *cold})
+        exclusive = sizes.only_of({*names, *cold})
         for name in names:
-            chosen = [key for key in stack_of(sizes.images[name]) if key in own and key not in self.done.layers]
+            chosen = [key for key in stack_of(sizes.images[name]) if key in exclusive and key not in self.done.layers]
             frozen = [key for key in chosen if not self.store.is_frozen(key) and self._try(key)]
             if frozen:
                 self.done.layers += frozen
                 self.done.images.append(name)
-                self.tell(f"image {name}")
+                self.report(f"image {name}")
         if self.dry_run:
             self.done.freed = round((1 - EXPECTED) * sizes.freed(self.done.layers))
             return
@@ -156,8 +156,8 @@ class _Freezing:
         return True
 
     def _remove_tree(self, tree: Path) -> None:
-        gone = self.store.root / "staging" / f"frozen.{secrets.token_hex(6)}"
+        trash = self.store.root / "staging" / f"frozen.{secrets.token_hex(6)}"
         with hold_flock(tree, DIRECTORY):  # a half-made thing of ours, until we are dead
-            rename_directory(tree, gone)
+            rename_directory(tree, trash)
             sync_directory(tree.parent)
-            remove_tree(gone)
+            remove_tree(trash)

@@ -69,15 +69,15 @@ def ensure_blob(root: Path, key: str, compression: str, work: Path | None = None
         DiskFull: there is no space for it.
     """
     with store_faults(f"compress layer {key}"):
-        known = known_blob(root, key, compression)
-        if known is not None and is_there(known) and (work is None or not is_read_only(root)):  # others change theirs
-            return known
+        blob = known_blob(root, key, compression)
+        if blob is not None and is_there(blob) and (work is None or not is_read_only(root)):  # others change theirs
+            return blob
         if work is not None:
             return _made(root, key, compression, work)
         with hold_lock(root / "locks" / f"blob-{key}.lock", timeout=_TIMEOUT):
-            known = known_blob(root, key, compression)  # another process may have made it
-            if known is not None and is_there(known):
-                return known
+            blob = known_blob(root, key, compression)  # another process may have made it
+            if blob is not None and is_there(blob):
+                return blob
             return _kept(root, key, compression)
 
 
@@ -95,7 +95,7 @@ def known_blob(root: Path, key: str, compression: str) -> LayerBlob | None:
 
 
 def is_there(blob: LayerBlob) -> bool:
-    """Whether a blob's file has its size."""
+    """Return whether a blob's file has its size."""
     try:
         info = blob.path.lstat()
     except FileNotFoundError:
@@ -144,12 +144,12 @@ def open_cold(root: Path, key: str) -> Iterator[LayerStream]:
         StoreError: the blob is damaged or has gone.
     """
     try:
-        known = known_blob(root, key, COLD)
-        if known is None or not is_there(known):
+        blob = known_blob(root, key, COLD)
+        if blob is None or not is_there(blob):
             raise FileNotFoundError("it is not there, or has another size")
         with (
-            open_below(root, f"{FOLDER}/{known.path.name}") as file,
-            LayerStream(Blob(file, known.digest, f"the blob of layer {key}"), MOST) as stream,
+            open_below(root, f"{FOLDER}/{blob.path.name}") as file,
+            LayerStream(Blob(file, blob.digest, f"the blob of layer {key}"), MOST) as stream,
         ):
             yield stream
     except (ImageRefused, FileNotFoundError) as error:
@@ -192,16 +192,16 @@ def _open_file(root: Path, key: str, entry: Entry) -> IO[bytes]:
 
 
 def _kept(root: Path, key: str, compression: str) -> LayerBlob:
-    made = _made(root, key, compression, root / FOLDER)
-    path = blob_path(root, made.digest)
+    blob = _made(root, key, compression, root / FOLDER)
+    path = blob_path(root, blob.digest)
     record = read_blobs(root, key)
-    if record is None or record.diff_id != made.diff_id:
-        record = BlobRecord(made.diff_id)
-    digests, sizes = {**record.digests, compression: made.digest}, {**record.sizes, compression: made.size}
+    if record is None or record.diff_id != blob.diff_id:
+        record = BlobRecord(blob.diff_id)
+    digests, sizes = {**record.digests, compression: blob.digest}, {**record.sizes, compression: blob.size}
     _write(root, key, dataclasses.replace(record, digests=digests, sizes=sizes))  # first: a collection asks it
-    os.rename(made.path, path)
+    os.rename(blob.path, path)
     sync_directory(path.parent)
-    return dataclasses.replace(made, path=path)
+    return dataclasses.replace(blob, path=path)
 
 
 def _made(root: Path, key: str, compression: str, folder: Path) -> LayerBlob:

@@ -91,7 +91,7 @@ class _Hashed:
 
 
 def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of one size, the last one apart."""
+    """Yield the same bytes in pieces of one size; the last one may be shorter."""
     waiting = bytearray()
     for chunk in chunks:
         waiting += chunk
@@ -175,15 +175,15 @@ def _buffer(info: tarfile.TarInfo, records: dict[str, str]) -> bytes:
 
 
 def _content(entry: Entry, open_file: Opener) -> Iterator[bytes]:
-    hashed, left = hashlib.sha256(), entry.size
+    hashed, remaining = hashlib.sha256(), entry.size
     with open_file(entry) as file:
-        while chunk := file.read(min(_CHUNK, left + 1)):
-            left -= len(chunk)
-            if left < 0:
+        while chunk := file.read(min(_CHUNK, remaining + 1)):
+            remaining -= len(chunk)
+            if remaining < 0:
                 break
             hashed.update(chunk)
             yield chunk
-    if left or hashed.hexdigest() != entry.digest:
+    if remaining or hashed.hexdigest() != entry.digest:
         raise StoreError(
             f"a layer is damaged: {entry.path} has other content than when it was made",
             hint="run `minisandbox image verify --full`, and build its images again",
@@ -222,5 +222,5 @@ def _joined(folder: str, name: str) -> str:
 
 def _decimal(mtime: int) -> str:
     """Nanoseconds as seconds, exactly."""
-    sign, (seconds, rest) = "-" if mtime < 0 else "", divmod(abs(mtime), _NANO)
-    return f"{sign}{seconds}.{rest:09}"
+    sign, (seconds, nanoseconds) = "-" if mtime < 0 else "", divmod(abs(mtime), _NANO)
+    return f"{sign}{seconds}.{nanoseconds:09}"

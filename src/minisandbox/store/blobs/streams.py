@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Self
 
-from minisandbox.compression import MAGIC, CorruptedError, Decompressed, Source, WindowError
+from minisandbox.compression import MAGIC, ByteSource, CorruptedError, Decompressed, WindowError
 from minisandbox.errors import ImageRefused
 from minisandbox.store.disk.faults import disk_full
 
@@ -38,7 +38,7 @@ DIGEST = "a digest is sha256: and 64 or sha512: and 128 lower-case hexadecimal d
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is a digest of a kind that is known here."""
+    """Return whether a string is a digest of a supported kind."""
     algorithm, _, digits = text.partition(":")
     return len(digits) == _ALGORITHMS.get(algorithm, -1) and not set(digits) - set("0123456789abcdef")
 
@@ -69,11 +69,11 @@ def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
     Raises:
         ImageRefused: it is another.
     """
-    found = f"{hashed.name}:{hashed.hexdigest()}"
-    if found != digest:
+    actual = f"{hashed.name}:{hashed.hexdigest()}"
+    if actual != digest:
         raise ImageRefused(
             f"{name} does not have the digest {digest}",
-            reason=f"its content has {found}: it is damaged or was replaced",
+            reason=f"its content has {actual}: it is damaged or was replaced",
             hint="nothing was published; pull or save the image again",
         )
 
@@ -84,8 +84,8 @@ def require_room(fd: int, size: int, what: str, spare: int | None = None) -> Non
     Raises:
         DiskFull: it has not.
     """
-    room = os.fstatvfs(fd)
-    if room.f_bavail * room.f_frsize < (SPARE if spare is None else spare) + size:
+    info = os.fstatvfs(fd)
+    if info.f_bavail * info.f_frsize < (SPARE if spare is None else spare) + size:
         raise disk_full(what)
 
 
@@ -98,7 +98,7 @@ class Blob:
         name: what errors call it.
     """
 
-    def __init__(self, file: Source, digest: str, name: str) -> None:
+    def __init__(self, file: ByteSource, digest: str, name: str) -> None:
         self._file = file
         self._digest = check_digest(digest) if digest else ""
         self._hash = new_hash(self._digest or "sha256:")
@@ -130,13 +130,13 @@ class LayerStream:
 
     Args:
         blob: the blob.
-        most: bytes that the tar may have.
+        limit: bytes that the tar may have.
         digest: one like that of the tar which :attr:`diff_id` returns.
     """
 
-    def __init__(self, blob: Blob, most: int, digest: str = "sha256:") -> None:
+    def __init__(self, blob: Blob, limit: int, digest: str = "sha256:") -> None:
         self._blob = blob
-        self._left = most
+        self._left = limit
         self._hash = new_hash(digest)
         self._chunks = _Ahead(self._hashed(_unpacked(blob)))
         self._chunk = b""
@@ -158,7 +158,7 @@ class LayerStream:
         """The digest of the tar; after :meth:`finish`."""
         return f"{self._hash.name}:{self._hash.hexdigest()}"
 
-    def some(self, most: int) -> bytes:
+    def some(self, size: int) -> bytes:
         """Read at most so many bytes, at least one; b"" at the end.
 
         Raises:
@@ -166,7 +166,7 @@ class LayerStream:
         """
         if self._at == len(self._chunk) and not self._fill():
             return b""
-        part = self._chunk[self._at : self._at + most]
+        part = self._chunk[self._at : self._at + size]
         self._at += len(part)
         return part
 
@@ -179,10 +179,10 @@ class LayerStream:
         part = self.some(size)
         if len(part) == size or not part:
             return part
-        parts, left = [part], size - len(part)
-        while left and (part := self.some(left)):
+        parts, missing = [part], size - len(part)
+        while missing and (part := self.some(missing)):
             parts.append(part)
-            left -= len(part)
+            missing -= len(part)
         return b"".join(parts)
 
     def skip(self, size: int) -> bool:
@@ -256,11 +256,11 @@ class _Ahead:
         if not self._begun:
             self._begun = True
             self._thread.start()
-        found = self._ready.get()
-        self._over = not found or isinstance(found, BaseException)
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        chunk = self._ready.get()
+        self._over = not chunk or isinstance(chunk, BaseException)
+        if isinstance(chunk, BaseException):
+            raise chunk
+        return chunk
 
     def close(self) -> None:
         """End the thread."""
@@ -283,7 +283,7 @@ class _Ahead:
 
 
 def is_packed(head: bytes) -> bool:
-    """Whether a stream that begins so is compressed; the first frame of zstd may be a skippable one."""
+    """Return whether a stream with this beginning is compressed; zstd may begin with a skippable frame."""
     skippable = head[1:4] == _SKIPPABLE and head[0] & 0xF0 == 0x50
     return head.startswith((_GZIP, MAGIC, *_OTHERS)) or skippable
 
@@ -342,7 +342,7 @@ def _decompressed(
 
 def _after_padding(blob: Blob, data: bytes) -> bytes:
     """Skip the zeros that may follow a compressed stream (gzip(1), xz(1)); return the next bytes."""
-    while not (rest := data.lstrip(b"\0")):
+    while not (stripped := data.lstrip(b"\0")):
         if not (data := blob.read(_READ)):
             break
-    return rest
+    return stripped

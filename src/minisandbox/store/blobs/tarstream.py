@@ -42,7 +42,7 @@ class Stream(Protocol):
     def name(self) -> str:
         """What errors call it."""
 
-    def some(self, most: int) -> bytes:
+    def some(self, size: int) -> bytes:
         """Read at most so many bytes, at least one; b"" at the end."""
 
     def exactly(self, size: int) -> bytes:
@@ -79,7 +79,7 @@ class Member:
     attributes: dict[str, bytes] = field(default_factory=dict)
 
 
-class Reader(Protocol):
+class MemberReader(Protocol):
     """What members come from, each with its content before the next."""
 
     def __iter__(self) -> Iterator[Member]:
@@ -115,10 +115,10 @@ class TarReader:
         Raises:
             ImageRefused: always.
         """
-        known = self._last if name is None else name
-        where = "its first entry" if name is None and not known else f"entry {_shown(known)}"
+        subject = self._last if name is None else name
+        where = "its first entry" if name is None and not subject else f"entry {_shown(subject)}"
         raise ImageRefused(
-            f"{self._stream.name}: {where if name is not None or not known else f'the one after {where}'} is refused",
+            f"{self._stream.name}: {where if name is not None or not subject else f'the one after {where}'} is refused",
             reason=reason,
             hint=f"nothing of it was published; {hint}",
         )
@@ -193,8 +193,8 @@ class TarReader:
         mode, uid, gid, size = numbers
         if min(numbers) < 0:
             self.refuse("it has a negative size, owner or mode", name)
-        said = records.get("mtime")
-        mtime = self._moment(said, name) if said else self._field(header[136:148], name) * _NANO
+        seconds = records.get("mtime")
+        mtime = self._moment(seconds, name) if seconds else self._field(header[136:148], name) * _NANO
         if kind != FILE:  # only a header, whatever size it claims (as Go's archive/tar)
             size = 0
         self._data, self._padding = size, -size % _SIZE
@@ -213,8 +213,8 @@ class TarReader:
         if len(block) < _SIZE:
             self.refuse("the archive ends in the middle of a header")
         total = sum(block) - sum(block[148:156]) + 8 * 32  # the sum counts its own field as spaces
-        said = _octal(block[148:156])
-        if said != total and said != _signed_sum(block):
+        checksum = _octal(block[148:156])
+        if checksum != total and checksum != _signed_sum(block):
             self.refuse("its header is damaged: the checksum is wrong")
         return block
 
@@ -230,7 +230,7 @@ class TarReader:
 
     def _records(self, text: bytes) -> dict[str, bytes]:
         """Parse a pax header: lines of ``LENGTH KEY=VALUE``, where values may have any byte."""
-        found: dict[str, bytes] = {}
+        records: dict[str, bytes] = {}
         at = 0
         while at < len(text):
             space = text.find(b" ", at, at + _LONGEST_NUMBER)
@@ -239,9 +239,9 @@ class TarReader:
             key, equals, value = record.partition(b"=")
             if length <= 0 or at + length > len(text) or record[-1:] != b"\n" or not equals or not key or b"\0" in key:
                 self.refuse("its pax header is malformed")
-            found[key.decode("utf-8", "surrogateescape")] = value[:-1]
+            records[key.decode("utf-8", "surrogateescape")] = value[:-1]
             at += length
-        return found
+        return records
 
     # --- fields ---
 
@@ -250,10 +250,10 @@ class TarReader:
         if text[0] & 0x80:
             value = int.from_bytes(bytes([text[0] & 0x3F if text[0] & 0x40 == 0 else text[0]]) + text[1:], signed=True)
         else:
-            known = _octal(text)
-            if known is None:
+            octal = _octal(text)
+            if octal is None:
                 self.refuse(f"its header has the number {text!r}", name)
-            value = known
+            value = octal
         if abs(value) >= 1 << 63:
             self.refuse("its header has a number that is too large", name)
         return value
@@ -264,10 +264,10 @@ class TarReader:
         return value
 
     def _moment(self, text: bytes, name: bytes) -> int:
-        found = _MOMENT.fullmatch(text)
-        if found is None:
+        match = _MOMENT.fullmatch(text)
+        if match is None:
             self.refuse(f"its extended header has the time {text[:40]!r}", name)
-        sign, seconds, fraction = found.groups()
+        sign, seconds, fraction = match.groups()
         moment = int(seconds) * _NANO + int((fraction or b"")[:9].ljust(9, b"0"))
         return -moment if sign else moment
 
@@ -279,7 +279,7 @@ def _octal(text: bytes) -> int | None:
 
 
 def _signed_sum(block: bytes) -> int:
-    """The checksum as old programs computed it, from signed bytes."""
+    """Return the checksum as old programs computed it, from signed bytes."""
     return 8 * 32 + sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:])
 
 

@@ -55,9 +55,9 @@ def _unpacked(root: Path, layer: Path, work: Path) -> Path:
         with open_cold(root, layer.name) as stream:
             done = unpack(stream, work / "tree", None, keep_owners=os.geteuid() == 0)
         copies = {entry.path: entry.copy for entry in listed if entry.copy != PRIVATE}
-        made = Made(work / "tree", digests=done.digests, expected=list_digest(listed))
+        result = Made(work / "tree", digests=done.digests, expected=list_digest(listed))
         record = LayerRecord.read(root, f"layers/{layer.name}/layer.json")
-        return Publication(Pool(root / "objects"), work, made, (), copies).prepare(record)[0]
+        return Publication(Pool(root / "objects"), work, result, (), copies).prepare(record)[0]
     except DiskFull:
         raise
     except StoreError as error:
@@ -66,7 +66,7 @@ def _unpacked(root: Path, layer: Path, work: Path) -> Path:
         raise
 
 
-def _put_back(layer: Path, whole: Path) -> None:
-    os.replace(whole / listing.NAME, layer / listing.NAME)  # blocks may be others; and a copy, where an inode is full
-    rename_directory(whole / "tree", layer / "tree")
+def _put_back(layer: Path, unpacked: Path) -> None:
+    os.replace(unpacked / listing.NAME, layer / listing.NAME)  # its blocks may differ
+    rename_directory(unpacked / "tree", layer / "tree")
     sync_directory(layer)

@@ -23,7 +23,7 @@ from minisandbox.launch.kernel import syscalls
 from minisandbox.launch.kernel.identity import last_id
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import SPARE, LayerStream, require_room
-from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, Reader, TarReader
+from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, MemberReader, TarReader
 
 OPAQUE = "user.overlay.opaque"
 """With the mount option ``userxattr``, which all overlays here have (overlayfs.rst)."""
@@ -127,7 +127,7 @@ def unpack(
 
 
 def unpack_members(
-    reader: Reader, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
+    reader: MemberReader, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
 ) -> Unpacked:
     """Unpack the members of a layer, wherever they come from; see :func:`unpack`."""
     tree.mkdir(mode=0o700)
@@ -142,7 +142,7 @@ def unpack_members(
 
 class _Unpacker:
     def __init__(
-        self, reader: Reader, root: int, trash: Path, below: Below | None, keep_owners: bool, bounds: Bounds
+        self, reader: MemberReader, root: int, trash: Path, below: Below | None, keep_owners: bool, bounds: Bounds
     ) -> None:
         self.done = Unpacked()
         self._reader = reader
@@ -213,9 +213,9 @@ class _Unpacker:
         if member.kind == HARD_LINK:
             self._link(folder, where, name)
             return
-        known = folder.children.get(name)
-        if known is not None and known.kind == DIRECTORY == member.kind:
-            known.member = member
+        existing = folder.children.get(name)
+        if existing is not None and existing.kind == DIRECTORY == member.kind:
+            existing.member = member
             return
         self._remove(folder, where, name)
         self._make(folder, where, name)
@@ -291,22 +291,22 @@ class _Unpacker:
         target = self._parts(os.fsdecode(self._member.target))
         if not target:
             self._refuse("it is a hard link to a directory")
-        origin, place = self._directory(target[:-1])
-        known = origin.children.get(target[-1])
-        if known is None or known.kind == DIRECTORY:
-            what = "a directory" if known else "nothing of this layer"
+        origin, origin_path = self._directory(target[:-1])
+        linked = origin.children.get(target[-1])
+        if linked is None or linked.kind == DIRECTORY:
+            what = "a directory" if linked else "nothing of this layer"
             self._refuse(f"it is a hard link to {os.fsdecode(self._member.target)!r}, which is {what}")
-        if folder.children.get(name) is known:
+        if folder.children.get(name) is linked:
             return
-        if place[: len(where) + 1] == (*where, name):
+        if origin_path[: len(where) + 1] == (*where, name):
             self._refuse("it is a hard link to a file in the directory that it replaces")
         self._remove(folder, where, name)
-        source = self._duplicate(place)
+        source = self._duplicate(origin_path)
         try:
             os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=self._at(where), follow_symlinks=False)
         finally:
             os.close(source)
-        folder.children[name] = known
+        folder.children[name] = linked
 
     def _make(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
         member, parent = self._member, self._at(where)
@@ -344,7 +344,8 @@ class _Unpacker:
         self._content += member.size
         if self._content > self._bounds.content:
             self._refuse(f"the layer's files have more than {self._bounds.content} bytes")
-        with contextlib.closing(FileWriter(os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=parent))) as file:
+        file = FileWriter(os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=parent))
+        try:
             hashed = hashlib.sha256()
             for part in self._reader.content():
                 hashed.update(part)
@@ -352,6 +353,8 @@ class _Unpacker:
                 file.data(part)
             self._finish(file.fd, member, self._owner(member))
             self.done.digests[os.fstat(file.fd).st_ino] = hashed.hexdigest()
+        finally:
+            file.close()
 
     def _require_room(self, fd: int, size: int) -> None:
         self._unchecked += size
@@ -406,9 +409,9 @@ class _Unpacker:
         """Hide files of the layers below; what this layer has under their names stays (layer.md, "Whiteouts")."""
         hidden = hidden or node.opaque
         for name in sorted(node.whiteouts or ()):
-            known = node.children.get(name)
-            if known is not None:
-                known.opaque = known.kind == DIRECTORY
+            child_of_layer = node.children.get(name)
+            if child_of_layer is not None:
+                child_of_layer.opaque = child_of_layer.kind == DIRECTORY
             elif self._below is None or (not hidden and self._below.shows((*path, name))):
                 # an ordinary user may make one since Linux 5.8 (mknod(2) with WHITEOUT_DEV)
                 parent = self._at(path)
@@ -438,10 +441,10 @@ class _Unpacker:
 
     def _remove(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
         """Remove what an earlier entry made under this name."""
-        known = folder.children.pop(name, None)
-        if known is None:
+        existing = folder.children.pop(name, None)
+        if existing is None:
             return
-        if known.kind != DIRECTORY:
+        if existing.kind != DIRECTORY:
             os.unlink(name, dir_fd=self._at(where))
             return
         if not self._removed:
@@ -451,7 +454,7 @@ class _Unpacker:
         self._forget()
 
     def _at(self, path: tuple[str, ...]) -> int:
-        """The descriptor of a directory; the one used last stays open."""
+        """Return the descriptor of a directory; the one used last stays open."""
         if not path:
             return self._root
         if self._open[0] != path:
@@ -474,5 +477,5 @@ def _moment(member: Member) -> int:
 
 
 def _is_refusal(error: OSError) -> bool:
-    """Whether the kernel refused a path of the archive, not the disk."""
+    """Return whether the kernel refused a path of the archive; otherwise the disk is at fault."""
     return error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EMLINK, errno.EILSEQ, errno.EINVAL)

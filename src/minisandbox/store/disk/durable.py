@@ -30,7 +30,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes a path's place, durably, where the block ends well; otherwise nothing of it stays.
+    """Write a new file that durably takes a path's place if the block succeeds; otherwise it is removed.
 
     Args:
         path: the file; its directory must exist.

@@ -64,29 +64,29 @@ def disk_full(what: str, error: OSError | None = None) -> DiskFull:
 
 
 def _told(error: OSError) -> str:
-    """What the kernel said, without the middle of a path that fills screens."""
+    """Return the kernel's message; the middle of a very long path is cut out."""
     text = str(error)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
 
 
-def is_full(directory: Path, least: int) -> bool:
-    """Whether the file system of a directory, or a quota there, is as good as full.
+def is_full(directory: Path, minimum: int) -> bool:
+    """Return whether the file system of a directory, or a quota there, is as good as full.
 
     Args:
         directory: a private directory; a file is made in it and removed again.
-        least: bytes below which it counts as full.
+        minimum: bytes below which it counts as full.
 
     Raises:
         OSError: the directory cannot be looked at.
     """
     info = os.statvfs(directory)
-    if info.f_bavail * info.f_frsize < least or (info.f_files > 0 and info.f_favail < _FEW_FILES):
+    if info.f_bavail * info.f_frsize < minimum or (info.f_files > 0 and info.f_favail < _FEW_FILES):
         return True
-    return not _takes(directory, least)
+    return not _takes(directory, minimum)
 
 
 def _takes(directory: Path, size: int) -> bool:
-    """Whether a file of that size can be had: statvfs(3) knows of no user's quota, and fallocate(2) meets it."""
+    """Return whether a file of that size can be allocated: fallocate(2) obeys quotas, which statvfs(3) hides."""
     path = directory / f"room.{secrets.token_hex(6)}"
     try:
         with path.open("xb") as file:

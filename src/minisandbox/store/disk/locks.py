@@ -103,7 +103,7 @@ def open_locked(path: Path, flags: int, lock: Callable[[int], bool] = try_flock)
 
 
 def still_named(fd: int, path: Path) -> bool:
-    """Whether the locked inode is still the one of that name: its last holder may have removed it."""
+    """Return whether the locked inode still has that name: its last holder may have removed it."""
     try:
         named = path.stat(follow_symlinks=False)
     except FileNotFoundError:

@@ -53,7 +53,7 @@ def home_directory(environment: Mapping[str, str]) -> Path | None:
 
 
 def is_read_only(path: Path) -> bool:
-    """Whether a store is there that this process may not change: on a read-only mount, or somebody else's."""
+    """Return whether this process may not change a store: it is on a read-only mount or belongs to another user."""
     try:
         owner = (path / "version").lstat().st_uid
     except OSError:
@@ -125,7 +125,7 @@ def set_aside(root: Path, damaged: Path) -> Path:
     Raises:
         OSError: the kernel refused, or it has gone.
     """
-    place = root / "quarantine" / f"{damaged.name}.{secrets.token_hex(4)}"
-    damaged.rename(place)
-    sync_directory(place.parent)
-    return place
+    target = root / "quarantine" / f"{damaged.name}.{secrets.token_hex(4)}"
+    damaged.rename(target)
+    sync_directory(target.parent)
+    return target

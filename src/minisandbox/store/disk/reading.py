@@ -40,28 +40,28 @@ def open_below(root: Path, name: str) -> IO[bytes]:
         os.close(top)
 
 
-def read_below(root: Path, name: str, most: int) -> bytes:
+def read_below(root: Path, name: str, limit: int) -> bytes:
     """Read a regular file of a store.
 
     Args:
         root: the store's directory.
         name: the file, relative to that.
-        most: bytes that it may have.
+        limit: bytes that it may have.
 
     Raises:
         StoreError: it is no regular file, is reached through a link, or is longer.
         OSError: it cannot be read; FileNotFoundError where it is not there.
     """
     with open_below(root, name) as file:
-        return _read(file, f"{root}/{name}", most)
+        return _read(file, f"{root}/{name}", limit)
 
 
-def read_regular(path: Path, most: int, check: Callable[[Path], None] = lambda _: None) -> bytes:
+def read_regular(path: Path, limit: int, check: Callable[[Path], None] = lambda _: None) -> bytes:
     """Read a regular file that somebody named; links to it are followed.
 
     Args:
         path: the file.
-        most: bytes that it may have.
+        limit: bytes that it may have.
         check: is called with where the opened file lies, all links followed, before it is read.
 
     Raises:
@@ -70,7 +70,7 @@ def read_regular(path: Path, most: int, check: Callable[[Path], None] = lambda _
     """
     with _opened(str(path), lambda: os.open(path, _FILE)) as file:
         check(Path(os.readlink(f"/proc/self/fd/{file.fileno()}")))
-        return _read(file, str(path), most)
+        return _read(file, str(path), limit)
 
 
 def _opened(where: str, open_file: Callable[[], int]) -> IO[bytes]:
@@ -91,14 +91,14 @@ def _opened(where: str, open_file: Callable[[], int]) -> IO[bytes]:
         raise
 
 
-def _read(file: IO[bytes], where: str, most: int) -> bytes:
+def _read(file: IO[bytes], where: str, limit: int) -> bytes:
     size, data = os.fstat(file.fileno()).st_size, bytearray()
-    while size <= most and (chunk := file.read(min(_CHUNK, most + 1 - len(data)))):
+    while size <= limit and (chunk := file.read(min(_CHUNK, limit + 1 - len(data)))):
         data += chunk
-    if max(size, len(data)) > most:  # it may have grown, and files of /proc have no size
+    if max(size, len(data)) > limit:  # it may have grown, and files of /proc have no size
         raise StoreError(
             f"{where} is too large",
-            reason=f"it has more than {most} bytes",
+            reason=f"it has more than {limit} bytes",
             hint="nothing that MiniSandbox writes there is as large: remove it",
         )
     return bytes(data)

@@ -135,9 +135,9 @@ def _scanned(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mappi
         if stat.S_ISSOCK(info.st_mode):
             os.unlink(where)
             continue
-        known = first.get(info.st_ino) if info.st_nlink > 1 else None
-        if known is not None:
-            yield replace(known, path=path, same=known.path)
+        linked = first.get(info.st_ino) if info.st_nlink > 1 else None
+        if linked is not None:
+            yield replace(linked, path=path, same=linked.path)
             continue
         known_digest = digests.get(info.st_ino, "") if stat.S_ISREG(info.st_mode) else ""
         entry = _described(path, where, info, allowance, digest=not known_digest)
@@ -168,7 +168,7 @@ def _cleared(entry: Entry, where: str) -> Entry:
 
 
 def _plain_whiteout(entry: Entry, where: str) -> Entry:
-    """A whiteout as all are: it says that a name is gone, and neither when nor to whom."""
+    """Clear a whiteout's mode and mtime: it only says that a name is removed."""
     if entry.mode:
         os.chmod(where, 0)
     if entry.mtime:
@@ -212,7 +212,7 @@ def describe(
 
 
 def kind_of(info: os.stat_result) -> str | None:
-    """What a status describes, as entries call it; None for a device that is no whiteout."""
+    """Return the entry kind of a status; None for a device that is no whiteout."""
     if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
         return WHITEOUT
     return _KINDS.get(stat.S_IFMT(info.st_mode))
@@ -233,17 +233,17 @@ def hash_file(path: str, size: int, allowance: Allowance | None = None) -> str:
     """
     fd = os.open(path, _READ)
     try:
-        digest, left = hashlib.sha256(), size
-        while chunk := os.read(fd, min(left + 1, _CHUNK)):
+        digest, remaining = hashlib.sha256(), size
+        while chunk := os.read(fd, min(remaining + 1, _CHUNK)):
             if allowance is not None:
                 allowance.check()
             digest.update(chunk)
-            left -= len(chunk)
-            if left < 0:
+            remaining -= len(chunk)
+            if remaining < 0:
                 break
     finally:
         os.close(fd)
-    if left:
+    if remaining:
         raise StoreError(f"{path} changed while it was read", reason=f"it had {size} bytes")
     return digest.hexdigest()
 
@@ -254,5 +254,5 @@ def read_attributes(path: str) -> Attributes:
         names = os.listxattr(path, follow_symlinks=False)
     except OSError:  # a file system that has none, as tmpfs before Linux 6.6
         return ()
-    kept = sorted(name for name in names if name.startswith(("user.", "security.capability", "system.posix_acl")))
-    return tuple((name, os.getxattr(path, name, follow_symlinks=False).hex()) for name in kept)
+    chosen = sorted(name for name in names if name.startswith(("user.", "security.capability", "system.posix_acl")))
+    return tuple((name, os.getxattr(path, name, follow_symlinks=False).hex()) for name in chosen)
