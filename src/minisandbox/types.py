@@ -1,7 +1,4 @@
-"""Values shared by every package: limits, network, mounts, images as the launcher sees them, results.
-
-All classes are frozen. They validate and convert their own fields and do nothing else.
-"""
+"""Values shared by every package: frozen classes that validate and convert their own fields and do nothing else."""
 
 from __future__ import annotations
 
@@ -29,6 +26,7 @@ _LEAST_MEMORY = 16 * MiB
 _LONGEST_LIFETIME = 1e8
 WORKDIR = PurePosixPath("/testbed")
 """The path of the repository in a built image."""
+ENGINES = ("podman", "docker")  # values of ImageSpec.backend
 LIMITS_HIT = ("memory", "processes", "disk", "file_size", "output")
 """The values that can appear in :attr:`ExecResult.limits_hit`."""
 
@@ -304,7 +302,7 @@ class ImageSpec:
             only the paths written since.
         user: as whom commands run that name no user: a name or uid, with ``:GROUP`` or without; "" for root. With one
             id all run as root.
-        backend: what isolates it: "" for namespaces, or the container engine ``podman`` or ``docker``.
+        backend: what isolates it: "" for namespaces, a container engine of :data:`ENGINES`, or a plug-in.
         entrypoint: the program that an engine starts its containers with, and that a sandbox does not run.
         volumes: further directories that are made where they are missing.
     """

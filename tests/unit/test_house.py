@@ -58,7 +58,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 FREE = ("integrations", "cli", "__main__")
 SHARED = (
-    "errors", "types", "patches", "compression", "syntax", "certificates", "index_settings", "redaction", "wheels",
+    "errors", "types", "plugins", "patches", "compression", "syntax", "certificates", "index_settings", "redaction",
+    "wheels",
 )  # fmt: skip
 WITHOUT_THIRD_PARTY = ("launch", "egress", "host", "store", "sandbox")
 # What Python has itself from 3.14 on; loaded where something is compressed, and only then (docs/dependencies.md).

@@ -13,6 +13,7 @@ from minisandbox.agents.oracle import OracleAgent
 from minisandbox.agents.protocol import Agent
 from minisandbox.agents.replay import ReplayAgent
 from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound
+from minisandbox.plugins import load_plugin, plugin_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ def open_agent(name: str, options: AgentOptions | None = None) -> Agent:
     """Create an agent.
 
     Args:
-        name: ``bash``, ``oracle``, ``empty`` or ``replay``; or ``package.module:Class``, whose class (or
-            function) is called with ``options.extra`` as keyword arguments.
+        name: ``bash``, ``oracle``, ``empty`` or ``replay``; an agent of another distribution; or
+            ``package.module:Class``. The last two are called with ``options.extra`` as keyword arguments.
         options: its options.
 
     Raises:
@@ -60,27 +61,32 @@ def open_agent(name: str, options: AgentOptions | None = None) -> Agent:
     options = options or AgentOptions()
     entry = _AGENTS.get(name)
     known = entry.options if entry else frozenset({"extra"})
-    if entry is None and ":" not in name:
-        raise NotFound(f"there is no agent {name!r}", hint=f"use {', '.join(AGENTS)}, or package.module:Class")
+    plugin = load_plugin("agents", name, AGENTS) if entry is None and ":" not in name else None
+    if entry is None and plugin is None and ":" not in name:
+        names = (*AGENTS, *plugin_names("agents", AGENTS))
+        raise NotFound(f"there is no agent {name!r}", hint=f"use {', '.join(names)}, or package.module:Class")
     foreign = sorted(options.given() - known)
     if foreign:
         option = "agent_option" if foreign[0] == "extra" else foreign[0]
         hint = f"its options are {', '.join(sorted(known))}" if known else "leave it out"
         raise InvalidValue(f"the agent {name!r} has no option {option!r}", hint=hint)
-    return entry.make(options) if entry else _imported(name, options)
+    return entry.make(options) if entry else _created(name, plugin or _imported(name), options)
 
 
-def _imported(name: str, options: AgentOptions) -> Agent:
+def _imported(name: str) -> object:
     module, _, attribute = name.partition(":")
     try:
-        make = getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the module is the user's code
         raise NotFound(
             f"the agent {name!r} cannot be imported: {_shown(error)}",
             hint="its directory must be on PYTHONPATH; the form is package.module:Class",
         ) from error
+
+
+def _created(name: str, make: object, options: AgentOptions) -> Agent:
     try:
-        agent = make(**options.extra)
+        agent = make(**options.extra)  # type: ignore[operator] # a TypeError otherwise
     except MiniSandboxError:
         raise
     except Exception as error:  # as above: probably an argument it cannot parse

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.backends import ENGINES
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.output import (
@@ -28,7 +27,7 @@ from minisandbox.sandbox.engines.client import Client
 from minisandbox.sandbox.engines.images import ensure_image, image_size
 from minisandbox.store import Store
 from minisandbox.tasks import Task
-from minisandbox.types import human_size
+from minisandbox.types import ENGINES, human_size
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,8 @@ from minisandbox.sandbox._sync.process import Process
 from minisandbox.sandbox._sync.sandbox import Sandbox
 from minisandbox.sandbox._sync.shell import Shell
 from minisandbox.sandbox.attached import live_sandboxes
+from minisandbox.sandbox.backend import SandboxCore
+from minisandbox.sandbox.engines import create_core
 from minisandbox.sandbox.snapshots import Snapshot
 
 if TYPE_CHECKING:
@@ -33,8 +35,10 @@ __all__ = [
     "Files",
     "Process",
     "Sandbox",
+    "SandboxCore",
     "Shell",
     "Snapshot",
+    "create_core",
     "live_sandboxes",
 ]
 

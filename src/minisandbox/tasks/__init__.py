@@ -2,11 +2,12 @@
 
 from minisandbox.tasks.builds import Build, ContainerBuild
 from minisandbox.tasks.context import ENVIRONMENTS, LoadContext
-from minisandbox.tasks.dialects import DIALECTS, task_from_row
+from minisandbox.tasks.dialects import DIALECTS, Dialect, task_from_row
 from minisandbox.tasks.formats.documents import Layout
 from minisandbox.tasks.graders import Grader, LogGrader, PytestGrader, ScriptGrader
 from minisandbox.tasks.needs import Needs, Solution
 from minisandbox.tasks.recipe_file import read_recipe
+from minisandbox.tasks.rows import RowFields, task_from_own_row
 from minisandbox.tasks.statuses import STATUSES_NAME, read_statuses, write_statuses
 from minisandbox.tasks.task import Form, Reference, Task, file_of, node_id
 from minisandbox.tasks.taskset import TaskSet, bundled_sets
@@ -17,6 +18,7 @@ __all__ = [
     "STATUSES_NAME",
     "Build",
     "ContainerBuild",
+    "Dialect",
     "Form",
     "Grader",
     "Layout",
@@ -25,6 +27,7 @@ __all__ = [
     "Needs",
     "PytestGrader",
     "Reference",
+    "RowFields",
     "ScriptGrader",
     "Solution",
     "Task",
@@ -34,6 +37,7 @@ __all__ = [
     "node_id",
     "read_recipe",
     "read_statuses",
+    "task_from_own_row",
     "task_from_row",
     "write_statuses",
 ]

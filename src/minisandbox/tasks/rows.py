@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import InvalidValue, PackageError
+from minisandbox.plugins import load_plugin, plugin_names
 from minisandbox.spec import DockerfileBase, GitSource, LocalSource, OciBase, PythonRecipe, SdistSource, Source
 from minisandbox.tasks.builds import CONTAINER_KEYS, DOCKERFILE_KEYS, PYTHON_KEYS, SOURCES, Build, ContainerBuild
 from minisandbox.tasks.confining import address_problem, problem_of
@@ -149,10 +150,14 @@ def _needs(fields: Fields) -> Needs:
 
 def _grader(fields: Fields) -> Grader:
     name = fields.row.get("grader", PytestGrader.kind)
-    if not isinstance(name, str) or name not in KINDS:
-        raise fields.error("grader", f"is {name!r}", hint=f"known are {', '.join(KINDS)}")
-    fields = Fields(fields.row, "test.", known=(*keys_of(KINDS[name]), "grader"), context=fields.context)
-    return fields.read(KINDS[name], command=fields.text("command"))
+    kind = KINDS.get(name) or load_plugin("graders", name, KINDS) if isinstance(name, str) else None
+    if kind is None:
+        names = (*KINDS, *plugin_names("graders", KINDS))
+        raise fields.error("grader", f"is {name!r}", hint=f"known are {', '.join(names)}")
+    if not isinstance(kind, type) or not issubclass(kind, Grader):
+        raise PackageError(f"graders: {name!r} is not a subclass of a grader", hint="docs/how-to/extend.md")
+    fields = Fields(fields.row, "test.", known=(*keys_of(kind), "grader"), context=fields.context)
+    return fields.read(kind, command=fields.text("command"))
 
 
 def _build(fields: Fields) -> Build:

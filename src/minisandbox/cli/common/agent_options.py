@@ -19,7 +19,8 @@ LIMITS = options_of(
 def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--agent``, the agents' options and the limits of a rollout."""
     group = parser.add_argument_group("the agent")
-    group.add_argument("--agent", required=True, metavar="NAME", help=f"{', '.join(AGENTS)}, or package.module:Class")
+    names = f"{', '.join(AGENTS)}, an agent of another package, or package.module:Class"
+    group.add_argument("--agent", required=True, metavar="NAME", help=names)
     for option in OPTIONS:
         option.add(group)
     group = parser.add_argument_group("limits of a rollout, each a number or 'none'")

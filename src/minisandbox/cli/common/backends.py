@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from minisandbox.errors import InvalidValue
+from minisandbox.plugins import plugin_names
+from minisandbox.types import ENGINES
 
-ENGINES = ("podman", "docker")
 _DEFAULT = "sandbox"
 
 
@@ -14,10 +15,10 @@ def add_backend_argument(parser: argparse._ActionsContainer) -> None:
     """Declare ``--backend``."""
     parser.add_argument(
         "--backend",
-        choices=(_DEFAULT, *ENGINES),
+        metavar="NAME",
         default=_DEFAULT,
-        help="what makes the sandboxes: namespaces (sandbox, the default), or an engine to compare with, of this "
-        "machine or of DOCKER_HOST",
+        help="what makes the sandboxes: namespaces (sandbox, the default); podman or docker, to compare with, of this "
+        "machine or of DOCKER_HOST; or the backend of another package",
     )
 
 
@@ -25,13 +26,16 @@ def backend_of(args: argparse.Namespace) -> str:
     """Return the chosen backend as :attr:`.ImageSpec.backend` names it; "" for a command without the option.
 
     Raises:
-        InvalidValue: it is an engine, and the command runs on a cluster.
+        InvalidValue: there is no such backend; or the command runs on a cluster.
     """
-    if getattr(args, "backend", _DEFAULT) == _DEFAULT:
+    name = getattr(args, "backend", _DEFAULT)
+    if name == _DEFAULT:
         return ""
+    if name not in ENGINES and name not in (added := plugin_names("backends", (_DEFAULT, *ENGINES))):
+        raise InvalidValue(f"there is no backend {name!r}", hint=f"use {', '.join((_DEFAULT, *ENGINES, *added))}")
     if args.cluster is not None:
         raise InvalidValue("--backend and --cluster cannot be combined", hint="run it on one machine")
-    return str(args.backend)
+    return str(name)
 
 
 def backend_config(args: argparse.Namespace) -> dict[str, str]:

@@ -71,8 +71,20 @@ class ScriptRunner:
         )
         run = SuiteRun(Report(), None, result.exit_code, result.duration, log_of(result))
         # what is tested can write a reward, and then kill the script before it writes its own
-        reward, problem = self._read(box) if result.outcome is Outcome.EXITED else (None, "")
+        reward, problem = self._reward(box, result) if result.outcome is Outcome.EXITED else (None, "")
         return replace(run, reward=reward, doubt=None if reward is not None else _doubt(result, problem))
+
+    def _reward(self, box: Sandbox, result: ExecResult) -> tuple[float | None, str]:
+        """Return the reward, or None and the reason why: the grader's own judgement, or the file's content."""
+        judge_result = getattr(self._grader, "reward", None)
+        if judge_result is None:
+            return self._read(box)
+        try:
+            return _finite(judge_result(box, result)), ""
+        except MiniSandboxError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the plug-in is somebody else's code
+            return None, f"the grader {self._grader.kind!r} failed: {type(error).__name__}: {error}"
 
     def _clear(self, box: Sandbox) -> None:
         grader, places = self._grader, [str(place) for place in self._places]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import IO
 
 from minisandbox.errors import HostError, InvalidValue, ProgramNotFound
+from minisandbox.types import ENGINES
 
 LABEL = "minisandbox"
 """The label of every container, image and volume that we make."""
-_NAMES = ("podman", "docker")
 _PATIENCE = 900.0
 
 
@@ -37,8 +37,8 @@ class Client:
             InvalidValue: there is no engine of that name.
             ProgramNotFound: it is not installed.
         """
-        if name not in _NAMES:
-            raise InvalidValue(f"backend {name!r} is not known", hint=f"give {' or '.join(_NAMES)}")
+        if name not in ENGINES:
+            raise InvalidValue(f"backend {name!r} is not known", hint=f"give {' or '.join(ENGINES)}")
         program = shutil.which(name)
         if program is None:
             raise ProgramNotFound(f"{name} is not installed", hint=f"install {name}, or leave out --backend")

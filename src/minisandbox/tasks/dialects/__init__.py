@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.errors import InvalidValue, TaskFileError
+from minisandbox.errors import InvalidValue, PackageError, TaskFileError
+from minisandbox.plugins import load_plugin, plugin_names
 from minisandbox.tasks import harbor
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import by_columns, r2e, skyrl, swebench, swesmith
@@ -110,7 +111,7 @@ def convert(row: Mapping[str, object], context: LoadContext, *, form: str | None
     name = form_of(row) if form is None else checked_form(form)
     if name != "swebench-multilingual":
         check_language(row)
-    return DIALECTS[name].convert(RowFields(row, context=context), context)
+    return _dialect(name).convert(RowFields(row, context=context), context)
 
 
 def form_of(row: Mapping[str, object]) -> str:
@@ -121,6 +122,9 @@ def form_of(row: Mapping[str, object]) -> str:
     """
     for name, dialect in DIALECTS.items():
         if dialect.matches(row):
+            return name
+    for name in plugin_names("dialects", DIALECTS):
+        if _dialect(name).matches(row):
             return name
     columns = ", ".join(str(name)[:40] for name in list(row)[:12]) or "none"
     raise TaskFileError(
@@ -137,8 +141,22 @@ def checked_form(name: str) -> str:
     Raises:
         InvalidValue: there is none of that name.
     """
-    if name not in DIALECTS:
-        near = difflib.get_close_matches(name, DIALECTS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(DIALECTS)}"
+    if name not in DIALECTS and name not in (added := plugin_names("dialects", DIALECTS)):
+        near = difflib.get_close_matches(name, (*DIALECTS, *added), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join((*DIALECTS, *added))}"
         raise InvalidValue(f"there is no dataset layout {name!r}", hint=hint)
     return name
+
+
+def _dialect(name: str) -> Dialect:
+    """Return a layout of this package or of another distribution.
+
+    Raises:
+        PackageError: another distribution's cannot be loaded.
+    """
+    if name in DIALECTS:
+        return DIALECTS[name]
+    dialect = load_plugin("dialects", name, DIALECTS)
+    if not isinstance(dialect, Dialect):
+        raise PackageError(f"dialects: {name!r} is not a minisandbox.tasks.Dialect", hint="docs/how-to/extend.md")
+    return dialect
