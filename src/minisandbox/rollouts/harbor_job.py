@@ -45,7 +45,7 @@ def export_harbor(run: Path, out: Path, *, tokens: bool = True) -> Iterator[str]
             name = names[trajectory.instance_id, trajectory.attempt]
             results.append(_write_trial(trajectory, run, out, name, tokens))
             yield name
-    agents = {json.dumps(one["config"]["agent"]): one["config"]["agent"] for one in results}
+    agents = {json.dumps(result["config"]["agent"]): result["config"]["agent"] for result in results}
     config = {"job_name": out.resolve().name, "jobs_dir": str(out.resolve().parent), "agents": list(agents.values())}
     _write(out / "config.json", {**config, "environment": _ENVIRONMENT})
     _write(out / "result.json", _job(out, results))
@@ -95,9 +95,9 @@ def _result(trajectory: Trajectory, out: Path, name: str) -> dict[str, Any]:
             "model_info": {"name": trajectory.model} if trajectory.model else None,
         },
         "agent_result": {
-            "n_input_tokens": sum(one.prompt for one in usages),
-            "n_cache_tokens": sum(one.cached for one in usages),
-            "n_output_tokens": sum(one.completion for one in usages),
+            "n_input_tokens": sum(usage.prompt for usage in usages),
+            "n_cache_tokens": sum(usage.cached for usage in usages),
+            "n_output_tokens": sum(usage.completion for usage in usages),
             "cost_usd": sum(turn.cost for turn in trajectory.turns),
         },
         "verifier_result": None if reward is None else {"rewards": {"reward": reward}},
@@ -116,31 +116,32 @@ def _result(trajectory: Trajectory, out: Path, name: str) -> dict[str, Any]:
 
 def _phases(trajectory: Trajectory, started: datetime) -> dict[str, Any]:
     times = trajectory.timings
-    found: dict[str, Any] = {}
+    intervals: dict[str, Any] = {}
     phases = (("environment_setup", times.sandbox_ready), ("agent_execution", times.agent), ("verifier", times.grade))
     for phase, seconds in phases:
         ended = started + timedelta(seconds=seconds)
-        found[phase] = {"started_at": started.isoformat(), "finished_at": ended.isoformat()}
+        intervals[phase] = {"started_at": started.isoformat(), "finished_at": ended.isoformat()}
         started = ended
-    return found
+    return intervals
 
 
 def _job(out: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the job's ``result.json``: Harbor's ``JobResult``, with its statistics for each agent and model."""
     evals: dict[str, dict[str, Any]] = {}
-    for one in results:
-        model = one["config"]["agent"]["model_name"]
-        key = "__".join(filter(None, (one["agent_info"]["name"], model, "adhoc")))
+    for result in results:
+        model = result["config"]["agent"]["model_name"]
+        key = "__".join(filter(None, (result["agent_info"]["name"], model, "adhoc")))
         stats = evals.setdefault(
             key, {"n_trials": 0, "n_errors": 0, "reward_stats": {"reward": {}}, "exception_stats": {}}
         )
-        if one["exception_info"]:
+        if result["exception_info"]:
             stats["n_errors"] += 1
-            stats["exception_stats"].setdefault(one["exception_info"]["exception_type"], []).append(one["trial_name"])
-        if one["verifier_result"]:
+            kind = result["exception_info"]["exception_type"]
+            stats["exception_stats"].setdefault(kind, []).append(result["trial_name"])
+        if result["verifier_result"]:
             stats["n_trials"] += 1
-            reward = str(one["verifier_result"]["rewards"]["reward"])
-            stats["reward_stats"]["reward"].setdefault(reward, []).append(one["trial_name"])
+            reward = str(result["verifier_result"]["rewards"]["reward"])
+            stats["reward_stats"]["reward"].setdefault(reward, []).append(result["trial_name"])
     for stats in evals.values():
         total = sum(float(reward) * len(names) for reward, names in stats["reward_stats"]["reward"].items())
         stats["metrics"] = [{"mean": total / stats["n_trials"]}] if stats["n_trials"] else []
@@ -148,8 +149,8 @@ def _job(out: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
     errors = sum(stats["n_errors"] for stats in evals.values())
     return {
         "id": str(uuid.uuid5(_NAMESPACE, str(out.resolve()))),
-        "started_at": min((one["started_at"] for one in results), default=now),
-        "finished_at": max((one["finished_at"] for one in results), default=now),
+        "started_at": min((result["started_at"] for result in results), default=now),
+        "finished_at": max((result["finished_at"] for result in results), default=now),
         "n_total_trials": len(results),
         "stats": {"n_completed_trials": len(results), "n_errored_trials": errors, "evals": evals},
     }

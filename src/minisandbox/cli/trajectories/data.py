@@ -145,8 +145,8 @@ def run_collect(args: argparse.Namespace) -> int:
         models=tuple(args.model),
     )
     report = StageReport("collect", table_of(rules))
-    kept = chosen(examples_of(args), rules.refuse, report)
-    return _write(args, (replace(one, rows=()) for one in kept) if args.no_tokens else kept, report)
+    examples = chosen(examples_of(args), rules.refuse, report)
+    return _write(args, (replace(example, rows=()) for example in examples) if args.no_tokens else examples, report)
 
 
 def run_filter(args: argparse.Namespace) -> int:
@@ -164,7 +164,7 @@ def run_filter(args: argparse.Namespace) -> int:
 
 def run_balance(args: argparse.Namespace) -> int:
     """Balance examples, reading them twice to keep them out of memory."""
-    names = [(one.instance_id, one.traj_id) for one in examples_of(args)]
+    names = [(example.instance_id, example.traj_id) for example in examples_of(args)]
     dropped = balance(names, max_per_instance=args.max_per_instance, seed=args.seed, total=args.total)
     rules = {"max_per_instance": args.max_per_instance, "seed": args.seed, "total": args.total}
     report = StageReport("balance", {name: value for name, value in rules.items() if value is not None})
@@ -174,18 +174,18 @@ def run_balance(args: argparse.Namespace) -> int:
 def _reward(text: str) -> float | None:
     wrong = InvalidValue(f"--min-reward {text!r} is not a number", hint="for instance --min-reward 1, or none")
     try:
-        found = None if text == "none" else float(text)
+        reward = None if text == "none" else float(text)
     except ValueError:
         raise wrong from None
-    if found is not None and math.isnan(found):  # would accept every reward
+    if reward is not None and math.isnan(reward):  # would accept every reward
         raise wrong
-    return found
+    return reward
 
 
 def _write(args: argparse.Namespace, examples: Iterable[Example], report: StageReport) -> int:
     refuse_to_overwrite(args.out, args.sources)
     with Progress() as progress:
-        write_lines(args.out, (one.to_line() for one in with_status(examples, progress)))
+        write_lines(args.out, (example.to_line() for example in with_status(examples, progress)))
     return finish(args, report, args.out)
 
 
@@ -201,9 +201,9 @@ def refuse_to_overwrite(out: Path, sources: Sequence[Path]) -> None:
 
 def with_status(examples: Iterable[Example], progress: Progress) -> Iterator[Example]:
     """Yield the examples, and show their count in the status line."""
-    for number, one in enumerate(examples, start=1):
-        progress.status(f"{number} {one.instance_id}")
-        yield one
+    for number, example in enumerate(examples, start=1):
+        progress.status(f"{number} {example.instance_id}")
+        yield example
 
 
 def finish(args: argparse.Namespace, report: StageReport, out: Path) -> int:
@@ -215,7 +215,7 @@ def finish(args: argparse.Namespace, report: StageReport, out: Path) -> int:
         out: the stage's output.
 
     Returns:
-        The exit status: 1 where no example was kept.
+        The exit status: 1 if no example was kept.
     """
     report.write(report_path(out))
     if args.json:
@@ -231,7 +231,7 @@ def print_report(report: StageReport) -> None:
     before, after = report.instances
     rows = [("read", str(report.read), f"of {before} tasks"), ("kept", str(report.kept), f"of {after} tasks")]
     for reason, count in report.reasons.items():
-        first = next(one for one in report.dropped if one.reason == reason)
+        first = next(example for example in report.dropped if example.reason == reason)
         rows.append((f"dropped: {reason}", str(count), f"{first.traj_id}: {first.detail}"))
-    rows += [(f"note: {what}", str(count), "") for what, count in report.notes.items()]
+    rows += [(f"note: {note}", str(count), "") for note, count in report.notes.items()]
     print_table((Column(report.stage, whole=True), Column("examples", number=True), Column("for instance")), rows)

@@ -106,19 +106,19 @@ def _export_run(args: argparse.Namespace) -> int:
 
 
 def _rules(args: argparse.Namespace) -> dict[str, object]:
-    given = {"to": args.to, "tokenizer": args.tokenizer, "system": args.system, "chat_template": args.chat_template}
-    return {name: str(value) for name, value in given.items() if value is not None}
+    options = {"to": args.to, "tokenizer": args.tokenizer, "system": args.system, "chat_template": args.chat_template}
+    return {name: str(value) for name, value in options.items() if value is not None}
 
 
 def _check_name(args: argparse.Namespace) -> None:
     """Check that the output's suffix fits a format that is also a storage."""
-    wanted = {"parquet": ".parquet", "datasets": ""}.get(args.to)
-    if wanted is not None and args.out.suffix in (".jsonl", ".json", ".parquet") and args.out.suffix != wanted:
+    suffix = {"parquet": ".parquet", "datasets": ""}.get(args.to)
+    if suffix is not None and args.out.suffix in (".jsonl", ".json", ".parquet") and args.out.suffix != suffix:
         raise InvalidValue(
             f"--to {args.to} cannot write {args.out}",
             hint="use the suffix .parquet for a Parquet file, none for a folder",
         )
-    if wanted == ".parquet" and args.out.suffix != ".parquet":
+    if suffix == ".parquet" and args.out.suffix != ".parquet":
         raise InvalidValue(f"--to parquet cannot write {args.out}", hint="use the suffix .parquet")
 
 

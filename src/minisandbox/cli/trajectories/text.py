@@ -1,4 +1,4 @@
-"""Print a rollout for a person at a terminal."""
+"""Print a rollout on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
 _COLOURS = {"system": _DIM, "user": _CYAN, "tool": _CYAN, "assistant": _YELLOW}
 
 
-class Reader:
+class RolloutPrinter:
     """Prints rollouts to stdout, coloured on a terminal, with control characters replaced.
 
     Args:
@@ -25,43 +25,45 @@ class Reader:
         self._lines = lines
         self._colours = sys.stdout.isatty()
 
-    def print(self, one: Trajectory) -> None:
+    def print(self, trajectory: Trajectory) -> None:
         """Print the record of a rollout."""
-        self._head(one)
-        if one.messages:
-            self._messages(one)
+        self._head(trajectory)
+        if trajectory.messages:
+            self._messages(trajectory)
         else:
-            for number, step in enumerate(one.steps, start=1):
+            for number, step in enumerate(trajectory.steps, start=1):
                 self._title(f"step {number}", _step_line(step), _YELLOW)
                 self._text(_command(step))
                 self._text((step.stdout + step.stderr).decode("utf-8", "replace"), _DIM)
-        self._patch(one)
-        self._tests(one)
+        self._patch(trajectory)
+        self._tests(trajectory)
 
-    def _head(self, one: Trajectory) -> None:
-        who = one.agent + (f" with {one.model}" if one.model else "")
-        without = "no reward: the pass is unconfirmed" if one.unconfirmed else "no reward: infrastructure error"
-        reward = without if one.reward is None else f"reward {one.reward:g}"
-        put_styled(self._in(_BOLD, clean_line(f"{one.instance_id} #{one.attempt}: {one.exit_status}, {reward}")))
-        put_styled(clean_line(f"{who}; started {one.started}"))
-        times = one.timings
+    def _head(self, trajectory: Trajectory) -> None:
+        agent = trajectory.agent + (f" with {trajectory.model}" if trajectory.model else "")
+        without = "no reward: the pass is unconfirmed" if trajectory.unconfirmed else "no reward: infrastructure error"
+        reward = without if trajectory.reward is None else f"reward {trajectory.reward:g}"
+        title = f"{trajectory.instance_id} #{trajectory.attempt}: {trajectory.exit_status}, {reward}"
+        put_styled(self._in(_BOLD, clean_line(title)))
+        put_styled(clean_line(f"{agent}; started {trajectory.started}"))
+        times = trajectory.timings
         parts = [(name, getattr(times, name)) for name in times.__slots__ if getattr(times, name) > 0]
         put_styled("; ".join(f"{name.replace('_', ' ')} {human_seconds(seconds)}" for name, seconds in parts))
-        if one.turns:
-            read, sampled = (sum(getattr(turn.usage, kind) for turn in one.turns) for kind in ("prompt", "completion"))
-            cost = sum(turn.cost for turn in one.turns)
-            rows = f", {len(one.rows)} training rows" if one.rows else ", no token ids"
+        if trajectory.turns:
+            read = sum(turn.usage.prompt for turn in trajectory.turns)
+            sampled = sum(turn.usage.completion for turn in trajectory.turns)
+            cost = sum(turn.cost for turn in trajectory.turns)
+            rows = f", {len(trajectory.rows)} training rows" if trajectory.rows else ", no token ids"
             dollars = f", ${cost:.4f}" if cost else ""
-            put_styled(f"{len(one.turns)} turns, {read} tokens read, {sampled} sampled{rows}{dollars}")
-        for what in (one.detail, *(f"earlier try: {one.phase}: {one.detail}" for one in one.tries)):
-            if what:
-                self._text(what, _DIM)
-        if one.failure is not None:
-            self._text(f"infrastructure error in {one.failure.phase}: {one.failure.kind}: {one.failure.detail}", _RED)
+            put_styled(f"{len(trajectory.turns)} turns, {read} tokens read, {sampled} sampled{rows}{dollars}")
+        for line in (trajectory.detail, *(f"earlier try: {error.phase}: {error.detail}" for error in trajectory.tries)):
+            if line:
+                self._text(line, _DIM)
+        if (failure := trajectory.failure) is not None:
+            self._text(f"infrastructure error in {failure.phase}: {failure.kind}: {failure.detail}", _RED)
 
-    def _messages(self, one: Trajectory) -> None:
-        turns = {turn.message: (number, turn) for number, turn in enumerate(one.turns)}
-        for index, message in enumerate(one.messages):
+    def _messages(self, trajectory: Trajectory) -> None:
+        turns = {turn.message: (number, turn) for number, turn in enumerate(trajectory.turns)}
+        for index, message in enumerate(trajectory.messages):
             number, turn = turns.get(index, (-1, None))
             about = "" if turn is None else _turn_line(turn)
             title = message.role if turn is None else f"turn {number + 1}"
@@ -71,21 +73,21 @@ class Reader:
             self._text(message.content)
             for call in message.tool_calls:
                 self._text(f"{call.name}({call.arguments})")
-            for step in (step for step in one.steps if turn is not None and step.turn == number + 1):
+            for step in (step for step in trajectory.steps if turn is not None and step.turn == number + 1):
                 put_styled(self._in(_DIM, f"  ran: {_step_line(step)}"))
 
-    def _patch(self, one: Trajectory) -> None:
-        if one.submission is None:
+    def _patch(self, trajectory: Trajectory) -> None:
+        if trajectory.submission is None:
             self._title("patch", "could not be taken", _BOLD)
             return
-        text = one.submission.decode("utf-8", "replace")
+        text = trajectory.submission.decode("utf-8", "replace")
         self._title("patch", "" if text else "empty", _BOLD)
         for line in self._cut(text):
             colour = {"+": _GREEN, "-": _RED, "@": _CYAN}.get(line[:1], "")
             put_styled(self._in(colour, line))
 
-    def _tests(self, one: Trajectory) -> None:
-        graded = one.grade
+    def _tests(self, trajectory: Trajectory) -> None:
+        graded = trajectory.grade
         if graded is None:
             self._title("tests", "not graded", _BOLD)
             return
@@ -144,4 +146,4 @@ def _command(step: StepRecord) -> str:
 
 def _worst(outcomes: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
     """Return failed tests first, then passed ones, up to a number."""
-    return sorted(outcomes, key=lambda one: one[1] == "passed")[:count]
+    return sorted(outcomes, key=lambda outcome: outcome[1] == "passed")[:count]

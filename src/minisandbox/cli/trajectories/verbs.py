@@ -10,7 +10,7 @@ from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import add_json_option, print_json, put
 from minisandbox.cli.rollout import plain_totals, print_summaries
 from minisandbox.cli.trajectories import data, export
-from minisandbox.cli.trajectories.text import Reader
+from minisandbox.cli.trajectories.text import RolloutPrinter
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.rollouts import RunReader, Summary
 from minisandbox.trajectories import Trajectory
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run_ls(args: argparse.Namespace) -> int:
     """List the rollouts of a run."""
     with RunReader(args.directory) as run:
-        summaries = [one for one in run.summaries() if args.status is None or _has(one, args.status)]
+        summaries = [summary for summary in run.summaries() if args.status is None or _has(summary, args.status)]
     if args.json:
         print_json(summaries)
         return exits.OK
@@ -56,8 +56,8 @@ def run_ls(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _has(one: Summary, word: str) -> bool:
-    return word in one.exit_status or word in (one.verdict or "not graded")
+def _has(summary: Summary, text: str) -> bool:
+    return text in summary.exit_status or text in (summary.verdict or "not graded")
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def run_show(args: argparse.Namespace) -> int:
     if args.json:
         print_json(to_json(trajectory))
     else:
-        Reader(None if args.full else _LINES).print(trajectory)
+        RolloutPrinter(None if args.full else _LINES).print(trajectory)
     return exits.OK
 
 
@@ -83,19 +83,19 @@ def find(directory: Path, name: str) -> Trajectory:
         NotFound: there is no such rollout, or there are several.
         InvalidValue: N is not a number.
     """
-    wanted, _, number = name.partition("#")
+    task_name, _, number = name.partition("#")
     if number and not re.fullmatch(r"\d+", number):
-        raise InvalidValue(f"{name}: {number!r} is not a number", hint=f"for instance {wanted}#0")
+        raise InvalidValue(f"{name}: {number!r} is not a number", hint=f"for instance {task_name}#0")
     with RunReader(directory) as run:
-        existing = sorted({(one.instance_id, one.attempt) for one in run.summaries()})
-        ids = {one for one, _ in existing}
-        fits = {wanted} if wanted in ids else {one for one in ids if wanted in one}
+        existing = sorted({(summary.instance_id, summary.attempt) for summary in run.summaries()})
+        ids = {task for task, _ in existing}
+        fits = {task_name} if task_name in ids else {task for task in ids if task_name in task}
         if len(fits) != 1:
-            known = ", ".join(sorted(fits or ids)[:3]) or "none"
+            examples = ", ".join(sorted(fits or ids)[:3]) or "none"
             problem = "matches several tasks" if fits else "matches no task"
-            raise NotFound(f"{directory}: {name!r} {problem}", hint=f"the run has, for instance, {known}")
+            raise NotFound(f"{directory}: {name!r} {problem}", hint=f"the run has, for instance, {examples}")
         [instance_id] = fits
-        attempt = int(number) if number else min(one for task, one in existing if task == instance_id)
+        attempt = int(number) if number else min(attempt for task, attempt in existing if task == instance_id)
         trajectory = run.trajectory(instance_id, attempt)
     if trajectory is None:
         raise NotFound(f"{directory}: {instance_id} has no rollout {attempt}", hint="see minisandbox trajectories ls")
