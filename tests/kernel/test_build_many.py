@@ -165,7 +165,8 @@ def test_failures_are_kept_and_tried_again_when_asked(store: Store, project: Pat
 INTERRUPTED = """
     import sys
     from pathlib import Path
-    from minisandbox.images import Budget, LocalSource, PythonRecipe, build_all
+    from minisandbox.images import Budget, build_all
+    from minisandbox.spec import LocalSource, PythonRecipe
     from minisandbox.store import Store
     store = Store.open(sys.argv[1])
     source = LocalSource(Path(sys.argv[2]))
@@ -204,7 +205,8 @@ def test_an_interrupt_ends_the_steps_and_the_next_call_goes_on(tmp_path: Path, s
 MANY = """
     import sys
     from pathlib import Path
-    from minisandbox.images import Budget, LocalSource, PythonRecipe, StepState, build_all
+    from minisandbox.images import Budget, StepState, build_all
+    from minisandbox.spec import LocalSource, PythonRecipe
     from minisandbox.store import Store
     store, source = Store.open(sys.argv[1]), LocalSource(Path(sys.argv[2]))
     patch = "--- a/a.py\\n+++ b/a.py\\n@@ -1 +1 @@\\n-x = 1\\n+x = {}\\n"

@@ -1,4 +1,4 @@
-"""The base layer: the little of a root filesystem that is made, not shared; an allow-list of files of /etc."""
+"""The base layer: generated directories and links, and an allow-list of the host's files of /etc."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _RUNTIME_LINKS = {"hosts": "../run/hosts", "resolv.conf": "../run/resolv.conf", 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing in the base layer.
+    """A file, directory or link of the base layer.
 
     Attributes:
         path: where, relative to the root.
@@ -90,7 +90,7 @@ class Entry:
 
 
 def base_entries(host: Path = Path("/")) -> tuple[Entry, ...]:
-    """List what the base layer holds.
+    """List the entries of the base layer.
 
     Args:
         host: the root directory whose ``/etc`` is looked at.
@@ -115,7 +115,7 @@ def base_key(entries: tuple[Entry, ...]) -> str:
 
 
 def platform_key(host: Path = Path("/")) -> str:
-    """Return what the keys of all build steps start from: what their results depend on below the first step.
+    """Return the key that the keys of all build steps start from: what results depend on below the first step.
 
     That is the made part of the base layer, the distribution with its version, and the machine's architecture, which
     decide what the host's ``/usr`` can run. The host's certificates, library cache and time zone do not count: a
@@ -180,7 +180,7 @@ def _made() -> Iterator[Entry]:
 
 
 def _top_level(host: Path, name: str) -> Iterator[Entry]:
-    """A link into /usr as on the host; where the host has a real directory, an empty one to show it on."""
+    """Yield a link into /usr as on the host, or an empty directory as a mount point for a real one."""
     path = host / name
     if path.is_symlink():
         target = os.readlink(path)
@@ -191,7 +191,7 @@ def _top_level(host: Path, name: str) -> Iterator[Entry]:
 
 
 def _copied(host: Path, name: str) -> Iterator[Entry]:
-    """A file or directory of the allow-list; only itself may be a link to a directory elsewhere."""
+    """Yield a file or directory of the allow-list; it may be a link to a directory, its contents may not."""
     path = host / name
     if path.is_dir() and not (path.is_symlink() and _shown(os.readlink(path), name)):
         for child in sorted(os.listdir(path)):
@@ -202,7 +202,7 @@ def _copied(host: Path, name: str) -> Iterator[Entry]:
 
 
 def _single(path: Path, name: str) -> Iterator[Entry]:
-    """A file, or a link; a link that would point outside of what is shown becomes the file it points to."""
+    """Yield a file or link; a link that leaves the visible files becomes a copy of its target."""
     if path.is_symlink() and _shown(os.readlink(path), name):
         yield Entry(name, stat.S_IFLNK | 0o777, os.fsencode(os.readlink(path)))
     elif path.is_file() and not name.startswith("etc/alternatives/") and os.access(path, os.R_OK):
@@ -210,12 +210,12 @@ def _single(path: Path, name: str) -> Iterator[Entry]:
 
 
 def _leads_to_directory(path: Path) -> bool:
-    """Whether this is a link to a directory: following it could copy what the allow-list does not name."""
+    """Return whether this is a link to a directory; following it could copy files outside the allow-list."""
     return path.is_symlink() and path.is_dir()
 
 
 def _shown(target: str, name: str) -> bool:
-    """Whether a link's target is in the sandbox: below /usr or what links there, or next to the link itself."""
+    """Return whether a link's target exists in a sandbox: below /usr, or next to the link."""
     resolved = os.path.normpath(os.path.join("/", os.path.dirname(name), target))
     is_sibling = "/" not in target and target not in {".", ".."}
     return is_sibling or resolved.split("/")[1] in {"usr", *USR_LINKS}

@@ -1,4 +1,4 @@
-"""From a recipe to an image: each step of its chain made once, and then found; failed builds are kept."""
+"""Build images from recipes: each step runs once and is cached; failed builds are recorded."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 def build(
     recipe: Buildable, *, store: Store, name: str, progress: Progress | None = None, mirrors: Path | None = None
 ) -> Image:
-    """Make an image, or find it: every layer that is already in the store is used as it is.
+    """Build an image; layers that the store has are reused.
 
     Args:
         recipe: what to make.
         store: where the layers go.
         name: what the image is called; an earlier image of that name is replaced.
-        progress: told of each step as it starts and ends.
+        progress: called for each step as it starts and ends.
         mirrors: a directory of git repositories that are looked in before the network is; see :class:`Mirrors`.
 
     Returns:
@@ -42,7 +42,7 @@ def build(
     Raises:
         InvalidValue: the name cannot be used.
         InterpreterNotFound: no interpreter of this machine is what the recipe asks for.
-        SourceError: the repository source cannot be had.
+        SourceError: the source cannot be fetched.
         PatchError: a patch does not apply.
         BuildError: a step failed; nothing of it was published, its log is kept.
         IndexUnavailable: a step failed, and the package index with it.
@@ -64,7 +64,7 @@ def build(
 
 
 def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: BuildOptions | None = None) -> Recipe:
-    """Read a Dockerfile as a recipe for :func:`minisandbox.images.build`. Base images that are missing are pulled.
+    """Read a Dockerfile as a recipe for :func:`minisandbox.images.build`; missing base images are pulled.
 
     Args:
         dockerfile: its path.
@@ -90,12 +90,12 @@ def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: B
 
 @dataclass(slots=True)
 class Maker:
-    """Makes the steps of plans, and tells.
+    """Builds the layers of plans, and reports progress.
 
     Attributes:
         session: the building that they belong to.
         base: what the base layer holds.
-        progress: told of each step as it starts and ends.
+        progress: called for each step as it starts and ends.
     """
 
     session: Session
@@ -103,13 +103,13 @@ class Maker:
     progress: Progress | None = None
 
     def make_base(self, plan: Plan) -> LayerRecord:
-        """Return the layer of what the host gives, made if it is not there: our own tools run in it."""
+        """Return the base layer, in which our own tools run; build it if it is missing."""
         record, is_new = make_base(self.session.store, self.base)
         self._tell(plan, "base", StepState.FINISHED if is_new else StepState.CACHED, record.key, record)
         return record
 
     def make(self, plan: Plan, planned: PlannedStep) -> LayerRecord:
-        """Return the layer of a step, made if it is not there; those below it are.
+        """Return the layer of a step; build it if it is missing. The layers below exist.
 
         Raises:
             MiniSandboxError: it could not be made; see :func:`build`.
@@ -165,7 +165,7 @@ class Maker:
 
 
 def record_image(plan: Plan, store: Store) -> Image:
-    """Record the image of a plan whose steps have all been made.
+    """Record the image of a plan whose layers all exist.
 
     Raises:
         BuildError: it was to be made from a lock, and is not what the lock says.
@@ -211,7 +211,7 @@ def _notes(plan: Plan, store: Store) -> dict[str, str]:
 
 
 def _check_lock(image: Image, lock: Lock) -> None:
-    """What is installed must be what the lock says; the base may be another machine's."""
+    """Check that the lock's versions are installed; the base may be another machine's."""
     old, new = lock.installed, lock_of(image.name, image.records()).installed
     lines = [
         f"{name}: {old.get(name, 'not there')} in the lock, {new.get(name, 'not there')} now"
@@ -227,7 +227,7 @@ def _check_lock(image: Image, lock: Lock) -> None:
 
 
 def note_failure(store: Store, plan: Plan, planned: PlannedStep, error: MiniSandboxError) -> None:
-    """Keep that a step of an image failed, unless a full disk or an index that is down is to blame."""
+    """Record that a step of an image failed, unless a full disk or an unreachable index is the cause."""
     if not isinstance(error, BuildError | PatchError):
         return
     reason = "\n".join(filter(None, (error.what, error.reason)))

@@ -22,7 +22,7 @@ HOST_IMAGE = "host"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An ordered stack of layers, captured variables and a workdir. Made by :func:`build` or :func:`load_image`.
+    """An ordered stack of layers, with variables and a workdir; see :func:`build` and :func:`load_image`.
 
     Attributes:
         name: what people call it.
@@ -57,7 +57,7 @@ class Image:
     backend: str = ""
 
     def spec(self) -> ImageSpec:
-        """Return what a sandbox is made from.
+        """Return the specification of the image for sandboxes.
 
         Raises:
             NotFound: a layer is no longer in the store.
@@ -70,7 +70,7 @@ class Image:
         )  # fmt: skip
 
     def _entrypoint(self) -> tuple[str, ...]:
-        """Return the program and arguments of the configuration's ``Entrypoint``; none where they are not strings."""
+        """Return the configuration's ``Entrypoint``; empty if it is malformed."""
         value = self.config.get("Entrypoint")
         arguments = value if isinstance(value, list | tuple) else ()
         return tuple(word for word in arguments if isinstance(word, str))
@@ -92,7 +92,7 @@ class Image:
         return path
 
     def records(self) -> tuple[LayerRecord, ...]:
-        """Return what is known of its layers, bottom first, the tests layer last.
+        """Return the records of its layers, bottom first, the tests layer last.
 
         Raises:
             NotFound: a layer is no longer in the store.
@@ -165,7 +165,7 @@ def find_record(store: Store, name: str) -> ImageRecord:
 
 
 def archived(store: Store, reference: str) -> list[ImageRecord]:
-    """Return the records of images that their archives call by a reference, the newest first."""
+    """Return the records of images whose archives name them by a reference, newest first."""
     from minisandbox.images.oci.reference import Remote, called, parse_reference  # noqa: PLC0415 - as above
 
     parsed = parse_reference(reference)
@@ -176,7 +176,7 @@ def archived(store: Store, reference: str) -> list[ImageRecord]:
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text that names an image can only be a reference: names in the store have no such characters."""
+    """Return whether a string can only be a reference, because it has characters that names in the store lack."""
     return ":" in text or "/" in text
 
 
@@ -186,7 +186,7 @@ def list_images(store: Store) -> list[Image]:
 
 
 def host_image(store: Store, name: str = HOST_IMAGE) -> Image:
-    """Return the smallest image: the host's ``/usr`` and the made ``/etc``, no environment, no repository.
+    """Return the smallest image: the host's ``/usr`` and a generated ``/etc``.
 
     Raises:
         DiskFull: there is no space for its layer.
@@ -220,7 +220,7 @@ def make_base(store: Store, entries: tuple[Entry, ...]) -> tuple[LayerRecord, bo
 
 
 def put_if_new(store: Store, record: ImageRecord) -> ImageRecord:
-    """Record an image, unless the store has the very same under this name; return the recorded one."""
+    """Record an image unless the store has an equal record; return the recorded one."""
     with suppress(NotFound):
         existing = store.image(record.name)
         if replace(existing, created=record.created) == record:
@@ -230,7 +230,7 @@ def put_if_new(store: Store, record: ImageRecord) -> ImageRecord:
 
 
 def image_of(record: ImageRecord, store: Store) -> Image:
-    """Return the image that a record describes."""
+    """Return the image of a record."""
     return Image(
         record.name, record.key, record.layers, record.environment, PurePosixPath(record.workdir), record.tests_layer,
         record.base_commit, record.created, record.notes, store, record.own_root, record.user, record.config,

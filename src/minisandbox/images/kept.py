@@ -1,4 +1,4 @@
-"""Layers that were made by hand, and where in an image's chain they belong."""
+"""Layers made by hand, and their positions in images' chains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Kept(StoreRecord):
 
 
 def read_kept(store: Store, image: str) -> Mapping[str, str]:
-    """Return the layers made by hand for an image: by the key of the layer below, the key of the layer made over it.
+    """Return the layers made by hand for an image: their keys, by the key of the layer below.
 
     Raises:
         StoreError: the record is damaged.
@@ -38,7 +38,7 @@ def read_kept(store: Store, image: str) -> Mapping[str, str]:
 
 
 def write_kept(store: Store, image: str, layers: Mapping[str, str]) -> None:
-    """Record what was made by hand for an image, in place of what was recorded before; see :func:`read_kept`.
+    """Record the layers made by hand for an image; replace earlier ones. See :func:`read_kept`.
 
     Raises:
         StoreError: the store refuses.
@@ -50,7 +50,7 @@ def write_kept(store: Store, image: str, layers: Mapping[str, str]) -> None:
 
 
 def forget_kept(store: Store, image: str) -> bool:
-    """Forget what was made by hand for an image; return whether there was anything."""
+    """Forget the layers made by hand for an image; return whether there were any."""
     path = _path(store, image)
     with store_faults(f"forget what was made by hand for {image}"):
         there = path.exists()
@@ -59,12 +59,12 @@ def forget_kept(store: Store, image: str) -> bool:
 
 
 def images_by_hand(store: Store) -> list[str]:
-    """Return the names of the images for which something was made by hand."""
+    """Return the names of the images with layers made by hand."""
     return sorted(path.stem for path in (store.root / "by-hand").glob("[!.]*.json"))
 
 
 def kept_step(image: str, layer: str) -> BuildStep:
-    """The step that stands for a layer made by hand; it cannot be made again."""
+    """Return the step that stands for a layer made by hand; it cannot be built again."""
 
     def prepare(_: Path) -> Work:
         raise BuildError(

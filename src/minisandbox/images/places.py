@@ -1,4 +1,4 @@
-"""Where things lie inside build sandboxes."""
+"""Paths inside build sandboxes."""
 
 from __future__ import annotations
 

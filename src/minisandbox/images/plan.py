@@ -1,4 +1,4 @@
-"""From a recipe to the chain of its steps: every step with its key, known before anything is made."""
+"""Plan the steps of a recipe: every step with its key, before anything is built."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a chain of steps starts from.
+    """The base of a chain of steps.
 
     Attributes:
         layers: the keys of its layers, bottom first.
@@ -59,7 +59,7 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is to be made for one image.
+    """The steps of one image.
 
     Attributes:
         name: what the image is called.
@@ -85,7 +85,7 @@ class Plan:
         return (*self.ground.layers, *(planned.key for planned in self.steps))
 
     def all_steps(self) -> Iterator[PlannedStep]:
-        """Yield every step in an order in which they can be made."""
+        """Yield every step after the steps that it needs."""
         aside = list(self.aside)
         pending = {planned.key for planned in (*self.steps, *aside)}
         for planned in self.steps:
@@ -102,7 +102,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans images, in one thread; what many have in common is looked at once.
+    """Plans images, in one thread; shared interpreters, sources and bases are examined once.
 
     Attributes:
         store: where the layers are or will be.
@@ -116,18 +116,18 @@ class Planner:
     _looked: dict[Hashable, object] = field(default_factory=dict)
 
     def _once(self, key: Hashable, look: Callable[[], _T]) -> _T:
-        """Return what a look at something gave, the first time."""
+        """Call a function once per subject; return the cached result."""
         if key not in self._looked:
             self._looked[key] = look()
         return cast("_T", self._looked[key])
 
     def base(self) -> tuple[Entry, ...]:
-        """Return what the base layer holds."""
+        """Return the entries of the base layer."""
         with store_faults("read the host's /etc"):
             return self._once("/etc", base_entries)
 
     def platform(self) -> str:
-        """Return the key that the first step's key is made from."""
+        """Return the key that the first step's key is derived from."""
         with store_faults("read the host's os-release"):
             return self._once("os-release", platform_key)
 
@@ -140,7 +140,7 @@ class Planner:
         return self._once(("python", text), lambda: find_interpreter(text))
 
     def snapshot(self, source: r.LocalSource) -> Snapshot:
-        """Return the files of a local source, listed and hashed when it is first asked for.
+        """Return the files of a local source, listed and hashed once.
 
         Raises:
             SourceError: it cannot be read.
@@ -172,10 +172,10 @@ class Planner:
             self._failures |= done.failures
 
     def container(self, base: r.OciBase) -> Image:
-        """Return a container image: a registry's is pulled unless the store has it, a file's is looked at anew.
+        """Return a container image: from the store, else from its registry; a file is read anew.
 
         Raises:
-            MiniSandboxError: it cannot be had; see :func:`minisandbox.images.pull`.
+            MiniSandboxError: the pull failed; see :func:`minisandbox.images.pull`.
         """
         from minisandbox.images.oci.pull import pull, stored  # noqa: PLC0415 - loads an HTTP client
 
@@ -202,14 +202,14 @@ class Planner:
             InterpreterNotFound: no interpreter of this machine is what the recipe asks for.
             SourceError: a local source cannot be read.
             HostError: this machine cannot carry out a step.
-            MiniSandboxError: its base cannot be had.
+            MiniSandboxError: its base cannot be pulled or built.
         """
         check_name(name)
         plan = self.chain(name, recipe.recipe() if isinstance(recipe, r.PythonRecipe) else recipe).plan()
         return replace(plan, aside=tuple(self._wanted(plan)))
 
     def _wanted(self, plan: Plan) -> Iterator[PlannedStep]:
-        """Yield the steps aside, without those that are needed only for layers that are there."""
+        """Yield the side steps, without those that only existing layers need."""
         by_key = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
         ahead, needed = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
         while ahead:
@@ -248,11 +248,11 @@ class Planner:
         return chain
 
     def stage(self, recipe: r.Recipe) -> Chain:
-        """Return the chain of a stage that others copy from; it is planned once, as its files are hashed for that."""
+        """Return the chain of a stage that others copy from; it is planned once, because that hashes its files."""
         return self._once(id(recipe), lambda: (recipe, self.chain("", recipe)))[1]
 
     def ground(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> Ground:
-        """Return what a chain over a base starts from."""
+        """Return the start of a chain over a base."""
         if isinstance(base, r.HostBase):
             variables = (("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH))
             return Ground((base_key(self.base()),), self.platform(), variables)
@@ -289,7 +289,7 @@ class Planner:
 
 @dataclass(slots=True)
 class Chain:
-    """Steps folded over a base."""
+    """A chain of steps over a base."""
 
     planner: Planner
     name: str
@@ -326,16 +326,16 @@ class Chain:
 
     @property
     def variables(self) -> Variables:
-        """What the next step sees."""
+        """Return the variables of the next step."""
         return tuple(sorted(self.environment.items()))
 
     @property
     def workdir(self) -> PurePosixPath:
-        """Where its commands start."""
+        """Return the directory of its commands."""
         return self.recipe.workdir or self.ground.workdir
 
     def go_on(self, recipe: r.Recipe) -> None:
-        """Go on with a recipe that starts from what this one makes."""
+        """Continue with a recipe based on this one."""
         self.environment |= dict(self.recipe.environment)
         self.ground = replace(
             self.ground,
@@ -346,7 +346,7 @@ class Chain:
         self.recipe = recipe
 
     def plan(self) -> Plan:
-        """Return the plan of the image that it makes."""
+        """Return the plan of the image."""
         self.go_on(self.recipe)
         ground = replace(self.ground, environment=self.variables)
         steps, aside = tuple(self.steps), tuple(self.aside)
@@ -389,7 +389,7 @@ class Chain:
         self._add_kept()
 
     def origin(self, base: r.OciBase | r.StageBase) -> tuple[str, tuple[str, ...]]:
-        """Return what identifies what a Dockerfile copies from, and its layers; plans the steps that make them."""
+        """Plan the image or stage that a Dockerfile copies from; return its key and layers."""
         if isinstance(base, r.OciBase):
             ground = self.planner.ground(base)
             return ground.key, ground.layers
@@ -407,7 +407,7 @@ class Chain:
             self.checked_out = self._put_apart(self._source(source))
 
     def _cut(self, step: r.CutHistory) -> None:
-        """Add the steps that make one commit: of the files that were checked out, or of the base's own repository."""
+        """Add the steps that create one commit, from the source's files or from the base's repository."""
         if isinstance(self.source, r.ImageSource):
             self._put(making.image_task_step(step, self.source.commit, self.workdir))
             return
@@ -436,12 +436,12 @@ class Chain:
         return making.git_step(source, mirrors, self.recipe.step_timeout, self.workdir)
 
     def _put(self, step: BuildStep, *, user: str = "", workdir: PurePosixPath | None = None) -> None:
-        """Add a step over those so far."""
+        """Add a step on top."""
         self._append(self._planned(step, user, workdir))
         self._add_kept()
 
     def _put_apart(self, step: BuildStep, over: PlannedStep | None = None) -> PlannedStep:
-        """Add a step that sees nothing of the chain, or only one other step that does not: images share its layer."""
+        """Add a step independent of the chain, or of all of it but one such step, so that images share its layer."""
         below = () if over is None else (*over.below, over.key)
         key = step_key(over.key if over else None, step.definition)
         planned = replace(self._planned(step), key=key, below=below)
@@ -455,12 +455,12 @@ class Chain:
         self.key = planned.key
 
     def _add_kept(self) -> None:
-        """Add what was made by hand over the last step."""
+        """Add the layers made by hand over the last step."""
         while (layer := self.layers_by_hand.get(self.layers[-1])) is not None:
             self._append(replace(self._planned(kept_step(self.name, layer)), key=layer))
 
     def _planned(self, step: BuildStep, user: str = "", workdir: PurePosixPath | None = None) -> PlannedStep:
-        """A step over those so far, without adding it."""
+        """Plan a step on top without adding it."""
         return PlannedStep(
             step, step_key(self.key, step.definition), self.layers, self.variables,
             self.recipe.step_timeout, own_root=self.ground.own_root, user=user, workdir=workdir or self.workdir,
@@ -468,7 +468,7 @@ class Chain:
 
 
 def _captured() -> Mapping[str, str]:
-    """The variables of an environment with an interpreter, which everything above it sees."""
+    """Return the variables of an environment with an interpreter, for all steps above it."""
     return {
         "PATH": f"{making.ENVIRONMENT}/bin:{DEFAULT_PATH}",
         "CONDA_PREFIX": making.ENVIRONMENT,

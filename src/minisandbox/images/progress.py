@@ -1,4 +1,4 @@
-"""What a build tells while it runs."""
+"""Progress events of builds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class StepState(enum.Enum):
-    """Where a step is."""
+    """The state of a step."""
 
     STARTED = "started"
     WAITING = "waiting"
@@ -18,7 +18,7 @@ class StepState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BuildEvent:
-    """One piece of news of a build.
+    """A progress event of a build.
 
     Attributes:
         image: the image's name.

@@ -28,7 +28,7 @@ _SETTLING = 600.0
 
 @dataclass(slots=True)
 class Repair:
-    """A failed build, open for work.
+    """A failed build, open for repair by hand.
 
     Attributes:
         store: where its layers are.
@@ -45,7 +45,7 @@ class Repair:
     _served: Served = field(repr=False)
 
     def keep(self) -> LayerRecord:
-        """End the sandbox and make what was written in it a layer; the next build of the image has it.
+        """Stop the sandbox and make its writes a layer, which the next build of the image uses.
 
         Raises:
             CommandFailed: what every step does at its end failed.

@@ -74,7 +74,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one step does.
+    """The work of one step.
 
     Attributes:
         commands: run one after the other.
@@ -104,7 +104,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class BuildStep:
-    """A step that this machine can carry out.
+    """A step that this machine can execute.
 
     Attributes:
         name: what people and logs call it.
@@ -122,7 +122,7 @@ class BuildStep:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step at its place in a chain.
+    """A step at its position in a chain.
 
     Attributes:
         step: the step itself.
@@ -149,7 +149,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What all steps of one building have in common.
+    """The state that all steps of one build share.
 
     Attributes:
         store: where the layers go.
@@ -166,7 +166,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Where one step runs.
+    """The files, layers and session of one step's execution.
 
     Attributes:
         image: the name of the image that is built.
@@ -188,12 +188,12 @@ class StepContext:
 
     @property
     def step(self) -> str:
-        """The step's name."""
+        """Return the step's name."""
         return self.planned.step.name
 
     @property
     def timeout(self) -> float:
-        """Seconds for the whole step."""
+        """Return the seconds for the whole step."""
         return self.planned.timeout
 
 
@@ -225,7 +225,7 @@ def run_step(context: StepContext, work: Work) -> Made:
 
 @contextmanager
 def _reaching(context: StepContext, work: Work) -> Iterator[tuple[Access, Served | None]]:
-    """What the step reaches, for its time; its error also says what the package index complained of."""
+    """Provide the step's network access; add the package index's messages to its error."""
     if work.index is None:
         yield host_access(None, host_settings(), context.step) if work.host else Access(Network.off(), {}), None
         return
@@ -272,7 +272,7 @@ def _run_in_sandbox(context: StepContext, work: Work, access: Access) -> Made:
 def _sandbox(
     context: StepContext, work: Work, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path
 ) -> Sandbox:
-    """The sandbox of a step: the image's own; for our tools, one that sees the image's tree."""
+    """Create the sandbox of a step: the image's own, or for our tools one that has the image's tree mounted."""
     name = f"{context.image}: {context.step}"
     if work.tools:
         empty = context.staging / "empty"
@@ -299,7 +299,7 @@ def build_sandbox(
     keep_tmp: bool = False,
     tmpfs: tuple[Tmpfs, ...] = (),
 ) -> Sandbox:
-    """Make a sandbox that writes to the disk; of ``limits.disk`` only its /tmp and /dev/shm, in memory, take note.
+    """Create a sandbox that writes to disk; ``limits.disk`` applies only to its /tmp and /dev/shm.
 
     :meth:`.Sandbox.create` refuses the two together, because it could not keep what they promise.
 
@@ -368,7 +368,7 @@ def _run_commands(box: Sandbox, context: StepContext, work: Work) -> None:
 
 
 def logged(title: str, result: ExecResult) -> bytes:
-    """Return what the log of a step says of a command."""
+    """Return the log entry of a command."""
     dropped = result.dropped_stdout + result.dropped_stderr
     lost = f" ({dropped} bytes of output dropped)" if dropped else ""
     end = f"\n[{result.fate}, {result.duration:.1f} s{lost}]\n"
@@ -423,7 +423,7 @@ def _likely(result: ExecResult, tail: str, context: StepContext, work: Work | No
 
 
 def _lacked_space(context: StepContext, output: str) -> bool:
-    """Whether the store's disk is full: few programs say that a write was cut short (tar does not).
+    """Return whether the store's disk is full; few programs report a short write (tar does not).
 
     One that says so may have removed its files before it ended, as pip does.
     """

@@ -35,7 +35,7 @@ _ENDING = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What building may take of this machine.
+    """The resources of this machine that builds may use.
 
     Attributes:
         jobs: steps that run at once.
@@ -53,12 +53,12 @@ class Budget:
 
     @property
     def step_memory(self) -> int | None:
-        """Bytes that one step may hold."""
+        """Return the bytes of memory for one step."""
         return None if self.memory is None else min(STEP_MEMORY, self.memory)
 
     @property
     def workers(self) -> int:
-        """How many steps run at once."""
+        """Return how many steps run at once."""
         if self.memory is None:
             return self.jobs
         return max(1, min(self.jobs, self.memory // min(STEP_MEMORY, self.memory)))
@@ -69,7 +69,7 @@ class Built:
     """The result of building many images.
 
     Attributes:
-        images: those that are there now, by name, in the order in which they were asked for.
+        images: the finished images by name, in the requested order.
         failures: what kept the others from being built, by name.
         seconds: by name, the seconds that layers made on this occasion took, each counted for the image that was first.
     """
@@ -92,7 +92,7 @@ def build_all(
     mirrors: Path | None = None,
     cancellation: Cancellation | None = None,
 ) -> Built:
-    """Make the images of many recipes; what several have in common is made once.
+    """Build the images of many recipes; shared steps run once.
 
     One that fails costs the others nothing. An exception that interrupts the call, such as the KeyboardInterrupt of
     Ctrl-C, ends the running steps; finished layers are kept, nothing half-made is published, and the same call goes on.
@@ -101,9 +101,9 @@ def build_all(
         recipes: by the image's name, what returns its recipe.
         store: where the layers go.
         budget: what it may take of this machine; as many jobs as there are CPUs by default.
-        progress: told of each step as it starts and ends, by several threads.
+        progress: called for each step as it starts and ends, by several threads.
         on_remaining: called with the remaining pulls and steps, in words, by several threads; "" if nothing remains.
-        on_image: told of each image as soon as it is there; what was there comes first.
+        on_image: called for each image as soon as it is complete; cached images come first.
         note: called with the size of the container images to be pulled, and with the reason of waits for a registry.
         retry_failed: whether steps that failed before, in the same way as they would now, are tried again.
         mirrors: a directory of git repositories that are looked in before the network is.
@@ -134,11 +134,11 @@ def build_all(
 
 
 class _Known:
-    """The images that are there, and what keeps others from being made.
+    """The finished images, and the errors of the others.
 
     Args:
         store: where they are.
-        tell: told of each image, once.
+        on_image: called for each image, once.
     """
 
     def __init__(self, store: Store, on_image: Callable[[Image], None]) -> None:
@@ -147,30 +147,30 @@ class _Known:
         self._store, self._tell = store, on_image
 
     def evaluate(self, recipes: Mapping[str, Callable[[], Buildable]]) -> dict[str, Buildable]:
-        """Return the recipes that there are; one bad recipe must not cost the others."""
+        """Evaluate the recipes; an error becomes the failure of its image."""
         evaluated: dict[str, Buildable] = {}
         for name, recipe in recipes.items():
             try:
                 evaluated[name] = recipe()
             except MiniSandboxError as error:
-                self.failures[name] = copy(error).about(name)  # a shared source is asked once
+                self.failures[name] = copy(error).about(name)  # a shared source raises one error object
         return evaluated
 
     def plan(self, recipes: Mapping[str, Buildable], planner: Planner) -> dict[str, Plan]:
-        """Plan images; record those whose layers are all there."""
+        """Plan images; record those whose layers all exist."""
         plans: dict[str, Plan] = {}
         for name, recipe in recipes.items():
             try:
                 plans[name] = plan = planner.plan(name, recipe)
             except MiniSandboxError as error:
-                self.failures[name] = copy(error).about(name)  # a shared source is asked once
+                self.failures[name] = copy(error).about(name)  # a shared source raises one error object
             else:
                 if all(map(self._store.has_layer, {*plan.layers, *(step.key for step in plan.all_steps())})):
                     self.record(plan)
         return plans
 
     def record(self, plan: Plan) -> None:
-        """Record an image whose layers are all there, once."""
+        """Record an image whose layers all exist, once."""
         if plan.name in self.images or plan.name in self.failures:
             return
         try:
@@ -183,7 +183,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Node:
-    """One layer that has to be made, for the first of the plans that want it.
+    """A layer to build, for the first of the plans that need it.
 
     Attributes:
         plan: that plan.
@@ -201,7 +201,7 @@ class _Node:
 
 
 class _Work:
-    """The graph of layers to be made. A step is made in a thread of its own; all else happens in the calling one."""
+    """The graph of layers to build. Each step runs in its own thread; the calling thread schedules."""
 
     def __init__(
         self,
@@ -249,10 +249,10 @@ class _Work:
             self._needs.setdefault(plan.name, []).append(planned.key)
 
     def run(self, finished: Callable[[Plan], None]) -> None:
-        """Make everything that can be made.
+        """Build all layers that can be built.
 
         Args:
-            finished: told of each image whose layers are all there.
+            finished: called for each image whose layers all exist.
 
         Raises:
             BaseException: what a thread met that is no failure of a step, or what interrupted the wait.
@@ -279,7 +279,7 @@ class _Work:
             raise
 
     def _next(self) -> str | None:
-        """Return the layer to make next, one that many images need first; None while all wait for others."""
+        """Return the next layer to build, by how many images need it; None if all wait for others."""
         while self._ready:
             if (key := heapq.heappop(self._ready)[2]) in self._open:
                 self._open.discard(key)
@@ -287,7 +287,7 @@ class _Work:
         return None
 
     def _make(self, key: str) -> None:
-        """Make a layer, in a thread of its own."""
+        """Build a layer, in its own thread."""
         try:
             self._ended.put((key, self._made(self._nodes[key])))
         except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
@@ -299,7 +299,7 @@ class _Work:
         return self._maker.make(node.plan, node.planned)
 
     def _end(self, key: str, outcome: LayerRecord | BaseException) -> list[Plan]:
-        """Go on after a step; return the plans of images that wait for nothing more."""
+        """Handle the end of a step; return the plans of images that are now complete."""
         self._remaining.discard(key)
         if isinstance(outcome, MiniSandboxError):
             self._fail(key, outcome)
@@ -327,7 +327,7 @@ class _Work:
                 self._give_up(name)
 
     def _give_up(self, name: str) -> None:
-        """Leave out what a failed image alone still needs, its tests layer included."""
+        """Drop the layers that only a failed image still needs."""
         for key in self._needs[name]:
             self._wanted[key] -= 1
             if not self._wanted[key] and key in self._open:
@@ -340,7 +340,7 @@ class _Work:
 
 
 class Building:
-    """What :func:`build_all` does, in a thread of its own that keeps no process alive. Begins when it is made.
+    """Run :func:`build_all` in a daemon thread, which starts at construction.
 
     Arguments are those of :func:`build_all`, and the backend of the images' sandboxes.
 
@@ -377,7 +377,7 @@ class Building:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Call it off and wait until what runs has ended. Finished layers are kept. Calling it again does nothing."""
+        """Cancel the build and wait until running steps have ended. Finished layers are kept. Idempotent."""
         self._cancellation.cancel()
         self._thread.join(_ENDING)
 

@@ -43,7 +43,7 @@ _SETTINGS = ("sources.list", "sources.list.d", "trusted.gpg", "trusted.gpg.d", "
 
 
 def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
-    """The step that makes the environment: a copy of a prefix, or a virtual environment over the system's."""
+    """Return the step that creates the environment: a copy of a prefix, or a virtual environment."""
     is_copied = interpreter.own_prefix
     kind = "python_copy" if is_copied else "python_venv"
     text = step_script("python", kind, "python_check")
@@ -75,7 +75,7 @@ def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
 
 
 def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> BuildStep:
-    """The step that installs the pinned packages: with uv where it supports the interpreter, with its pip elsewhere."""
+    """Return the step that installs the pinned packages, with uv if it supports the interpreter, else with pip."""
     tool = "uv" if _modern(interpreter) else "pip"
     text = step_script("requirements", f"freeze_{tool}", f"requirements_{tool}")
     step = _without_cuda(step)
@@ -100,7 +100,7 @@ def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> 
 
 
 def run_step_of(step: r.Run, workdir: PurePosixPath) -> BuildStep:
-    """The step that runs a command in the image."""
+    """Return the step that runs a command in the image."""
     definition: dict[str, JSONValue] = {
         "kind": "run",
         "argv": list(step.argv),
@@ -121,7 +121,7 @@ def run_step_of(step: r.Run, workdir: PurePosixPath) -> BuildStep:
 
 
 def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: PurePosixPath) -> BuildStep:
-    """The step that puts a commit's files at the workdir.
+    """Return the step that writes a commit's files to the workdir.
 
     Args:
         source: which one.
@@ -165,7 +165,7 @@ def _left_submodules_empty(store: Store, key: str) -> bool:
 
 
 def sdist_step(source: r.SdistSource, store: Store, workdir: PurePosixPath) -> BuildStep:
-    """The step that puts a source archive's files at the workdir, from the store's downloads."""
+    """Return the step that unpacks a source archive into the workdir."""
 
     def archive(_: Path) -> Path:
         return fetch_sdist(source, store)
@@ -175,7 +175,7 @@ def sdist_step(source: r.SdistSource, store: Store, workdir: PurePosixPath) -> B
 
 
 def local_step(source: r.LocalSource, snapshot: Snapshot, workdir: PurePosixPath) -> BuildStep:
-    """The step that puts the files of a directory of this machine at the workdir."""
+    """Return the step that copies a directory of this machine to the workdir."""
 
     def archive(staging: Path) -> Path:
         with store_faults(f"pack {snapshot.root}"):
@@ -206,7 +206,7 @@ def _archive_step(
 
 
 def repository_step(workdir: PurePosixPath) -> BuildStep:
-    """The step that makes git objects of a source, once for all tasks over it."""
+    """Return the step that creates the git objects of a source, once for all its tasks."""
     text = tool_script("repository", workdir, "repository")
     definition: dict[str, JSONValue] = {"kind": "repository", "scripts": _digest(text)}
     work = Work((_bash("repository", text),), tools=True)
@@ -214,7 +214,7 @@ def repository_step(workdir: PurePosixPath) -> BuildStep:
 
 
 def install_step(step: r.Install, interpreter: Interpreter | None, described: str, workdir: PurePosixPath) -> BuildStep:
-    """The step that runs the recipe's own commands.
+    """Return the step that runs the recipe's own commands.
 
     Args:
         step: them.
@@ -246,7 +246,7 @@ def install_step(step: r.Install, interpreter: Interpreter | None, described: st
 
 
 def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[BuildStep]:
-    """Yield the steps that run a recipe's commands in an image of which nothing but its own shell is known."""
+    """Yield the steps that run a recipe's commands in an image that may have nothing but a shell."""
     network = {"network": step.network}
     definition: dict[str, JSONValue] = {
         "kind": "install", "commands": list(step.commands), "environment": dict(step.environment),
@@ -264,7 +264,7 @@ def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[Bui
 
 
 def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosixPath) -> BuildStep:
-    """The step that makes what an agent gets: patch applied, hidden files gone, one commit.
+    """Return the step that prepares the agent's repository: patch applied, hidden files removed, one commit.
 
     Args:
         step: which patch and files.
@@ -280,7 +280,7 @@ def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosix
 
 
 def image_source_step(source: r.ImageSource, workdir: PurePosixPath) -> BuildStep:
-    """The step that resets the repository of a container image to a commit, and removes what no agent may see.
+    """Return the step that resets a container image's repository to a commit and removes later history.
 
     Args:
         source: which commit, and what is removed.
@@ -296,7 +296,7 @@ def image_source_step(source: r.ImageSource, workdir: PurePosixPath) -> BuildSte
 
 
 def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> BuildStep:
-    """The step that makes what an agent gets of a container image's own repository, as :func:`task_step` does.
+    """Return the step that prepares a container image's own repository, as :func:`task_step` does.
 
     Args:
         step: which patch and files.
@@ -310,7 +310,7 @@ def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> 
 
 
 def tests_step(step: r.HiddenTests, workdir: PurePosixPath) -> BuildStep:
-    """The step that makes the tests layer."""
+    """Return the step that creates the tests layer."""
     definition: dict[str, JSONValue] = {"kind": "tests", "test_patch": step.test_patch}
     return _patched(definition, step.hidden, workdir, lambda: Work(()), "tests")
 
@@ -322,7 +322,7 @@ def _patched(
     work: Callable[[], Work],
     *parts: str,
 ) -> BuildStep:
-    """The step of a patch and hidden files.
+    """Return the step that applies a patch and removes hidden files.
 
     Args:
         definition: what decides its result besides its script and the hidden files; the patch is in it.
@@ -367,22 +367,22 @@ def _bash(title: str, text: str) -> Command:
 
 
 def _given(text: str) -> Command:
-    """A command as a recipe has it: errors end it, and its errors go where its output goes."""
+    """Return a recipe's command: it stops at errors, with stderr joined to stdout."""
     return _bash(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
 
 
 def _with_uv(work: Work, index: IndexView | None = None) -> Work:
-    """The same work with uv, and what it may reach of the package index."""
+    """Return the work with uv and access to the package index."""
     return replace(work, mounts=(*work.mounts, *mount_points([(find_uv(), "uv")])), index=index)
 
 
 def _reaching(work: Work, step: r.Install) -> Work:
-    """The same work with the network that a recipe's commands have."""
+    """Return the work with the network of a recipe's commands."""
     return replace(work, index=None if step.network == "off" else step.index, host=step.network == "host")
 
 
 def _pinned(index: IndexView) -> dict[str, JSONValue]:
-    """What decides which files of the package index a step sees."""
+    """Return the part of a definition that decides which files of the package index a step sees."""
     backend: dict[str, JSONValue] = {TORCH_BACKEND: index.torch_backend} if index.torch_backend else {}
     if index.locked is not None:
         return backend | {"locked": _digest("\n".join(f"{one.file} {one.sha256}" for one in sorted(index.locked)))}
@@ -390,7 +390,7 @@ def _pinned(index: IndexView) -> dict[str, JSONValue]:
 
 
 def _without_cuda(step: r.InstallRequirements) -> r.InstallRequirements:
-    """The same with requirements as the backend for PyTorch has them; where they bring none, without a backend."""
+    """Return the requirements for the PyTorch backend; without PyTorch among them, drop the backend."""
     if not step.index.torch_backend:
         return step
     if names_torch(step.requirements + step.overrides):
@@ -400,12 +400,12 @@ def _without_cuda(step: r.InstallRequirements) -> r.InstallRequirements:
 
 
 def _modern(interpreter: Interpreter) -> bool:
-    """Whether uv installs for it."""
+    """Return whether uv supports the interpreter."""
     return tuple(map(int, interpreter.minor.split("."))) >= UV_MINIMUM
 
 
 def _importable(interpreter: Interpreter) -> tuple[str, ...]:
-    """Which of the modules that depend on host libraries the original has: the copy must have them too."""
+    """Return the modules with host libraries that the interpreter can import, so that the copy must too."""
     code = (
         "import sys\nfor name in sys.argv[1:]:\n try:\n  __import__(name)\n  print(name)\n except Exception:\n  pass\n"
     )
@@ -426,7 +426,7 @@ def _digest(text: str) -> str:
 
 
 def system_step(step: InstallSystem) -> BuildStep:
-    """The step that installs packages of the host's distribution with apt-get.
+    """Return the step that installs packages of the host's distribution with apt-get.
 
     Raises:
         HostError: this machine has no apt, or this user's sandboxes cannot write below ``/usr``.
@@ -472,7 +472,7 @@ def _check_host(packages: tuple[str, ...]) -> None:
 
 
 def _system_entries(name: str) -> bytes:
-    """The host's system users or groups: packages that are there already gave files to them; no person's account."""
+    """Return the host's system users or groups, which installed packages need, without personal accounts."""
     lines = []
     for line in Path("/etc", name).read_text("utf-8", "replace").splitlines():
         fields = line.split(":")

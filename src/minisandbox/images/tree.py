@@ -16,24 +16,24 @@ _MOST_LINKS = 40  # path_resolution(7)
 
 
 class LinkError(Exception):
-    """A path cannot be resolved: it leads out of the context, or in circles."""
+    """A path leads out of its tree, or in a circle."""
 
 
 class Tree(Protocol):
-    """A tree of files that are not ours."""
+    """A tree of untrusted files."""
 
     @property
     def closed(self) -> bool:
-        """Whether a link that leads upwards out of it is an error; in an image, its root is its own parent."""
+        """Return whether a link above the root is an error; in an image, ``..`` of the root is the root."""
 
     def status(self, path: Parts) -> os.stat_result | None:
-        """Return the status of a path, whose directories are no links; None where nothing is."""
+        """Return the status of a path without links in its parent directories; None if it is missing."""
 
     def names(self, path: Parts) -> list[str]:
         """Return the names in a directory, sorted."""
 
     def link(self, path: Parts) -> str:
-        """Return where a link leads."""
+        """Return the target of a link."""
 
     def open(self, path: Parts) -> io.BufferedReader:
         """Open a file."""
@@ -44,7 +44,7 @@ class Tree(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ImageTree:
-    """Layers that nobody changes meanwhile. Paths are absolute paths of the image; what is closed to us is not there.
+    """Immutable layers. Paths are absolute paths of the image; unreadable files count as missing.
 
     Attributes:
         files: they, as :class:`.Below` reads them.
@@ -53,26 +53,26 @@ class ImageTree:
     files: Below
 
     def resolve(self, path: str) -> Parts | None:
-        """Return the parts of a path without links; None where there is nothing, or nothing that can be reached."""
+        """Return the parts of a path with links resolved; None if it is missing or unreadable."""
         with suppress(OSError, LinkError):
             return resolve(self.files, tuple(part for part in path.split("/") if part not in ("", ".")), strict=True)
         return None
 
     def has(self, path: str) -> bool:
-        """Whether there is anything at a path; a link that leads nowhere is."""
+        """Return whether a path exists; a dangling link does."""
         folder, _, name = path.rstrip("/").rpartition("/")
         parent = self.resolve(folder)
         return parent is not None and self._status((*parent, name)) is not None
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a directory, sorted; none where there is no directory."""
+        """Return the sorted names in a directory; empty if there is no directory."""
         parts = self.resolve(path)
         with suppress(OSError):
             return [] if parts is None else self.files.names(parts)
         return []
 
     def read(self, path: str, limit: int = 16 << 20) -> bytes:
-        """Return the beginning of a regular file; nothing for anything else.
+        """Return the beginning of a regular file; empty for anything else.
 
         Args:
             path: the file.
@@ -95,8 +95,8 @@ def resolve(tree: Tree, path: Parts, *, strict: bool = False) -> Parts:
     """Return the path without links.
 
     Args:
-        tree: where.
-        path: it.
+        tree: the tree.
+        path: the path.
         strict: whether everything on the way must exist; what does not stays otherwise.
 
     Raises:

@@ -42,7 +42,7 @@ _WHO = {"u": (stat.S_IRWXU, 6), "g": (stat.S_IRWXG, 3), "o": (stat.S_IRWXO, 0)}
 def copy_layer(
     copy: CopyFiles, sources: tuple[Source, ...], tree: Tree, directory: Path, below: Below, *, keep_owners: bool
 ) -> Unpacked:
-    """Make the layer of a COPY.
+    """Write the layer of a COPY.
 
     Args:
         copy: the instruction.
@@ -70,7 +70,7 @@ def copy_layer(
 
 
 class _Made:
-    """The image as it is with what was copied so far: where that is, the image's own links no longer count."""
+    """The image with the files copied so far, which replace the image's own links."""
 
     def __init__(self, image: Tree) -> None:
         self.closed = False
@@ -117,7 +117,7 @@ class _Members:
             yield from self._members(source, root, alone=alone)
 
     def _is_folder(self, root: Parts) -> bool:
-        """Whether the destination is a directory."""
+        """Return whether the destination is a directory."""
         copy = self._copy
         info = self._image.status(root)
         exists = info is not None and stat.S_ISDIR(info.st_mode)
@@ -132,7 +132,7 @@ class _Members:
         )
 
     def _folders(self, path: Parts) -> Iterator[Member]:
-        """Yield the directories on the way that are not there yet."""
+        """Yield the missing parent directories."""
         for depth in range(1, len(path) + 1):
             part = path[:depth]
             if part in self._known:
@@ -158,7 +158,7 @@ class _Members:
             yield self._placed(member, root, "/".join(item.target), alone)
 
     def _placed(self, member: Member, root: Parts, target: str, alone: bool) -> Member:
-        """A member at its place, with the owner and the mode that the instruction gives it."""
+        """Return a member at its destination, with the owner and mode of the instruction."""
         path = root if alone else (*root, *target.split("/"))
         info = self._image.status(path) if path not in self._known else None
         if info is not None and stat.S_ISDIR(info.st_mode) != (member.kind == DIRECTORY):
@@ -178,7 +178,7 @@ class _Members:
         return member if self._owner is None else replace(member, uid=self._owner[0], gid=self._owner[1])
 
     def _read(self, item: Item) -> Iterator[bytes]:
-        """Yield a file's content; it must be as long as it was when it was listed."""
+        """Yield a file's content; refuse a file whose size changed since it was listed."""
         remaining = item.member.size
         with self._tree.open(item.source) as file:
             while remaining and (part := file.read(min(remaining, _CHUNK))):
@@ -190,7 +190,7 @@ class _Members:
     # --- archives ---
 
     def _archive(self, item: Item) -> bool:
-        """Whether a file is an archive: it may be compressed, and begins with a header."""
+        """Return whether a file is an archive, compressed or not: whether it begins with a tar header."""
         try:
             with self._opened(item) as stream:
                 tarfile.TarInfo.frombuf(stream.exactly(512), "utf-8", "surrogateescape")
@@ -223,7 +223,7 @@ class _Members:
             # engines do not read what follows the archive's end: it may be padding or anything else
 
     def _inside(self, extracted: _Made, reader: TarReader, member: Member, root: Parts) -> Parts:
-        """Where a member of an archive comes to lie: its directories may be links of the image."""
+        """Return the destination of a member of an archive; its parent directories may be links of the image."""
         parts = _parts(reader, member, member.name)
         if not parts:
             return root
@@ -297,7 +297,7 @@ def _rows(image: Tree, file: str) -> Iterator[list[str]]:
 
 
 def changed_mode(text: str, mode: int, *, is_folder: bool) -> int:
-    """Return the permission bits that ``--chmod`` gives a file: octal, or as chmod(1) has them (``u=rwX,go=rX``).
+    """Return a file's permission bits after ``--chmod``: octal, or symbolic as in chmod(1) (``u=rwX,go=rX``).
 
     Raises:
         ValueError: the text is neither.

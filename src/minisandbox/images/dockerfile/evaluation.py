@@ -58,7 +58,7 @@ Bases = Callable[[OciBase], Config]
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What is built of a Dockerfile, and how.
+    """Options of a build from a Dockerfile.
 
     Attributes:
         target: the stage; None for the last one.
@@ -94,7 +94,7 @@ def evaluate(parsed: Dockerfile, options: BuildOptions, bases: Bases, context: C
     """Evaluate a Dockerfile.
 
     Args:
-        parsed: it.
+        parsed: the parsed Dockerfile.
         options: what is to be built of it.
         bases: gives the configuration of base images.
         context: what COPY and ADD take files from.
@@ -128,7 +128,7 @@ def _split(parsed: Dockerfile) -> tuple[tuple[Instruction, ...], tuple[_Block, .
 
 
 def _until(blocks: tuple[_Block, ...], target: str | None) -> tuple[_Block, ...]:
-    """The stages up to the target."""
+    """Return the stages up to the target."""
     if target is None:
         return blocks
     for block in reversed(blocks):
@@ -139,7 +139,7 @@ def _until(blocks: tuple[_Block, ...], target: str | None) -> tuple[_Block, ...]
 
 
 class _Evaluation:
-    """One evaluation: the arguments before the first FROM, and the stages that are needed."""
+    """One evaluation: the arguments before the first FROM, and the needed stages."""
 
     def __init__(
         self, escape: str, options: BuildOptions, bases: Bases, blocks: tuple[_Block, ...], context: Context
@@ -165,13 +165,13 @@ class _Evaluation:
                     self.globals[name] = self.word(value, self.globals, instruction)
 
     def stage(self, number: int) -> StageBase:
-        """Return a stage, evaluated once."""
+        """Return a stage; evaluate it once."""
         if number not in self._stages:
             self._stages[number] = self._evaluate(self._blocks[number])
         return self._stages[number]
 
     def origin(self, text: str, instruction: Instruction, before: int) -> OciBase | StageBase:
-        """Return the stage or the image that a ``--from`` means."""
+        """Return the stage or image that ``--from`` names."""
         if text.isdigit():
             if int(text) >= before:
                 instruction.refuse(f"--from={text}: there is no such stage before this one")
@@ -184,15 +184,15 @@ class _Evaluation:
         return OciBase(text, self.explicit)
 
     def word(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
-        """Expand variables in one word, and drop its quotes."""
+        """Expand variables in one word, and remove its quotes."""
         return self._lexed(lambda lexer: lexer.process_word(text), variables, instruction)
 
     def words(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> list[str]:
-        """Expand variables, whose values may be several words."""
+        """Expand variables; a value may be several words."""
         return self._lexed(lambda lexer: lexer.process_words(text), variables, instruction)
 
     def document(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
-        """Expand variables in a document; quotes stay."""
+        """Expand variables in a document; keep its quotes."""
         try:
             return ShellLex(self.escape, skip_process_quotes=True, env=variables, skip_unset_env=False).process_word(
                 text
@@ -239,7 +239,7 @@ class _Evaluation:
 
 
 class _State:
-    """What a stage has come to so far."""
+    """The state of a stage after the instructions applied so far."""
 
     def __init__(self, run: _Evaluation, block: _Block, config: Config) -> None:
         self.steps: list[RunCommand | CopyFiles] = []
@@ -268,7 +268,7 @@ class _State:
 
     @property
     def _seen(self) -> dict[str, str]:
-        """What instructions see: a variable of ENV wins over an argument of its name."""
+        """Return the variables of instructions; ENV overrides an argument of the same name."""
         return {**self._arguments, **self._variables}
 
     @property
@@ -403,7 +403,7 @@ class _State:
         ))  # fmt: skip
 
     def _resolved(self, instruction: Instruction) -> tuple[tuple[str, ...], Document | None]:
-        """The command of a RUN, with its documents; the shell expands them, not the build."""
+        """Return the command of a RUN and its document; the shell expands both, not the build."""
         if instruction.is_json or not instruction.heredocs:
             return tuple(self._line(instruction)), None
         alone = parse_heredoc(instruction.args[0]) is not None
@@ -495,7 +495,7 @@ _INSTRUCTIONS: Mapping[str, Callable[[_State, Instruction], None]] = {
 
 
 def _platform_arguments(target: Platform) -> dict[str, str]:
-    """The arguments that exist without an ARG in front of the first FROM (reference, "Automatic platform ARGs")."""
+    """Return the predefined arguments (reference, "Automatic platform ARGs")."""
     arguments: dict[str, str] = {}
     for prefix, platform in (("TARGET", target), ("BUILD", own_platform())):
         arguments |= {
@@ -506,7 +506,7 @@ def _platform_arguments(target: Platform) -> dict[str, str]:
 
 
 def _ports(text: str, instruction: Instruction) -> list[str]:
-    """``8000-8002/udp`` as single ports with their protocol."""
+    """Return single ports with their protocol, such as those of ``8000-8002/udp``."""
     numbers, _, protocol = text.partition("/")
     first, _, last = numbers.partition("-")
     if not first.isdigit() or not (last or first).isdigit() or protocol.lower() not in ("", "tcp", "udp", "sctp"):
@@ -518,7 +518,7 @@ def _ports(text: str, instruction: Instruction) -> list[str]:
 
 
 def _nanoseconds(text: str, flag: str, instruction: Instruction) -> int:
-    """Go's durations, such as ``1m30s`` (time.ParseDuration)."""
+    """Return the nanoseconds of a Go duration such as ``1m30s`` (time.ParseDuration)."""
     parts = _DURATION.findall(text)
     if "".join(number + unit for number, unit in parts) != text or not parts:
         instruction.refuse(f"--{flag}={text}: write it like 30s or 1m30s")

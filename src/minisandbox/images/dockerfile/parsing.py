@@ -42,7 +42,7 @@ _FRONTEND = re.compile(r"(?:docker\.io/)?docker/dockerfile(?:-upstream)?(?:[:@].
 
 @dataclass(frozen=True, slots=True)
 class Heredoc:
-    """A document in the Dockerfile.
+    """A here-document in the Dockerfile.
 
     Attributes:
         name: its terminator, and the name of the file that a COPY makes of it.
@@ -58,13 +58,13 @@ class Heredoc:
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """Return its text."""
         return chomp_heredoc_content(self.raw) if self.chomp else self.raw
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction.
+    """An instruction of a Dockerfile.
 
     Attributes:
         name: in capitals, such as ``RUN``.
@@ -85,7 +85,7 @@ class Instruction:
     text: str
 
     def flag(self, name: str, default: str = "") -> str:
-        """Return the value of a flag that occurs once at most."""
+        """Return the value of a flag that may occur once."""
         return dict(self.flags).get(name, default)
 
     def all_of(self, name: str) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class Instruction:
         return tuple(value for key, value in self.flags if key == name)
 
     def is_set(self, name: str) -> bool:
-        """Whether a flag that is on or off is on.
+        """Return whether a boolean flag is set.
 
         Raises:
             DockerfileError: it has another value.
@@ -105,11 +105,11 @@ class Instruction:
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """The names and values of ENV or LABEL."""
+        """Return the names and values of ENV or LABEL."""
         return tuple(zip(self.args[::2], self.args[1::2], strict=True))
 
     def refuse(self, reason: str, hint: str | None = None) -> NoReturn:
-        """Refuse it.
+        """Refuse this instruction.
 
         Raises:
             DockerfileError: always.
@@ -157,7 +157,7 @@ def parse_dockerfile(text: str) -> Dockerfile:
 
 
 def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
-    """Parse what an ONBUILD holds.
+    """Parse the instruction of an ONBUILD.
 
     Args:
         text: the instruction.
@@ -178,7 +178,7 @@ def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
 
 
 def _check_frontend(text: str) -> None:
-    """Only Docker's own frontends mean what is built here (``# syntax=docker/dockerfile:1``)."""
+    """Refuse frontends other than Docker's own (``# syntax=docker/dockerfile:1``)."""
     first = text.lstrip("\ufeff").split("\n", 1)[0]
     match = _SYNTAX.match(first)
     if match is not None and _FRONTEND.fullmatch(match[1]) is None:

@@ -24,7 +24,7 @@ from minisandbox.types import JSONValue
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What a COPY or a bind takes files from.
+    """The origin of the files of a COPY or a bind.
 
     Attributes:
         key: what decides them.
@@ -59,7 +59,7 @@ def plan_step(step: RunCommand | CopyFiles, chain: Chain) -> tuple[BuildStep, tu
     """Plan a step of a Dockerfile.
 
     Args:
-        step: it.
+        step: the step.
         chain: the steps below it; knows the other stages.
 
     Returns:
@@ -115,7 +115,7 @@ def _plan_run(run: RunCommand, chain: Chain) -> tuple[BuildStep, tuple[str, ...]
 
 
 def _bind(run: RunCommand, mount: ResolvedMount) -> CopyFiles:
-    """A bind as the COPY that shows it."""
+    """Return the COPY that corresponds to a bind."""
     return CopyFiles(run.line, run.text, mount.origin, (mount.wanted.source or ".",), (), "/m")
 
 

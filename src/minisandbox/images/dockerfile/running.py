@@ -44,7 +44,7 @@ _APT_PLACE = PurePosixPath("/run/minisandbox-apt.conf")
 
 
 def run_layer(run: RunCommand, context: StepContext, show: Callable[[ResolvedMount, Path], None]) -> Made:
-    """Run a RUN.
+    """Execute a RUN.
 
     Args:
         run: the instruction.
@@ -56,7 +56,7 @@ def run_layer(run: RunCommand, context: StepContext, show: Callable[[ResolvedMou
 
     Raises:
         BuildError: it failed or took too long; its log is kept.
-        DockerfileError: a mount or a user cannot be had.
+        DockerfileError: a mount or a user is invalid.
         DiskFull: the store's disk is full.
         SandboxCreationError: there could be no sandbox.
     """
@@ -84,7 +84,7 @@ def _below(context: StepContext) -> Below:
 def _placed(
     run: RunCommand, context: StepContext, show: Callable[[ResolvedMount, Path], None], placement: Placement
 ) -> Iterator[None]:
-    """Have what a RUN mounts there while the body runs."""
+    """Place the mounts of a RUN while the body runs."""
     with ExitStack() as stack:
         stack.callback(placement.clean)
         for number, mount in enumerate(run.mounts):
@@ -127,7 +127,7 @@ def _place(
 
 
 def _tmpfs(run: RunCommand, placement: Placement) -> Iterator[Tmpfs]:
-    """The file systems in memory, outer ones first; what is placed below one is shown in it."""
+    """Yield the tmpfs mounts, outer ones first, each with the mounts placed below it."""
     paths = [(placement.target(mount.wanted.target), mount.wanted) for mount in run.mounts if mount.wanted.target]
     for path, options in sorted(paths, key=lambda row: row[0]):
         if options.kind == "tmpfs":
@@ -137,7 +137,7 @@ def _tmpfs(run: RunCommand, placement: Placement) -> Iterator[Tmpfs]:
 
 
 def _secrets(run: RunCommand, context: StepContext) -> Iterator[HostMount]:
-    """The files of secrets: mounts, so that they can lie in /run, which each sandbox has of its own."""
+    """Yield the files of secrets as mounts, because /run belongs to each sandbox."""
     for number, mount in enumerate(run.mounts):
         options = mount.wanted
         if options.kind != "secret":
@@ -204,7 +204,7 @@ def _execute(run: RunCommand, context: StepContext, upper: Path, placement: Plac
 
 
 def _user(run: RunCommand, context: StepContext) -> str | None:
-    """Return as whom the command runs, None for root; with one id that is everybody that the image has."""
+    """Return the user of the command, or None for root; a store with one id has only root."""
     try:
         ids = find_owner(run.user, _below(context))
     except ValueError as error:
@@ -213,7 +213,7 @@ def _user(run: RunCommand, context: StepContext) -> str | None:
 
 
 def _home(run: RunCommand, context: StepContext) -> str:
-    """The home directory of a RUN's user, with one id too, where it runs as root."""
+    """Return the home directory of a RUN's user, also if the command runs as root instead."""
     return find_home(run.user.partition(":")[0], _below(context))
 
 
@@ -227,7 +227,7 @@ def _script(run: RunCommand, context: StepContext) -> Iterator[HostMount]:
 
 @dataclass(slots=True)
 class Placement:
-    """The upper of one RUN.
+    """The places of mounts in the upper of one RUN.
 
     Attributes:
         tree: its directory, empty when the placing begins.
@@ -239,7 +239,7 @@ class Placement:
     _placed: list[Parts] = field(default_factory=list)
 
     def target(self, path: str) -> Parts:
-        """Return where a target lies, without links.
+        """Return the path of a target without links.
 
         Raises:
             LinkError: it lies behind too many links.
@@ -247,7 +247,7 @@ class Placement:
         return resolve(self.image, split(path))
 
     def put(self, path: Parts, source: Path) -> None:
-        """Move a file or directory to a target; what the image has there is hidden meanwhile."""
+        """Move a file or directory to a target; it hides the image's own until :meth:`clean`."""
         parent = self._folder(path[:-1])
         if source.is_dir():
             os.setxattr(source, OPAQUE, b"y")
@@ -255,11 +255,11 @@ class Placement:
         self._placed.append(path)
 
     def expect(self, path: Parts) -> None:
-        """Note a target that something else is mounted at, which leaves a mount point where the image has nothing."""
+        """Record a target of another mount, whose mount point has to be removed if the image has none."""
         self._placed.append(path)
 
     def take(self, path: Parts) -> Path | None:
-        """Return where a target lies when the command ended; None if it was removed, or is behind a link now."""
+        """Return the path of a target after the command; None if it was removed, or lies behind a link now."""
         target = self.tree
         for part in path:
             target = target / part
@@ -270,7 +270,7 @@ class Placement:
         return target
 
     def clean(self) -> None:
-        """Remove the targets, and the directories that only they needed."""
+        """Remove the targets, and parent directories that only they needed."""
         for path in self._placed:
             self._remove(path)
             for depth in range(len(path) - 1, 0, -1):
@@ -292,7 +292,7 @@ class Placement:
                 target.unlink()
 
     def _folder(self, path: Parts) -> Path:
-        """Make the directories on the way as the image has them."""
+        """Create the parent directories with the image's modes and owners."""
         directory = self.tree
         for depth, part in enumerate(path, 1):
             directory = directory / part
@@ -309,7 +309,7 @@ class Placement:
 
 @contextmanager
 def cache(store: Path, identity: str, owners: str, staging: Path, mode: int, owner: tuple[int, int]) -> Iterator[Path]:
-    """A cache for the time of a RUN: the one that an earlier RUN left, or an empty one.
+    """Lend a cache to a RUN: that of an earlier RUN, or an empty one.
 
     Args:
         store: the directory of the caches.

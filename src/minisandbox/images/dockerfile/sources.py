@@ -23,7 +23,7 @@ _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file, directory or link that is copied.
+    """A file, directory or link to copy.
 
     Attributes:
         source: its path in the tree that it is copied from.
@@ -40,7 +40,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one source came to.
+    """The files of one source.
 
     Attributes:
         items: what is copied of it.
@@ -52,7 +52,7 @@ class Source:
 
 
 def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
-    """List what is copied.
+    """List the files to copy.
 
     Args:
         copy: the instruction.
@@ -155,13 +155,13 @@ class _Lister:
         self.items.append(Item(source, target, member, same_as))
 
     def _owner(self, status: os.stat_result) -> tuple[int, int]:
-        """What a user has on this machine is root's in the image; what lies in an image keeps its owner."""
+        """Return an item's owner: root for files of a context; files of an image keep theirs."""
         if isinstance(self._copy.origin, Context):
             return 0, 0
         return status.st_uid, status.st_gid
 
     def _earlier(self, target: Parts, status: os.stat_result) -> Parts | None:
-        """Return an earlier name of the same file, or None; in an image, too, only hard links share an inode."""
+        """Return an earlier name of the same inode (a hard link), or None."""
         if status.st_nlink == 1:
             return None
         inode = status.st_dev, status.st_ino
@@ -170,7 +170,7 @@ class _Lister:
 
 
 def content_digest(sources: tuple[Source, ...], tree: Tree) -> str:
-    """Return a hash of what is copied: names, modes, links and contents; times and owners of a context do not count."""
+    """Return a hash of the copied names, modes, links and contents, without times and a context's owners."""
     hashed = hashlib.sha256()
     for source in sources:
         hashed.update(b"D" if source.is_folder else b"F")
@@ -187,7 +187,7 @@ def content_digest(sources: tuple[Source, ...], tree: Tree) -> str:
 
 
 def definition(copy: CopyFiles, origin: str) -> dict[str, JSONValue]:
-    """Return what decides the layer of a COPY over its parent.
+    """Return the definition of a COPY's layer, from which its key is derived.
 
     Args:
         copy: the instruction.

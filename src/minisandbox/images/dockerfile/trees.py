@@ -34,7 +34,7 @@ class ContextTree:
     closed: bool = True
 
     def status(self, path: Parts) -> os.stat_result | None:
-        """Return the status of a path; None where nothing is, or where it is left out."""
+        """Return the status of a path; None if it is missing or excluded."""
         try:
             info = os.lstat(self._place(path))
         except (FileNotFoundError, NotADirectoryError):
@@ -42,18 +42,18 @@ class ContextTree:
         return info if not path or self._shows(path, info) else None
 
     def names(self, path: Parts) -> list[str]:
-        """Return the names in a directory, sorted, without those that are left out."""
+        """Return the sorted names in a directory, without excluded ones."""
         names = sorted(os.listdir(self._place(path)))
         if self.ignored is None:
             return names
         return [name for name in names if self._shows((*path, name), os.lstat(self._place((*path, name))))]
 
     def link(self, path: Parts) -> str:
-        """Return where a link leads."""
+        """Return the target of a link."""
         return os.readlink(self._place(path))
 
     def open(self, path: Parts) -> io.BufferedReader:
-        """Open a file; a directory on the way that became a link meanwhile is refused."""
+        """Open a file; refuse a parent directory that has become a link."""
         root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return os.fdopen(syscalls.openat2(root, "/".join(path), os.O_RDONLY, syscalls.RESOLVE_INSIDE), "rb")
@@ -99,7 +99,7 @@ def open_context(root: Path, dockerfile: Path) -> ContextTree:
 
 
 def split(path: str) -> Parts:
-    """Split a path; nothing leads above its root.
+    """Split a path; ``..`` stays below the root.
 
     Raises:
         LinkError: it does.
@@ -116,10 +116,10 @@ def split(path: str) -> Parts:
 
 
 def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
-    """Return the paths that a source with wildcards means, as they are called and as they are without links.
+    """Return the paths that match a source with wildcards, each as named and without links.
 
     Args:
-        tree: where.
+        tree: the tree.
         pattern: the source; each part of the path may have wildcards, as in ``.dockerignore``.
 
     Raises:
@@ -145,7 +145,7 @@ def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
 
 
 def find_link(tree: Tree, path: str) -> tuple[str, str] | None:
-    """Return the first link on the way of a path that leads nowhere, with its target; None if there is no link."""
+    """Return the first symlink in a path that does not exist, with its target; None if it has none."""
     real: Parts = ()
     parts = split(path)
     for depth, part in enumerate(parts, 1):
@@ -161,5 +161,5 @@ def find_link(tree: Tree, path: str) -> tuple[str, str] | None:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether a text has wildcards."""
+    """Return whether a string has wildcards."""
     return any(sign in text for sign in "*?[\\")

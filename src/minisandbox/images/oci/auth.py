@@ -24,7 +24,7 @@ _TOKEN_USER = "<token>"  # noqa: S105 - docker-credential-helpers: then the secr
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who asks a registry.
+    """Credentials for a registry.
 
     Attributes:
         user: a name; "" with an identity token.
@@ -35,12 +35,12 @@ class Credentials:
     secret: str = field(repr=False)
 
     def basic(self) -> str:
-        """Return the header for HTTP's basic authentication."""
+        """Return the value of the header for HTTP basic authentication."""
         return "Basic " + base64.b64encode(f"{self.user}:{self.secret}".encode()).decode()
 
 
 def auth_files() -> list[Path]:
-    """Return the files in which credentials are looked for, in this order, as podman has it."""
+    """Return the files that may hold credentials, in podman's order."""
     home = Path.home()
     runtime, config = os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("XDG_CONFIG_HOME")
     docker = os.environ.get("DOCKER_CONFIG")
@@ -54,7 +54,7 @@ def auth_files() -> list[Path]:
 
 
 def find_credentials(host: str, repository: str, files: Sequence[Path] | None = None) -> Credentials | None:
-    """Return what to log in with, or None for an anonymous request.
+    """Return the credentials for a repository, or None for anonymous requests.
 
     Args:
         host: the registry.

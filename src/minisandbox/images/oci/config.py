@@ -23,7 +23,7 @@ _LONGEST_SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """How a container image wants to be run.
+    """The configuration by which a container image runs.
 
     Attributes:
         fields: the well-formed fields of ``config``, in the form that engines write.
@@ -35,7 +35,7 @@ class RunConfig:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables; of several with one name the last counts, as in containers."""
+        """Return the variables; the last of several with one name counts, as in containers."""
         return dict(row.split("=", 1) for row in cast("Sequence[str]", self.fields.get("Env", ())))
 
     @property
@@ -70,7 +70,7 @@ def volumes(fields: Mapping[str, JSONValue]) -> tuple[PurePosixPath, ...]:
 
 
 def _read_field(name: str, field: JSONValue, notes: list[str]) -> JSONValue:
-    """Return a field in the form that engines write, or None to leave it out."""
+    """Return a field in the form that engines write, or None if it is malformed."""
     kind = _KINDS.get(name)
     if kind is None or field is None:  # engines keep no unknown field, and nothing here reads one
         return field

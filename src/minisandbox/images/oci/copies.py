@@ -48,7 +48,7 @@ class LayerCopy:
 
 @dataclass(frozen=True, slots=True)
 class ImageCopy:
-    """Everything about an image but the content of its layers.
+    """The records of an image and of its layers, without their files.
 
     Attributes:
         image: its record.
@@ -59,7 +59,7 @@ class ImageCopy:
     layers: tuple[LayerCopy, ...]
 
     def to_json(self) -> bytes:
-        """Return it as JSON text."""
+        """Return the records as JSON."""
         rows = [{**json.loads(layer.record.to_json()), "list": layer.files} for layer in self.layers]
         return json.dumps({"image": json.loads(self.image.to_json()), "layers": rows}, sort_keys=True).encode()
 
@@ -113,14 +113,14 @@ def take_copy(
     replace: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> list[LayerRecord]:
-    """Take an image over; layers that are there are not fetched.
+    """Import a copy; layers that the store has are not fetched.
 
     Args:
-        store: where it goes.
+        store: the store that receives it.
         copy: the image.
         open_layer: opens the blob of a layer.
         replace: whether it may take the place of another image of its name.
-        report: told of each layer.
+        report: called for each layer.
 
     Returns:
         The layers that were not there before.
@@ -167,5 +167,5 @@ def _refuse_other(store: Store, image: ImageRecord, replace: bool) -> None:
 
 
 def renamed(copy: ImageCopy, name: str | None) -> ImageCopy:
-    """Return a copy under another name; None leaves it its own."""
+    """Return a copy under another name, or unchanged if the name is None."""
     return copy if name is None else dataclasses.replace(copy, image=dataclasses.replace(copy.image, name=name))

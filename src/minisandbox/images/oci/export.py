@@ -1,4 +1,4 @@
-"""Write images of the store as OCI images: into a layout, an archive, or what :mod:`.push` makes of them.
+"""Write images of the store as OCI images: into a layout, into an archive, or to a registry (:mod:`.push`).
 
 By default an image is written for every engine: without hidden tests, and only if its root is its own tree. A private
 copy (:mod:`.copies`) is for other stores of MiniSandbox.
@@ -41,7 +41,7 @@ Document = dict[str, JSONValue]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written.
+    """An exported image.
 
     Attributes:
         images: names of images.
@@ -55,13 +55,13 @@ class Exported:
 
 
 class Target(Protocol):
-    """Where an image is written to."""
+    """The target of an export: a layout, or a registry."""
 
     def layer(self, key: str) -> LayerBlob:
-        """Take the blob of a layer, which the caller holds."""
+        """Write the blob of a layer that the caller holds."""
 
     def document(self, digest: str, text: bytes) -> None:
-        """Take a configuration, once the layers are there."""
+        """Write a configuration after the layers."""
 
 
 def export_images(
@@ -81,7 +81,7 @@ def export_images(
         path: a new directory; or a file if it ends in ``.tar``, which replaces an earlier one; ``-``: standard output.
         compression: of the layers: ``gzip`` or ``zstd``.
         private: write copies for other stores of MiniSandbox: with hidden tests, and over the host's ``/usr``.
-        progress: told of each layer.
+        progress: called for each layer.
 
     Raises:
         NotFound: there is no such image, or a layer of it is gone.
@@ -156,7 +156,7 @@ def described(kind: str, text: bytes) -> Document:
 
 
 def repository_of(name: str) -> str:
-    """Return an image's name as that of a repository: in lower case, with separators that those have.
+    """Return a valid repository name for an image: in lower case, with valid separators.
 
     ``django__django-11099`` stays, ``Pandas@1`` is ``pandas-1``.
     """
@@ -188,7 +188,7 @@ def _config(image: ImageRecord, blobs: Sequence[LayerBlob]) -> bytes:
 
 
 def _annotations(image: ImageRecord) -> Document:
-    """What is known of where an image comes from (image-spec, annotations.md)."""
+    """Return the annotations that name an image's origin (image-spec, annotations.md)."""
     annotations = {
         "revision": image.base_commit,
         "base.name": image.notes.get("base", image.notes.get("reference", "")),
@@ -214,7 +214,7 @@ class _Layout:
     _documents: set[str] = field(default_factory=set)
 
     def layer(self, key: str) -> LayerBlob:
-        """Write the blob of a layer, unless an image before this one has it."""
+        """Write the blob of a layer, unless an earlier image contains it."""
         if key not in self._known:
             blob = self._known[key] = ensure_blob(self.store.root, key, self.compression, self.work)
             if blob.digest not in self.sizes:
@@ -233,7 +233,7 @@ class _Layout:
 
 @contextmanager
 def _work(store: Store, path: Path) -> Iterator[Path]:
-    """A private directory for one blob at a time."""
+    """Create a private directory for one blob at a time."""
     if store.writable:
         with store.staging("export") as work:
             yield work
@@ -244,7 +244,7 @@ def _work(store: Store, path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Callable[[str, bytes | Path], None]]:
-    """Something to put files into, by their names."""
+    """Open the directory or archive that receives the files."""
     if path == STANDARD:
         with _archive(sys.stdout.buffer) as put:
             yield put
@@ -273,7 +273,7 @@ def _archive(file: IO[bytes]) -> Iterator[Callable[[str, bytes | Path], None]]:
 
 @contextmanager
 def _directory(path: Path) -> Iterator[Callable[[str, bytes | Path], None]]:
-    """A directory that is there once it is whole."""
+    """Write a directory under a temporary name, and rename it once it is complete."""
     if path.exists():
         raise InvalidValue(f"{path} is there already", hint="give a new directory, or a file that ends in .tar")
     part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")

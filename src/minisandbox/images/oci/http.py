@@ -43,7 +43,7 @@ Body = bytes | Callable[[], Iterable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """How many images a registry gives to one client (docs.docker.com, "Pull usage and limits").
+    """A registry's limit on pulls per client (docs.docker.com, "Pull usage and limits").
 
     Attributes:
         count: how many in the window.
@@ -57,18 +57,18 @@ class RateLimit:
 
     @classmethod
     def parse(cls, headers: email.message.Message) -> Self | None:
-        """Return what the headers of an answer say, such as ``RateLimit-Limit: 100;w=21600``."""
+        """Parse the headers of a response, such as ``RateLimit-Limit: 100;w=21600``; return None if there are none."""
         limit = _RATE.fullmatch(headers.get("RateLimit-Limit", ""))
         remaining = _RATE.fullmatch(headers.get("RateLimit-Remaining", ""))
         return cls(int(limit[1]), float(limit[2]), int(remaining[1]) if remaining else None) if limit else None
 
     @property
     def pause(self) -> float:
-        """The seconds between requests that never meet the limit."""
+        """Return the seconds between requests that stay below the limit."""
         return max(self.window / max(self.count, 1), 1.0)
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the limit in words."""
         return f"{self.count} in {self.window / 3600:g} hours"
 
 
@@ -79,7 +79,7 @@ class Connection:
     Attributes:
         remote: the repository.
         pause: sleeps for so many seconds.
-        rights: what is asked for where the registry does not say: ``pull``, or ``pull,push``.
+        rights: the requested access if the registry names none: ``pull``, or ``pull,push``.
     """
 
     remote: Remote
@@ -104,14 +104,14 @@ class Connection:
 
         Raises:
             NotFound: the registry has no such thing.
-            RegistryError: it cannot be had.
+            RegistryError: the request failed, or the registry refused it.
         """
         return self.request("GET", path, {"Accept": accept, **({"Range": f"bytes={offset}-"} if offset else {})})
 
     def request(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: Body | None = None
     ) -> http.client.HTTPResponse:
-        """Make a request; the caller closes the answer.
+        """Send a request; the caller closes the response.
 
         Args:
             method: such as ``PUT``.
@@ -160,7 +160,7 @@ class Connection:
 
     @property
     def _may_be_plain(self) -> bool:
-        """Whether the registry may be asked without TLS: on this machine, or where a configuration says so."""
+        """Return whether plain HTTP is allowed: on this machine, or by a configuration file."""
         return self.remote.insecure or split_url(f"//{self.remote.host}").hostname in _LOCAL
 
     def _base(self) -> str:
@@ -240,7 +240,7 @@ class Connection:
     # --- errors ---
 
     def _explain(self, error: urllib.error.HTTPError, path: str = "") -> NoReturn:
-        """Raise the error that an answer stands for."""
+        """Raise the error for an unsuccessful response."""
         message = self._said(error)
         verb = "deliver" if self.rights == "pull" else "take"
         what = f"registry {self.remote.host} does not {verb} {self.remote.repository}"
@@ -277,7 +277,7 @@ class Connection:
         )
 
     def _said(self, error: urllib.error.HTTPError) -> str:
-        """What the registry's own error says (distribution-spec, "Error Codes"), without what may be a secret."""
+        """Return the registry's error message (distribution-spec, "Error Codes") without secrets."""
         try:
             rows = json.loads(error.read(_MOST_ERROR))["errors"]
             errors = [(str(row["code"]), str(row.get("message", ""))) for row in rows[:3]]
@@ -302,7 +302,7 @@ class Connection:
 
 
 def _transient(what: str, reason: str, hint: str, wait: float | None = None) -> RegistryError:
-    """Return the error of a request that another attempt may bring through."""
+    """Return the error of a request that may succeed when it is repeated."""
     error = RegistryError(what, wait=wait, reason=reason, hint=hint)
     error.transient = True
     return error

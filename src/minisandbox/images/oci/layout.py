@@ -34,16 +34,16 @@ class Directory:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Return the name for error messages."""
         return str(self.path)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         return (self.path / name).is_file()
 
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
-        """Open a file; a link in its place is refused.
+        """Open a file; refuse a symlink.
 
         Raises:
             ImageRefused: it is not there, or no regular file.
@@ -74,11 +74,11 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Return the name for error messages."""
         return self.shown
 
     def read_index(self) -> None:
-        """Find where each file lies.
+        """Index the members by name.
 
         Raises:
             ImageRefused: the archive is malformed.
@@ -99,7 +99,7 @@ class Archive:
                     self._links[name] = posixpath.normpath(os.fsdecode(member.target))
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         return name in self._places
 
     @contextmanager
@@ -161,7 +161,7 @@ def _copy_unpacked(file: IO[bytes], target: Path, shown: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _OnDisk:
-    """A source of which nothing has to be fetched.
+    """A source that needs no download.
 
     Attributes:
         files: its files.
@@ -174,17 +174,17 @@ class _OnDisk:
 
     @property
     def name(self) -> str:
-        """What errors and people call it."""
+        """Return the name for messages."""
         return self.files.name + (f":{self.tag}" if self.tag else "")
 
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
-        """Do nothing: the blobs are here."""
+        """Do nothing: the blobs are on this machine."""
 
     def published(self, layer: m.Layer) -> None:
         """Do nothing: nothing was fetched."""
 
     def _unclear(self, named: Sequence[object], tags: Sequence[str]) -> NotFound:
-        """Return the error for a tag that leads to no image, or to several."""
+        """Return the error for a tag that matches no image, or several."""
         return NotFound(
             f"{self.name}: it has {len(named)} images{' of this tag' if self.tag else ''}",
             reason=f"its tags: {', '.join(tags) or 'none has a tag'}",
@@ -198,7 +198,7 @@ class Layout(_OnDisk):
 
     @property
     def kind(self) -> str:
-        """The kind of its reference."""
+        """Return the kind of its reference."""
         return "oci" if isinstance(self.files, Directory) else "oci-archive"
 
     def tags(self) -> list[str]:
@@ -261,7 +261,7 @@ class DockerArchive(_OnDisk):
         return replace(self, tag=tag)
 
     def manifest(self, platform: m.Platform) -> m.Manifest:  # noqa: ARG002 - an archive has one platform
-        """Return what stands for a manifest."""
+        """Return the manifest that the archive's table amounts to."""
         row = self._row()
         config = read(self.files, m.text_of(row, "Config"), m.MOST_CONFIG)
         layers = tuple(m.Descriptor(name, -1) for name in m.texts_of(row, "Layers"))
@@ -269,7 +269,7 @@ class DockerArchive(_OnDisk):
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
-        """Open the tar of a layer; its diff_id is checked by who unpacks it."""
+        """Open the tar of a layer; the caller checks its diff_id as it unpacks it."""
         with self.files.open(posixpath.normpath(layer.blob.digest)) as file:
             yield Blob(file, "", f"{self.name}: layer {layer.blob.digest}")
 
@@ -294,7 +294,7 @@ def _names(row: m.JSONObject) -> tuple[str, ...]:
 
 
 def _tags(row: m.JSONObject) -> tuple[str, ...]:
-    """Return the names of an image, also without what engines add to them."""
+    """Return the names of an image, with and without the prefixes that engines add."""
     names = _names(row)
     short = (name.removeprefix("docker.io/").removeprefix("library/").removeprefix("localhost/") for name in names)
     return tuple(dict.fromkeys((*names, *short)))
@@ -322,7 +322,7 @@ def _bounded(blob: Blob, limit: int) -> bytes:
 
 
 class _Seekable:
-    """An archive on disk: what is not wanted is passed over without reading it."""
+    """An archive on disk, in which unneeded members are skipped without reading them."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
@@ -331,19 +331,19 @@ class _Seekable:
 
     @property
     def position(self) -> int:
-        """Where the next byte lies."""
+        """Return the position of the next byte."""
         return self._file.tell()
 
     def some(self, limit: int) -> bytes:
-        """Read at most so many bytes."""
+        """Read up to this many bytes."""
         return self._file.read(min(limit, _CHUNK))
 
     def exactly(self, size: int) -> bytes:
-        """Read so many bytes; fewer only at the end."""
+        """Read this many bytes, or fewer at the end of the file."""
         return self._file.read(size)
 
     def skip(self, size: int) -> bool:
-        """Pass over so many bytes; returns whether they were there."""
+        """Skip this many bytes; return whether the file has them."""
         if self._file.tell() + size > self._end:
             return False
         self._file.seek(size, os.SEEK_CUR)
@@ -358,7 +358,7 @@ class _Part:
         self._left = size
 
     def read(self, size: int) -> bytes:
-        """Read at most so many bytes of it."""
+        """Read up to this many bytes of the part."""
         data = self._file.read(min(size, self._left))
         self._left -= len(data)
         return data

@@ -1,4 +1,4 @@
-"""Indexes, manifests and configurations of container images, parsed with doubt (image-spec 1.1; Docker's schema 2)."""
+"""Indexes, manifests and configurations of container images, as untrusted input (image-spec 1.1; Docker's schema 2)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JSONObject = Mapping[str, JSONValue]
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What an image runs on.
+    """The operating system and processor that an image needs.
 
     Attributes:
         os: such as ``linux``.
@@ -56,16 +56,16 @@ class Platform:
 
     @property
     def usual(self) -> str:
-        """Its variant, or the one that is meant where none is named."""
+        """Return its variant, or the architecture's default variant."""
         return self.variant or _USUAL.get(self.architecture, "")
 
     @property
     def is_tried(self) -> bool:
-        """Whether images for it were tried here."""
+        """Return whether images for this platform are tested."""
         return (self.os, self.architecture) == ("linux", "amd64")
 
     def fits(self, other: Platform) -> bool:
-        """Whether an image for the other platform serves this one."""
+        """Return whether an image for the other platform runs on this one."""
         return (self.os, self.architecture) == (other.os, other.architecture) and (
             not self.variant or self.usual == other.usual
         )
@@ -119,7 +119,7 @@ class Descriptor:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether its licence keeps most registries from holding it (layer.md, "Non-Distributable Layers")."""
+        """Return whether its licence forbids distribution by registries (layer.md, "Non-Distributable Layers")."""
         return "foreign" in self.media_type or "nondistributable" in self.media_type
 
 
@@ -157,7 +157,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container image: everything about it but the content of its layers.
+    """A container image without the content of its layers.
 
     Attributes:
         digest: of its manifest, or of its configuration where there is no manifest.
@@ -173,17 +173,17 @@ class Container:
 
 
 def blob_path(digest: str) -> str:
-    """Return where a layout has a blob (image-layout.md)."""
+    """Return the path of a blob in a layout (image-layout.md)."""
     return "blobs/" + digest.replace(":", "/")
 
 
 def malformed(what: str, reason: str) -> ImageRefused:
-    """Return the error for a document that is not what it should be."""
+    """Return the error for a malformed document."""
     return ImageRefused(f"{what} is malformed", reason=reason[:300], hint="push or save the image again")
 
 
 def foreign_layer(what: str, layer: Descriptor) -> NotFound:
-    """Return the error for a foreign layer that the source of an image does not hold."""
+    """Return the error for a foreign layer that the source does not contain."""
     return NotFound(
         f"{what} lacks its layer {layer.digest}",
         reason="the layer's licence keeps it elsewhere (a nondistributable layer)",
@@ -192,7 +192,7 @@ def foreign_layer(what: str, layer: Descriptor) -> NotFound:
 
 
 def text_of(values: JSONObject, name: str) -> str:
-    """Return a text of a configuration; "" where it is missing.
+    """Return a string field of a configuration, or "" if it is missing.
 
     Raises:
         ImageRefused: it is something else.
@@ -204,7 +204,7 @@ def text_of(values: JSONObject, name: str) -> str:
 
 
 def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
-    """Return a list of texts of a configuration.
+    """Return a field of a configuration that is a list of strings.
 
     Raises:
         ImageRefused: it is something else.
@@ -216,7 +216,7 @@ def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
 
 
 def parse_json(text: bytes, what: str) -> JSONValue:
-    """Parse JSON that can be written again: without infinite numbers, unpaired surrogates and many levels.
+    """Parse JSON; refuse infinite numbers, unpaired surrogates and deep nesting, which cannot be written again.
 
     Raises:
         ImageRefused: the text is something else.
@@ -249,7 +249,7 @@ def parse_object(text: bytes, what: str) -> JSONObject:
 
 
 def is_index(values: JSONObject) -> bool:
-    """Whether a document is an index of manifests."""
+    """Return whether a document is an index of manifests."""
     return "manifests" in values or values.get("mediaType") in _INDEXES
 
 
@@ -261,7 +261,7 @@ def find_manifest(
     Args:
         version: the tag or digest of a manifest or an index.
         read: returns the digest and the text of one.
-        platform: the one wanted.
+        platform: the requested platform.
         what: what errors call the image.
 
     Raises:
@@ -278,7 +278,7 @@ def find_manifest(
 
 
 def choose(values: JSONObject, platform: Platform, what: str) -> Descriptor:
-    """Choose the manifest for a platform from an index; without a fitting one, the first without a platform.
+    """Choose the manifest for a platform from an index; if none fits, the first that names no platform.
 
     Raises:
         NotFound: the index has no such manifest.
@@ -338,7 +338,7 @@ def descriptor(row: JSONValue, what: str) -> Descriptor:
 
 
 def _platform(values: JSONObject) -> Platform:
-    """Read the platform of a descriptor or a configuration; "" for a part that is missing or malformed."""
+    """Read the platform of a descriptor or a configuration; missing and malformed parts are ""."""
     system, architecture, variant = (
         text if isinstance(text := values.get(part), str) else "" for part in ("os", "architecture", "variant")
     )
@@ -378,7 +378,7 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
 
 
 def container(manifest: Manifest, what: str, platform: Platform) -> Container:
-    """Put an image together.
+    """Assemble an image from its manifest and configuration.
 
     Args:
         manifest: its manifest.

@@ -1,4 +1,4 @@
-"""Take container images into the store: layers as layers, configurations as image records."""
+"""Pull container images into the store: their layers become layers, their configurations image records."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LayerStep:
-    """A layer of the image as the store's layer that it becomes.
+    """A layer of a container image, and the layer of the store that it becomes.
 
     Attributes:
-        layer: it.
+        layer: the layer of the container image.
         definition: what makes it.
         key: its key.
     """
@@ -79,19 +79,19 @@ def pull(
     private: bool = False,
     progress: Tell | None = None,
 ) -> Image:
-    """Take a container image into the store.
+    """Pull a container image into the store.
 
     Layers that are there already are neither fetched nor unpacked. A pull that was interrupted resumes.
 
     Args:
         reference: ``NAME[:TAG][@DIGEST]`` of a registry, ``oci:DIRECTORY[:TAG]``, ``oci-archive:FILE[:TAG]`` or
             ``docker-archive:FILE[:TAG]``.
-        store: where it goes.
+        store: the store that receives it.
         name: what it is called there; by default after its reference, such as ``python-3.12`` for ``python:3.12``, and
             ``python-3.12-arm64`` where the platform is another machine's.
         platform: such as ``linux/arm64``; this machine's by default.
         private: whether it may be a copy from another store (:mod:`.copies`), whose records are believed.
-        progress: told of each layer.
+        progress: called for each layer.
 
     Returns:
         The image.
@@ -127,17 +127,17 @@ def take(
     replace: bool,
     report: Tell,
 ) -> Image:
-    """Take an image from its source into the store; see :func:`pull`.
+    """Copy an image from its source into the store; see :func:`pull`.
 
     Args:
-        store: where it goes.
+        store: the store that receives it.
         source: where it comes from.
         reference: what its record says about that.
         name: what it is called; None: after the reference, or as the copy was.
-        platform: the one wanted.
+        platform: the requested platform.
         private: whether it may be a copy.
         replace: whether a copy may take the place of another image.
-        report: told of each layer.
+        report: called for each layer.
     """
     try:
         manifest = source.manifest(platform)
@@ -179,7 +179,7 @@ def _take_copy(
 
 
 def name_of(reference: str, platform: m.Platform) -> str:
-    """Return the name that an image gets in the store unless another is given.
+    """Return an image's default name in the store.
 
     Raises:
         InvalidValue: it is no reference.
@@ -222,7 +222,7 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
 
 
 def refuse_other(store: Store, name: str, reference: Remote | Local, hint: str = "") -> None:
-    """Refuse to replace an image that came from elsewhere; a newer one of the same tag may come.
+    """Refuse to replace an image of another reference; a newer image of the same tag is allowed.
 
     Raises:
         InvalidValue: there is one.
@@ -248,7 +248,7 @@ def _source(reference: Remote | Local, store: Store, report: Tell) -> AbstractCo
 
 
 def steps_of(image: m.Container) -> list[LayerStep]:
-    """Return the layers with their keys: a layer depends on those below it, for what it hides and for directories."""
+    """Return the layers with their keys; a key depends on the layers below, whose files a layer may hide."""
     steps: list[LayerStep] = []
     for layer in image.layers:
         definition = {"kind": KIND, "diff_id": layer.diff_id, "owners": "kept" if keeps_owners() else "one"}
@@ -375,13 +375,13 @@ class _Taking:
 
 
 def _seen(layers: list[LayerRecord]) -> list[LayerRecord]:
-    """The layers of which anything can be seen: from the last opaque root on."""
+    """Return the visible layers: from the last layer that hides everything below it."""
     first = max((number for number, layer in enumerate(layers) if "hides all" in layer.facts), default=0)
     return layers[first:]
 
 
 def keeps_owners() -> bool:
-    """Whether files keep the owners that an image says: an ordinary user's are all the user's own."""
+    """Return whether files keep the image's owners; without root, all files belong to the user."""
     return os.geteuid() == 0
 
 
@@ -391,20 +391,20 @@ def _facts(done: Unpacked) -> dict[str, str]:
 
 
 def ensure_root(store: Store, hold: Lease | None = None) -> LayerRecord:
-    """Return the layer that every container image gets on top: mount points, and links to files of each sandbox."""
+    """Return the top layer of every container image: mount points, and links to each sandbox's own files."""
     step = {"kind": "container root"}
     return store.ensure_layer(root_key(), parent=None, step=step, make=_make_root, hold=hold)[0]
 
 
 def _root_entries() -> tuple[Entry, ...]:
-    """What every container image gets on top: real mount points, and the files of /etc that each sandbox has."""
+    """Return the entries of the top layer: mount points, and links to the sandbox's own files of /etc."""
     folders = (Entry(path, stat.S_IFDIR | mode) for path, mode in _MOUNT_POINTS)
     links = (Entry(f"etc/{name}", stat.S_IFLNK | 0o777, target.encode()) for name, target in _LINKS.items())
     return (*folders, *links)
 
 
 def root_key() -> str:
-    """Return the key of that layer."""
+    """Return the key of the top layer (:func:`ensure_root`)."""
     entries: list[JSONValue] = [f"{entry.path} {entry.mode:o} {entry.data.decode()}" for entry in _root_entries()]
     return step_key(None, {"kind": "container root", "entries": entries})
 
@@ -436,7 +436,7 @@ def import_images(
         platform: such as ``linux/arm64``; this machine's by default.
         private: whether they may be copies from another store (:mod:`.copies`), whose records are believed.
         replace: whether an image may take the place of another of its name.
-        progress: told of each layer.
+        progress: called for each layer.
 
     Raises:
         NotFound: the path is not there, or has no image for the platform.
@@ -468,7 +468,7 @@ def import_images(
 
 
 def tag_name(tag: str, path: Path) -> str:
-    """Return what an imported image is called: as its tag, without what engines add to it, or else as its file."""
+    """Return an imported image's name: its tag without the prefixes that engines add, else its file's name."""
     text = tag.removeprefix("localhost/").removesuffix(":latest")
     if not text:
         return image_name(f"oci:{path}")
@@ -477,7 +477,7 @@ def tag_name(tag: str, path: Path) -> str:
 
 @contextmanager
 def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator[Layout | DockerArchive]:
-    """Open a layout or an archive: of the kind that a reference names, or of the one that is there."""
+    """Open a layout or an archive; without a kind, detect it."""
     if kind == "oci" or (not kind and path.is_dir()):
         yield Layout(Directory(path), tag)
         return

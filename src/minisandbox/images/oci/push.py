@@ -34,7 +34,7 @@ _BINARY = {"Content-Type": "application/octet-stream"}
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push did.
+    """The result of a push.
 
     Attributes:
         reference: where the image is now.
@@ -70,7 +70,7 @@ def push(
         store: where it is.
         compression: of the layers: ``gzip`` or ``zstd``.
         private: push a copy for other stores of MiniSandbox: with hidden tests, and over the host's ``/usr``.
-        progress: told of each layer.
+        progress: called for each layer.
 
     Raises:
         InvalidValue: the reference cannot be pushed to, or the image needs the host's ``/usr``.
@@ -106,7 +106,7 @@ class _Registry:
         target: the tag to push.
         compression: of the layers.
         private: whether it is a copy for other stores.
-        report: told of each blob.
+        report: called for each blob.
         sent: how many were sent.
         size: bytes of those.
     """
@@ -149,14 +149,14 @@ class _Registry:
         return blob
 
     def document(self, digest: str, text: bytes) -> None:
-        """Send a configuration, once all layers are there."""
+        """Send a configuration after all layers."""
         for job in self._coming.values():
             job.result()
         if not self._has(digest):
             self._send(digest, len(text), io.BytesIO(text), "")
 
     def publish(self, manifest: bytes) -> str:
-        """Send the manifest, remember where the layers are now, and remove the copies; return its digest."""
+        """Send the manifest, record where the layers are now, and remove the copies; return the digest."""
         digest = str(described(m.MANIFEST, manifest)["digest"])
         path = f"manifests/{self.target.tag}"
         self._connection.request("PUT", path, {"Content-Type": m.MANIFEST}, manifest).close()
@@ -166,7 +166,7 @@ class _Registry:
         return digest
 
     def close(self) -> None:
-        """Give up what is on its way; the blobs are kept for the next attempt."""
+        """Cancel running uploads; the blobs are kept for the next attempt."""
         self._over.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._files.close()
@@ -185,7 +185,7 @@ class _Registry:
         return True
 
     def _candidates(self, key: str) -> Iterator[tuple[LayerBlob, str]]:
-        """Yield blobs of a layer that the registry may have, and the repository that has each."""
+        """Yield the blobs of a layer that the registry may have, each with its repository."""
         if (recorded := known_blob(self.store.root, key, self.compression)) is not None:
             record = read_blobs(self.store.root, key)
             yield recorded, (record.places if record is not None else {}).get(self.target.host, self.target.repository)
@@ -197,13 +197,13 @@ class _Registry:
             yield blob, repository if host == self.target.host else self.target.repository
 
     def _begin(self, digest: str = "", origin: str = "") -> str:
-        """Begin to send a blob; return the address for it, or "" where the registry had it in another repository."""
+        """Start an upload; return its address, or "" if the registry mounted the blob from another repository."""
         query = urllib.parse.urlencode({"mount": digest, "from": origin}) if origin else ""
         with self._connection.request("POST", f"blobs/uploads/?{query}".rstrip("?"), _BINARY, b"") as answer:
             return "" if answer.status == 201 else self._address(answer)
 
     def _send(self, digest: str, size: int, file: IO[bytes], session: str) -> None:
-        """Send a blob; after an interruption, the part that the registry lacks."""
+        """Send a blob; after an interruption, resume."""
         for attempt in range(ATTEMPTS):
             try:
                 if attempt and self._has(digest):  # the answer was lost, not the blob
@@ -231,7 +231,7 @@ class _Registry:
             return self._address(answer)
 
     def _progress(self, session: str) -> tuple[str, int]:
-        """Return where to go on, and how much of a blob the registry has."""
+        """Return the address to resume at, and the bytes of the blob that the registry has."""
         with self._connection.request("GET", session) as answer:
             match = _RANGE.fullmatch(answer.headers.get("Range", ""))
             return self._address(answer), int(match[1]) + 1 if match and match[1] != "0" else 0

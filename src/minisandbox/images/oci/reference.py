@@ -1,4 +1,4 @@
-"""References to container images, as people write them, and where they lead."""
+"""References to container images, and the registries and mirrors that they resolve to."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Remote:
 
     @property
     def version(self) -> str:
-        """What its manifest is asked for by."""
+        """Return the digest or tag that the manifest is requested by."""
         return self.digest or self.tag
 
 
@@ -116,7 +116,7 @@ def _remote(text: str) -> Remote:
 
 
 def image_name(text: str) -> str:
-    """Return the name that an image gets in the store: a reference's, with characters that file names can have.
+    """Return an image's default name in the store: its reference, in characters that file names allow.
 
     ``python:3.12`` is ``python-3.12``, ``ghcr.io/a/b:c`` is ``ghcr.io_a_b-c``.
 
@@ -136,7 +136,7 @@ def image_name(text: str) -> str:
 
 
 def is_of(reference: Remote | Local, notes: Mapping[str, str]) -> bool:
-    """Whether an image of the store was pulled by a reference.
+    """Return whether an image of the store was pulled by a reference.
 
     Args:
         reference: the reference; its digest may be an index's or a manifest's.
@@ -150,7 +150,7 @@ def is_of(reference: Remote | Local, notes: Mapping[str, str]) -> bool:
 
 
 def archive_names(names: Iterable[str]) -> str:
-    """Return the references among what an archive calls its image, as a note of its record.
+    """Return those names of an image in an archive that are references, for its record.
 
     A bare tag is no reference: an OCI layout may have nothing else.
     """
@@ -163,7 +163,7 @@ def archive_names(names: Iterable[str]) -> str:
 
 
 def called(text: str, notes: Mapping[str, str]) -> bool:
-    """Return whether the archive of an image calls the image by a reference.
+    """Return whether an image was imported from an archive that names it by this reference.
 
     A name without a host also finds what podman and buildah build, whose names begin with ``localhost/``.
     """
@@ -172,7 +172,7 @@ def called(text: str, notes: Mapping[str, str]) -> bool:
 
 
 def origin(notes: Mapping[str, str]) -> str:
-    """Return where an image of the store came from, for a message."""
+    """Return the origin of an image of the store, for messages."""
     return f"it was taken from {notes['reference']}" if "reference" in notes else "it was built here"
 
 
@@ -180,7 +180,7 @@ def origin(notes: Mapping[str, str]) -> str:
 
 
 def configuration_files() -> list[Path]:
-    """Return the files that say where references lead, as podman reads them; later ones win."""
+    """Return the configuration files of registries, as podman reads them; later files win."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "containers")
     if named := os.environ.get("CONTAINERS_REGISTRIES_CONF"):
         return [Path(named)]
@@ -192,7 +192,7 @@ def configuration_files() -> list[Path]:
 
 
 def places_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Remote]:
-    """Return where an image is looked for: mirrors in their order, then its own place, or the one that replaces it.
+    """Return the registries to ask for an image: its mirrors in order, then its own registry or its replacement.
 
     Args:
         reference: the image.
@@ -226,7 +226,7 @@ def places_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Re
 
 
 def _matched(prefix: str, name: str) -> int:
-    """How much of a name a prefix matches; 0 if it does not."""
+    """Return the length of the part of a name that a prefix matches, or 0."""
     if prefix.startswith("*."):
         host, _, _ = name.partition("/")
         return len(host) if host.endswith(prefix[1:]) else 0
@@ -235,7 +235,7 @@ def _matched(prefix: str, name: str) -> int:
 
 
 def _serves(mirror: Mapping[str, JSONValue], reference: Remote, digests_only: bool) -> bool:
-    """Whether a mirror may be asked: some only by digest, some only by tag."""
+    """Return whether a mirror serves a reference; some serve only digests, some only tags."""
     kind = "digest-only" if digests_only else mirror.get("pull-from-mirror", "all")
     return kind in ("all", "digest-only" if reference.digest else "tag-only")
 

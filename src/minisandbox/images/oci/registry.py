@@ -32,20 +32,20 @@ _PATIENCE = 60.0
 
 
 class _Broken(Exception):
-    """An answer that ended early or never ends; another attempt resumes."""
+    """A truncated or stalled response; another attempt resumes."""
 
 
 @dataclass(slots=True)
 class Registry:
-    """A source of images, as layouts and archives are (:mod:`.layout`). Made by :func:`open_registry`.
+    """A registry as a source of images, like a layout or an archive (:mod:`.layout`); see :func:`open_registry`.
 
     Attributes:
         reference: the image.
         store: whose downloads it uses.
-        report: told of each blob.
-        on_layer: told of each layer that is in the store.
-        limit: what its registry said when it gave the manifest.
-        cached_manifest: the manifest, once it was asked for.
+        report: called for each blob.
+        on_layer: called for each layer that is in the store.
+        limit: the rate limit that came with the manifest.
+        cached_manifest: the manifest, once it was read.
     """
 
     reference: Remote
@@ -62,16 +62,16 @@ class Registry:
 
     @property
     def name(self) -> str:
-        """What errors and people call it."""
+        """Return the name for messages."""
         return str(self.reference)
 
     @property
     def remote(self) -> Remote:
-        """Where its blobs are."""
+        """Return the repository of its blobs."""
         return self.reference
 
     def manifest(self, platform: m.Platform) -> m.Manifest:
-        """Return the manifest for a platform, from the first place that has it; it is asked for once."""
+        """Return the manifest for a platform, from the first registry that has it; it is requested once."""
         if self.cached_manifest is None:
             self.cached_manifest = self._looked_up(platform)
         return self.cached_manifest
@@ -126,23 +126,23 @@ class Registry:
 
     @property
     def _ready(self) -> Connection:
-        """The place that had the manifest."""
+        """Return the connection to the registry that had the manifest."""
         assert self._connection is not None
         return self._connection
 
     def rest(self) -> None:
-        """Keep the manifest, for a pull that comes much later, and nothing that takes memory."""
+        """Release memory until the pull starts; keep the manifest."""
         if self._connection is not None:
             self._connection.rest()
 
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
-        """Begin to fetch the blobs of layers."""
+        """Start to fetch the blobs of layers."""
         for layer in layers:
             self._begin(layer.blob)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
-        """Open the blob of a layer once it is here; it is removed when the layer is published, or refused."""
+        """Open the blob of a layer once it is fetched; it is removed when the layer is published or refused."""
         with self._opened(layer.blob) as (file, path):
             try:
                 yield Blob(file, layer.blob.digest, f"{self.name}: layer {layer.blob.digest}")
@@ -153,7 +153,7 @@ class Registry:
 
     @contextmanager
     def _opened(self, blob: m.Descriptor) -> Iterator[tuple[IO[bytes], Path]]:
-        """Open a blob that is here; one that another pull has used up and removed is fetched again."""
+        """Open a fetched blob; fetch it again if another pull has removed it."""
         for _ in range(ATTEMPTS):
             try:
                 path = self._begin(blob).result()
@@ -173,7 +173,7 @@ class Registry:
         raise RegistryError(f"{blob.digest} is removed again and again by other pulls", hint="pull one after the other")
 
     def published(self, layer: m.Layer) -> None:
-        """Remove what was fetched of a layer that is in the store now."""
+        """Remove the blob of a published layer."""
         path = self._path(layer.blob.digest)
         path.unlink(missing_ok=True)
         self._used.append(path)
@@ -208,7 +208,7 @@ class Registry:
         raise AssertionError("the last attempt returns or raises")
 
     def _receive(self, blob: m.Descriptor, part: Path, *, last: bool) -> bool:
-        """Receive the rest of a blob; returns whether it is whole and right.
+        """Receive the rest of a blob; return whether it is complete and has its digest.
 
         Raises:
             RegistryError: this was the last attempt, and it is not.
@@ -271,12 +271,12 @@ class Registry:
             raise _Broken(f"{done} of {blob.size} bytes came")
 
     def _pause(self, seconds: float) -> None:
-        """Wait, unless all is given up."""
+        """Wait; raise an error if the pull is cancelled."""
         if self._over.wait(seconds):
             raise RegistryError(f"the pull of {self.name} was given up")
 
     def close(self) -> None:
-        """Give up what is still coming; what has come is kept for the next attempt."""
+        """Cancel running downloads; received parts are kept for the next attempt."""
         self._over.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for path in self._used:  # another pull may have published a layer while its blob came here
@@ -285,12 +285,12 @@ class Registry:
 
 @contextmanager
 def open_registry(reference: Remote, store: Store, report: Callable[[str], None]) -> Iterator[Registry]:
-    """Make the source for an image in a registry.
+    """Open the source of an image in a registry.
 
     Args:
         reference: the image.
         store: whose downloads it uses.
-        report: told of each blob.
+        report: called for each blob.
     """
     registry = Registry(reference, store, report)
     try:
@@ -300,7 +300,7 @@ def open_registry(reference: Remote, store: Store, report: Callable[[str], None]
 
 
 def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield the content of an answer; any failure of the network is worth another attempt."""
+    """Yield the content of a response; raise :class:`_Broken` for every failure of the network."""
     try:
         while chunk := answer.read1(_CHUNK):
             yield chunk
@@ -309,7 +309,7 @@ def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _rehash(file: IO[bytes], hashed: hashlib._Hash) -> int:
-    """Hash what was received before; return how much that is."""
+    """Hash the bytes of earlier attempts; return their number."""
     file.seek(0)
     done = 0
     while chunk := file.read(_CHUNK):
@@ -320,7 +320,7 @@ def _rehash(file: IO[bytes], hashed: hashlib._Hash) -> int:
 
 @contextmanager
 def _complete(name: str) -> Iterator[None]:
-    """Turn an answer that breaks off into an error that says so."""
+    """Turn a truncated response into a RegistryError."""
     try:
         yield
     except MiniSandboxError:

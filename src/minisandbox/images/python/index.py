@@ -1,4 +1,4 @@
-"""What a build step gets of the host's package index settings, proxies and certificates."""
+"""The host's package index settings, proxies and certificates, as build steps get them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _QUIET = {
 
 
 def index_settings() -> IndexSettings:
-    """Return the host's settings; where they name no index, with the one that uv asks.
+    """Return the host's settings; if they name no index, with uv's default.
 
     Raises:
         HostError: uv does not say which one that is.
@@ -50,7 +50,7 @@ def index_settings() -> IndexSettings:
 
 
 def default_index_url() -> str:
-    """Return the index that uv asks when nothing is configured, so that its name is written down in one place only.
+    """Return uv's default index, asked from uv itself.
 
     Raises:
         HostError: uv does not say.
@@ -72,7 +72,7 @@ def default_index_url() -> str:
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL as servers are asked for it; for messages see :func:`shown`."""
+    """Return a URL without its credentials, for requests; for messages see :func:`shown`."""
     return _USER.sub(r"\1", url)
 
 
@@ -97,7 +97,7 @@ def find_uv() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a networked step gets.
+    """Network, variables and mounts of a step with network.
 
     Attributes:
         network: what it reaches.
@@ -111,7 +111,7 @@ class Access:
 
 
 def index_access(url: str) -> Access:
-    """The package index and nothing else, through the proxy of sandboxes.
+    """Return the access to the package index alone, through the proxy of sandboxes.
 
     Args:
         url: our own index's address on the host's loopback.
@@ -121,7 +121,7 @@ def index_access(url: str) -> Access:
 
 
 def host_access(url: str | None, settings: IndexSettings, step: str) -> Access:
-    """The host's own network, with its proxies and certificates; packages come from our own index all the same.
+    """Return the access to the host's network, with its proxies and certificates; packages come from our index.
 
     Args:
         url: our own index's address on the host's loopback; None for no index of ours.

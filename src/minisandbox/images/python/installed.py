@@ -1,4 +1,4 @@
-"""What is installed in an image: its Python environments, read out of its layers by the host. Nothing of it runs."""
+"""Python environments of images, which the host reads from the layers; no code of the image runs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def choose(image: Image, environments: Sequence[PythonEnvironment], path: str = 
 
 
 class _Distribution(NamedTuple):
-    """One distribution: why no package index has it, or ""."""
+    """A distribution, and why no package index has it, or ""."""
 
     name: str
     version: str
@@ -117,7 +117,7 @@ class _Reader:
     user: str
 
     def prefixes(self, workdir: str) -> Iterator[str]:
-        """Yield where environments may lie, the most likely first."""
+        """Yield the possible prefixes of environments, the most likely first."""
         for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
             if path := self.variables.get(name, ""):
                 yield path.rstrip("/")
@@ -131,14 +131,14 @@ class _Reader:
         yield from ("/usr/local", "/usr")
 
     def _prefix_of(self, program: str) -> str:
-        """The prefix of an interpreter: a link leads to its base, unless it belongs to a virtual environment."""
+        """Return the prefix of an interpreter, links resolved unless it belongs to a virtual environment."""
         prefix = program.rpartition("/")[0].rpartition("/")[0]
         if self.tree.has(f"{prefix}/pyvenv.cfg"):
             return prefix
         return "".join(f"/{part}" for part in (self.tree.resolve(program) or ())[:-2]) or prefix
 
     def _with_conda(self, prefix: str) -> Iterator[str]:
-        """A prefix; of a conda installation the environment that is meant comes first."""
+        """Yield a prefix; for conda, the requested environment comes before the base installation."""
         names = self.tree.names(f"{prefix}/envs") if self.tree.has(f"{prefix}/conda-meta") else []
         environments = [name for name in names if self.tree.has(f"{prefix}/envs/{name}/conda-meta")]
         if _USUAL in environments or len(environments) == 1:
@@ -171,7 +171,7 @@ class _Reader:
         return PythonEnvironment(prefix or "/", self._version(prefix, minor, settings), pins, apart)
 
     def _minor(self, prefix: str) -> str | None:
-        """The minor version at a prefix: after its program, else after its library."""
+        """Return the minor version at a prefix, from its program's name, else its library's."""
         libraries = [match[1] for name in self.tree.names(f"{prefix}/lib") if (match := _MINOR.fullmatch(name))]
         for program in ("python", "python3", "python2"):
             name = (self.tree.resolve(f"{prefix}/bin/{program}") or ("",))[-1]
@@ -183,7 +183,7 @@ class _Reader:
         )
 
     def _version(self, prefix: str, minor: str, settings: Mapping[str, str]) -> str:
-        """The whole version, from whatever tells it; else the minor version."""
+        """Return the full version from the first file that has it; else the minor version."""
         base = settings.get("home", f"{prefix}/bin").rpartition("/")[0]
         header = self.tree.read(f"{base}/include/python{minor}/patchlevel.h")
         header += self.tree.read(f"{base}/include/python{minor}m/patchlevel.h")
@@ -200,7 +200,7 @@ class _Reader:
         return next((version for version in versions if version.startswith(f"{minor}.")), minor)
 
     def _sites(self, prefix: str, minor: str, settings: Mapping[str, str]) -> Iterator[str]:
-        """The directories with distributions, in the order in which they are imported from (CPython's site.py)."""
+        """Yield the directories with distributions, in import order (CPython's site.py)."""
         system = not settings or settings.get("include-system-site-packages", "").lower() == "true"
         if system:
             yield f"{self._home()}/.local/lib/python{minor}/site-packages"
@@ -218,7 +218,7 @@ class _Reader:
         return self.variables.get("HOME") or (homes[0] if homes else "/root")
 
     def _distribution(self, path: str) -> _Distribution | None:
-        """Read a distribution by the file or directory that says that it is installed."""
+        """Read a distribution from its metadata file or directory."""
         stem, _, kind = path.rpartition("/")[2].rpartition(".")
         if kind == "egg-link":
             source = self.tree.read(path).decode("utf-8", "replace").partition("\n")[0]
@@ -234,7 +234,7 @@ class _Reader:
         return _Distribution(name, version, reason)
 
     def _reason(self, path: str) -> str:
-        """Why no package index has a distribution: it says that it came from elsewhere (PEP 610)."""
+        """Return why no package index has a distribution: its recorded origin (PEP 610)."""
         if self.tree.read(f"{path}/INSTALLER").strip() == b"conda":  # says where its package was built
             return ""
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -263,5 +263,5 @@ def _is_version(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """What an image says, fit for a line of a file and for a terminal."""
+    """Return a string of an image as one printable line."""
     return "".join(sign if sign.isprintable() else "?" for sign in text[:300])

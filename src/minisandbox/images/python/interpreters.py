@@ -1,4 +1,4 @@
-"""Interpreters are found, not named: every place where one usually lies is looked at, and each one found is asked."""
+"""Find Python interpreters in their usual directories, and ask each for its version."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ class Interpreter:
 
     @property
     def minor(self) -> str:
-        """Its minor version, such as ``"3.11"``."""
+        """Return its minor version, such as ``"3.11"``."""
         return ".".join(self.version.split(".")[:2])
 
     @property
     def release(self) -> Version:
-        """Its version for comparisons: builds from CPython's repository end in a "+" that PEP 440 does not know."""
+        """Return its version for comparisons, without the "+" of builds from CPython's repository (not in PEP 440)."""
         return Version(self.version.rstrip("+"))
 
     @property
     def own_prefix(self) -> bool:
-        """Whether its prefix holds nothing but it: pyenv, uv, conda; not the system's /usr."""
+        """Return whether its prefix contains only the interpreter: pyenv, uv, conda; not the system's /usr."""
         return Path("/usr") not in (self.prefix, *self.prefix.parents) and self.prefix != Path("/")
 
 
@@ -111,7 +111,7 @@ def probe(executable: Path) -> Interpreter | None:
 
 
 def find_interpreter(text: str) -> Interpreter:
-    """Return the interpreter of this machine that suits a request best.
+    """Return the best interpreter of this machine for a request.
 
     For a version or minor version: the newest patch release, one with a prefix of its own before the system's. For a
     range: the interpreter that runs MiniSandbox if it is in it, else the oldest minor version that is.
@@ -154,7 +154,7 @@ def installed_interpreters() -> list[Interpreter]:
 
 
 def _probed(minor: str | None = None) -> Iterator[Interpreter]:
-    """Ask the interpreters, but for those whose names say that they are of another minor version."""
+    """Yield the interpreters; skip those whose names have another minor version."""
     for executable in candidates(os.environ):
         match = _NAME.fullmatch(executable.name)
         named = match[1] if match else None
@@ -177,7 +177,7 @@ def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def search_places(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the directories that are looked in: the running interpreter's, PATH, pyenv, uv, conda, the system's."""
+    """Yield the directories to search: the running interpreter's, PATH, pyenv, uv, conda, the system's."""
     yield Path(sys.base_prefix) / "bin"
     shims = os.sep + "shims"
     yield from (Path(part) for part in environment.get("PATH", "").split(":") if part and not part.endswith(shims))

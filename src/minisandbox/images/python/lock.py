@@ -1,4 +1,4 @@
-"""Locks: what exactly an image was made of, in a file that makes it again."""
+"""Lock files: the exact files that an image was built from, to build it again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;#]+)")
 
 
 def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
-    """Put together the lock of an image from what its layers' steps noted.
+    """Return the lock of an image, from the records of its layers.
 
     Args:
         image: its name.
@@ -66,7 +66,7 @@ def _packages(text: str, key: str) -> tuple[Package, ...]:
 
 
 def packages_fact(packages: Iterable[Package]) -> str:
-    """Return what a layer's record holds of the files that its step fetched."""
+    """Return the fact in a layer's record that lists the files fetched by its step."""
     return json.dumps([[one.name, one.version, one.file, one.sha256] for one in sorted(packages)])
 
 

@@ -36,7 +36,7 @@ _IDLE = 60.0
 
 @dataclass(slots=True)
 class Served:
-    """What one build step may get, and what it got.
+    """The files that one build step may fetch, and those that it fetched.
 
     Attributes:
         view: which files are there.
@@ -55,19 +55,19 @@ class Served:
     full: DiskFull | None = None
 
     def complain(self, text: str) -> None:
-        """Keep one complaint."""
+        """Record a message for the step's error."""
         if text not in self.complaints:
             self.complaints.append(text)
 
     def note(self, error: MiniSandboxError) -> None:
-        """Keep what went wrong."""
+        """Record an error."""
         self.complain(str(error))
         self.full = error if isinstance(error, DiskFull) else self.full
         self.failed = self.failed or (error if isinstance(error, SourceError) else None)
 
 
 class PackageIndex:
-    """An index on this machine's loopback, for as long as builds go on. Use it in a ``with`` block.
+    """An index on this machine's loopback while builds run. Use it in a ``with`` block.
 
     Args:
         store: where files are kept, by their hashes.
@@ -81,11 +81,11 @@ class PackageIndex:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        """Begin; the server itself starts when a step first needs it."""
+        """Start lazily: the first step that needs the server starts it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the server."""
+        """Stop the server."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -93,7 +93,7 @@ class PackageIndex:
 
     @contextmanager
     def serve(self, served: Served) -> Iterator[str]:
-        """Serve one build step while the body runs; give the address of its simple index.
+        """Serve one build step while the body runs; yield the URL of its simple index.
 
         The address holds a secret: other users of this machine cannot ask in the step's name.
         """
@@ -111,7 +111,7 @@ class PackageIndex:
 
 
 class _Server(ThreadingHTTPServer):
-    """Knows what each step may see, and gets it."""
+    """The server, which fetches the files that each step may see."""
 
     daemon_threads = True
     block_on_close = False
@@ -125,10 +125,10 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
+        """Ignore clients that disconnect."""
 
     def files(self, project: str, served: Served) -> dict[str, Link]:
-        """Return what a step may see of a project; of a lock, what it names, and no index is asked.
+        """Return the files of a project that a step may see; with a lock, its files, without a request to an index.
 
         Raises:
             SourceError: no index can be asked, or one that cannot be may have what no other has.
@@ -155,7 +155,7 @@ class _Server(ThreadingHTTPServer):
         return links
 
     def path_of(self, project: str, name: str, served: Served) -> Path | None:
-        """Return a file that a step asks for, fetched and checked; None if there is no such file for it.
+        """Return a requested file, fetched and verified; None if the step may see no such file.
 
         Raises:
             SourceError: it cannot be fetched, or is not what the index says.
@@ -187,10 +187,10 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in http.server
-        """Nothing: the address holds a secret."""
+        """Log nothing: the URL contains a secret."""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Respond with a page or a file."""
         parts = unquote(urlsplit(self.path).path).split("/")
         served = self.server.sessions.get(parts[1]) if len(parts) == 5 and parts[2] == "simple" else None
         if served is None or _PROJECT.fullmatch(parts[3]) is None:

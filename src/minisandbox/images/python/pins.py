@@ -1,4 +1,4 @@
-"""Pins from elsewhere: what ``pip freeze``, a requirements file or a conda export lists, as a recipe's requirements."""
+"""Read pins from ``pip freeze``, requirements files and conda exports as a recipe's requirements."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ADDRESS = re.compile(r"@ ?\w+(?:\+\w+)?://|^(?:git\+|https?:|file:|\.{0,2}/)")
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What a listing says.
+    """The pins of a listing.
 
     Attributes:
         requirements: what can be installed from an index, each as NAME==VERSION.
@@ -77,7 +77,7 @@ def read_pins(path: Path, check: Callable[[Path], None] = lambda _: None) -> Pin
 
 
 def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pins:
-    """Read a listing, and those that it names; one that was read already adds nothing."""
+    """Read a listing and the listings that it names, each once."""
     check(path)
     try:
         real_path = os.path.realpath(path)
@@ -109,7 +109,7 @@ def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pin
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines without comments and hashes, those that were continued joined."""
+    """Yield the lines without comments and hashes; join continued ones."""
     for line in text.replace("\\\n", " ").splitlines():
         plain = _HASH.sub("", _COMMENT.sub("", line)).strip()
         if plain:
@@ -117,7 +117,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _unusable(line: str) -> str:
-    """Why a line cannot be a requirement of an image, or ""."""
+    """Return why a line cannot be a requirement of an image, or ""."""
     if line.startswith(("-e ", "--editable")):
         return "an editable installation: the source and the install commands of the recipe make it"
     if line.startswith("-"):
@@ -140,7 +140,7 @@ def _checked(line: str, path: Path) -> str:
 
 
 def _read_conda(text: str) -> Pins:
-    """The little of YAML that ``conda env export`` writes: a list, and in it one list for pip."""
+    """Read the subset of YAML that ``conda env export`` writes: a list, with a nested list for pip."""
     requirements: list[str] = []
     skipped: list[tuple[str, str]] = []
     python = ""

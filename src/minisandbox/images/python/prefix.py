@@ -1,4 +1,4 @@
-"""A copy of an interpreter's prefix that starts from another place: selected, cleaned, its paths rewritten."""
+"""Copy an interpreter's prefix so that it starts from another path."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _DROPPED = re.compile(
 
 
 def is_elf(path: Path) -> bool:
-    """Whether a file is an ELF file."""
+    """Return whether a file is an ELF file."""
     with path.open("rb") as file:
         return file.read(4) == b"\x7fELF"
 
 
 def strip_debug(paths: Sequence[Path]) -> None:
-    """Drop the debugging sections of ELF files, where this machine has strip(1); elsewhere they stay.
+    """Remove the debugging sections of ELF files, if this machine has strip(1).
 
     Args:
         paths: the files; one that strip does not know stays as it is.
@@ -58,7 +58,7 @@ def strip_debug(paths: Sequence[Path]) -> None:
 
 
 def relocate_runpath(path: Path, prefixes: Sequence[str], root: Path) -> None:
-    """Make the run path of an ELF file relative to the file, where it names a prefix.
+    """Make the run path of an ELF file relative to the file, if it contains a prefix.
 
     Args:
         path: the file, inside ``root``.
@@ -110,7 +110,7 @@ def _find_patchelf() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """One copying.
+    """The source, target and home of one copy.
 
     Attributes:
         source: the prefix on the host.
@@ -126,7 +126,7 @@ class _Copy:
 
 
 def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
-    """Copy what makes an interpreter, without what its owner installed into it, byte code and debugging sections.
+    """Copy an interpreter without installed packages, byte code and debugging sections.
 
     Args:
         interpreter: one with a prefix of its own.
@@ -167,7 +167,7 @@ def _copy_file(job: _Copy, path: Path) -> None:
 
 
 def _rewrite(job: _Copy, path: Path) -> None:
-    """Point a file's mentions of the prefix at the copy: run paths of programs, plain text elsewhere."""
+    """Replace the prefix in a file by the copy's: in run paths of programs, and in text files."""
     data = path.read_bytes()
     if not any(name in data for name in job.names):
         return
@@ -181,7 +181,7 @@ def _rewrite(job: _Copy, path: Path) -> None:
 
 
 def _link_names(job: _Copy, minor: str) -> None:
-    """Make sure of the names that scripts use: python, pythonX, pythonX.Y."""
+    """Create the names that scripts use: python, pythonX, pythonX.Y."""
     folder = job.target / "bin"
     real = f"python{minor}"
     for name in (f"python{minor[0]}", "python"):

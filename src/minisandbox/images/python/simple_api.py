@@ -27,7 +27,7 @@ from minisandbox.store import Store
 from minisandbox.store.disk.durable import write_atomic
 
 FRESH = 600.0
-"""Seconds for which a page is believed; what the public index tells caches too."""
+"""Seconds for which a page is cached, as in the public index's Cache-Control."""
 
 _FORMAT = 2
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
@@ -58,11 +58,11 @@ class Link:
 
     @property
     def filename(self) -> str:
-        """The last part of the URL."""
+        """Return the last part of the URL."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
     def uploaded_before(self, moment: datetime) -> bool:
-        """Whether it was there at a moment; one without a known time was not, as uv has it."""
+        """Return whether it was uploaded before a moment; False if the time is unknown, as in uv."""
         try:
             return bool(self.uploaded) and parse_moment(self.uploaded) < moment
         except InvalidValue:
@@ -76,7 +76,7 @@ class Listing:
     Attributes:
         files: by name; the first index that has a name decides.
         fetched: when the indexes were asked, seconds since the epoch.
-        failure: what an index said that could not be read; "" if all could.
+        failure: the error of an index that could not be read, or "".
     """
 
     files: Mapping[str, Link]
@@ -86,7 +86,7 @@ class Listing:
 
 @dataclass(slots=True)
 class Listings:
-    """Asks the indexes, each project once in a while; threads may share it.
+    """Caches the indexes' listings of projects; threads may share it.
 
     Attributes:
         store: where answers are kept between processes.
@@ -98,7 +98,7 @@ class Listings:
     _known: dict[str, Listing] = field(default_factory=dict)
 
     def get(self, project: str, *, before: datetime | None = None) -> Listing:
-        """Return the files of a project; of an earlier answer, if no index can be read now.
+        """Return the files of a project; if no index can be read now, those of an earlier response.
 
         Args:
             project: its normalised name.
@@ -148,7 +148,7 @@ class Listings:
         return None
 
     def _path(self, project: str) -> Path:
-        """One file for a project and the indexes that were asked, whose addresses may hold secrets."""
+        """Return the cache file of a project; its name hashes the indexes' URLs, which may contain secrets."""
         places = json.dumps([self.web.settings.indexes, self.web.settings.find_links, project])
         return self.store.root / "index" / f"{hashlib.sha256(places.encode()).hexdigest()}.json"
 
@@ -176,7 +176,7 @@ def listed_files(name: str, web: Web) -> tuple[list[Link], list[SourceError]]:
 
 
 def _may_link(page: str, target: str) -> bool:
-    """Whether a link is followed: a page from the network must not lead to files of this machine."""
+    """Return whether to follow a link; a page from the network must not link to files of this machine."""
     scheme = urlsplit(target).scheme
     return scheme in _SCHEMES and (scheme != "file" or urlsplit(page).scheme == "file")
 
@@ -223,7 +223,7 @@ def _json_link(file: Mapping[str, Any], base: str) -> Link:
 
 
 def json_page(project: str, files: Iterable[Link]) -> bytes:
-    """Return a project's page as PEP 691 has it, with relative addresses: it alone tells when files were uploaded."""
+    """Return a project's page in JSON (PEP 691), which alone has upload times."""
     rows = [
         {
             "filename": link.filename,
@@ -240,7 +240,7 @@ def json_page(project: str, files: Iterable[Link]) -> bytes:
 
 
 def html_page(files: Iterable[Link]) -> bytes:
-    """Return a project's page as PEP 503 has it, with relative addresses, for pip of 2018."""
+    """Return a project's page in HTML (PEP 503), for old versions of pip."""
     lines = ["<!DOCTYPE html>", "<html><body>"]
     for link in files:
         fragment = f"#sha256={link.sha256}" if link.sha256 else ""
@@ -264,7 +264,7 @@ def version_in(name: str, filename: str) -> str | None:
 
 
 def same_version(version: str, other: str) -> bool:
-    """Whether two texts name the same version (PEP 440: ``1.0`` is ``1.0.0``)."""
+    """Return whether two strings name the same version (PEP 440: ``1.0`` is ``1.0.0``)."""
     try:
         return Version(version) == Version(other)
     except ValueError:  # InvalidVersion, or thousands of digits
@@ -280,7 +280,7 @@ class _Anchors(HTMLParser):
         self.base = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take one start tag."""
+        """Handle a start tag."""
         values = {name: value or "" for name, value in attrs}
         if tag == "a" and values.get("href"):
             self.anchors.append(values)

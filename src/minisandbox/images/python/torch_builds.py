@@ -22,34 +22,34 @@ _LOCAL = re.compile(r"(===?\s*[^\s,;+]+)\+[A-Za-z0-9._-]+")
 
 
 def names_torch(lines: Iterable[str]) -> bool:
-    """Whether requirements name something that PyTorch builds with CUDA and without."""
+    """Return whether requirements name a project that has builds with and without CUDA."""
     return any(_name(line) in _BUILT for line in lines)
 
 
 def without_cuda(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return requirements without the libraries of CUDA, and without what pins say of PyTorch's builds (``+cu121``)."""
+    """Return requirements without CUDA's libraries and without local versions of PyTorch (``+cu121``)."""
     remaining = (line for line in lines if not is_cuda(_name(line)))
     return tuple(_LOCAL.sub(r"\1", line) if _name(line) in _BUILT else line for line in remaining)
 
 
 def is_cuda(project: str) -> bool:
-    """Whether a project is one of CUDA's libraries, or what only builds of PyTorch for CUDA need."""
+    """Return whether a project is one of CUDA's libraries, or needed only by CUDA builds of PyTorch."""
     return _CUDA.fullmatch(project) is not None
 
 
 def has_builds(project: str) -> bool:
-    """Whether a project has builds of its own for each backend."""
+    """Return whether a project has separate builds for each backend."""
     return project in _BUILT
 
 
 def is_for_cpu(project: str, filename: str) -> bool:
-    """Whether a file of such a project has no CUDA in it: its version says so, or it is the same for all machines."""
+    """Return whether a file is a build without CUDA: by its local version, or because it is pure Python."""
     local = (version_in(project, filename) or "").partition("+")[2]
     return filename.endswith(".whl") and (local == CPU or (not local and filename.endswith("-none-any.whl")))
 
 
 def with_cpu_index(settings: IndexSettings) -> IndexSettings:
-    """Return the settings by which PyTorch's own index is asked too, as this host asks others."""
+    """Return the settings with PyTorch's own index added."""
     return replace(settings, extra_index_urls=(*settings.extra_index_urls, _CPU_INDEX))
 
 

@@ -31,7 +31,7 @@ _HINT = "check the network, the proxy and the certificates: pip's settings (`pip
 
 
 class Page(NamedTuple):
-    """A page.
+    """A page of an index.
 
     Attributes:
         content: what was sent.
@@ -77,7 +77,7 @@ class Web:
 
     @contextmanager
     def open(self, url: str, accept: str = "*/*") -> Iterator[HTTPResponse | None]:
-        """Open a URL; None where the server says that there is nothing.
+        """Open a URL; yield None if the server has no such page.
 
         Raises:
             SourceError: it cannot be read.
@@ -117,7 +117,7 @@ class Web:
 
 
 class _Credentials(urllib.request.BaseHandler):
-    """Adds the credentials of the indexes, each for its server, which has their files too, and for no other."""
+    """Adds an index's credentials to requests to its server, which also serves its files, and to no other."""
 
     def __init__(self, urls: Iterable[str]) -> None:
         self._known: dict[tuple[str, str | None, int | None], str] = {}
@@ -127,7 +127,7 @@ class _Credentials(urllib.request.BaseHandler):
                 self._known.setdefault(_server(parts), "Basic " + base64.b64encode(pair.encode()).decode())
 
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
-        """Take a request before it is sent, also where a redirect leads."""
+        """Add the credentials to a request, redirected or not."""
         if credentials := self._known.get(_server(urlsplit(request.full_url))):
             request.add_unredirected_header("Authorization", credentials)
         return request
@@ -148,7 +148,7 @@ def _local_page(path: Path) -> Page | None:
 
 
 def fetch_file(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str]:
-    """Return a file and its hash, from the store's downloads or from where the index says.
+    """Return a file and its hash, from the store's downloads or from its URL.
 
     Args:
         url: where it is.
@@ -157,7 +157,7 @@ def fetch_file(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str
         web: what reads URLs.
 
     Raises:
-        SourceError: it cannot be had, or has another hash.
+        SourceError: it cannot be downloaded, or has another hash.
         DiskFull: there is no space for it.
     """
     if sha256 and (path := store.download_path(sha256)).is_file():
@@ -180,7 +180,7 @@ def _download(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str]
 
 
 def _receive(url: str, path: Path, web: Web) -> str:
-    """Write what a URL has into a new file; return its hash."""
+    """Download a URL into a new file; return its hash."""
     digest, came = hashlib.sha256(), 0
     with path.open("xb") as target, web.open(url) as answer:
         if answer is None:

@@ -7,7 +7,7 @@ from importlib import resources
 
 
 def script(*names: str, **variables: str) -> str:
-    """Return one script made of several: variables, the common beginning, these, the common end.
+    """Return one script of several: variables, the common beginning, the given scripts, the common end.
 
     Args:
         names: files next to this one, without ``.sh``.

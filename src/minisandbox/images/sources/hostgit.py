@@ -40,7 +40,7 @@ def run_git(
     stdout: int = subprocess.PIPE,
     fetches: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git, which ends with this process; its exit status is the caller's to look at.
+    """Run git, which dies with this process; the caller checks its exit status.
 
     Args:
         arguments: what follows ``git``.
@@ -72,7 +72,7 @@ def run_git(
 
 
 def _ends_with_us() -> list[str]:
-    """Have git and its helpers end when the calling thread does, however: a shell ends their process group."""
+    """Return the start of a command line that kills git and its helpers when the calling thread ends."""
     setpriv = shutil.which("setpriv")  # util-linux; an essential package of most distributions
     return [] if setpriv is None else [setpriv, "--pdeathsig", "TERM", "--", "sh", "-c", _GUARD, "sh"]
 

@@ -44,7 +44,7 @@ class Snapshot:
 
     @property
     def digest(self) -> str:
-        """The hash of everything."""
+        """Return the hash of all files."""
         total = hashlib.sha256()
         for path, kind, content in self.files:
             total.update(os.fsencode(path) + b"\0" + kind.encode() + content.encode())
@@ -110,7 +110,7 @@ def _check_place(top: int, source: LocalSource) -> None:
 
 
 def _tracked(root: Path) -> list[str] | None:
-    """Return what git would add here, with the files of submodules; None if this is no git work tree."""
+    """Return the files that git tracks or would add, with submodules; None outside of a work tree."""
     paths = _listed(root, "--cached", "--others", "--exclude-standard")
     if paths is None:
         return None
@@ -141,14 +141,14 @@ def _listed(root: Path, *options: str) -> list[str] | None:
 
 
 def _walked(root: Path) -> Iterator[str]:
-    """Yield all that lies below a directory; what turns into a way out meanwhile is not read."""
+    """Yield the paths below a directory, without following links."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name != ".git"]
         yield from (os.path.relpath(f"{folder}/{name}", root) for name in (*names, *folders) if name != ".git")
 
 
 def _read(top: int, path: str) -> tuple[str, bytes] | None:
-    """A file's kind and content, or a link's target; None for what is neither (a socket, a submodule, gone)."""
+    """Return a file's kind and content, or a link's target; None for anything else, or if it is missing."""
     try:
         fd = sc.openat2(top, path, os.O_PATH | os.O_NOFOLLOW, sc.RESOLVE_INSIDE)
     except OSError as error:

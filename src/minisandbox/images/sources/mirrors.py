@@ -34,7 +34,7 @@ _REFUSED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a mirror gave.
+    """A commit's pack from a mirror.
 
     Attributes:
         pack: the file with the commit's tree.
@@ -51,7 +51,7 @@ class Taken:
 
 @dataclass(slots=True)
 class _Merged:
-    """A commit's files with those of its submodules.
+    """A commit's files together with those of its submodules.
 
     Attributes:
         entries: the lines of ``git ls-tree -r -z``, the submodules' in place of their gitlinks.
@@ -66,7 +66,7 @@ class _Merged:
 
 @dataclass(frozen=True, slots=True)
 class Mirrors:
-    """The mirrors of a store, and others that are looked in before the network is.
+    """The mirrors of a store, and directories of clones that are tried before the network.
 
     Attributes:
         store: its directory ``repositories`` has the mirrors.
@@ -150,7 +150,7 @@ class Mirrors:
             ) from error
 
     def describe(self, source: GitSource) -> str:
-        """Return what git calls a commit, by its last tag; "" where no repository here has it or a tag before it."""
+        """Return git's description of a commit by its last tag; "" if no local repository has both."""
         places = (*self._given(source), self._mirror(source))
         repository = next((path for path in places if _has(path, source)), None)
         return "" if repository is None else _described(repository, source)
@@ -162,7 +162,7 @@ class Mirrors:
         return self.store.root / "repositories" / mirror_name(_place(source))
 
     def _repository(self, source: GitSource, timeout: float, *, local: bool = True) -> Path:
-        """Return a repository with a commit, fetched if no other has it; ``local``: also from this machine's paths."""
+        """Return a repository with a commit; fetch it if necessary. ``local`` allows paths of this machine."""
         local_clones, mirror = self._given(source), self._mirror(source)
         is_refused = _is_local(source.url) and not local
         for path in local_clones if is_refused else (*local_clones, mirror):
@@ -177,7 +177,7 @@ class Mirrors:
 
 
 def _repositories(folder: Path, source: GitSource) -> list[Path]:
-    """Every git repository in a directory, or one further down; those that are called like the source come first."""
+    """Return the git repositories in a directory or one level below; those named like the source come first."""
     repositories: list[Path] = []
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if _is_repository(entry):
@@ -192,7 +192,7 @@ def _is_repository(path: Path) -> bool:
 
 
 def _likeness(source: GitSource) -> Callable[[Path], int]:
-    """How little a repository's path looks like the source's name: 0 for OWNER and NAME, 1 for NAME, 2 for neither."""
+    """Return a sort key of paths: 0 if a path has the source's OWNER and NAME, 1 for NAME alone, else 2."""
     name_parts = _words(source)
     name = re.compile(
         r"(?:.*[^a-z0-9])?" + r"[^a-z0-9]+".join(map(re.escape, name_parts)).lower() if name_parts else "(?!)"
@@ -207,19 +207,19 @@ def _likeness(source: GitSource) -> Callable[[Path], int]:
 
 
 def _words(source: GitSource) -> list[str]:
-    """Return the last two words of a repository's address: OWNER and NAME."""
+    """Return the last two parts of a repository's URL: OWNER and NAME."""
     return [word for word in re.split(r"[/:]", urlsplit(source.url).path.removesuffix(".git")) if word][-2:]
 
 
 def _described(repository: Path, source: GitSource) -> str:
-    """What git calls the commit, by its last tag with a number in it (``5.4.1-159-g5e7f1ab``), or "" without tags."""
+    """Return git's description of a commit by its last tag with a number (``5.4.1-159-g5e7f1ab``), or ""."""
     command = ["-C", str(repository), "describe", "--tags", "--long", "--match", "*[0-9]*", source.commit]
     done = _run(command, source, timeout=FETCH_TIMEOUT, check=False)
     return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
 
 
 def read_committed(folder: Path, url: str, commit: str, path: str) -> str | None:
-    """Return the text of a file at a commit, from repositories made elsewhere; None where none has it.
+    """Return the text of a file at a commit, from a directory of clones; None if none has it.
 
     Args:
         folder: the directory with the repositories, as ``--repo-mirrors`` names it.
@@ -236,7 +236,7 @@ def read_committed(folder: Path, url: str, commit: str, path: str) -> str | None
 
 
 def find_commit(folder: Path, url: str, revision: str) -> str | None:
-    """Return the full commit that a revision names in repositories made elsewhere; None where none knows it.
+    """Return the full commit id of a revision, from a directory of clones; None if none has it.
 
     Args:
         folder: the directory with the repositories, as ``--repo-mirrors`` names it.
@@ -253,7 +253,7 @@ def find_commit(folder: Path, url: str, revision: str) -> str | None:
 
 
 def mirror_name(url: str) -> str:
-    """Return what the mirror of a repository is called: readable, and its own for every URL."""
+    """Return the directory name of a repository's mirror: readable, and unique for every URL."""
     plain = _plain(url)
     label = re.sub(r"[^A-Za-z0-9.-]+", "_", plain.rpartition("://")[2]).strip("._-")[-60:]
     return f"{label or 'repository'}-{_digest(plain)}.git"
@@ -264,7 +264,7 @@ def _plain(url: str) -> str:
 
 
 def origin(source: GitSource) -> str:
-    """Return what stands for where a commit comes from: who knows a commit alone is not given what others fetched."""
+    """Return the identity of a commit's origin: knowing a commit id grants no access to others' fetches."""
     return _digest(_plain(_place(source)))
 
 
@@ -273,7 +273,7 @@ def _digest(plain: str) -> str:
 
 
 def _has(repository: Path, source: GitSource) -> bool:
-    """Whether a repository has a commit with everything in it, without asking anybody else for it."""
+    """Return whether a repository has a commit with all its objects, without fetching any."""
     if not repository.is_dir():
         return False
     probe = ["-C", str(repository), "cat-file", "-e", f"{source.commit}^{{tree}}"]
@@ -295,7 +295,7 @@ def _fetch(source: GitSource, mirror: Path, timeout: float, local_clones: list[P
 
 
 def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
-    """Fetch the commit and nothing else; False where the server does not give out a commit by its name.
+    """Fetch only the commit; return False if the server refuses to send a commit by its id.
 
     Raises:
         SourceError: it failed otherwise; fetching more of the repository would fail as well, or take hours.
@@ -312,7 +312,7 @@ def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
 
 
 def _fetch_branches(source: GitSource, mirror: Path, timeout: float) -> None:
-    """Fetch all branches and tags; not the pull requests, of which a repository may have tens of thousands."""
+    """Fetch all branches and tags, without pull requests, which may be tens of thousands."""
     refspecs = [f"+refs/{kind}/*:refs/fetched/{kind}/*" for kind in ("heads", "tags")]
     _run(
         ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--", _place(source), *refspecs],
@@ -329,7 +329,7 @@ def _fetch_branches(source: GitSource, mirror: Path, timeout: float) -> None:
 
 
 def _modules(repository: Path, source: GitSource) -> dict[bytes, Module]:
-    """Return what a commit's ``.gitmodules`` says, by path; nothing if there is none that git can read."""
+    """Return the entries of a commit's ``.gitmodules`` by path; empty if it is missing or malformed."""
     command = ["-C", str(repository), "config", "--null", f"--blob={source.commit}:.gitmodules", "--list"]
     done = _run(command, source, timeout=FETCH_TIMEOUT, check=False)
     return read_modules(done.stdout) if done.returncode == 0 else {}
@@ -349,7 +349,7 @@ def _objects(repository: Path, source: GitSource) -> Path:
 
 
 def _write_tree(merged: _Merged, target: Path, repository: Path, source: GitSource) -> str:
-    """Make a repository that borrows all objects of a merged commit, and return the name of its tree."""
+    """Create a repository that borrows the objects of a merged commit; return the id of its tree."""
     style = _git(["-C", str(repository), "rev-parse", "--show-object-format"], source).strip()
     _git(["init", "--quiet", "--bare", "--template=", f"--object-format={style}", str(target)], source)
     (target / "objects/info").mkdir(exist_ok=True)
@@ -400,14 +400,14 @@ def _failure(source: GitSource, message: str) -> SourceError | DiskFull:
 
 
 def _told(source: GitSource, message: str) -> list[str]:
-    """What git said, line by line, with the address as messages show it: git leaves out the password, not the query."""
+    """Return git's messages line by line, with secrets removed from the URL: git keeps the query."""
     for form in (source.url, without_credentials(source.url)):
         message = message.replace(form, _shown(source))
     return [line for line in message.splitlines() if line.strip()]
 
 
 def _place(source: GitSource) -> str:
-    """What git is given: a local path is made absolute, since git runs elsewhere.
+    """Return the URL for git; a local path becomes absolute, because git runs in another directory.
 
     A directory that is called like an address is not a mirror: rows were read so too, and each address has one mirror.
     """

@@ -18,7 +18,7 @@ _SHOWN = 12
 
 
 def fetch_sdist(source: SdistSource, store: Store, settings: IndexSettings | None = None) -> Path:
-    """Return a verified source archive, downloading it first if the store has it not.
+    """Return a verified source archive; download it if the store lacks it.
 
     Args:
         source: which one.
@@ -68,7 +68,7 @@ def _choose(source: SdistSource, links: list[Link]) -> Link:
 
 
 def _versions(versions: set[str]) -> str:
-    """The newest versions, for people."""
+    """Return the newest versions, for messages."""
     ordered = sorted(versions, key=_version_order)
     return ("..., " if len(ordered) > _SHOWN else "") + ", ".join(ordered[-_SHOWN:])
 
