@@ -91,7 +91,7 @@ class Limits:
         processes: how many processes and threads may exist at once.
         open_files: open descriptors per process, at least 16.
         file_size: apparent size in bytes of one file, holes included, in memory (memfd_create(2)) as on disk.
-            Exceeding it raises SIGXFSZ, or EFBIG where that is ignored. None: no limit.
+            Exceeding it raises SIGXFSZ, or EFBIG if that is ignored. None: no limit.
         output: bytes kept of each of a command's stdout and stderr (half from the head, half from the tail).
         inotify: inotify instances that may exist at once.
         lifetime: seconds after which the sandbox ends, even if its owner hangs; snapshots and resets do not extend
@@ -242,7 +242,7 @@ def _ip_literal(name: str) -> str:
     """Normalise an IP address, with brackets around IPv6; return an empty string for a name.
 
     Raises:
-        ValueError: it is not an IP address, but resolvers might take it for one.
+        ValueError: the text is not an IP address, but resolvers might take it for one.
     """
     bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
     last = bare.rpartition(".")[2].lower()
@@ -295,8 +295,8 @@ class ImageSpec:
         name: its name in messages and logs.
         layers: absolute host paths of read-only directory trees, bottom first, without mounts in them.
         environment: variables every command gets, captured when the image was built.
-        workdir: the directory where commands start; made where it is missing.
-        host_usr: whether the host's ``/usr`` (and ``/bin``, ``/lib`` and so on where they are directories) is shown.
+        workdir: the directory where commands start; made if it is missing.
+        host_usr: whether the host's ``/usr`` (and ``/bin``, ``/lib`` and so on if they are directories) is shown.
         base_commit: the commit that ``Sandbox.patch`` compares with.
         clean: whether the repository at ``workdir`` equals that commit, ignored files apart: then git compares
             only the paths written since.
@@ -304,7 +304,7 @@ class ImageSpec:
             id all run as root.
         backend: what isolates it: "" for namespaces, a container engine of :data:`ENGINES`, or a plug-in.
         entrypoint: the program that an engine starts its containers with, and that a sandbox does not run.
-        volumes: further directories that are made where they are missing.
+        volumes: further directories that are made if they are missing.
     """
 
     name: str
@@ -350,7 +350,7 @@ class ExecResult:
     Attributes:
         command: the command, as given.
         outcome: exited, signaled or timeout.
-        exit_code: 0 to 255 where it exited, else None.
+        exit_code: 0 to 255 if it exited, else None.
         signal: the number of the signal that ended it, else None.
         stdout_bytes: the kept part of stdout: head and tail, and between them a line that counts the dropped bytes.
         stderr_bytes: the kept part of stderr, likewise.

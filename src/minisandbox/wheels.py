@@ -31,10 +31,10 @@ def make_once(target: Path, make: Callable[[Path], object], *, waiting: Callable
     Args:
         target: the directory.
         make: fills a staging directory next to it.
-        waiting: called where another process is making it.
+        waiting: called if another process is making it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the directory cannot be written.
     """
     if target.is_dir():
         return target

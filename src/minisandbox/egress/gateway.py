@@ -48,7 +48,7 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # waitpid(2) fails where it is ignored
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # waitpid(2) fails if it is ignored
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
     sc.overwrite_arguments("minisandbox-gateway")

@@ -164,7 +164,7 @@ class SandboxProxy:
         self._loop.add_reader(listener, self._accept)
 
     def _accept(self) -> None:
-        """Accept one connection: other work goes on between two, however many a sandbox opens."""
+        """Accept one connection; other work is done between two, however many a sandbox opens."""
         try:
             client, _ = self._listener.accept()
         except BlockingIOError:  # the client reset it before we came
@@ -317,7 +317,7 @@ class SandboxProxy:
         except RuntimeError:
             self._resolving.release()
             raise _UnreachableError(f"{host}: no thread is left to look it up") from None
-        lookup.add_done_callback(lambda _: self._resolving.release())  # the thread goes on when we are cancelled
+        lookup.add_done_callback(lambda _: self._resolving.release())  # the thread continues when we are cancelled
         try:
             return await asyncio.shield(lookup)
         except OSError as error:
@@ -404,7 +404,7 @@ class _Peer:
         """Receive a head; returns it without its empty line, or nothing if the peer sent nothing and hung up.
 
         Raises:
-            RefusedError: it is too long, or cut off.
+            RefusedError: the head is too long, or was truncated.
         """
         while (end := self.data.find(b"\r\n\r\n", 0, rules.MOST_HEAD)) < 0:
             if len(self.data) >= rules.MOST_HEAD:

@@ -98,7 +98,7 @@ def parse_authority(text: str, default_port: int | None = None) -> HostPort:
     """Read ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``.
 
     Raises:
-        RefusedError: it is none of them, or has no port where there is no default.
+        RefusedError: the text has another form, or no port and there is no default.
     """
     match = _AUTHORITY.fullmatch(text)
     port = int(match[2]) if match and match[2] else default_port
@@ -167,7 +167,7 @@ class Rules:
             local: whether it is one of this machine's own.
 
         Raises:
-            RefusedError: it is of a special kind.
+            RefusedError: the address is of a special kind.
         """
         kind, never = _kind(ipaddress.ip_address(address))
         if not kind and local:
@@ -259,7 +259,7 @@ def parse_request(head: bytes) -> ProxyRequest:
         head: all up to the empty line, which is left out.
 
     Raises:
-        RefusedError: it is ambiguous, malformed, or for something else than a proxy.
+        RefusedError: the request is ambiguous, malformed, or not for a proxy.
     """
     line, *lines = head.split(b"\r\n")
     match = REQUEST_LINE.fullmatch(line)
@@ -331,7 +331,7 @@ def chunk_size(line: bytes) -> int:
     """Return the size that the line before a chunk states.
 
     Raises:
-        RefusedError: it states no size.
+        RefusedError: the line contains no size.
     """
     match = _CHUNK_SIZE.fullmatch(line)
     if match is None:
@@ -421,7 +421,7 @@ def parse_hop(url: str) -> Hop:
     """Read the address of a proxy: ``http://user:password@host:port``.
 
     Raises:
-        ValueError: it is not of that form.
+        ValueError: the text is malformed.
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")

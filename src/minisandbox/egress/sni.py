@@ -63,7 +63,7 @@ def server_name(hello: bytes) -> str:
     """Return the host that a ClientHello names, or "" if it names no host (RFC 6066, section 3).
 
     Raises:
-        RefusedError: it is malformed, or names a host twice: servers differ in which name they use.
+        RefusedError: the message is malformed, or names a host twice: servers differ in which name they use.
     """
     _, remaining = _cut(hello, 34)  # version, random
     for width in (1, 2, 1):  # session, cipher suites, compression methods

@@ -43,7 +43,7 @@ class Check:
         status: ok; degraded (there, but less than it could be); missing; untried (another check stands in its way).
         detail: what was seen.
         needed_for: what depends on it: ``sandbox`` (nothing works without), ``images``, or words for people.
-        fix: the line that would enable it, or "" where it is there or could not be tried.
+        fix: the line that would enable it, or "" if it is there or could not be tried.
     """
 
     name: str
@@ -90,7 +90,7 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
     Args:
         store: where the store is or would be; its file system is tried. None: the directory for temporary files.
         make_sandbox: makes sandboxes with a store of their own in a directory, runs a command in each and removes all;
-            tried last, where nothing else that a sandbox needs is missing.
+            tried last, if nothing else that a sandbox needs is missing.
 
     Returns:
         The checks, in a fixed order; the last is the mode in which sandboxes would run here.
@@ -162,7 +162,7 @@ def missing_for(feature: str, store: Path | None = None) -> str | None:
         store: as for :func:`run_checks`.
 
     Returns:
-        The reason, with the fix; None where nothing is missing.
+        The reason, with the fix; None if nothing is missing.
     """
     return explain(feature, run_checks(store))
 
@@ -173,7 +173,7 @@ def explain(feature: str, checks: Sequence[Check]) -> str | None:
         mode = checks[-1].detail
         return None if mode.startswith(feature) else f"{feature} mode is not the one of this process ({mode})"
     blocking = [check for check in checks[:-1] if check.name == feature or _blocks(check, feature)]
-    # a check that could not be tried is only worth a word where the one that stands in its way is not named
+    # a check that could not be tried is only worth a word if the one that stands in its way is not named
     failed = [check for check in blocking if check.status not in (CheckStatus.OK, CheckStatus.UNTRIED)]
     untried = [check for check in blocking if check.status is CheckStatus.UNTRIED]
     reasons = [f"{check.name}: {check.detail}" + (f" (fix: {check.fix})" if check.fix else "") for check in failed]

@@ -60,7 +60,7 @@ def fix_for(name: str) -> str:  # noqa: PLR0911 - one return for each cause
         name: a name of :data:`minisandbox.host.probes.PROBES`.
 
     Returns:
-        A command line, or what to do where no single command does it.
+        A command line, or what to do if no single command does it.
     """
     if name in ("user-namespaces", "namespaces"):
         return _user_namespaces()

@@ -35,7 +35,7 @@ def make(directory: Path, name: str, elsewhere: str = ELSEWHERE) -> socket.socke
         elsewhere: how to have it made in another place.
 
     Raises:
-        HostError: it cannot be made there.
+        HostError: the listener cannot be created there.
     """
     with runtime_os_errors(f"make the socket {name}", directory, elsewhere), _opened(directory) as descriptor:
         return listen(descriptor, name)
@@ -49,7 +49,7 @@ def listen(directory: int, name: str) -> socket.socket:
         name: what the listener is called.
 
     Raises:
-        OSError: it cannot be made there; FileNotFoundError where the directory was removed.
+        OSError: the listener cannot be created there; FileNotFoundError if the directory was removed.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
@@ -72,7 +72,7 @@ def connect(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
     Raises:
         BlockingIOError: too many others wait (connect(2): EAGAIN), and this one may not.
         TimeoutError: the listener has accepted no connection for a minute.
-        OSError: it does not exist, or its owner has ended.
+        OSError: the listener does not exist, or its owner has exited.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

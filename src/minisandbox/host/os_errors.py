@@ -30,7 +30,7 @@ def runtime_os_errors(what: str, path: Path, elsewhere: str = ELSEWHERE) -> Iter
     Args:
         what: the failed action and its object, such as ``"record sandbox box-1"``.
         path: the directory that it is done in.
-        elsewhere: how to have it done in another place; empty where there is no other.
+        elsewhere: how to have it done in another place; empty if there is no other.
 
     Raises:
         HostError: the kernel refused.

@@ -95,7 +95,7 @@ def _executor(identity: Identity) -> Executor:
 
 
 def _in_fork(action: Callable[[], str]) -> str:
-    """Run ``action`` in a child, the first of a new process namespace where one was unshared; return its answer."""
+    """Run ``action`` in a child, the first of a new process namespace if one was unshared; return its answer."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -462,7 +462,7 @@ def _make_directory(near: str) -> str:
 
 def _remove_leftovers(near: str) -> None:
     for path in Path(near).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or removed meanwhile
+        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
             if path.stat().st_uid == os.geteuid() and time.time() - path.stat().st_mtime > _LEFTOVER:
                 _remove(str(path))
 

@@ -17,7 +17,7 @@ _PATIENCE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that nobody alive owns.
+    """A resource whose owner is dead.
 
     Attributes:
         kind: ``records``, ``control group`` or ``directory``.
@@ -30,7 +30,7 @@ class Leftover:
     owner: str
 
     def remove(self) -> bool:
-        """Remove it; returns whether it is gone. What is in use by somebody after all stays."""
+        """Remove it unless it is in use; returns whether it is gone."""
         if self.kind == _GROUP:
             cgroups.remove_owner(str(self.path), _PATIENCE)
         elif not registry.control_groups(self.path):  # the next reaper needs their paths

@@ -1,7 +1,7 @@
 """Who owns live sandboxes, and who is alive.
 
 An owner is a process, named by its pid, its start time, the machine's boot and its namespaces of pids and of time: a
-pid alone may already belong to somebody else, after a restart both numbers come again, and in a container they are its
+pid alone may be reused, after a restart both numbers come again, and in a container they are its
 own. Each owner keeps a directory with one record per live sandbox and the paths of its control groups. The owner
 removes both, or :mod:`.reaper` does once it is dead. A range of host ids is held by a lock, which the kernel drops.
 """
@@ -38,11 +38,11 @@ _GROUPS = "groups"
 def runtime_directory() -> Path:
     """Return the private directory for this user's live records, created if missing.
 
-    ``$MINISANDBOX_RUNTIME``, or ``minisandbox`` in ``$XDG_RUNTIME_DIR``, or ``/run/minisandbox`` where this user may
+    ``$MINISANDBOX_RUNTIME``, or ``minisandbox`` in ``$XDG_RUNTIME_DIR``, or ``/run/minisandbox`` if this user may
     write there, or one in ``/tmp``.
 
     Raises:
-        HostError: it cannot be made, belongs to somebody else, or others may write to it.
+        HostError: the directory cannot be created, belongs to another user, or others may write to it.
     """
     chosen = os.environ.get("MINISANDBOX_RUNTIME")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -63,7 +63,7 @@ def ranges_directory(runtime: Path) -> Path:
     The ids are the machine's: two sandboxes with the same would share what the kernel counts by user.
 
     Raises:
-        HostError: it cannot be made, belongs to somebody else, or others may write to it.
+        HostError: the directory cannot be created, belongs to another user, or others may write to it.
     """
     return _private(_MACHINES, "") / "ids" if os.access("/run", os.W_OK) else runtime / "ids"
 
@@ -170,7 +170,7 @@ class OwnerRecord:
         pid: host pid of its first process.
         network: ``off``, ``allow`` or ``host``.
         labels: what its maker calls it.
-        expires: seconds since the epoch when it ends by itself, or None.
+        expires: when its lifetime is over, in seconds since the epoch, or None.
         workdir: where its commands start.
         base_commit: the commit that its patches compare with.
         environment: what its commands find.

@@ -68,7 +68,7 @@ def _job(rlimits: tuple[tuple[str, int], ...]) -> None:
     for connection in (theirs, control, workers):
         connection.close()
     threading.Thread(target=_carry_in, args=(ours,), daemon=True).start()
-    with contextlib.suppress(OSError):  # nobody listens any more
+    with contextlib.suppress(OSError):  # the reader has hung up
         while data := ours.recv(_PIECE):
             _write(data)
     with contextlib.suppress(OSError):

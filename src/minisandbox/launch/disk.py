@@ -21,7 +21,7 @@ from .plan import BYTES_PER_FILE
 PARTS = ("upper", "usr")
 """Directories of an upper that hold what was written; overlayfs works in the others."""
 FLOOR, NEAR_FLOOR = 256 << 20, 512 << 20
-"""Free bytes of a file system: below the second nobody's upper may grow, below the first no command may go on."""
+"""Free bytes of a file system: below the second no upper may grow, below the first all commands are killed."""
 _ENTRIES = 200
 """Entries between two pauses; each subdirectory is followed by one too, because entering it takes longer."""
 _MOST_OPEN = 256
@@ -52,7 +52,7 @@ class Count:
         for part in PARTS:
             try:
                 root = os.open(part, DIRECTORY_FLAGS, dir_fd=self._upper)
-            except OSError:  # made only where the host's /usr is writable inside
+            except OSError:  # made only if the host's /usr is writable inside
                 continue
             with contextlib.closing(DirWalker(root, _MOST_OPEN)) as walker:
                 for number, status in enumerate(walk_statuses(walker), 1):
@@ -92,7 +92,7 @@ class Room(NamedTuple):
 
     Attributes:
         bytes: free bytes.
-        files: free files; 0 where it does not say.
+        files: free files; 0 if it does not say.
     """
 
     bytes: int
@@ -100,7 +100,7 @@ class Room(NamedTuple):
 
 
 def room(upper: int) -> Room:
-    """Return what the file system that holds an upper has left; no bytes where it takes no further files."""
+    """Return what the file system that holds an upper has left; no bytes if it takes no further files."""
     info = os.fstatvfs(upper)
     full = info.f_files > 0 and info.f_favail == 0
     return Room(0 if full else info.f_bavail * info.f_frsize, info.f_favail)
@@ -182,10 +182,10 @@ class DiskLimit:
         return self.is_near() and (self._find() >= self.limit or room(self.upper).bytes == 0)
 
     def charge(self, size: int) -> None:
-        """Refuse to write so many bytes for a file operation where they are too many; counts only if that is likely.
+        """Refuse to write so many bytes for a file operation if they are too many; counts only if that is likely.
 
         Raises:
-            OSError: they are (ENOSPC).
+            OSError: the limit would be exceeded (ENOSPC).
         """
         if size > self._credit and self.is_near(size):
             self._credit = max(0, self.limit - self._find())

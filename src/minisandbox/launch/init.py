@@ -107,7 +107,7 @@ def _become(
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     if network == "off":
-        # connections that no process holds any more, and nobody answers, end after 2 s, not after 100 (tcp(7))
+        # unanswered connections without a process end after 2 s, not after 100 (tcp(7))
         with contextlib.suppress(OSError):  # /proc/sys may be read-only in a container
             sc.write_setting("sys/net/ipv4/tcp_orphan_retries", "1", proc)
             sc.write_setting("sys/net/ipv4/ip_unprivileged_port_start", "0", proc)  # as in containers: any port
@@ -201,7 +201,7 @@ class Init:
                 gives them.
             control: socket on which jobs arrive; its end is the end of the sandbox.
             door: listening socket at which others bring jobs.
-            upper: descriptor of its upper where that is on disk, else -1.
+            upper: descriptor of its upper if that is on disk, else -1.
         """
         self._control = control
         self._door = door
@@ -295,7 +295,7 @@ class Init:
             self._primary = 0
 
     def _make_room(self) -> None:
-        """End what took every process there may be: otherwise nobody could do anything here any more."""
+        """Kill all commands once they use up the process limit: otherwise no worker could start."""
         with contextlib.suppress(OSError):
             for name in filter(str.isdigit, os.listdir("/proc")):
                 if int(name) not in self._workers | {os.getpid()}:
@@ -304,7 +304,7 @@ class Init:
         self._count_failure()
 
     def _count_failure(self) -> None:
-        """Give up where no worker can be had any more: commands would wait for ever."""
+        """Give up if no worker can be had any more: commands would wait for ever."""
         self._failures += 1
         if self._failures > _MAX_FAILURES:
             self._end(worker.FAILED)

@@ -195,7 +195,7 @@ class Overlay:
 
 @dataclass(frozen=True, slots=True)
 class Tmpfs:
-    """Mount a tmpfs that everybody inside may write to.
+    """Mount a tmpfs that every user inside may write to.
 
     Attributes:
         path: scratch path to mount it at.
@@ -268,7 +268,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Name the sandbox; where that is refused, have the name that it has resolve in it (``run/hosts``)."""
+    """Name the sandbox; if that is refused, have the name that it has resolve in it (``run/hosts``)."""
 
     hostname: str
 
@@ -340,14 +340,14 @@ class Plan:
         network: ``off`` (a network namespace of its own, loopback up), ``allow`` (the same, with a socket handed out on
             which a proxy listens) or ``host``.
         rlimits: (name without ``RLIMIT_``, value) pairs that every command gets, soft and hard.
-        lifetime: milliseconds after which it ends by itself; 0: never.
+        lifetime: milliseconds after which it is stopped; 0: never.
         expects_commands: whether there will be one at once: pid 1 then has a worker ready for it.
-        memory: bytes that pid 1 watches over, where no control group does; 0: none.
-        disk: bytes that pid 1 watches over, where there is a disk upper; 0: none.
+        memory: bytes that pid 1 watches over, if no control group does; 0: none.
+        disk: bytes that pid 1 watches over, if there is a disk upper; 0: none.
         inotify: inotify instances of its user namespace.
-        processes: processes of all its ids together, where no control group counts them.
+        processes: processes of all its ids together, if no control group counts them.
         group_limits: (name, amount) for its control group (:meth:`.kernel.cgroups.Cgroup.limit`).
-        one_id: whether it has but one uid where it would share more with the caller's other sandboxes.
+        one_id: whether it has but one uid if it would share more with the caller's other sandboxes.
         pretend_owners: whether changes of owners in it answer success and do nothing.
     """
 

@@ -110,9 +110,9 @@ def _receive(source: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
 
 
 def _make_home() -> OSError | None:
-    """Enter namespaces to come back to after each sandbox; returns the error where the kernel refuses.
+    """Enter namespaces to come back to after each sandbox; returns the error if the kernel refuses.
 
-    A setup worker that ended for it would be replaced without end, and nobody would hear the reason.
+    A setup worker that exited instead would be replaced forever, and the reason would be lost.
     """
     sc.close_range(_FIRST_HOME)
     try:
@@ -176,7 +176,7 @@ class _Making:
     def prepare_for_another(self, leader: int, handover: int) -> None:
         """Prepare it, and leave it to the setup worker that finishes it.
 
-        A failure waits there too, with the socket, so that the process stays until somebody asks for it.
+        A failure waits there too, with the socket, so that the process stays until it is requested.
         """
         with socket.socket(fileno=handover) as other:
             try:
@@ -252,7 +252,7 @@ class _Making:
         return held.user if self.identity.mapped else None
 
     def _carry_out(self, plan: Plan, held: _Held, executor: mounts.Executor, controller: socket.socket) -> None:
-        """Do what the plan says, its preparations included where it is not prepared."""
+        """Do what the plan says, its preparations included if it is not prepared."""
         self._run(executor, plan.takes)
         network = plan.network == "allow"
         with self._inside(held, network=network):
@@ -313,7 +313,7 @@ def _hand_out(controller: socket.socket, what: str, descriptor: int) -> None:
 
 
 def _hand_out_listener(controller: socket.socket) -> None:
-    """Give the controller a socket that listens in this network, where the way out is: nobody of ours is inside."""
+    """Give the controller a listening socket in this network, for the proxy: none of our processes is inside."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
         listener.bind(("127.0.0.1", PROXY_PORT))
         listener.listen(_BACKLOG)

@@ -1,4 +1,4 @@
-"""Limits that pid 1 watches: memory without control groups, and the disk where a sandbox's upper lies on one.
+"""Limits that pid 1 watches: memory without control groups, and the disk if a sandbox's upper lies on one.
 
 Memory is what the sandbox's own processes hold. Best effort: between two looks they can take more, so RLIMIT_DATA
 bounds each of them too (:mod:`minisandbox.sandbox.plans`). Only memory that a process has mapped at the moment counts,
@@ -28,7 +28,7 @@ So looking takes well under 1 % of a processor, and 5 % where resident memory ex
 _CONFIRMATION = 0.05
 """Seconds until a second look confirms that there is too much."""
 _SLICE, _SLICE_NEAR = 0.005, 0.05
-"""Seconds that one look counts files; more where the limit may be near."""
+"""Seconds that one look counts files; more if the limit may be near."""
 _COUNTS_APART, _COUNT_SHARE, _COUNT_SHARE_NEAR = 1.0, 50, 4
 """The pause between two counts: at least so many seconds, and so many times what the last count took; near the limit
 only the last."""
@@ -97,7 +97,7 @@ class Watchdog:
 class DiskWatchdog:
     """Ends the commands of a sandbox that write more to its upper on disk than they may.
 
-    It counts files, a slice in each look. That takes 2 % of a processor at most, or 20 % where the file system's free
+    It counts files, a slice in each look. That takes 2 % of a processor at most, or 20 % if the file system's free
     space says that the limit may be near. What lies there when commands were ended stays, and may be removed: a command
     is ended only if there is more than at the count before. Files that were deleted and are still open are not counted:
     the floors hold these.
@@ -216,7 +216,7 @@ def _vforked(processes: dict[int, _Process]) -> set[int]:
 
 
 def _share(pid: int) -> int:
-    """Return a process's share of the memory that it holds; all of it where the process does not show its share."""
+    """Return a process's share of the memory that it holds; all of it if the process does not show its share."""
     with contextlib.suppress(OSError, KeyError):
         return _sum(_rows(f"/proc/{pid}/smaps_rollup"), _SHARED)
     return _held(pid)  # read again: one that has ended since shows no share either, and holds nothing

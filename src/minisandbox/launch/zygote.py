@@ -93,7 +93,7 @@ def _find_roots() -> cgroups.CgroupRoots:
 
 
 def _make_groups(roots: cgroups.CgroupRoots, owner: str) -> cgroups.OwnerCgroups | None:
-    """Control groups for the sandboxes of an owner, where they can be made."""
+    """Control groups for the sandboxes of an owner, if they can be made."""
     if not roots.version:
         return None
     try:

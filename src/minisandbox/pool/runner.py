@@ -107,7 +107,7 @@ def open_results(directory: type[RunDirectory], out: Path | None, config: Config
     Raises:
         RunError: the directory is in use, belongs to another run, or its database is damaged.
         DiskFull: the disk is full.
-        OSError: it cannot be made.
+        OSError: the database cannot be created.
     """
     if out is None:
         with Results(None) as results:

@@ -20,7 +20,7 @@ class Threads:
     """Calls functions in daemon threads of its own, so many at once.
 
     Args:
-        count: how many calls go on at once, at least 1.
+        count: how many calls run at once, at least 1.
         name: what the threads are called.
     """
 
@@ -70,7 +70,7 @@ class Threads:
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function and wait for it on the running event loop.
 
-        If this is cancelled, a call that has begun goes on by itself, and what it returns is dropped.
+        If this is cancelled, a call that has begun continues, and its result is dropped.
 
         Args:
             function: what is called.

@@ -52,10 +52,10 @@ class WarmPool(Generic[Key]):
 
         Args:
             key: whose it is.
-            make: makes it, where none was made ahead.
+            make: makes it, if none was made ahead.
 
         Raises:
-            MiniSandboxError: it could not be made, now or ahead.
+            MiniSandboxError: the sandbox could not be created, now or ahead.
             OSError: the same.
         """
         task = self._ahead.pop(key, None)
@@ -78,7 +78,7 @@ class WarmPool(Generic[Key]):
 
 
 async def _undo(task: asyncio.Task[AsyncSandbox]) -> None:
-    """Cancel the making of a sandbox, and stop it where that comes too late."""
+    """Cancel the making of a sandbox, and stop it if that comes too late."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         box = await task

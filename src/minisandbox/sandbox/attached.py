@@ -48,7 +48,7 @@ class AttachedCore:
         """Reach a live sandbox of this user.
 
         Raises:
-            NotFound: there is none of that id.
+            NotFound: there is no live sandbox of that id.
         """
         for directory, record in registry.located_records(registry.runtime_directory()):
             if record.id == sandbox_id:
@@ -80,7 +80,7 @@ class AttachedCore:
             wait: whether to wait where so many jobs are under way that another has no room.
 
         Raises:
-            BlockingIOError: it has no room and may not wait.
+            BlockingIOError: the sandbox has no capacity, and the call may not wait.
             SandboxGone: the sandbox has ended, or its owner has reset it.
         """
         if self._pidfd < 0:
@@ -119,7 +119,7 @@ class AttachedCore:
 
         Raises:
             SandboxGone: the sandbox has ended.
-            HostError: it cannot be made.
+            HostError: the socket cannot be created.
         """
         if not self.alive:
             raise self._gone()
@@ -129,7 +129,7 @@ class AttachedCore:
         """Reach a process by its door.
 
         Raises:
-            NotFound: there is none of that id, or nobody behind its door any more.
+            NotFound: there is no process of that id, or its listener is gone.
         """
         return reach_process(self._directory, self.id, process_id)
 

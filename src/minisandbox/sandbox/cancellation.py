@@ -1,4 +1,4 @@
-"""Calling off work that goes on in threads: its sandboxes end, and so do the calls that wait for them."""
+"""Cancel work in threads: its sandboxes are stopped, and so the calls that wait for them return."""
 
 from __future__ import annotations
 

@@ -32,13 +32,13 @@ class Controller:
     """The launcher of this process and the sandboxes it made.
 
     Args:
-        gateway: that of a controller of this process whose launcher has ended; it would serve on for nobody.
+        gateway: the gateway of an earlier controller of this process, whose launcher has exited.
 
     Attributes:
         pid: of this process; what a fork inherited is not its own.
         launcher: makes the sandboxes.
         gateway: serves those that reach the network by an allow-list.
-        layers: the store's layers that they use, and that nobody removes meanwhile.
+        layers: the store's layers that they use; they cannot be removed meanwhile.
         turns: held while a sandbox is made: more at once would only take the CPU from each other.
     """
 
@@ -50,7 +50,7 @@ class Controller:
         self._records = registry.Records(runtime)
         try:
             self.launcher = Launcher(runtime)
-        except BaseException:  # a Ctrl-C too: nobody would remove them
+        except BaseException:  # a Ctrl-C too: otherwise they would stay
             self._records.close()
             raise
         self.gateway = gateway or Gateway()

@@ -137,7 +137,7 @@ class Core:
         """Begin a life over the trees that are sealed now.
 
         Args:
-            plan: what it is, where that is known already.
+            plan: what it is, if that is known already.
         """
         door = self._controller.listener(listeners.name_of(self.id))
         with door:
@@ -146,7 +146,7 @@ class Core:
             plan = plan if upper is None else with_disk_upper(plan, upper.path)
             if not self._asked:  # its lifetime counts from here: pid 1 begins later, and ends it after it is over here
                 self._asked, self._began = time.monotonic(), time.time()
-            elif self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
+            elif self.limits.lifetime is not None:  # a reset does not renew the lifetime
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             try:
                 self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, upper=upper)
@@ -199,7 +199,7 @@ class Core:
             wait: whether to wait where so many jobs are under way that another has no room.
 
         Raises:
-            BlockingIOError: it has no room and may not wait.
+            BlockingIOError: the sandbox has no capacity, and the call may not wait.
             HostError: this process has no descriptors left, for example.
             SandboxGone: the sandbox has ended.
         """
@@ -261,7 +261,7 @@ class Core:
 
         Raises:
             SandboxGone: the sandbox has ended.
-            HostError: it cannot be made.
+            HostError: the socket cannot be created.
         """
         if not self.alive:
             raise self._gone()
@@ -271,7 +271,7 @@ class Core:
         """Reach a process by its door.
 
         Raises:
-            NotFound: there is none of that id, or nobody behind its door any more.
+            NotFound: there is no process of that id, or its listener is gone.
         """
         return reach_process(self._controller.directory, self.id, process_id)
 
@@ -300,7 +300,7 @@ class Core:
         return comparing.changes(self._controller.launcher, self._request, trees, below, timeout, max_characters)
 
     def snapshot(self) -> Snapshot:
-        """Seal what was written, and go on over it; see :meth:`minisandbox.Sandbox.snapshot`."""
+        """Seal what was written, and continue on top of it; see :meth:`minisandbox.Sandbox.snapshot`."""
         with self._changing:
             run = self._living("a snapshot")
             if len(self._trees) == MOST_TREES:
@@ -367,7 +367,7 @@ class Core:
         return run
 
     def _go_on(self, trees: tuple[Tree, ...]) -> None:
-        """Begin the next life; where that fails the sandbox is over."""
+        """Begin the next life; if that fails the sandbox is over."""
         self._run = None
         self._trees = trees
         listeners.remove(self._controller.directory, self.id)
@@ -437,7 +437,7 @@ def hold_layers(controller: Controller, image: ImageSpec, mounts: Sequence[Mount
     """Keep an image's layers in their store for as long as something is made over them.
 
     Raises:
-        NotFound: one has been removed.
+        NotFound: a layer has been removed.
         StoreError: the kernel refused; no descriptors left, for example.
     """
     lease = Lease(controller.layers)
@@ -465,7 +465,7 @@ def reach_process(directory: Path, sandbox_id: str, process_id: str) -> socket.s
     """Reach a process of a sandbox by its door.
 
     Raises:
-        NotFound: there is none of that id, or nobody behind its door any more.
+        NotFound: there is no process of that id, or its listener is gone.
     """
     hint = 'start it with lifetime="sandbox" to find it again'
     missing = NotFound(f"sandbox {sandbox_id} has no process {process_id!r}", hint=hint)

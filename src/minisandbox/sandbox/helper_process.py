@@ -43,7 +43,7 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
         settings: texts for the helper.
 
     Raises:
-        HostError: it cannot be started.
+        HostError: the process cannot be started.
     """
     loader = sealed_loader(sys.executable)
     package = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a helper whose connection was closed; kill it where it does not react, because it was stopped.
+    """Wait for a helper whose connection was closed; kill it if it does not react, because it was stopped.
 
     Raises:
         TimeoutExpired: it hangs in the kernel (``subprocess``'s own).
@@ -109,7 +109,7 @@ def sealed_loader(interpreter: str) -> Loader:
         interpreter: its path.
 
     Raises:
-        HostError: it is not a program of this machine, or the kernel refuses to execute a copy in memory.
+        HostError: the file is not a program of this machine, or the kernel refuses to execute a copy in memory.
     """
     loader = _loader(interpreter)
     program = os.path.realpath(loader or interpreter)
@@ -121,7 +121,7 @@ def _loader(program: str) -> str | None:
     """Return the dynamic loader that a program asks for, or None for a static one.
 
     Raises:
-        HostError: it is not a program.
+        HostError: the file is not a program.
     """
     try:
         with open(program, "rb") as source:

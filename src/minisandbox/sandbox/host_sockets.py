@@ -1,6 +1,6 @@
 """Sockets and FIFOs of the host below directories that sandboxes see: they connect through a read-only bind mount.
 
-An overlay has inodes of its own for them, to which nobody listens; a bind mount has the host's.
+An overlay has inodes of its own for them, without a listener; a bind mount has the host's.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ async def _converse(call: Call, connection: socket.socket, run: _Run) -> None:
 async def _receive(connection: socket.socket, patience: float | None) -> bytes:
     """Return some bytes, or none at the end of the stream."""
     loop = asyncio.get_running_loop()
-    for _ in range(2):  # reported once where the peer closed with our bytes unread; its answer still waits
+    for _ in range(2):  # reported once if the peer closed with our bytes unread; its answer still waits
         with contextlib.suppress(ConnectionResetError):
             return await _within(patience, loop.sock_recv(connection, _PIECE))
     return b""
@@ -201,7 +201,7 @@ class AsyncSharedConnection(Connection[Channel]):
 
         Raises:
             MiniSandboxError: what keeps it from running.
-            SandboxGone: nobody answers; the sandbox was stopped if it is ours.
+            SandboxGone: there is no answer; the sandbox was stopped if it is ours.
         """
         deadline = time.monotonic() + GRACE
         while not (self.channel.started or self.channel.done):
@@ -220,7 +220,7 @@ class AsyncSharedConnection(Connection[Channel]):
 
         Args:
             deadline: when to stop waiting, as time.monotonic() counts.
-            listen: whether to take what has arrived; False where nobody would look at it.
+            listen: whether to take what has arrived; False if it would not be read.
 
         Returns:
             Whether the deadline was still ahead. If it was not, what had arrived before was taken all the same.

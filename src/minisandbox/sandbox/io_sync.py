@@ -89,7 +89,7 @@ def converse(call: Call, connection: socket.socket, deadline: float | None = Non
     Args:
         call: the call.
         connection: a job's socket; its timeout bounds each wait.
-        deadline: when all of it must be done, as time.monotonic() counts; None where each wait is bounded alone.
+        deadline: when all of it must be done, as time.monotonic() counts; None if each wait is bounded alone.
 
     Raises:
         TimeoutError: the socket's timeout or the deadline passed.
@@ -118,7 +118,7 @@ def _limit(connection: socket.socket, deadline: float | None) -> None:
 
 def _receive(connection: socket.socket) -> bytes:
     """Return some bytes, or none at the end of the stream."""
-    for _ in range(2):  # reported once where the peer closed with our bytes unread; its answer still waits
+    for _ in range(2):  # reported once if the peer closed with our bytes unread; its answer still waits
         with contextlib.suppress(ConnectionResetError):
             return connection.recv(_PIECE)
     return b""
@@ -148,7 +148,7 @@ class SharedConnection(Connection[Channel]):
 
         Raises:
             MiniSandboxError: what keeps it from running.
-            SandboxGone: nobody answers; the sandbox was stopped if it is ours.
+            SandboxGone: there is no answer; the sandbox was stopped if it is ours.
         """
         deadline = time.monotonic() + GRACE
         with self.lock:
@@ -168,7 +168,7 @@ class SharedConnection(Connection[Channel]):
 
         Args:
             deadline: when to stop waiting, as time.monotonic() counts.
-            listen: whether to take what has arrived; False where nobody would look at it.
+            listen: whether to take what has arrived; False if it would not be read.
 
         Returns:
             Whether the deadline was still ahead. If it was not, what had arrived before was taken all the same.

@@ -38,7 +38,7 @@ def check_network(network: Network) -> Network:
     """Check that an allow-list can be carried out on this machine.
 
     Raises:
-        InvalidValue: it names an address that would be refused, or this machine's own proxy cannot be used.
+        InvalidValue: the network names an address that would be refused, or this machine's own proxy cannot be used.
     """
     allowed = rules.Rules(network.hosts, network.private)
     for pattern in network.hosts:
@@ -57,7 +57,7 @@ def _upstream() -> rules.Upstream:
     """Return the upstream proxies of the caller's environment.
 
     Raises:
-        InvalidValue: one is of an unsupported kind.
+        InvalidValue: a proxy is of an unsupported kind.
     """
     upstream = rules.Upstream.of(os.environ)
     for url in filter(None, (upstream.tunnel, upstream.plain)):
@@ -205,7 +205,7 @@ class _Process:
         """Have it serve a sandbox.
 
         Raises:
-            OSError: it has ended.
+            OSError: the gateway has exited.
         """
         descriptors = (listener, pidfd, refusals.reporters.fileno(), refusals.counter)
         fd_passing.send(self._connection, request, descriptors)

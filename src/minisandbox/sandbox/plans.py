@@ -24,14 +24,14 @@ _OWN_PROCESSES = 8
 """Pid 1 and workers, which the kernel counts with the rest."""
 USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # What of /proc is about the host, not about the sandbox. The first lines are what Docker masks (moby/profiles);
-# nobody inside needs the rest either.
+# programs inside do not need the rest either.
 _HIDDEN = (
     "acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list",
     "timer_stats", "cmdline", "config.gz", "dynamic_debug", "iomem", "ioports", "kallsyms", "key-users", "kmsg",
     "kpagecgroup", "kpagecount", "kpageflags", "modules", "pagetypeinfo", "slabinfo", "sysrq-trigger", "vmallocinfo",
     "pressure", "locks", "swaps", "bootconfig",
 )  # fmt: skip
-# Programs read these; a name that is in neither list, of another kernel or a driver, is hidden where it is there.
+# Programs read these; a name that is in neither list, of another kernel or a driver, is hidden if it is there.
 _SHOWN = frozenset(
     {
         "buddyinfo", "bus", "cgroups", "consoles", "cpuinfo", "crypto", "devices", "diskstats", "dma", "driver",

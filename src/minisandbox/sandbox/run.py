@@ -40,7 +40,7 @@ class SandboxRun:
     Attributes:
         pid: host pid of its first process; 0 before :meth:`await_process`.
         tree: what it writes.
-        listener: where it was asked for, the socket that listens inside for its way out; the gateway closes it.
+        listener: if it was asked for, the socket that listens inside for its way out; the gateway closes it.
 
     Raises:
         SandboxCreationError: the launcher is gone.
@@ -83,7 +83,7 @@ class SandboxRun:
         """Wait until its first process is known.
 
         Raises:
-            SandboxCreationError: it could not be forked.
+            SandboxCreationError: the process could not be forked.
         """
         self._await_process(_READY_TIMEOUT)
 

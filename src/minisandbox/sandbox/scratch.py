@@ -56,7 +56,7 @@ def new_scratch(parent: Path | None = None) -> Path:
         Its path; the caller removes it.
 
     Raises:
-        HostError: it cannot be made.
+        HostError: the directory cannot be created.
     """
     elsewhere = ELSEWHERE if parent is None else ""
     parent = parent or _place() or Path("/tmp")  # noqa: S108 - only told
@@ -74,7 +74,7 @@ def remove(path: Path) -> None:
             settings = "\0".join((str(Path(__file__).parents[2]), str(path), *mappers()))
             command = [sys.executable, "-I", "-c", _REMOVER]
             subprocess.run(command, input=os.fsencode(settings), capture_output=True, check=False, cwd="/")
-    except OSError:  # somebody else's, or removed by somebody else
+    except OSError:  # another user's, or removed by another process
         pass
 
 
@@ -104,7 +104,7 @@ def _noting(parent: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(directory: Path, kind: int) -> Iterator[None]:
-    """Lock a directory; BlockingIOError where somebody else has it."""
+    """Lock a directory; BlockingIOError if another process holds the lock."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

@@ -90,10 +90,10 @@ def _taken(descriptor: int) -> int:
 
 
 def check_room(trees: Sequence[Tree], disk: int, what: str) -> None:
-    """Refuse to go on over sealed trees that leave nothing of ``Limits.disk`` to be written.
+    """Refuse to build on sealed trees that leave nothing of ``Limits.disk`` to be written.
 
     Raises:
-        InvalidValue: they do.
+        InvalidValue: the trees leave nothing to write.
     """
     held = sum(tree.held() for tree in trees)
     if trees and disk - held < LEAST_DISK:
@@ -133,14 +133,14 @@ class Snapshot:
         """Return the sealed trees, the lowest first.
 
         Raises:
-            InvalidValue: it is closed.
+            InvalidValue: the snapshot is closed.
         """
         if self._trees is None:
             raise InvalidValue(f"snapshot {self.id} is closed", hint="close it when nothing more is made over it")
         return self._trees
 
     def close(self) -> None:
-        """Give it up, and its memory; sandboxes made over it go on. Calling it again does nothing."""
+        """Release it and its memory; sandboxes created from it run on. Calling it again does nothing."""
         launcher = self._trees[0].launcher if self._trees else None
         self._trees = None
         if self._lease is not None:

@@ -36,7 +36,7 @@ class UpperDirectory:
         path: the directory.
 
     Raises:
-        HostError: it cannot be made, or the disk is full.
+        HostError: the directory cannot be created, or the disk is full.
     """
 
     def __init__(self, image: ImageSpec) -> None:
@@ -106,7 +106,7 @@ def prepare(upper: Path) -> None:
         upper: it; it may have ``tree``, which holds what is written there already.
 
     Raises:
-        InvalidValue: it is not a directory of this user's, or has something else.
+        InvalidValue: the path is no directory, or holds anything but ``tree``.
     """
     if not upper.is_absolute() or upper.is_symlink() or not upper.is_dir() or set(os.listdir(upper)) - {"tree"}:
         raise InvalidValue(f"upper {upper} is not an absolute path of an empty directory")

@@ -32,7 +32,7 @@ def check_type(name: str, value: object, kinds: type | tuple[type, ...], expecte
     """Refuse a value that has none of these types.
 
     Raises:
-        InvalidValue: it has another type.
+        InvalidValue: the value has another type.
     """
     if not isinstance(value, kinds):
         raise wrong_type(name, value, expected)
@@ -42,7 +42,7 @@ def check_timeout(timeout: float | None) -> None:
     """Refuse a timeout of a command that is not a positive number of seconds.
 
     Raises:
-        InvalidValue: it is not.
+        InvalidValue: the timeout is invalid.
     """
     _check_seconds(timeout)
     if timeout is not None and not 0 < timeout <= _LONGEST_TIMEOUT:  # NaN fails too
@@ -54,7 +54,7 @@ def check_wait(timeout: float | None) -> None:
     """Refuse a time to wait that is not a number of seconds; 0 and less do not wait.
 
     Raises:
-        InvalidValue: it is not a number.
+        InvalidValue: the value is not a number.
     """
     _check_seconds(timeout)
     if timeout is not None and math.isnan(timeout):
@@ -70,7 +70,7 @@ def check_command(command: object) -> None:
     """Refuse a command that is neither a text nor a list of texts.
 
     Raises:
-        InvalidValue: it is neither.
+        InvalidValue: the command is of another type, or empty.
     """
     if isinstance(command, str):
         return
@@ -88,7 +88,7 @@ def check_texts(name: str, mapping: object) -> None:
         mapping: what was given, or None.
 
     Raises:
-        InvalidValue: it is something else.
+        InvalidValue: the value is something else.
     """
     if mapping is None:
         return
@@ -103,7 +103,7 @@ def check_path(name: str, path: object) -> None:
     """Refuse what is not a path inside a sandbox.
 
     Raises:
-        InvalidValue: it is not.
+        InvalidValue: the path is invalid.
     """
     check_type(name, path, (str, PurePosixPath), "a str or a PurePosixPath")
 
@@ -120,7 +120,7 @@ def check_creation(
     """Refuse arguments of :meth:`minisandbox.Sandbox.create` that are of a wrong type.
 
     Raises:
-        InvalidValue: one is of a wrong type.
+        InvalidValue: an argument is of a wrong type.
     """
     check_type("image", image, (ImageSpec, Snapshot), "an ImageSpec (Image.spec() gives one) or a Snapshot")
     for name, value, kind, expected in (

@@ -33,7 +33,7 @@ class Catalogue:
         """Refuse to change a store that is opened for reading.
 
         Raises:
-            StoreError: it is.
+            StoreError: the store is read-only.
         """
         if not self.writable:
             raise StoreError(
@@ -62,8 +62,8 @@ class Catalogue:
         """Return the record of an image.
 
         Raises:
-            NotFound: there is none of that name.
-            StoreError: it is damaged.
+            NotFound: there is no image of that name.
+            StoreError: the record is damaged.
         """
         with store_faults(f"read image {name}"):
             try:
@@ -83,7 +83,7 @@ class Catalogue:
         """Return every image record, in the order of their names.
 
         Raises:
-            StoreError: one is damaged.
+            StoreError: a record is damaged.
         """
         records = []
         for name in self.image_names():
@@ -95,7 +95,7 @@ class Catalogue:
         """Return the image records that hold a string of ASCII; the others are not parsed.
 
         Raises:
-            StoreError: one of them is damaged.
+            StoreError: a matching record is damaged.
         """
         records = []
         for name in self.image_names():
@@ -108,7 +108,7 @@ class Catalogue:
         """Forget an image, and that it is pinned; its layers stay until they are collected.
 
         Raises:
-            NotFound: there is none of that name.
+            NotFound: there is no image of that name.
             StoreError: the kernel refused.
         """
         self.require_writable(f"remove image {name}")
@@ -124,7 +124,7 @@ class Catalogue:
         """Keep an image from ever being collected; removing it by its name takes the pin along.
 
         Raises:
-            NotFound: there is none of that name.
+            NotFound: there is no image of that name.
             StoreError: the kernel refused.
         """
         self.require_writable(f"pin image {name}")
@@ -166,7 +166,7 @@ class Catalogue:
         """Return what is known of the failed build of an image.
 
         Raises:
-            NotFound: it does not exist.
+            NotFound: there is no record of a failed build of that image.
             StoreError: the record is damaged.
         """
         with store_faults(f"read the failure of {name}"):
@@ -210,7 +210,7 @@ def check_name(name: str) -> str:
     """Return a name if it can be a file's name here.
 
     Raises:
-        InvalidValue: it is empty, too long, begins with a dot or dash, or has characters such as ``/``.
+        InvalidValue: the name is empty, too long, begins with a dot or dash, or has characters such as ``/``.
     """
     if _NAME.fullmatch(name) is None:
         raise InvalidValue(f"{name!r} is not a usable name", hint="use letters, digits and . _ @ + = - (200 at most)")

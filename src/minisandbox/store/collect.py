@@ -26,7 +26,7 @@ BLOB, PART = ".blob", ".part"
 """Suffixes of what a pull downloads and removes once it is unpacked: a blob, and the received part of one."""
 _BLOB_SECONDS = 7 * 86400.0
 GRACE = 3600.0
-"""Seconds for which a layer stays after its last use: a build that goes on, or is tried again, finds it."""
+"""Seconds for which a layer stays after its last use: a build that continues, or is retried, finds it."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Collected:
     Attributes:
         images: names of images.
         layers: keys of layers.
-        spared: keys of layers that no image has, left because somebody uses them or did a moment ago.
+        spared: keys of layers that no image has, left because they are or were just in use.
         frozen: names of images that were frozen instead of removed.
         leftovers: a line for each of what dead processes and damage left.
         orphans: objects of the pool that no layer has.
@@ -67,7 +67,7 @@ def collect(
 ) -> Collected:
     """Remove leftovers, layers that no image has, and images if they are too old or too large together.
 
-    Sandboxes and builds of other processes may run meanwhile: a layer that somebody holds is never removed. Images that
+    Sandboxes and builds of other processes may run meanwhile: layers in use are never removed. Images that
     are pinned, named in ``keep``, in use or used within ``grace`` stay whatever the budget says.
 
     Args:
@@ -112,7 +112,7 @@ def remove_images(
 ) -> Collected:
     """Remove images by their names, and what failed builds left, with the layers that nothing else has.
 
-    A layer that somebody uses stays; :func:`collect` removes it later.
+    A layer in use stays; :func:`collect` removes it later.
 
     Args:
         store: the store.
@@ -293,7 +293,7 @@ class _Collection:
         return [image for name, image in sizes.images.items() if name not in removed]
 
     def remove_layers(self, sizes: StoreSizes, images: list[ImageRecord], among: Collection[str] | None) -> None:
-        """Remove the layers that no image has, and nobody uses."""
+        """Remove the layers that no image has, unless they are in use."""
         needed = {key for image in images for key in stack_of(image)} | self._failed_layers()
         for key in sizes.layers:
             if key in needed or (among is not None and key not in among):

@@ -27,11 +27,11 @@ class Database:
     Raises:
         RunError: the file is no such database, damaged, or of a newer version.
         DiskFull: the disk is full.
-        OSError: it cannot be made.
+        OSError: the database cannot be created.
     """
 
     tables: ClassVar[str] = ""
-    """The statements that make its tables where they are not there."""
+    """The statements that make its tables if they are not there."""
     version: ClassVar[int] = 1
     """Of the tables."""
 
@@ -42,7 +42,7 @@ class Database:
             self._database = _connect(path, wait, readonly)
             try:
                 self.journal = "" if readonly else _journal(self._database)
-                """How a transaction is made durable: ``wal``; ``delete`` where the file system cannot do that (NFS)."""
+                """How a transaction is made durable: ``wal``; ``delete`` if the file system cannot do that (NFS)."""
                 self._prepare(readonly)
             except BaseException:  # Ctrl-C included: the file must not stay open
                 self._database.close()
@@ -97,9 +97,9 @@ class Database:
 def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connection:
     """Open a file.
 
-    A reader takes part in the locking where it can: while a run is written, ``immutable`` would show it rows that are
+    A reader takes part in the locking if it can: while a run is written, ``immutable`` would show it rows that are
     stale or half written. A directory that cannot be written has no place for the files that readers share, if a writer
-    has not made them there; then nobody writes, and ``immutable`` is right (sqlite.org/wal.html#read_only_databases).
+    has not created them there; then ``immutable`` is right (sqlite.org/wal.html#read_only_databases).
     """
     uri = "file::memory:" if path is None else path.absolute().as_uri()
 
@@ -119,7 +119,7 @@ def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connecti
 
 
 def _journal(database: sqlite3.Connection) -> str:
-    """Choose the journal: write-ahead where the file system can do it, with a fall-back where it cannot.
+    """Choose the journal: write-ahead if the file system can do it, with a fall-back if it cannot.
 
     On network file systems WAL has no shared memory (sqlite.org/wal.html): SQLite refuses, or fails at the first read.
     ``MINISANDBOX_NO_WAL=1`` is for those where it only seems to work.

@@ -41,7 +41,7 @@ class Entry:
         size: bytes of a file's content.
         disk: bytes it takes on disk, its inode not counted.
         digest: SHA-256 of a file's content, else "".
-        copy: which of the pool's copies of the object it is; :data:`PRIVATE` where it has an inode of its own.
+        copy: which of the pool's copies of the object it is; :data:`PRIVATE` if it has an inode of its own.
         same: path of an earlier name of the same inode in this layer, or "".
         target: where a symbolic link points.
         attributes: extended attributes by name, values in hexadecimal digits.
@@ -74,7 +74,7 @@ class Entry:
 
     @property
     def object_name(self) -> str:
-        """The name of its inode in the pool; "" where it is not there."""
+        """The name of its inode in the pool; "" if it is not there."""
         return "" if self.copy == PRIVATE else copy_name(self.object, self.copy)
 
 
@@ -111,7 +111,7 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
         entries: each directory before what is in it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with path.open("xb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as out:
         out.write(f'{{"format":{FORMAT}}}\n'.encode())
@@ -129,7 +129,7 @@ def decode(line: bytes) -> Entry:
     """Read one line of a list; types are checked, because a list may come from elsewhere.
 
     Raises:
-        ValueError: it is not an entry.
+        ValueError: the line is not an entry.
     """
     values = json.loads(line)
     if not isinstance(values, list) or len(values) != len(Entry.__slots__):
@@ -153,7 +153,7 @@ def read_entries(layer: Path) -> Iterator[Entry]:
         layer: the layer's directory in its store.
 
     Raises:
-        StoreError: it is damaged, too large, no file at all, or of a later format.
+        StoreError: the list is damaged, too large, no file at all, or of a later format.
         FileNotFoundError: the list is missing.
     """
     where = f"{layer}/{NAME}"

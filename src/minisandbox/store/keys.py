@@ -40,7 +40,7 @@ def check_key(key: str) -> str:
     """Return the key if it is one, so that no key ever names a path outside its directory.
 
     Raises:
-        InvalidValue: it is not 64 hexadecimal digits.
+        InvalidValue: the key is not 64 hexadecimal digits.
     """
     if not is_key(key):
         raise InvalidValue(f"{key!r} is not a layer key", hint="a key is 64 lower-case hexadecimal digits")

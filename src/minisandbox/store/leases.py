@@ -30,7 +30,7 @@ _POLL = 0.01
 
 
 class _Held:
-    """A descriptor of a layer's directory with its lock; closed when the last lease lets go."""
+    """A descriptor of a layer's directory with its lock; closed when the last lease is released."""
 
     __slots__ = ("__weakref__", "fd")
 
@@ -60,7 +60,7 @@ class Holder:
         from minisandbox.store.blobs.thawing import thaw  # noqa: PLC0415 - few layers are frozen
 
         try:
-            thaw(layer)  # held, so that nobody removes or freezes it; other layers can be taken meanwhile
+            thaw(layer)  # held, so that it cannot be removed or frozen; other layers can be taken meanwhile
         except BaseException:  # Ctrl-C above all: it is not held then, however long the traceback lives
             del held
             raise
@@ -88,9 +88,9 @@ class Lease:
             lies: where the one layer still lies, if it is about to be published.
 
         Raises:
-            NotFound: one is not there, or is being removed; those before it are held.
+            NotFound: a layer is missing or being removed; those before it are held.
             StoreError: the kernel refused, or one is frozen, and damaged or read-only.
-            DiskFull: one is frozen, and there is no space for its tree.
+            DiskFull: a layer is frozen, and there is no space for its tree.
         """
         for layer in layers:
             self._held.append(self._holder.take(layer, lies, frozen=self._frozen))
@@ -109,7 +109,7 @@ class Lease:
 
 
 def layer_of(path: Path) -> Path | None:
-    """Return the directory of the layer whose tree holds a path; None where it is in no layer."""
+    """Return the directory of the layer whose tree holds a path; None if it is in no layer."""
     for tree in (path, *path.parents):
         layer = tree.parent
         if tree.name == "tree" and layer.parent.name == "layers" and is_key(layer.name):
@@ -129,7 +129,7 @@ def _open_shared(layer: Path) -> int:
 def _share(fd: int, layer: Path) -> bool:
     """Take the shared lock of a layer; return whether it could: a layer that is being removed has none.
 
-    It is held exclusively for a look, or while the layer is removed or frozen; but somebody else's for ever, perhaps.
+    It is held exclusively for a moment, or while the layer is removed or frozen; another user may hold it forever.
     """
     deadline = time.monotonic() + _TIMEOUT
     while True:
@@ -148,7 +148,7 @@ def _share(fd: int, layer: Path) -> bool:
 
 
 def open_exclusive(layer: Path) -> int | None:
-    """Return a descriptor that keeps everybody from using a layer, for the caller to close; None if in use or gone.
+    """Lock a layer exclusively and return a descriptor that the caller closes; None if it is in use or gone.
 
     Raises:
         OSError: the kernel refused.
@@ -192,7 +192,7 @@ def stamp(layer: Path, *, count: bool) -> None:
     """
     try:
         fd = os.open(layer / USED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:  # read-only, somebody else's, full: no reason not to use it
+    except OSError:  # read-only, another user's, full: it can be used all the same
         return
     try:
         if count:

@@ -58,12 +58,12 @@ class Pool:
         Args:
             entry: the file.
             key: its address (:attr:`.Entry.object`).
-            name: its only name, in a tree that nobody sees yet.
+            name: its only name, in a tree that is not published yet.
             first: the first of the object's copies that may be used.
             spare: a directory for a moment's names.
 
         Returns:
-            Which copy it is; None where the pool has none that could be used (one that was damaged is gone then).
+            Which copy it is; None if the pool has none that could be used (one that was damaged is gone then).
 
         Raises:
             OSError: the kernel refused.
@@ -77,17 +77,17 @@ class Pool:
         raise AssertionError("copies are counted without an end")
 
     def share(self, entry: Entry, key: str, name: str, *, first: int, spare: Path) -> int:
-        """Give the pool a file's inode; or, where somebody was quicker, replace the file by the pool's.
+        """Give the pool a file's inode; if another process was faster, replace the file by the pool's.
 
         Args:
             entry: the file; its content is durable.
             key: its address (:attr:`.Entry.object`).
-            name: its only name, in a tree that nobody sees yet.
+            name: its only name, in a tree that is not published yet.
             first: the first of the object's copies that it may become.
             spare: a directory for a moment's names.
 
         Returns:
-            Which copy it is; :data:`.entries.PRIVATE` where its inode can take no further name.
+            Which copy it is; :data:`.entries.PRIVATE` if its inode can take no further name.
 
         Raises:
             OSError: the kernel refused.
@@ -118,7 +118,7 @@ class Pool:
         return True
 
     def _take(self, entry: Entry, path: str, name: str, spare: Path) -> bool:
-        """Replace a file by the pool's inode; False where that has gone or was damaged, and now is gone."""
+        """Replace a file by the pool's inode; False if that has gone or was damaged, and now is gone."""
         try:
             info = os.lstat(path)
         except FileNotFoundError:
@@ -148,7 +148,7 @@ class Pool:
         """Yield where each object lies that no layer has, and its status.
 
         Args:
-            alone: whether nobody takes up the objects of its directory until the next is asked for.
+            alone: whether to lock each object's directory until the next object is requested.
 
         Raises:
             OSError: the kernel refused.

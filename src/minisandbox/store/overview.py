@@ -30,8 +30,8 @@ class ImageRow:
 
     Attributes:
         name: its name.
-        status: ready; broken, where a layer is missing or its record is damaged; failed, where its build did.
-        record: what is known of it; None where it failed or its record is damaged.
+        status: ready; broken, if a layer is missing or its record is damaged; failed, if its build did.
+        record: what is known of it; None if it failed or its record is damaged.
         unique: bytes that its removal would free.
         shared: bytes that others have too.
         created: seconds since the epoch when it was recorded, or failed.

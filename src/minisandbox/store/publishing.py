@@ -27,8 +27,8 @@ class Made:
         facts: what it learned on the way, kept in the layer's record.
         seconds: how long it took where it was made, if that was not here.
         patience: seconds that listing and hashing the tree may take; None: no limit.
-        digests: the SHA-256 of files' contents by inode, where the maker hashed them.
-        expected: the :func:`.entries.list_digest` that the tree must have; "" where nothing says.
+        digests: the SHA-256 of files' contents by inode, if the maker hashed them.
+        expected: the :func:`.entries.list_digest` that the tree must have; "" if nothing says.
     """
 
     tree: Path

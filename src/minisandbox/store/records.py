@@ -53,7 +53,7 @@ class StoreRecord:
             where: what errors call it.
 
         Raises:
-            StoreError: it is damaged or of a later format.
+            StoreError: the record is damaged or of a later format.
         """
         try:
             values = json.loads(text)

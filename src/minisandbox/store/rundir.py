@@ -1,4 +1,4 @@
-"""Run directories: what one process works in for a long time, and any later one can go on with.
+"""Run directories: one process works in each at a time, and a later one can resume it.
 
 ``run.json`` says what the run is about, and ``.lock`` is held by the process that works in it.
 """
@@ -44,14 +44,14 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, config: Config) -> Self:
-        """Begin a run, or go on with one.
+        """Begin a run, or resume one.
 
         Args:
             path: the directory; made if it is not there.
             config: the resolved configuration.
 
         Raises:
-            RunError: another process is at it, a newer MiniSandbox made it, or its configuration is another.
+            RunError: another process holds it, a newer MiniSandbox created it, or its configuration differs.
             DiskFull: the disk is full.
             OSError: the directory cannot be made or written.
         """
@@ -108,7 +108,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
     Raises:
         DiskFull: the disk is full; what was there is still there.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     try:
         write_atomic(path, data)

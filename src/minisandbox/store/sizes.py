@@ -72,7 +72,7 @@ def measure_layer(store: Store, key: str) -> LayerSize:
         key: the layer.
 
     Raises:
-        NotFound: it is not there.
+        NotFound: the layer is missing.
         StoreError: its record, its list or the record of its blobs is damaged.
     """
     record, path = store.layer(key), store.layer_directory(key) / listing.NAME

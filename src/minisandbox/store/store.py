@@ -49,7 +49,7 @@ class Store(Catalogue):
     def open(cls, root: Path | str | None = None, *, read_only: bool = False) -> Store:
         """Open a store; make it if it is not there; remove what dead makers left in it.
 
-        A store on a read-only file system, or one that belongs to somebody else, is opened for reading.
+        A store on a read-only file system, or one that belongs to another user, is opened for reading.
 
         Args:
             root: its directory; see :func:`default_root`.
@@ -59,7 +59,7 @@ class Store(Catalogue):
             StoreError: the directory cannot be used, others may write to it, it is no store, is of a later version, or
                 lies on overlayfs or a network file system.
             DiskFull: there is no space to make it.
-            NotFound: it is not there, and is to be read.
+            NotFound: the store is missing, and is opened for reading.
         """
         path = default_root() if root is None else Path(root).expanduser().absolute()
         if read_only or is_read_only(path):
@@ -107,7 +107,7 @@ class Store(Catalogue):
         """Return where a layer lies, or would: its tree, its record, the list of its files.
 
         Raises:
-            InvalidValue: it is no key.
+            InvalidValue: the key is malformed.
         """
         return self.root / "layers" / check_key(key)
 
@@ -232,7 +232,7 @@ class Store(Catalogue):
         return True
 
     def quarantine(self, key: str) -> Path:
-        """Take a damaged layer out of use; sandboxes that run over it go on.
+        """Move a damaged layer to quarantine; sandboxes over it run on.
 
         Returns:
             Where it lies now, until :func:`.collect.collect` removes it.
@@ -253,9 +253,9 @@ class Store(Catalogue):
             frozen: leave those frozen that are.
 
         Raises:
-            NotFound: one is not there.
+            NotFound: a layer is missing.
             StoreError: the kernel refused, or one is frozen, and damaged or read-only.
-            DiskFull: one is frozen, and there is no space for its tree.
+            DiskFull: a layer is frozen, and there is no space for its tree.
         """
         with Lease(Holder(), frozen=frozen) as lease:
             lease.add(map(self.layer_directory, keys))

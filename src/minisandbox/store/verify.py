@@ -29,7 +29,7 @@ class Damage:
         kind: what the layer is: the kind of its step.
         problems: a line for each of the first things found.
         count: how many were found.
-        quarantined: where it lies now, relative to the store; "" where it was left.
+        quarantined: if it lies now, relative to the store; "" if it was left.
     """
 
     key: str
@@ -87,7 +87,7 @@ def verify(
     """Compare layers with the lists of their files, and put damaged ones into quarantine.
 
     It may be interrupted at any time; what was found by then has been dealt with. Sandboxes that run over a damaged
-    layer go on, new ones are not made over it. In a store that cannot be written damage is only reported.
+    layer run on; new ones cannot use it. In a read-only store, damage is only reported.
 
     Args:
         store: the store.
@@ -99,7 +99,7 @@ def verify(
         What was found.
 
     Raises:
-        NotFound: one of ``keys`` is not there.
+        NotFound: a layer of ``keys`` is missing.
         StoreError: the kernel refused.
     """
     chosen = _everything(store) if keys is None else list(dict.fromkeys(keys))

@@ -73,10 +73,10 @@ def kill_all(reap: Callable[[], bool], exclude: Collection[int] = ()) -> None:
 
     Args:
         reap: collects some children that have ended, and says whether there may be more.
-        exclude: processes that go on, with everything below them.
+        exclude: processes that stay alive, with everything below them.
     """
     stop_all(exclude)
-    # an excluded process may go on to make orphans without end
+    # an excluded process may create orphans without end
     give_up = time.monotonic() + (_STOP_PATIENCE if exclude else KILL_PATIENCE)
     while time.monotonic() < give_up:
         doomed = descendants(exclude)

@@ -43,7 +43,7 @@ _PREPARE = r"""\builtin shopt -s expand_aliases
 """
 # $? of a script is the status of the run before. In an && list it neither ends the shell nor calls a trap.
 _STATUS = "(\\builtin exit %d) && \\builtin :\n"
-# $_ is the last argument, hence the status: where the report cannot be made, it becomes bash's own.
+# $_ is the last argument, hence the status: if the report cannot be made, it becomes bash's own.
 _RUN = r"""\builtin eval -- %(script)s </dev/null
 \builtin printf '\0%%s\0%%s\0%%s\0' %(number)d "${DIRSTACK-${PWD-}}" "$?" >&%(report)d || \builtin exit "$_"
 """

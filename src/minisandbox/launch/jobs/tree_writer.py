@@ -95,7 +95,7 @@ class TreeBuilder:
         """Begin a directory; one that is merged into keeps its own attributes.
 
         Raises:
-            OSError: it cannot be made, or an existing entry is not a directory.
+            OSError: the directory cannot be created, or an existing entry is not a directory.
             ValueError: the name is invalid, or a file is not ended.
         """
         self.check(name)
@@ -186,7 +186,7 @@ class TreeBuilder:
         """Refuse a name that no new entry can have.
 
         Raises:
-            ValueError: it is not a file name, or a file is not ended.
+            ValueError: the name is no file name, or a file is not ended.
         """
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise ValueError(f"{name[:300]!r} is no name of a file")

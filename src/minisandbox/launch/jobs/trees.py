@@ -51,7 +51,7 @@ class DirWalker:
         """Enter a directory.
 
         Raises:
-            OSError: it is missing, not a directory (ENOTDIR for a link, too), or cannot be read.
+            OSError: the entry is missing, not a directory (ENOTDIR for a link, too), or cannot be read.
         """
         child = os.open(name, DIRECTORY_FLAGS, dir_fd=self.fd)
         self.names.append(name)
@@ -207,7 +207,7 @@ def walk_one(walker: DirWalker, name: str) -> Iterator[TreeStep]:
     """Yield one entry of the walker's directory: a whole tree with its ``directory`` and ``up``, or a file.
 
     Raises:
-        OSError: it is missing, or as :func:`walk`.
+        OSError: the entry is missing, or as :func:`walk`.
     """
     status = os.stat(name, dir_fd=walker.fd, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode):
@@ -321,7 +321,7 @@ class Tally:
         """Add an entry.
 
         Raises:
-            OSError: that makes too many, or a file is too large (EFBIG).
+            OSError: there are too many entries, or a file is too large (EFBIG).
         """
         self.entries += step.event != "up"
         if self.entries > self.max_entries:

@@ -30,7 +30,7 @@ FAILED = 70
 """Exit status of a worker that broke: a mistake of ours, or too few resources left to take a job."""
 
 BUSY, IDLE, RETIRED = b"b", b"i", b"r"
-"""Notes to pid 1: the worker took a job; waits for one; takes no other, because its command goes on."""
+"""Notes to pid 1: the worker took a job; waits for one; takes no other, because its command still runs."""
 _NOTE = struct.Struct("=c3xI")
 
 
@@ -83,7 +83,7 @@ _REHEARSED: dict[str, object] = {
 
 
 def rehearse(counters: LimitCounters) -> None:
-    """Serve a command that does not exist, for nobody, long before the first one."""
+    """Serve a nonexistent command ahead of the first real one, to warm up."""
     asking, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     with asking, connection:

@@ -49,7 +49,7 @@ class CgroupRoots:
     """Where groups can be made.
 
     Attributes:
-        version: 2 or 1; 0 where no groups can be made.
+        version: 2 or 1; 0 if no groups can be made.
         directories: by controller, the group below which ours are made; one and the same in version 2.
     """
 
@@ -233,7 +233,7 @@ class Cgroup:
 
     def _limit_memory(self, directory: str, amount: int) -> None:
         for name, share in (("memory.max", 1),) if self.version == 2 else _MEMORY_1:
-            if os.path.exists(f"{directory}/{name}"):  # memsw: only where the kernel counts swap
+            if os.path.exists(f"{directory}/{name}"):  # memsw: only if the kernel counts swap
                 sc.write_setting(f"{directory}/{name}", str(amount // share))
         if self.version == 2 and os.path.exists(f"{directory}/memory.swap.max"):
             sc.write_setting(f"{directory}/memory.swap.max", "0")
@@ -265,7 +265,7 @@ class CgroupFds:
 
     Attributes:
         counters: the files that count what the limits refused: memory, then processes.
-        quota: the file that limits the CPU; -1 where it is not limited.
+        quota: the file that limits the CPU; -1 if it is not limited.
         no_quota: what to write to it for no limit.
     """
 
@@ -303,7 +303,7 @@ class LimitCounters:
 
     Attributes:
         fds: the same.
-        upper: the limit of its upper where that lies on disk, or None.
+        upper: the limit of its upper if that lies on disk, or None.
     """
 
     def __init__(self, fds: CgroupFds | None, disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
@@ -332,7 +332,7 @@ class LimitCounters:
         """Refuse a file operation's bytes that are too many for an upper on disk.
 
         Raises:
-            OSError: they are (ENOSPC).
+            OSError: the limit would be exceeded (ENOSPC).
         """
         if self.upper:
             self.upper.charge(size)

@@ -70,7 +70,7 @@ class Identity:
         mapped: whether image files must be idmapped to appear as owned by uid 0.
         groups: whether setgroups(2) is allowed in it.
         creator: the id that creates the namespace, if it creates no other; 0: the caller's own.
-        processes: how many processes all of its ids together can have, where it has a creator; 0: no limit.
+        processes: how many processes all of its ids together can have, if it has a creator; 0: no limit.
         userns_fd: descriptor of the namespace, or -1.
     """
 
@@ -97,14 +97,14 @@ def _ids_are_mapped(first: int = BLOCK_START, last: int = GATEWAY_ID) -> bool:
 
 
 def last_id() -> int:
-    """Return the largest id that a sandbox can have where this process has privileges."""
+    """Return the largest id that a sandbox can have if this process has privileges."""
     end = _LARGE_IDS + LAST_ID - RANGE_SIZE
     is_free = all(last <= _LARGE_IDS or first > end for first, last in _foreign_ranges())
     return LAST_ID if is_free and _ids_are_mapped(_LARGE_IDS, end) else RANGE_SIZE - 1
 
 
 def leave_root() -> None:
-    """Become an id that has no file, where this process may become any; without capabilities uid 0 still has root's."""
+    """Become an id that has no file, if this process may become any; without capabilities uid 0 still has root's."""
     if has_privileges():
         os.setgroups([])
         os.setresgid(GATEWAY_ID, GATEWAY_ID, GATEWAY_ID)
@@ -117,7 +117,7 @@ def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
     They are called :data:`OUTER_ID` there, not 0: a sandbox's own map then does not look like that of the host's root.
 
     Args:
-        mappers: paths of newuidmap(1) and newgidmap(1), or empty texts where they are not to be used.
+        mappers: paths of newuidmap(1) and newgidmap(1), or empty texts if they are not to be used.
 
     Returns:
         How many ids are mapped: all of a range, or one.
@@ -228,9 +228,9 @@ class Identities:
 
         Args:
             inotify: how many inotify instances there can be in it.
-            one_id: have but one id where the range is not the sandbox's own: what it leaves on a disk then belongs to
+            one_id: have but one id if the range is not the sandbox's own: what it leaves on a disk then belongs to
                 the caller, who can remove it.
-            processes: how many processes all of its ids together can have, where there are several; 0: no limit.
+            processes: how many processes all of its ids together can have, if there are several; 0: no limit.
 
         Raises:
             OSError: no range is free.
@@ -295,7 +295,7 @@ def _ranges_in_use() -> set[int]:
 
 
 def _foreign_ranges() -> Iterator[tuple[int, int]]:
-    """Host ids that belong to somebody: (first, end) of each user and each subordinate range."""
+    """Yield the host ids that are assigned: (first, end) of each user and each subordinate range."""
     for path, first_field, count_field in (("/etc/passwd", 2, -1), ("/etc/subuid", 1, 2), ("/etc/subgid", 1, 2)):
         try:
             with open(path, encoding="utf-8", errors="replace") as table:
@@ -343,7 +343,7 @@ class _Creators:
 
 
 def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -> None:
-    """Enter a new user namespace as its uid 0, and have the kernel refuse further ones in it where that can be set.
+    """Enter a new user namespace as its uid 0, and have the kernel refuse further ones in it if that can be set.
 
     Args:
         identity: who to be in it.
@@ -385,7 +385,7 @@ def _create_namespace(identity: Identity) -> None:
             resource.setrlimit(resource.RLIMIT_NPROC, (_at_most(identity.processes, maximum), maximum))
         os.setresuid(identity.creator, identity.creator, -1)
         sc.capset(sc.capget()[1])  # leaving uid 0 drops the effective ones; some hosts ask for CAP_SYS_ADMIN
-    else:  # what makes sandboxes keeps some beside those of its owner
+    else:  # the launcher keeps some in addition to its owner's
         _leave_processes(2 * _OWNERS)
     sc.unshare(sc.CLONE_NEWUSER)
     if not identity.creator:  # its counts are those of all the caller's sandboxes: maxima would be for all together
@@ -418,7 +418,7 @@ def map_namespace(identity: Identity, pid: int, partner: socket.socket, others: 
         identity: who the other is to be.
         pid: the other process, as ``/proc`` calls it here.
         partner: socket to it; it calls :func:`enter_new_namespace`, or tells :func:`failure`.
-        others: names of further namespaces of it to hold (namespaces(7)): once it is not dumpable nobody could.
+        others: names of further namespaces of it to hold (namespaces(7)); impossible once it is not dumpable.
 
     Returns:
         The descriptors of its proc and of those namespaces.
@@ -526,7 +526,7 @@ def drop_privileges(identity: Identity) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    if identity.groups:  # with one id that nobody privileged has mapped, the kernel forbids setgroups(2)
+    if identity.groups:  # if an unprivileged process mapped the one id, the kernel forbids setgroups(2)
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)

@@ -1,4 +1,4 @@
-"""Execute the operations of a plan: the new mount interface first, mount(2) where the kernel has no better.
+"""Execute the operations of a plan: the new mount interface first, mount(2) if the kernel has no better.
 
 Runs in a setup worker, with the launcher's privileges: trees are taken where it is at home, all else happens in the
 mount namespace of a sandbox. Every path below scratch is opened without following symbolic links.
@@ -44,7 +44,7 @@ class Executor:
     New files belong to the file-system ids of this process (:func:`.identity.act_as_owner`).
 
     Attributes:
-        idmap_fd: user namespace whose map shows image files as owned by uid 0 inside; None where they already are.
+        idmap_fd: user namespace whose map shows image files as owned by uid 0 inside; None if they already are.
         sealed: descriptors of the sealed trees handed over with the plan.
         proc: descriptor of a proc file system of the sandbox's process namespace, not yet attached; only for
             preparations.
@@ -341,7 +341,7 @@ def _cover_scratch_point(tree: int) -> None:
 
 
 def _bind_read_only(path: str) -> None:
-    """Cover a path in scratch by itself, read-only."""
+    """Bind-mount a path in scratch over itself, read-only."""
     sc.mount(path, path, None, sc.MS_BIND)
     sc.mount_setattr(sc.AT_FDCWD, _SAFE | sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOEXEC, path=path)
 
@@ -396,7 +396,7 @@ def _make_path(root: int, path: str) -> None:
 
 
 def _set_names(hostname: str) -> None:
-    """Name this sandbox; where a container engine's seccomp profile refuses that, have the old name resolve in it."""
+    """Name this sandbox; if a container engine's seccomp profile refuses that, have the old name resolve in it."""
     try:
         socket.sethostname(hostname)
         sc.setdomainname("(none)")  # the kernel's default for NIS

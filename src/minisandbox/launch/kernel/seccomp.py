@@ -2,7 +2,7 @@
 
 Deny by default: what :mod:`.seccomp_rules` does not name is refused. A call by another architecture's convention (i386
 by ``int 0x80``, 32-bit ARM) is refused before its number is looked at; so is x32, whose numbers lie above every known
-one. Both get ENOSYS, as on a kernel built without them: a program then looks for another way, or ends by itself.
+one. Both get ENOSYS, as on a kernel built without them: programs then fall back or exit.
 
 :func:`assemble` makes the program, once; :func:`install` puts the calling thread and all that comes from it under it.
 """

@@ -63,7 +63,7 @@ class Rule:
 
     Attributes:
         names: the calls.
-        verdict: :data:`ALLOW` or an errno, where no clause holds.
+        verdict: :data:`ALLOW` or an errno, if no clause holds.
         reason: why, in a line.
         clauses: cases that have a verdict of their own; the first that holds decides.
     """

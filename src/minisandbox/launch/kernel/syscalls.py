@@ -360,7 +360,7 @@ def scope_abstract_sockets() -> bool:
 
 
 def forget_disk_priority() -> None:
-    """ioprio_set(2): read and write disks as everybody does who has not asked for anything else."""
+    """Give this process the default disk priority (ioprio_set(2))."""
     machine = os.uname().machine
     if machine in _SYS_IOPRIO_SET:
         _checked(

@@ -58,7 +58,7 @@ class AsyncFiles:
             mode: permission bits; None leaves them (0644 for a new file).
 
         Raises:
-            FileAccessError: it cannot be written, or the disk limit is reached.
+            FileAccessError: the file cannot be written, or the disk limit is reached.
             SandboxGone: the sandbox has ended.
         """
         await carry_out(self._core, file_operations.write(path, cwd=self._cwd, mode=mode, source=(data,)))
@@ -102,7 +102,7 @@ class AsyncFiles:
         """Return whether a path exists, links followed: a dangling link does not exist.
 
         Raises:
-            FileAccessError: that cannot be told, for instance because a directory on the way is no directory.
+            FileAccessError: a directory on the way cannot be searched, or is no directory.
             SandboxGone: the sandbox has ended.
         """
         return await carry_out(self._core, file_operations.exists(path, cwd=self._cwd))
@@ -119,7 +119,7 @@ class AsyncFiles:
             exist_ok: a directory that exists already is fine.
 
         Raises:
-            FileAccessError: it exists, a parent is missing, or it cannot be made.
+            FileAccessError: the path exists, a parent is missing, or the directory cannot be created.
             SandboxGone: the sandbox has ended.
         """
         operation = file_operations.make_directory(path, cwd=self._cwd, mode=mode, parents=parents, exist_ok=exist_ok)
@@ -169,7 +169,7 @@ class AsyncFiles:
 
         Raises:
             InvalidValue: ``mode`` is given for a tree.
-            FileAccessError: it cannot be written, or the disk limit is reached.
+            FileAccessError: a file cannot be written, or the disk limit is reached.
             SandboxGone: the sandbox has ended.
             OSError: the host file or tree cannot be read.
         """
@@ -183,7 +183,7 @@ class AsyncFiles:
 
         Args:
             path: what to copy.
-            local: where to; it must not exist, or be a file where a file is copied.
+            local: where to; it must not exist, or be a file if a file is copied.
             limit: most bytes of all files together (a sparse file can be larger than any disk); more is an error.
                 None: no limit.
 

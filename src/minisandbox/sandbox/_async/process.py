@@ -50,7 +50,7 @@ class AsyncProcess:
                 connection.begin(door)
                 await connection.answered()
                 return cls(connection, owned=owned)
-            except BaseException:  # an interrupt too: nobody would hold the process
+            except BaseException:  # an interrupt too: the process would have no handle
                 channel.kill()
                 connection.send()
                 connection.close()
@@ -93,7 +93,7 @@ class AsyncProcess:
             An iterator over pieces of output; the last item is the result.
 
         Raises:
-            NotFound: another handle took hold of it.
+            NotFound: another handle took over the process.
             SandboxGone: the sandbox has ended.
         """
         events = _Events(self)
@@ -144,7 +144,7 @@ class AsyncProcess:
             terminal: the size.
 
         Raises:
-            InvalidValue: it has no terminal.
+            InvalidValue: the process has no terminal.
             SandboxGone: the sandbox has ended.
         """
         await self._say(lambda: self._channel.resize(terminal))
@@ -172,8 +172,8 @@ class AsyncProcess:
             How it ended, and what this handle saw of its output.
 
         Raises:
-            WaitTimeout: it had not ended in time.
-            NotFound: another handle took hold of it.
+            WaitTimeout: the process did not exit in time.
+            NotFound: another handle took over the process.
             SandboxGone: the sandbox has ended.
         """
         check_wait(timeout)

@@ -176,9 +176,9 @@ class AsyncSandbox:
     ) -> ExecResult:
         """Run a command and wait for its end.
 
-        Returns when the command's own process has ended; background processes it leaves go on until the sandbox stops.
+        Returns when the command's own process has ended; background processes it leaves run until the sandbox stops.
         A non-zero exit, a signal and a timeout are values, not exceptions. A cancellation ends the command's whole
-        tree; the sandbox goes on.
+        tree; the sandbox stays usable.
 
         Args:
             command: text for ``bash -c`` (no login shell), or an argument list.
@@ -250,7 +250,7 @@ class AsyncSandbox:
             A handle on it.
 
         Raises:
-            InvalidValue: another handle holds it.
+            InvalidValue: another handle holds the process.
             NotFound: there is no such process, or its result was taken.
             SandboxGone: the sandbox has ended.
         """
@@ -301,7 +301,7 @@ class AsyncSandbox:
             path: the repository; the image's workdir if None.
             base: the commit to compare with; the one the image was made of if None.
             limit: most bytes; a larger patch is an error. None: no limit.
-            timeout: wall seconds that git has, each time that it is asked: twice where it cannot take what was written;
+            timeout: wall seconds that git has, each time that it is asked: twice if it cannot take what was written;
                 what an agent left in the repository can hold it. None: no limit.
 
         Returns:

@@ -59,7 +59,7 @@ class Files:
             mode: permission bits; None leaves them (0644 for a new file).
 
         Raises:
-            FileAccessError: it cannot be written, or the disk limit is reached.
+            FileAccessError: the file cannot be written, or the disk limit is reached.
             SandboxGone: the sandbox has ended.
         """
         carry_out(self._core, file_operations.write(path, cwd=self._cwd, mode=mode, source=(data,)))
@@ -103,7 +103,7 @@ class Files:
         """Return whether a path exists, links followed: a dangling link does not exist.
 
         Raises:
-            FileAccessError: that cannot be told, for instance because a directory on the way is no directory.
+            FileAccessError: a directory on the way cannot be searched, or is no directory.
             SandboxGone: the sandbox has ended.
         """
         return carry_out(self._core, file_operations.exists(path, cwd=self._cwd))
@@ -120,7 +120,7 @@ class Files:
             exist_ok: a directory that exists already is fine.
 
         Raises:
-            FileAccessError: it exists, a parent is missing, or it cannot be made.
+            FileAccessError: the path exists, a parent is missing, or the directory cannot be created.
             SandboxGone: the sandbox has ended.
         """
         operation = file_operations.make_directory(path, cwd=self._cwd, mode=mode, parents=parents, exist_ok=exist_ok)
@@ -170,7 +170,7 @@ class Files:
 
         Raises:
             InvalidValue: ``mode`` is given for a tree.
-            FileAccessError: it cannot be written, or the disk limit is reached.
+            FileAccessError: a file cannot be written, or the disk limit is reached.
             SandboxGone: the sandbox has ended.
             OSError: the host file or tree cannot be read.
         """
@@ -184,7 +184,7 @@ class Files:
 
         Args:
             path: what to copy.
-            local: where to; it must not exist, or be a file where a file is copied.
+            local: where to; it must not exist, or be a file if a file is copied.
             limit: most bytes of all files together (a sparse file can be larger than any disk); more is an error.
                 None: no limit.
 

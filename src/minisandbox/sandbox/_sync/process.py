@@ -51,7 +51,7 @@ class Process:
                 connection.begin(door)
                 connection.answered()
                 return cls(connection, owned=owned)
-            except BaseException:  # an interrupt too: nobody would hold the process
+            except BaseException:  # an interrupt too: the process would have no handle
                 channel.kill()
                 connection.send()
                 connection.close()
@@ -94,7 +94,7 @@ class Process:
             An iterator over pieces of output; the last item is the result.
 
         Raises:
-            NotFound: another handle took hold of it.
+            NotFound: another handle took over the process.
             SandboxGone: the sandbox has ended.
         """
         events = _Events(self)
@@ -145,7 +145,7 @@ class Process:
             terminal: the size.
 
         Raises:
-            InvalidValue: it has no terminal.
+            InvalidValue: the process has no terminal.
             SandboxGone: the sandbox has ended.
         """
         self._say(lambda: self._channel.resize(terminal))
@@ -173,8 +173,8 @@ class Process:
             How it ended, and what this handle saw of its output.
 
         Raises:
-            WaitTimeout: it had not ended in time.
-            NotFound: another handle took hold of it.
+            WaitTimeout: the process did not exit in time.
+            NotFound: another handle took over the process.
             SandboxGone: the sandbox has ended.
         """
         check_wait(timeout)

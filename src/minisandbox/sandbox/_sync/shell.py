@@ -45,7 +45,7 @@ class Shell:
         return self._channel.cwd
 
     def run(self, script: str, *, timeout: float | None = None) -> ShellResult:
-        """Run a script in the shell. Ctrl-C ends the script as a timeout does; the shell goes on.
+        """Run a script in the shell. Ctrl-C ends the script as a timeout does; the shell stays usable.
 
         Its standard input is empty. The working directory, variables, functions, options and aliases that it leaves
         are there for the next script. A timeout kills bash and the commands that the script started; those of earlier
@@ -72,7 +72,7 @@ class Shell:
             try:
                 self._connection.say()
                 return self._result(number, deadline)
-            except BaseException:  # an interrupt too: nobody will take the result
+            except BaseException:  # an interrupt too: the result has no reader
                 self._channel.interrupt(number)
                 self._channel.forget(number)
                 self._connection.send()

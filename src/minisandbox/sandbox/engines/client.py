@@ -35,7 +35,7 @@ class Client:
 
         Raises:
             InvalidValue: there is no engine of that name.
-            ProgramNotFound: it is not installed.
+            ProgramNotFound: the engine's client is not installed.
         """
         if name not in ENGINES:
             raise InvalidValue(f"backend {name!r} is not known", hint=f"give {' or '.join(ENGINES)}")
@@ -62,7 +62,7 @@ class Client:
         """Return what a call prints.
 
         Raises:
-            HostError: it failed.
+            HostError: the call failed.
         """
         done = self._call(arguments, stdin)
         if done.returncode != 0:

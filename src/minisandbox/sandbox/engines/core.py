@@ -242,7 +242,7 @@ class ContainerCore:
         self._refuse("changes")
 
     def _refuse(self, what: str) -> NoReturn:
-        """Raise Unsupported, or SandboxGone where the container has ended."""
+        """Raise Unsupported, or SandboxGone if the container has ended."""
         self._check_running()
         hint = 'leave out the backend: sandboxes (backend="") can'
         raise Unsupported(f"{what} of sandbox {self.id}", reason=f"it is a container of {self._client.name}", hint=hint)

@@ -55,7 +55,7 @@ def image_size(client: Client, reference: str) -> int:
     """Return the bytes that an engine counts for an image.
 
     Raises:
-        HostError: it has no such image.
+        HostError: the engine has no such image.
     """
     return int(client.run("image", "inspect", "--format", "{{.Size}}", reference))
 

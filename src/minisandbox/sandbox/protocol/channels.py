@@ -50,7 +50,7 @@ class _Channel:
         """Take received bytes.
 
         Raises:
-            SandboxGone: they are not our protocol; the sandbox is not to be trusted further.
+            SandboxGone: the bytes are not our protocol; the sandbox is not trusted any further.
         """
         try:
             for header, payload in self._decoder.feed(data):
@@ -169,7 +169,7 @@ class ProcessChannel(_Channel):
         Raises:
             FileAccessError: its working directory cannot be entered.
             InvalidValue: there is no such user, or it cannot be had here; or another handle holds the process.
-            NotFound: it ended before this handle could attach.
+            NotFound: the process exited before this handle could attach.
         """
         if self._error is not None and self._request is None:
             raise InvalidValue(
@@ -182,7 +182,7 @@ class ProcessChannel(_Channel):
             raise NotFound(f"process {self.id} has ended, and its result was taken")
 
     def acknowledge(self) -> None:
-        """Queue that somebody has seen the result: a process with lifetime ``sandbox`` is then forgotten.
+        """Queue an acknowledgement of the result: a process with lifetime ``sandbox`` is then forgotten.
 
         Without it the result is kept for the next handle that attaches.
         """
@@ -236,7 +236,7 @@ class ProcessChannel(_Channel):
         """Queue a new size of its terminal.
 
         Raises:
-            InvalidValue: it has none.
+            InvalidValue: the process has no terminal.
         """
         if not self._terminal:
             raise InvalidValue(f"process {self.id} has no terminal", hint="start it with pty=Terminal(rows, columns)")

@@ -20,7 +20,7 @@ MOST_UNREAD = 256
 KILL_PATIENCE = 5.0
 """Seconds that closing a handle waits for the end of what was killed."""
 LOOK_AGAIN = 0.5
-"""Seconds after which one who waits for another reader looks whether that one still reads: nobody tells if not."""
+"""Seconds after which a waiting reader checks whether the active reader still reads; there is no notification."""
 GRACE = 60.0
 """Seconds after a deadline within which its end must have been reported, however busy the machine is; and within which
 what is started must have answered."""
@@ -143,7 +143,7 @@ class Connection(Generic[Channel]):
         """Take what has arrived; the end of the stream has to be followed by :meth:`conclude`."""
         try:
             data = self.socket.recv(_PIECE)
-        except (BlockingIOError, ConnectionResetError):  # the latter once, where the peer closed with our bytes unread
+        except (BlockingIOError, ConnectionResetError):  # the latter once, if the peer closed with our bytes unread
             return
         except OSError:
             data = b""
@@ -214,7 +214,7 @@ class Queue:
             timeout: wall seconds that this script may take; None: no limit.
 
         Returns:
-            When it must have ended, as time.monotonic() counts; None where that is unknown.
+            When it must have ended, as time.monotonic() counts; None if that is unknown.
         """
         begin = max(time.monotonic(), self._until if self._under_way else 0.0)
         self._until = math.inf if timeout is None else begin + timeout + GRACE

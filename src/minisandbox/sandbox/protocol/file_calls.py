@@ -65,7 +65,7 @@ class _FileCall(Call):
     """What the calls of this module share.
 
     Attributes:
-        about: what an error's text is about, where that is more than the path that the worker names.
+        about: what an error's text is about, if that is more than the path that the worker names.
     """
 
     def __init__(self, header: frames.Header, *, max_answer: int = 0) -> None:

@@ -127,7 +127,7 @@ def make_directory(
         exist_ok: a directory (or a link to one) that exists already is fine.
 
     Raises:
-        FileAccessError: it exists, a parent is missing, or it cannot be made.
+        FileAccessError: the path exists, a parent is missing, or the directory cannot be created.
     """
     call = DoneCall(request("mkdir", path, cwd, mode=mode, parents=parents, exist_ok=exist_ok))
     yield call
@@ -187,7 +187,7 @@ def upload(local: str | Path, path: str | PurePosixPath, *, cwd: str, mode: int 
 
     Raises:
         InvalidValue: ``mode`` is given for a tree.
-        FileAccessError: it cannot be written, or the disk limit is reached.
+        FileAccessError: a file cannot be written, or the disk limit is reached.
         OSError: the host file or tree cannot be read.
     """
     status = Path(local).stat()  # looked at before it is opened: opening a device can do something
@@ -225,14 +225,14 @@ def _upload_tree(
 def download(path: str | PurePosixPath, local: str | Path, *, cwd: str, limit: int | None) -> Operation[Transfer]:
     """Copy a file or directory tree of the sandbox to the host; it appears under its name when it is complete.
 
-    The tree is written beside its destination, through descriptors of its directories, following no link. Modes are
+    The tree is written next to its destination, through descriptors of its directories, following no link. Modes are
     kept as far as the umask allows, without setuid, setgid and sticky, and the owner can always read and write;
     modification times and holes are kept; hard links become files of their own. Links are kept if they are relative
     and cannot lead out of the tree; others, FIFOs, sockets, devices, and /proc are skipped and named.
 
     Args:
         path: path inside; if it is a link, what it points to is copied.
-        local: host path; must not exist, or be a file where a file is copied.
+        local: host path; must not exist, or be a file if a file is copied.
         cwd: absolute directory inside.
         limit: most bytes of all files together, holes included; None: no limit.
 

@@ -54,7 +54,7 @@ class Download:
         """Take one frame.
 
         Raises:
-            AssertionError, LookupError, ValueError: it makes no sense here.
+            AssertionError, LookupError, ValueError: the frame is malformed or unexpected.
             OSError: the host refused.
         """
         event = header["event"]

@@ -55,7 +55,7 @@ class Call:
         """Take received bytes.
 
         Raises:
-            SandboxGone: they are not our protocol; the sandbox is not to be trusted further.
+            SandboxGone: the bytes are not our protocol; the sandbox is not trusted any further.
         """
         try:
             for header, payload in self._decoder.feed(data):
@@ -287,7 +287,7 @@ def encoded(text: str) -> bytes:
     """Text as the bytes that it stands for: UTF-8, and surrogate escapes (PEP 383).
 
     Raises:
-        InvalidValue: it has half of a surrogate pair, which no byte stands behind; JSON can spell one.
+        InvalidValue: the text has an unpaired surrogate that encodes no byte; JSON can spell one.
     """
     try:
         return text.encode("utf-8", "surrogateescape")

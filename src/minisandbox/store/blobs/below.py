@@ -60,7 +60,7 @@ class Below:
         return None
 
     def status(self, path: tuple[str, ...]) -> os.stat_result | None:
-        """Return the status of a path; None where nothing is."""
+        """Return the status of a path; None if nothing is."""
         location = self.find(path)
         return None if location is None else location[1]
 
@@ -86,7 +86,7 @@ class Below:
         """Return the names in a directory, sorted.
 
         Raises:
-            PermissionError: it, or a directory on the way, is closed to its owner.
+            PermissionError: the directory, or one on the way, is closed to its owner.
         """
         seen: dict[str, bool] = {}
         for tree in self.trees:

@@ -1,4 +1,4 @@
-"""Freezing: a layer that nobody uses keeps its blob in the place of its tree, until its next use.
+"""Freezing: replace the tree of an unused layer by its blob, until its next use.
 
 The blob is durable, and known to the layer, before the tree is taken away by one rename. So a process that dies on the
 way leaves the layer as it was, or frozen.
@@ -53,7 +53,7 @@ def freeze(
 ) -> Frozen:
     """Keep the layers of images compressed until their next use, if no other image has them.
 
-    Sandboxes and builds of other processes may run meanwhile: what somebody uses stays as it is.
+    Sandboxes and builds of other processes may run meanwhile: layers in use stay unchanged.
 
     Args:
         store: the store.
@@ -136,7 +136,7 @@ class _Freezing:
         return frozen
 
     def _freeze(self, key: str) -> bool:
-        """Freeze a layer, if nobody uses it by now and it can be compressed."""
+        """Freeze a layer, unless it is in use or cannot be compressed."""
         try:
             with self.store.hold(key):
                 blob = ensure_blob(self.store.root, key, COLD)

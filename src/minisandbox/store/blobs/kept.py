@@ -82,7 +82,7 @@ def ensure_blob(root: Path, key: str, compression: str, work: Path | None = None
 
 
 def known_blob(root: Path, key: str, compression: str) -> LayerBlob | None:
-    """Return what a layer remembers of a blob, which may have gone; None where it never had it.
+    """Return what a layer remembers of a blob, which may have gone; None if it never had it.
 
     Raises:
         StoreError: the layer's record of its blobs is damaged.
@@ -104,7 +104,7 @@ def is_there(blob: LayerBlob) -> bool:
 
 
 def read_blobs(root: Path, key: str) -> BlobRecord | None:
-    """Return what a layer remembers of its blobs; None where it never had one.
+    """Return what a layer remembers of its blobs; None if it never had one.
 
     Raises:
         StoreError: the record is damaged.
@@ -131,7 +131,7 @@ def blob_path(root: Path, digest: str) -> Path:
     """Return where a store keeps a blob.
 
     Raises:
-        ImageRefused: it is no digest.
+        ImageRefused: the digest is malformed.
     """
     return root / FOLDER / check_digest(digest).partition(":")[2]
 

@@ -57,7 +57,7 @@ def pack(tar: Iterable[bytes], compression: str, file: IO[bytes]) -> Packed:
         file: where to.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     out, diff = _Hashed(file), hashlib.sha256()
 
@@ -132,7 +132,7 @@ def write_layer(entries: Iterable[Entry], open_file: Opener, *, keep_owners: boo
     Args:
         entries: the layer's list.
         open_file: opens the content of a file of it.
-        keep_owners: whether owners are written; where the store's owner has all files, they are root's.
+        keep_owners: whether owners are written; if the store's owner has all files, they are root's.
 
     Raises:
         StoreError: the layer is damaged, or holds what no such tar can.

@@ -47,7 +47,7 @@ def check_digest(digest: str) -> str:
     """Return a digest if it is well-formed, so that it can be part of a path or URL.
 
     Raises:
-        ImageRefused: it is malformed, or of an unknown algorithm.
+        ImageRefused: the digest is malformed, or of an unknown algorithm.
     """
     if not is_digest(digest):
         raise ImageRefused(
@@ -67,7 +67,7 @@ def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
     """Compare the hash of what was read with its digest.
 
     Raises:
-        ImageRefused: it is another.
+        ImageRefused: the digests differ.
     """
     actual = f"{hashed.name}:{hashed.hexdigest()}"
     if actual != digest:
@@ -82,7 +82,7 @@ def require_room(fd: int, size: int, what: str, spare: int | None = None) -> Non
     """Check that a file system has room for so many bytes, and then some.
 
     Raises:
-        DiskFull: it has not.
+        DiskFull: there is not enough space.
     """
     info = os.fstatvfs(fd)
     if info.f_bavail * info.f_frsize < (SPARE if spare is None else spare) + size:
@@ -94,7 +94,7 @@ class Blob:
 
     Args:
         file: where they come from.
-        digest: what they must hash to; "" where nothing says.
+        digest: what they must hash to; "" if nothing says.
         name: what errors call it.
     """
 
@@ -115,7 +115,7 @@ class Blob:
         """Read what is left, and compare the hash.
 
         Raises:
-            ImageRefused: it is another.
+            ImageRefused: the digests differ.
         """
         while self.read(_READ):
             pass
@@ -199,7 +199,7 @@ class LayerStream:
         """Read to the end, and check the blob's digest.
 
         Raises:
-            ImageRefused: as :meth:`some`, or its digest is another.
+            ImageRefused: as :meth:`some`, or the digests differ.
         """
         while self._fill():
             pass
@@ -277,7 +277,7 @@ class _Ahead:
                     return
                 if chunk:
                     self._ready.put(chunk)
-        except BaseException as error:  # noqa: BLE001 - raised where the chunk is asked for
+        except BaseException as error:  # noqa: BLE001 - raised when the chunk is requested
             end = error
         self._ready.put(end)
 

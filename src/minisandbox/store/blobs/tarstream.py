@@ -246,7 +246,7 @@ class TarReader:
     # --- fields ---
 
     def _field(self, text: bytes, name: bytes) -> int:
-        """Read a header's number: octal, or base 256 (GNU) where the first bit is set."""
+        """Read a header's number: octal, or base 256 (GNU) if the first bit is set."""
         if text[0] & 0x80:
             value = int.from_bytes(bytes([text[0] & 0x3F if text[0] & 0x40 == 0 else text[0]]) + text[1:], signed=True)
         else:

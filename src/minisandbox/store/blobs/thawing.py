@@ -25,7 +25,7 @@ _TIMEOUT = 3600.0
 def thaw(layer: Path) -> None:
     """Give a frozen layer its tree back; of several that want it one does so, the others wait.
 
-    The caller holds the layer, so that nobody freezes or removes it meanwhile.
+    The caller holds the layer, so that it cannot be frozen or removed meanwhile.
 
     Args:
         layer: its directory.

@@ -82,7 +82,7 @@ class _Node:
     Attributes:
         kind: its kind.
         children: what a directory holds.
-        member: the attributes of a directory; None where no entry described it.
+        member: the attributes of a directory; None if no entry described it.
         target: where a link leads.
         opaque: whether a directory hides what lies below it.
         whiteouts: names of the layers below that a directory hides.
@@ -110,7 +110,7 @@ def unpack(
 
     Raises:
         ImageRefused: the archive is malformed, hostile or too large.
-        OSError: the kernel refused; ENOSPC where the disk is full.
+        OSError: the kernel refused; ENOSPC if the disk is full.
     """
     try:
         done = unpack_members(TarReader(stream), tree, below, keep_owners=keep_owners, bounds=bounds)

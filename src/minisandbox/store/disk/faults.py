@@ -12,7 +12,7 @@ from pathlib import Path
 from minisandbox.errors import DiskFull, MiniSandboxError, StoreError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the kernel says where a disk or a quota is full."""
+"""What the kernel says if a disk or a quota is full."""
 
 _LONGEST = 600
 _HINTS = {

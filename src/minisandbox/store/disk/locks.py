@@ -1,4 +1,4 @@
-"""Locks between processes and threads: flock(2) on a file that belongs to nobody."""
+"""Locks between processes and threads: flock(2) on a file without other use."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def hold_flock(path: Path, flags: int, *, shared: bool = False) -> Iterator[None
         shared: whether others may hold it in the same way.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the path cannot be opened.
     """
     fd = os.open(path, flags, 0o600)
     try:
@@ -89,7 +89,7 @@ def open_locked(path: Path, flags: int, lock: Callable[[int], bool] = try_flock)
         lock: locks the descriptor; returns whether it could.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the path cannot be opened.
     """
     fd = os.open(path, flags, 0o600)
     try:

@@ -23,7 +23,7 @@ def default_root(environment: Mapping[str, str] | None = None) -> Path:
         ``$MINISANDBOX_STORE``, else ``$XDG_CACHE_HOME/minisandbox``, else ``~/.cache/minisandbox``; always absolute.
 
     Raises:
-        StoreError: nobody says where, and there is no home directory.
+        StoreError: no setting names the directory, and there is no home directory.
     """
     env = os.environ if environment is None else environment
     if chosen := env.get("MINISANDBOX_STORE"):
@@ -65,11 +65,11 @@ def is_read_only(path: Path) -> bool:
 
 
 def check_private(path: Path) -> None:
-    """Refuse a directory in which somebody else could put links in the place of a store's parts.
+    """Refuse a directory in which another user could replace a store's parts by links.
 
     Raises:
-        StoreError: it belongs to another user, or others may write to it.
-        OSError: it cannot be looked at.
+        StoreError: the directory belongs to another user, or others may write to it.
+        OSError: the directory cannot be examined.
     """
     status = path.stat()
     if status.st_uid != os.geteuid():
@@ -90,7 +90,7 @@ def check_file_system(path: Path) -> None:
     """Refuse a file system on which no layer can be made, or on which locks do not hold.
 
     Raises:
-        StoreError: it is overlayfs or a network file system.
+        StoreError: the file system is overlayfs or a network file system.
         OSError: the directory cannot be looked at.
     """
     kind = file_system(path)
@@ -113,7 +113,7 @@ def check_file_system(path: Path) -> None:
 
 
 def set_aside(root: Path, damaged: Path) -> Path:
-    """Take something damaged out of use: by one rename, so that sandboxes which run over it go on.
+    """Move something damaged to quarantine by one rename, so that sandboxes over it run on.
 
     Args:
         root: the store's directory.

@@ -1,4 +1,4 @@
-"""Reading what may be somebody else's: no link is followed, nothing is waited for, and nothing is read without end.
+"""Read files that another user may own: follow no link, wait for no writer, bound the size.
 
 A store can belong to another user, who may put anything in the place of a file: a link, a pipe, a file without end.
 Our own store is read in the same way; a damaged one of ours is found so too.
@@ -30,8 +30,8 @@ def open_below(root: Path, name: str) -> IO[bytes]:
         name: the file, relative to that; nothing on the way to it may be a link, or lead out.
 
     Raises:
-        StoreError: it is no regular file, or is reached through a link.
-        OSError: it cannot be opened; FileNotFoundError where it is not there.
+        StoreError: the name is no regular file, or is reached through a link.
+        OSError: the file cannot be opened; FileNotFoundError if it is missing.
     """
     top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -49,15 +49,15 @@ def read_below(root: Path, name: str, limit: int) -> bytes:
         limit: bytes that it may have.
 
     Raises:
-        StoreError: it is no regular file, is reached through a link, or is longer.
-        OSError: it cannot be read; FileNotFoundError where it is not there.
+        StoreError: the name is no regular file, is reached through a link, or the file is larger.
+        OSError: the file cannot be read; FileNotFoundError if it is missing.
     """
     with open_below(root, name) as file:
         return _read(file, f"{root}/{name}", limit)
 
 
 def read_regular(path: Path, limit: int, check: Callable[[Path], None] = lambda _: None) -> bytes:
-    """Read a regular file that somebody named; links to it are followed.
+    """Read a regular file that the user named; links to it are followed.
 
     Args:
         path: the file.
@@ -65,8 +65,8 @@ def read_regular(path: Path, limit: int, check: Callable[[Path], None] = lambda 
         check: is called with where the opened file lies, all links followed, before it is read.
 
     Raises:
-        StoreError: it is no regular file, or is longer.
-        OSError: it cannot be read.
+        StoreError: the path is no regular file, or the file is larger.
+        OSError: the file cannot be read.
     """
     with _opened(str(path), lambda: os.open(path, _FILE)) as file:
         check(Path(os.readlink(f"/proc/self/fd/{file.fileno()}")))

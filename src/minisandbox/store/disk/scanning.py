@@ -53,7 +53,7 @@ def opened_up(path: str | Path) -> Iterator[None]:
     """Give the owner all rights to a file or directory that is no link, while the body runs.
 
     Raises:
-        OSError: it is somebody else's.
+        OSError: the file belongs to another user.
     """
     mode = stat.S_IMODE(os.lstat(path).st_mode)
     os.chmod(path, mode | stat.S_IRWXU)
@@ -102,14 +102,14 @@ def scan(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mapping[i
     That is overlayfs's own notes, and sockets: their servers have ended, and no archive holds them.
 
     Args:
-        tree: a tree that nobody writes to any more.
+        tree: a tree that no process writes to any more.
         opened: closes again the directories that had to be opened up, as a build may have left them.
         allowance: what reading it may cost.
-        digests: the SHA-256 of files' contents by inode, where they are known: those are not read.
+        digests: the SHA-256 of files' contents by inode, if they are known: those are not read.
 
     Raises:
         UnfitTree: reading it costs more, or a path in it is too long.
-        StoreError: it holds a device, or a file changed while it was read.
+        StoreError: the tree holds a device, or a file changed while it was read.
         OSError: something in it cannot be read.
     """
     try:
@@ -190,8 +190,8 @@ def describe(
 
     Raises:
         UnfitTree: reading it costs more.
-        StoreError: it is a device, or a file changed while it was read.
-        OSError: it cannot be read.
+        StoreError: the path is a device, or the file changed while it was read.
+        OSError: the path cannot be read.
     """
     kind = kind_of(info)
     if kind is None:
@@ -228,8 +228,8 @@ def hash_file(path: str, size: int, allowance: Allowance | None = None) -> str:
 
     Raises:
         UnfitTree: reading it costs more.
-        StoreError: it is longer or shorter.
-        OSError: it cannot be read.
+        StoreError: the file is longer or shorter.
+        OSError: the file cannot be read.
     """
     fd = os.open(path, _READ)
     try:

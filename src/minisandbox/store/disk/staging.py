@@ -21,7 +21,7 @@ def staging_directory(root: Path, label: str) -> Iterator[Path]:
         label: what it is for; part of its name.
 
     Raises:
-        OSError: it cannot be made or removed.
+        OSError: the directory cannot be created or removed.
     """
     path = root / "staging" / f"{label[:40]}.{secrets.token_hex(6)}"
     with _gate(root):  # between mkdir and flock no process may take it for a leftover
