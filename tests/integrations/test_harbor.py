@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from minisandbox.images import pull
 from minisandbox.rollouts import export_harbor
 from minisandbox.sandbox import live_sandboxes
 from minisandbox.store import Store
+from minisandbox.trajectories.sources import read_examples
 
 with contextlib.suppress(ImportError):  # then all of this is skipped
     from fastapi.testclient import TestClient
@@ -34,7 +37,8 @@ with contextlib.suppress(ImportError):  # then all of this is skipped
     from harbor.models.trajectories import Trajectory
     from harbor.models.trial.config import TrialConfig
     from harbor.models.trial.paths import TrialPaths
-    from harbor.models.trial.result import TrialResult
+    from harbor.models.trial.result import ExceptionInfo, StepResult, TrialResult
+    from harbor.models.verifier.result import VerifierResult
     from harbor.viewer.server import create_app
 
     from minisandbox.integrations.harbor import MiniSandboxEnvironment
@@ -350,3 +354,28 @@ def test_harbors_viewer_shows_what_we_export(tmp_path: Path, rollouts: Path) -> 
     assert {one["name"]: one["reward"] for one in trials}["a__b-1"] == 1.0
     shown = client.get("/api/jobs/job/trials/a__b-1/trajectory").json()
     assert shown["steps"][2]["message"].startswith("I look.")
+
+
+def test_we_read_the_results_that_harbor_writes(tmp_path: Path, rollouts: Path) -> None:  # noqa: F811 - the fixture
+    trial = tmp_path / "job/a__b-1"
+    list(export_harbor(rollouts, trial.parent))
+    (trial / "agent/submission.patch").unlink()
+    trajectory = json.loads((trial / "agent/trajectory.json").read_text())
+    del trajectory["extra"]  # ours, which would win
+    for name in ("build", "deploy"):
+        (trial / "steps" / name / "agent").mkdir(parents=True)
+        (trial / "steps" / name / "agent/trajectory.json").write_text(json.dumps(trajectory))
+    shutil.rmtree(trial / "agent")
+    result = TrialResult.model_validate_json((trial / "result.json").read_text())
+    rewards = VerifierResult(rewards={"reward": 1.0})
+    limited = ExceptionInfo(
+        exception_type="ApiRateLimitError", exception_message="", exception_traceback="",
+        occurred_at=datetime.now(UTC),
+    )  # fmt: skip
+    result.step_results = [
+        StepResult(step_name="build", verifier_result=rewards),
+        StepResult(step_name="deploy", verifier_result=rewards, exception_info=limited),
+    ]
+    (trial / "result.json").write_text(result.model_dump_json())
+    outcomes = [(one.instance_id, one.reward, one.exit_status) for one in read_examples(trial)]
+    assert outcomes == [("a__b-1", 1.0, "submitted"), ("a__b-1", None, "ApiRateLimitError")]
