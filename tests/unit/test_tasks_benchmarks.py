@@ -164,7 +164,7 @@ def test_commands_lose_what_an_image_has_otherwise() -> None:
             "export LANG=en_US.UTF-8",
         ]
     )
-    assert sorted_.kept == ("sed -i 's/a;b/c/' tox.ini", "pytest -x")
+    assert sorted_.remaining == ("sed -i 's/a;b/c/' tox.ini", "pytest -x")
     assert sorted_.system == ("graphviz", "libenchant-2-dev")
 
 

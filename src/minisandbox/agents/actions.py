@@ -116,8 +116,8 @@ def arguments_of(action: Action) -> dict[str, object]:
     if isinstance(action, Bash | Submit):
         return {one.name: getattr(action, one.name) for one in fields(action)}
     values = {one.name: getattr(action, one.name) for one in fields(action)}
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return {"command": action.VERB} | {name: value for name, value in given.items() if value is not None}
+    arguments = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {"command": action.VERB} | {name: value for name, value in arguments.items() if value is not None}
 
 
 def action_of(name: str, arguments: Mapping[str, object]) -> Action:
@@ -161,22 +161,22 @@ def _edit(verb: str, arguments: Mapping[str, object]) -> Edit:
     return StrReplace(path, old, "" if arguments.get("new_str") is None else _text(arguments, "new_str", verb))
 
 
-def _text(arguments: Mapping[str, object], name: str, place: str, *, blank: bool = True) -> str:
+def _text(arguments: Mapping[str, object], name: str, verb: str, *, blank: bool = True) -> str:
     value = arguments.get(name)
     if value is None:
-        raise FormatError(f"{place}: the parameter {name!r} is missing.")
+        raise FormatError(f"{verb}: the parameter {name!r} is missing.")
     if not isinstance(value, str):
-        raise FormatError(f"{place}: the parameter {name!r} is not a text.")
+        raise FormatError(f"{verb}: the parameter {name!r} is not a text.")
     if not blank and not value.strip():
-        raise FormatError(f"{place}: the parameter {name!r} is empty.")
+        raise FormatError(f"{verb}: the parameter {name!r} is empty.")
     if len(value) > MAX_TEXT:
-        raise FormatError(f"{place}: the parameter {name!r} has more than {MAX_TEXT} characters. Do it in parts.")
+        raise FormatError(f"{verb}: the parameter {name!r} has more than {MAX_TEXT} characters. Do it in parts.")
     if "\0" in value:
-        raise FormatError(f"{place}: the parameter {name!r} has a NUL character in it.")
+        raise FormatError(f"{verb}: the parameter {name!r} has a NUL character in it.")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:  # JSON can contain unpaired surrogates
-        raise FormatError(f"{place}: the parameter {name!r} has a character in it that UTF-8 cannot encode.") from None
+        raise FormatError(f"{verb}: the parameter {name!r} has a character in it that UTF-8 cannot encode.") from None
     return value
 
 

@@ -60,16 +60,16 @@ def shortened(text: str, limit: int) -> str:
     return f"{text[:head]}\n{line}\n{text[len(text) - tail :]}"
 
 
-def warning(left: Mapping[LimitName, float], limits: AgentLimits) -> str:
+def warning(remaining: Mapping[LimitName, float], limits: AgentLimits) -> str:
     """Return a line that names the limits that are nearly reached, or "" without one.
 
     Time is not reported: a policy would observe the load of this machine, and rollouts would not be reproducible.
     """
-    low = [_UNITS[name].format(amount) for name, amount in left.items() if _is_little(name, amount, limits)]
+    low = [_UNITS[name].format(amount) for name, amount in remaining.items() if _is_little(name, amount, limits)]
     low = ["1 step" if one == "1 steps" else one for one in low]
     return f"[only {', '.join(low)} left: submit before that]" if low else ""
 
 
 def _is_little(name: LimitName, amount: float, limits: AgentLimits) -> bool:
-    whole = getattr(limits, name)
-    return name in _UNITS and whole is not None and amount <= max(_SHARE * whole, _LAST_STEPS if name == "steps" else 0)
+    limit = getattr(limits, name)
+    return name in _UNITS and limit is not None and amount <= max(_SHARE * limit, _LAST_STEPS if name == "steps" else 0)

@@ -57,15 +57,15 @@ class AgentOptions:
     )
 
     def __post_init__(self) -> None:
-        for name, known in (("action_format", tuple(FORMATS)), ("shell", SHELLS)):
-            if getattr(self, name) not in known:
-                raise InvalidValue(f"{name} is {getattr(self, name)!r}", hint=f"use one of {', '.join(known)}")
+        for name, choices in (("action_format", tuple(FORMATS)), ("shell", SHELLS)):
+            if getattr(self, name) not in choices:
+                raise InvalidValue(f"{name} is {getattr(self, name)!r}", hint=f"use one of {', '.join(choices)}")
         if not 0 < self.command_timeout <= 86_400:
             raise InvalidValue(f"command_timeout is {self.command_timeout!r}", hint="give seconds, up to 86400")
-        for name, least in (("observation_chars", 100), ("format_errors", 1)):
+        for name, minimum in (("observation_chars", 100), ("format_errors", 1)):
             value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise InvalidValue(f"{name} is {value!r}", hint=f"give {least} or more")
+            if type(value) is not int or value < minimum:
+                raise InvalidValue(f"{name} is {value!r}", hint=f"give {minimum} or more")
 
     def given(self) -> frozenset[str]:
         """Return the names of the options that differ from their defaults."""
@@ -87,10 +87,10 @@ def from_mapping(kind: type[T], values: Mapping[str, object]) -> T:
     for name, value in values.items():
         if name not in types:
             raise InvalidValue(f"agents have no option {name!r}", hint=f"they are {', '.join(types)}")
-        word, optional, _ = types[name].partition(" | None")
-        if isinstance(value, bool) or (not isinstance(value, _KINDS[word]) and not (optional and value is None)):
+        type_name, optional, _ = types[name].partition(" | None")
+        if isinstance(value, bool) or (not isinstance(value, _KINDS[type_name]) and not (optional and value is None)):
             raise InvalidValue(f"option {name!r} is {value!r}", hint=f"it is of type {types[name]}")
-        read[name] = Path(value) if word == "Path" and isinstance(value, str) else value
+        read[name] = Path(value) if type_name == "Path" and isinstance(value, str) else value
     return kind(**read)  # type: ignore[arg-type] # checked against the annotations
 
 

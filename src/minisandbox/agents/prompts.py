@@ -89,14 +89,14 @@ class Prompts:
             InvalidValue: a file cannot be read, has unknown placeholders, or none shows the issue.
         """
         names = ("system.md", "task.md", f"actions-{action_format}.md")
-        own: dict[str, Path] = {}
+        custom: dict[str, Path] = {}
         if path is not None and path.is_dir():
-            own = {name: path / name for name in names if (path / name).exists()}
-            if not own:
+            custom = {name: path / name for name in names if (path / name).exists()}
+            if not custom:
                 raise InvalidValue(f"{path} has no prompt", hint=f"it may have {', '.join(names)}")
         elif path is not None:
-            own = {"task.md": path}
-        prompts = cls(*(_read(own.get(name, _HERE / name)) for name in names))
+            custom = {"task.md": path}
+        prompts = cls(*(_read(custom.get(name, _HERE / name)) for name in names))
         prompts._check()
         return prompts
 
@@ -106,8 +106,8 @@ class Prompts:
         Args:
             values: the value of every placeholder but ``actions``.
         """
-        whole = {**values, "actions": self.actions.render({**values, "actions": ""}).rstrip("\n")}
-        return self.system.render(whole).rstrip("\n"), self.task.render(whole).rstrip("\n")
+        filled = {**values, "actions": self.actions.render({**values, "actions": ""}).rstrip("\n")}
+        return self.system.render(filled).rstrip("\n"), self.task.render(filled).rstrip("\n")
 
     def _check(self) -> None:
         if "problem_statement" not in self.system.names() | self.task.names():

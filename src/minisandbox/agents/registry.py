@@ -60,15 +60,15 @@ def open_agent(name: str, options: AgentOptions | None = None) -> Agent:
     """
     options = options or AgentOptions()
     entry = _AGENTS.get(name)
-    known = entry.options if entry else frozenset({"extra"})
+    accepted = entry.options if entry else frozenset({"extra"})
     plugin = load_plugin("agents", name, AGENTS) if entry is None and ":" not in name else None
     if entry is None and plugin is None and ":" not in name:
         names = (*AGENTS, *plugin_names("agents", AGENTS))
         raise NotFound(f"there is no agent {name!r}", hint=f"use {', '.join(names)}, or package.module:Class")
-    foreign = sorted(options.given() - known)
+    foreign = sorted(options.given() - accepted)
     if foreign:
         option = "agent_option" if foreign[0] == "extra" else foreign[0]
-        hint = f"its options are {', '.join(sorted(known))}" if known else "leave it out"
+        hint = f"its options are {', '.join(sorted(accepted))}" if accepted else "leave it out"
         raise InvalidValue(f"the agent {name!r} has no option {option!r}", hint=hint)
     return entry.make(options) if entry else _created(name, plugin or _imported(name), options)
 

@@ -82,8 +82,8 @@ class ReplayAgent:
         """
         commands = self._per_task.get(task.instance_id, self._commands)
         if commands is None:
-            known = ", ".join(sorted(self._per_task)[:3])
-            raise NotFound(f"there is no recording for {task.instance_id!r}", hint=f"recorded are {known or 'none'}")
+            recorded = ", ".join(sorted(self._per_task)[:3])
+            raise NotFound(f"there is no recording for {task.instance_id!r}", hint=f"recorded are {recorded or 'none'}")
         try:
             for command in commands:
                 await self._play(command, session)
@@ -122,8 +122,8 @@ def _recorded(path: Path) -> tuple[str, tuple[Command, ...]]:
     commands = _commands([step.get("command") for step in steps], path)
     stateful = [step.get("stateful") is True for step in steps]
     return task, tuple(
-        InShell(command) if kept and isinstance(command, str) else command
-        for command, kept in zip(commands, stateful, strict=True)
+        InShell(command) if in_shell and isinstance(command, str) else command
+        for command, in_shell in zip(commands, stateful, strict=True)
     )
 
 
@@ -133,10 +133,10 @@ def _commands(value: object, path: Path) -> tuple[Command, ...]:
     return tuple(_command(entry, f"{path}: command {number}") for number, entry in enumerate(value, start=1))
 
 
-def _command(entry: object, place: str) -> Command:
+def _command(entry: object, where: str) -> Command:
     if isinstance(entry, str) and "\0" not in entry:
         return entry
     parts = tuple(part for part in entry if isinstance(part, str)) if isinstance(entry, list) else ()
     if not parts or not isinstance(entry, list) or len(parts) != len(entry) or any("\0" in part for part in parts):
-        raise InvalidValue(f"{place} is neither a string nor a list of strings", hint="without NUL characters")
+        raise InvalidValue(f"{where} is neither a string nor a list of strings", hint="without NUL characters")
     return parts

@@ -238,8 +238,8 @@ class Session:
         """
         if self._model is None:
             raise InvalidValue("this agent needs a model", hint="give one: --model and --api-base, or --model local")
-        for name, left in self.left().items():
-            if left <= 0:
+        for name, remaining in self.left().items():
+            if remaining <= 0:
                 raise self._reached(name)
         began = self.elapsed
         request = Request(tuple(self.record.messages), tuple(tools), self._next_sampling(), self._name)
@@ -269,17 +269,17 @@ class Session:
         Raises:
             LimitReached: the rollout's time ended first; the command was killed and recorded.
         """
-        kept = command if isinstance(command, str) else tuple(command)
-        left = self._seconds()
-        allowed = min((one for one in (timeout, left) if one is not None), default=None)
+        recorded = command if isinstance(command, str) else tuple(command)
+        remaining = self._seconds()
+        allowed = min((one for one in (timeout, remaining) if one is not None), default=None)
         began = self.elapsed
         try:
             result = await (
-                self._in_shell(kept, allowed) if stateful else self.box.exec(kept, timeout=allowed, stdin=stdin)
+                self._in_shell(recorded, allowed) if stateful else self.box.exec(recorded, timeout=allowed, stdin=stdin)
             )
         except FileAccessError as error:  # the agent removed or locked the workdir
-            result = _result(kept, 126, stderr=error.what)
-        self.record.steps.append(Step(kept, _shortened(result), len(self.record.turns), began, stateful))
+            result = _result(recorded, 126, stderr=error.what)
+        self.record.steps.append(Step(recorded, _shortened(result), len(self.record.turns), began, stateful))
         if result.outcome is Outcome.TIMEOUT and allowed != timeout:
             raise self._reached("seconds")
         return result
@@ -323,10 +323,10 @@ class Session:
         if how.seed is not None:
             digest = hashlib.sha256(f"{how.seed}\n{self._name}\n{len(self.record.turns)}".encode()).digest()
             how = replace(how, seed=int.from_bytes(digest[:4]) >> 1)
-        left = self.left().get("tokens")
-        if left is None or (how.max_tokens is not None and how.max_tokens <= left):
+        remaining = self.left().get("tokens")
+        if remaining is None or (how.max_tokens is not None and how.max_tokens <= remaining):
             return how
-        return replace(how, max_tokens=max(1, int(left)))
+        return replace(how, max_tokens=max(1, int(remaining)))
 
     @asynccontextmanager
     async def _until_deadline(self) -> AsyncIterator[None]:
@@ -345,10 +345,10 @@ class Session:
         Raises:
             LimitReached: no seconds remain.
         """
-        left = self.left().get("seconds")
-        if left is not None and left <= 0:
+        remaining = self.left().get("seconds")
+        if remaining is not None and remaining <= 0:
             raise self._reached("seconds")
-        return left
+        return remaining
 
     def _reached(self, name: LimitName) -> LimitReached:
         return LimitReached(name, getattr(self._limits, name))

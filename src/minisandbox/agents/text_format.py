@@ -48,13 +48,15 @@ class TextFormat:
         Raises:
             FormatError: it has no action, several, or a malformed one.
         """
-        found = [(word, lines) for word, lines in _blocks(without_thought(message.content)) if word in _WORDS]
-        if len(found) != 1:
-            raise FormatError(f"Your answer has {len(found) or 'no'} blocks of {', '.join(_WORDS)}; it must have one.")
-        word, lines = found[0]
-        if word == EDIT:
+        blocks = [
+            (language, lines) for language, lines in _blocks(without_thought(message.content)) if language in _WORDS
+        ]
+        if len(blocks) != 1:
+            raise FormatError(f"Your answer has {len(blocks) or 'no'} blocks of {', '.join(_WORDS)}; it must have one.")
+        language, lines = blocks[0]
+        if language == EDIT:
             return (_edit(lines),)
-        if word == BASH:
+        if language == BASH:
             return (action_of(BASH, {"command": "\n".join(lines)}),)
         if any(line.strip() for line in lines):
             raise FormatError(f"A {SUBMIT} block is empty.")
@@ -68,11 +70,11 @@ class TextFormat:
         """
         if len(actions) != 1:
             raise FormatError(f"a response in this format has one action, not {len(actions)}")
-        word, body = _block_of(actions[0])
+        language, body = _block_of(actions[0])
         lines = body.split("\n") if body else []
         longest = max((_fence(line)[0] for line in lines if not _fence(line)[1]), default=0)
         fence = "`" * max(3, longest + 1)
-        return Message("assistant", "\n".join([fence + word, *lines, fence]))
+        return Message("assistant", "\n".join([fence + language, *lines, fence]))
 
     def observe(self, message: Message, number: int, text: str) -> Message:
         """Return the user message that reports a result."""
@@ -106,32 +108,32 @@ def beside_action(text: str) -> str:
 
 def _fence(line: str) -> tuple[int, str]:
     """Return the number of backticks at the start of a line, and the rest."""
-    rest = line.lstrip("`")
-    return len(line) - len(rest), rest.strip()
+    info = line.lstrip("`")
+    return len(line) - len(info), info.strip()
 
 
 def _blocks(text: str) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield the fenced blocks of a text: the word at the fence, and the lines."""
     lines = text.split("\n")
-    for word, start, end in _spans(lines):
-        yield word, lines[start:end]
+    for language, start, end in _spans(lines):
+        yield language, lines[start:end]
 
 
 def _spans(lines: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Yield the fenced blocks of lines: the word, and the start and end of the lines between the fences."""
-    opened, word, start = 0, "", 0
+    opened, language, start = 0, "", 0
     for number, line in enumerate(lines):
         if not line.startswith("```"):
             continue
-        length, rest = _fence(line)
-        if opened and length >= opened and not rest:
-            yield word, start, number
+        length, info = _fence(line)
+        if opened and length >= opened and not info:
+            yield language, start, number
             opened = 0
-        elif not opened and "`" not in rest:  # ```like this``` is not a fence
-            opened, word, start = length, rest, number + 1
+        elif not opened and "`" not in info:  # ```like this``` is not a fence
+            opened, language, start = length, info, number + 1
     if opened:
         raise FormatError(
-            f"The block that begins with {'`' * min(opened, 9)}{word[:40]} is not closed. "
+            f"The block that begins with {'`' * min(opened, 9)}{language[:40]} is not closed. "
             "If a block holds lines of ``` itself, begin and end it with ````."
         )
 
@@ -165,16 +167,16 @@ def _edit(lines: Sequence[str]) -> Action:
 
 def _header(line: str) -> tuple[str, str, list[int]]:
     """Read ``VERB PATH NUMBER...``; a path in double quotes is a JSON string."""
-    verb, _, rest = line.strip().partition(" ")
-    rest = rest.lstrip()
-    if rest.startswith('"'):
+    verb, _, arguments = line.strip().partition(" ")
+    arguments = arguments.lstrip()
+    if arguments.startswith('"'):
         try:
-            path, end = json.JSONDecoder().raw_decode(rest)
+            path, end = json.JSONDecoder().raw_decode(arguments)
         except ValueError:
             raise FormatError(f"{EDIT}: the quotes of the path are not closed.") from None
-        tail = rest[end:]
+        tail = arguments[end:]
     else:
-        path, _, tail = rest.partition(" ")
+        path, _, tail = arguments.partition(" ")
     try:
         return verb, path, [int(word) for word in tail.split()]
     except ValueError:
@@ -224,8 +226,8 @@ def _block_of(action: Action) -> tuple[str, str]:
             return EDIT, _joined(f"insert {_quoted(path)} {line}", text)
         case StrReplace(path, old, new):
             length = _LEAST
-            taken = {line.rstrip() for line in f"{old}\n{new}".split("\n")}
-            while "=" * length in taken or ">" * length + " REPLACE" in taken:
+            used_lines = {line.rstrip() for line in f"{old}\n{new}".split("\n")}
+            while "=" * length in used_lines or ">" * length + " REPLACE" in used_lines:
                 length += 1
             parts = ("<" * length + " SEARCH", old, "=" * length, new, ">" * length + " REPLACE")
             return EDIT, _joined(f"str_replace {_quoted(path)}", *(part for part in parts if part))

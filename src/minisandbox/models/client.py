@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import BadAnswer, InvalidValue, ModelError, ModelRefused, ModelUnavailable
-from minisandbox.models.dialect import PROBE, Fields, TokensWanted, read_answer, read_usage, request_fields
+from minisandbox.models.dialect import PROBE, RequestBody, TokensWanted, read_answer, read_usage, request_fields
 from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.gate import Gate, Turns, spread
 from minisandbox.models.metering import Budget, Meter, Prices
@@ -106,12 +106,12 @@ class OpenAIModel:
 
     async def complete(self, request: Request) -> Completion:
         """Complete a conversation (:meth:`Model.complete`)."""
-        found = await self._answer(request)
-        if found.tokens is None or await self._match_sampling(request.sampling):
-            return found
+        completion = await self._answer(request)
+        if completion.tokens is None or await self._match_sampling(request.sampling):
+            return completion
         if self._tokens == "yes":
             raise ModelRefused(_RAW.format(self._transport.server), hint=_RAW_HINT)
-        return replace(found, tokens=None)
+        return replace(completion, tokens=None)
 
     async def _match_sampling(self, sampling: Sampling) -> bool:
         """Return whether log-probabilities are of the sampled distribution; probes the server once if needed."""
@@ -152,7 +152,7 @@ class OpenAIModel:
         """Close the connections; calling it again does nothing."""
         await self._transport.close()
 
-    async def _try(self, request: Request, fields: Fields, call: _Call) -> Completion:
+    async def _try(self, request: Request, fields: RequestBody, call: _Call) -> Completion:
         await self._turns.take()
         body = call.body(fields)
         data = json.dumps(body).encode()
@@ -163,9 +163,9 @@ class OpenAIModel:
         if answer.status != 200:
             raise self._refusal(answer)
         await self._turns.take()
-        return self._completion(answer, call, asked="return_token_ids" in body)
+        return self._completion(answer, call, wants_ids="return_token_ids" in body)
 
-    def _completion(self, answer: Answer, call: _Call, *, asked: bool) -> Completion:
+    def _completion(self, answer: Answer, call: _Call, *, wants_ids: bool) -> Completion:
         try:
             # on the event loop: json holds the interpreter lock anyway
             # decoded as json does with bytes: the key must be searched in the very text that is parsed
@@ -176,11 +176,11 @@ class OpenAIModel:
             beginning = clean(answer.body[:4096].decode("utf-8", "replace"), self._key)[:_SHOWN]
             error = BadAnswer(f"{self._transport.server} sent malformed JSON: {beginning!r}")
             raise Failed(error, "seldom") from None
-        if found := error_in(body):
-            raise self._refusal(replace(answer, status=found[0], body=found[1]))
+        if refusal := error_in(body):
+            raise self._refusal(replace(answer, status=refusal[0], body=refusal[1]))
         call.cost += self._meter.charge(read_usage(body))
         completion = self._read(body, text)
-        if asked and completion.tokens is None:
+        if wants_ids and completion.tokens is None:
             self._without_tokens(call)
         return completion
 
@@ -222,7 +222,7 @@ class OpenAIModel:
             self._gate.shut(min(failed.after, _LONGEST_WAIT))
         return failed
 
-    def _adapt(self, failed: Failed, fields: Fields, call: _Call) -> bool:
+    def _adapt(self, failed: Failed, fields: RequestBody, call: _Call) -> bool:
         """Drop optional fields that the server rejected; return whether the request changed."""
         if not isinstance(failed.error, ModelRefused) or not failed.named:
             return False
@@ -255,15 +255,15 @@ class OpenAIModel:
         """
         call.failures[failed.again] = call.failures.get(failed.again, 0) + 1
         allowed = {"often": self._retries, "seldom": min(_SELDOM, self._retries), "never": 0}[failed.again]
-        made = call.failures[failed.again]
-        if made > allowed:
+        failures = call.failures[failed.again]
+        if failures > allowed:
             raise _with_tries(failed.error, call.tries, seconds)
         if failed.after is not None:
             if failed.after > _LONGEST_WAIT:
                 error = ModelUnavailable(f"{failed.error.what}; it asks to wait {failed.after:.0f} s")
                 raise _with_tries(error, call.tries, seconds)
             return spread(failed.after)
-        longest = min(_FIRST_PAUSE * 2.0 ** (made - 1), _LONGEST_PAUSE)
+        longest = min(_FIRST_PAUSE * 2.0 ** (failures - 1), _LONGEST_PAUSE)
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
 
 
@@ -285,7 +285,7 @@ class _Call:
     cost: float = 0.0
     failures: dict[Again, int] = field(default_factory=dict)
 
-    def body(self, fields: Fields) -> dict[str, object]:
+    def body(self, fields: RequestBody) -> dict[str, object]:
         """Return the request's JSON body."""
         body = fields.without(self.left_out)
         if "max_tokens" in body:

@@ -63,7 +63,7 @@ def constraint_in(body: Mapping[str, object]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class RequestBody:
     """The body of a request.
 
     Attributes:
@@ -76,8 +76,8 @@ class Fields:
 
     def without(self, names: Iterable[str]) -> dict[str, object]:
         """Return the body without these optional fields."""
-        kept = {name: value for name, value in self.optional.items() if name not in set(names)}
-        return {**kept, **self.needed}
+        optional = {name: value for name, value in self.optional.items() if name not in set(names)}
+        return {**optional, **self.needed}
 
     def refused(self, text: str, left_out: frozenset[str]) -> frozenset[str]:
         """Find the optional fields that an error response is about.
@@ -100,7 +100,7 @@ class Fields:
         return frozenset(named)
 
 
-def request_fields(request: Request, model: str, tokens: TokensWanted) -> Fields:
+def request_fields(request: Request, model: str, tokens: TokensWanted) -> RequestBody:
     """Convert a request to the API's fields.
 
     Raises:
@@ -124,12 +124,12 @@ def request_fields(request: Request, model: str, tokens: TokensWanted) -> Fields
     (needed if drawn.top_p != 1.0 else optional)["top_p"] = drawn.top_p
     if drawn.top_k:
         needed["top_k"] = drawn.top_k
-    given = {"max_tokens": drawn.max_tokens, "seed": drawn.seed, "stop": list(drawn.stop) or None}
-    needed |= {name: value for name, value in given.items() if value is not None}
+    parameters = {"max_tokens": drawn.max_tokens, "seed": drawn.seed, "stop": list(drawn.stop) or None}
+    needed |= {name: value for name, value in parameters.items() if value is not None}
     needed |= drawn.extra
     if tokens != "no" and constraint is None:
         (needed if tokens == "yes" else optional).update(TOKEN_FIELDS)
-    return Fields(needed, {name: value for name, value in optional.items() if name not in needed})
+    return RequestBody(needed, {name: value for name, value in optional.items() if name not in needed})
 
 
 def read_request(body: object) -> Request:
@@ -140,9 +140,11 @@ def read_request(body: object) -> Request:
     """
     if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list):
         raise InvalidValue("the request has no list of messages")
-    known = {"temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "seed", "stop"}
+    parameters = {"temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "seed", "stop"}
     neutral = _NEUTRAL.items()
-    extra = {name: value for name, value in body.items() if name not in known | _OURS and (name, value) not in neutral}
+    extra = {
+        name: value for name, value in body.items() if name not in parameters | _OURS and (name, value) not in neutral
+    }
     stop = body.get("stop") or ()
     tools = body.get("tools") or ()
     try:

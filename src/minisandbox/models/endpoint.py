@@ -87,10 +87,10 @@ def proxy_for(url: str) -> Proxy | None:
         InvalidValue: the environment names something other than an HTTP proxy.
     """
     parts = urlsplit(url)
-    found = urllib.request.getproxies().get(parts.scheme)
-    if not found or _is_loopback(parts.hostname or "") or urllib.request.proxy_bypass(parts.netloc):
+    address = urllib.request.getproxies().get(parts.scheme)
+    if not address or _is_loopback(parts.hostname or "") or urllib.request.proxy_bypass(parts.netloc):
         return None
-    proxy = urlsplit(found if "://" in found else f"http://{found}")
+    proxy = urlsplit(address if "://" in address else f"http://{address}")
     if proxy.scheme not in ("http", "https") or not proxy.hostname:
         raise InvalidValue(
             f"the environment's proxy for {parts.scheme} is not an HTTP proxy",

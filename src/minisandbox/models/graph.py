@@ -33,8 +33,8 @@ class TokenRow:
     @property
     def prompt_length(self) -> int:
         """The number of tokens before the first one that carries loss."""
-        found = self.mask.find(1)
-        return len(self.mask) if found < 0 else found
+        length = self.mask.find(1)
+        return len(self.mask) if length < 0 else length
 
 
 @dataclass(slots=True, eq=False)
@@ -118,11 +118,11 @@ def _row(leaf: _Node, trained: set[int]) -> TokenRow:
         path.append(node)
         node = node.before
     ids, logprobs, mask = array("i"), array("d"), bytearray()
-    for one in reversed(path):
-        ids += one.context + one.sampled
-        values = one.logprobs if one.trained else array("d", bytes(8 * len(one.sampled)))
-        logprobs += array("d", bytes(8 * len(one.context))) + values
-        carries = one.trained and one.turn not in trained
-        mask += bytes(len(one.context)) + bytes([carries]) * len(one.sampled)
-        trained.add(one.turn)
-    return TokenRow(ids, logprobs, bytes(mask), tuple(one.turn for one in reversed(path)))
+    for part in reversed(path):
+        ids += part.context + part.sampled
+        values = part.logprobs if part.trained else array("d", bytes(8 * len(part.sampled)))
+        logprobs += array("d", bytes(8 * len(part.context))) + values
+        carries = part.trained and part.turn not in trained
+        mask += bytes(len(part.context)) + bytes([carries]) * len(part.sampled)
+        trained.add(part.turn)
+    return TokenRow(ids, logprobs, bytes(mask), tuple(part.turn for part in reversed(path)))

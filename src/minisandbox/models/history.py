@@ -29,12 +29,12 @@ def for_history(message: Message, tools: Sequence[Mapping[str, object]] = ()) ->
     """
     if not message.tool_calls:
         return message
-    known = {function.get("name") for tool in tools if isinstance(function := tool.get("function"), Mapping)}
-    return replace(message, tool_calls=tuple(_well_formed(call, call.name in known) for call in message.tool_calls))
+    offered = {function.get("name") for tool in tools if isinstance(function := tool.get("function"), Mapping)}
+    return replace(message, tool_calls=tuple(_well_formed(call, call.name in offered) for call in message.tool_calls))
 
 
-def _well_formed(call: ToolCall, known: bool) -> ToolCall:
-    name = call.name if known else _INVALID.sub("_", call.name)[:_LONGEST_NAME] or "_"
+def _well_formed(call: ToolCall, is_offered: bool) -> ToolCall:
+    name = call.name if is_offered else _INVALID.sub("_", call.name)[:_LONGEST_NAME] or "_"
     return ToolCall(call.id, name, _object(call.arguments))
 
 

@@ -52,8 +52,8 @@ class Message:
         body: dict[str, object] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             body["tool_calls"] = [
-                {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
-                for one in self.tool_calls
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
             ]
         if self.tool_call_id is not None:
             body["tool_call_id"] = self.tool_call_id

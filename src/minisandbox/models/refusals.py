@@ -93,14 +93,14 @@ def failure_of(
         model: the requested model.
         secret: the key, which the message must not contain.
     """
-    found = _error_text(body, secret)
-    what = f"{server} responds {status} for {model!r}: {found.message or '(empty)'}"
+    error_text = _error_text(body, secret)
+    what = f"{server} responds {status} for {model!r}: {error_text.message or '(empty)'}"
     named = body.decode("utf-8", "replace")
-    if status < 600 and _is_about_length(status, found):
+    if status < 600 and _is_about_length(status, error_text):
         error = ContextExceeded(what, hint="shorten the history or the response (--max-tokens), or raise the context")
         return Failed(error, "never", named=named)
     if status in _PASSES or status >= 500:
-        if found.codes & _NO_MONEY:
+        if error_text.codes & _NO_MONEY:
             refused = ModelRefused(what, reason="the account has no quota left", hint="see the provider's billing page")
             return Failed(refused, "never")
         unavailable = ModelUnavailable(what, hint="if the server is overloaded, lower --model-concurrency")
@@ -139,20 +139,20 @@ def error_in(body: object) -> tuple[int, bytes] | None:
     return status, json.dumps(body).encode()
 
 
-def _is_about_length(status: int, found: _ErrorText) -> bool:
-    if found.codes & _BY_CODE:
+def _is_about_length(status: int, error_text: _ErrorText) -> bool:
+    if error_text.codes & _BY_CODE:
         return True
     # llama.cpp sends 500; under other statuses these words may mean anything
-    return status in (400, 413, 422, 500) and _BY_WORDS.search(found.message) is not None
+    return status in (400, 413, 422, 500) and _BY_WORDS.search(error_text.message) is not None
 
 
 def _error_text(body: bytes, secret: str) -> _ErrorText:
     """Parse ``{"error": {"message", "type", "code"}}``, vLLM's old form, ``detail``, or plain text."""
     try:
-        found: object = json.loads(body)
+        value: object = json.loads(body)
     except (ValueError, RecursionError):
         return _ErrorText(clean(body.decode("utf-8", "replace"), secret), frozenset())
-    error = found.get("error", found) if isinstance(found, Mapping) else found
+    error = value.get("error", value) if isinstance(value, Mapping) else value
     if not isinstance(error, Mapping):
         return _ErrorText(clean(str(error), secret), frozenset())
     message = error.get("message") or error.get("detail") or error

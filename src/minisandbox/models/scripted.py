@@ -97,13 +97,13 @@ class Script:
         """
         try:
             text = path.read_text(encoding="utf-8")
-            found = _of_lines(text) if path.suffix == ".jsonl" else json.loads(text)
+            answers = _of_lines(text) if path.suffix == ".jsonl" else json.loads(text)
         except (OSError, ValueError, RecursionError) as error:
             raise InvalidValue(f"{path} is not a script of answers: {error}") from None
-        if not isinstance(found, list | Mapping):
+        if not isinstance(answers, list | Mapping):
             raise InvalidValue(f"{path} is not a script of answers", hint="give a list, or a list per instance")
         try:
-            return cls.of(found)
+            return cls.of(answers)
         except InvalidValue as error:
             raise error.about(str(path)) from None
 
@@ -114,13 +114,13 @@ class Script:
             ModelRefused: the script has no answer for it.
         """
         mine = self._of_session(request.session)
-        asked = sum(message.role == "assistant" for message in request.messages)
-        if asked >= len(mine):
+        turn = sum(message.role == "assistant" for message in request.messages)
+        if turn >= len(mine):
             raise ModelRefused(
                 f"the script has {len(mine)} answers for {request.session!r}, and one more is requested",
                 hint="let its last answer end the agent's loop",
             )
-        return mine[asked]
+        return mine[turn]
 
     def _of_session(self, session: str) -> Sequence[Reply]:
         """Return the responses of the longest instance name that a session's name starts with."""
@@ -191,13 +191,13 @@ class ScriptedModel:
 
     def _completion(self, request: Request, message: Message, began: float) -> Completion:
         prompt, sampled = encode_prompt(request), encode_message(message)
-        room = self._context - len(prompt) if self._context is not None else len(sampled)
-        if room < 1:
+        available = self._context - len(prompt) if self._context is not None else len(sampled)
+        if available < 1:
             raise ContextExceeded(f"the prompt has {len(prompt)} tokens, {self._name} a context of {self._context}")
-        most = min(room, request.sampling.max_tokens or room)
+        limit = min(available, request.sampling.max_tokens or available)
         finish: FinishReason = "tool_calls" if message.tool_calls else "stop"
-        if len(sampled) > most:
-            message, finish = decode_answer(sampled[:most]), "length"
+        if len(sampled) > limit:
+            message, finish = decode_answer(sampled[:limit]), "length"
             sampled = encode_message(message)[:-1]
         logprobs = array("d", (-(1 + token % 7) / 8 for token in sampled))
         return Completion(
@@ -216,11 +216,11 @@ def _fault_error(fault: Fault) -> ModelError:
 
 def _of_lines(text: str) -> object:
     """Parse the lines of a script: answers for all instances, or objects that name one."""
-    found = [json.loads(line) for line in text.splitlines() if line.strip()]
-    for_one = [one for one in found if isinstance(one, Mapping) and "answers" in one]
+    values = [json.loads(line) for line in text.splitlines() if line.strip()]
+    for_one = [one for one in values if isinstance(one, Mapping) and "answers" in one]
     if not for_one:
-        return found
-    if len(for_one) != len(found) or any(one.keys() != {"instance_id", "answers"} for one in for_one):
+        return values
+    if len(for_one) != len(values) or any(one.keys() != {"instance_id", "answers"} for one in for_one):
         raise InvalidValue("lines must be all answers, or all {'instance_id': ..., 'answers': [...]}")
     names = [str(one["instance_id"]) for one in for_one]
     for before, name in itertools.pairwise(sorted(names)):

@@ -118,25 +118,25 @@ def error_response(status: int, message: str, kind: str) -> web.Response:
 
 
 async def stream_of(
-    request: web.Request, answer: Mapping[str, object], asked: Mapping[str, object]
+    request: web.Request, answer: Mapping[str, object], requested: Mapping[str, object]
 ) -> web.StreamResponse:
     """Send a complete response as a stream.
 
     Args:
         request: the HTTP request.
         answer: the body of the whole response.
-        asked: the body of the request.
+        requested: the body of the request.
     """
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    for chunk in stream_chunks(answer, asked):
+    for chunk in stream_chunks(answer, requested):
         await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
 
 
-def stream_chunks(answer: Mapping[str, object], asked: Mapping[str, object]) -> list[dict[str, object]]:
+def stream_chunks(answer: Mapping[str, object], requested: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the chunks of a stream: the messages, the finish reasons, and the usage if it was requested."""
     common = {name: answer[name] for name in ("id", "created", "model") if name in answer}
     common["object"] = "chat.completion.chunk"
@@ -146,12 +146,12 @@ def stream_chunks(answer: Mapping[str, object], asked: Mapping[str, object]) -> 
         delta = dict(choice.get("message") or {})
         if delta.get("tool_calls"):
             delta["tool_calls"] = [{"index": n, **call} for n, call in enumerate(delta["tool_calls"])]
-        rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
-        messages.append({**rest, "delta": delta, "finish_reason": None})
+        fields = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
+        messages.append({**fields, "delta": delta, "finish_reason": None})
         ends.append({"index": choice.get("index", 0), "delta": {}, "finish_reason": choice.get("finish_reason")})
     extra = {"prompt_token_ids": answer["prompt_token_ids"]} if "prompt_token_ids" in answer else {}
     chunks: list[dict[str, object]] = [{**common, **extra, "choices": messages}, {**common, "choices": ends}]
-    options = asked.get("stream_options")
+    options = requested.get("stream_options")
     if isinstance(options, Mapping) and options.get("include_usage"):
         chunks.append({**common, "choices": [], "usage": answer.get("usage")})
     return chunks

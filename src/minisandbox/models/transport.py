@@ -129,8 +129,8 @@ class Transport:
 
     def _failure(self, error: Exception) -> Failed:
         # other errors of aiohttp quote the response, which may contain a part of the key
-        words = f": {error}" if isinstance(error, OSError) and str(error) else ""
-        cause = clean(f"{type(error).__name__}{words}", self._key)
+        detail = f": {error}" if isinstance(error, OSError) and str(error) else ""
+        cause = clean(f"{type(error).__name__}{detail}", self._key)
         where = f"no response from {self.server}"
         if isinstance(error, aiohttp.ClientHttpProxyError) and error.status in (401, 403, 407):
             refused = ModelRefused(f"the proxy refused to connect to {self.server}: {error.status}", hint=_PROXY_HINT)

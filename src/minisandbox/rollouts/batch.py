@@ -198,14 +198,16 @@ class Batch:
 
     async def _take_over(self) -> None:
         """Load the results of earlier batches."""
-        known = await self._writer.run(lambda: {(one.instance_id, one.attempt): one for one in self._run.summaries()})
+        summaries = await self._writer.run(
+            lambda: {(summary.instance_id, summary.attempt): summary for summary in self._run.summaries()}
+        )
         if isinstance(self._crew, Executor):
-            self._crew.answered_before = any(one.turns for one in known.values())
+            self._crew.answered_before = any(summary.turns for summary in summaries.values())
         for job in self._jobs:
-            one = known.get(job.key)
-            if one is not None and one.finished:
+            summary = summaries.get(job.key)
+            if summary is not None and summary.finished:
                 self._resumed += 1
-                self._note(job, dataclasses.replace(one, resumed=True))
+                self._note(job, dataclasses.replace(summary, resumed=True))
 
     async def _release(self) -> None:
         """Stop the crew, finish pending writes, and close the directory."""
@@ -231,11 +233,11 @@ class Batch:
         """Store a rollout that has ended; it is written even if the caller is cancelled."""
         keeping = self._writer.submit(self._run.keep, packed)
         try:
-            kept = await asyncio.shield(asyncio.wrap_future(keeping))
+            summary = await asyncio.shield(asyncio.wrap_future(keeping))
         except asyncio.CancelledError:
             keeping.add_done_callback(self._kept_late)
             raise
-        self._note(job, kept)
+        self._note(job, summary)
 
     def _kept_late(self, keeping: Future[Summary]) -> None:
         """Record a write error whose caller was cancelled; called in the writer's thread."""

@@ -33,6 +33,6 @@ class Budgets:
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name in self.__slots__:
-            value, least = getattr(self, name), 0 if name == "warm" else 1
-            if type(value) is not int or value < least:
-                raise InvalidValue(f"{name} is {value!r}", hint=f"give {least} or more")
+            value, minimum = getattr(self, name), 0 if name == "warm" else 1
+            if type(value) is not int or value < minimum:
+                raise InvalidValue(f"{name} is {value!r}", hint=f"give {minimum} or more")

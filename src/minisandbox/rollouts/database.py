@@ -156,12 +156,13 @@ class RolloutDatabase(Database):
         super()._prepare(readonly)
 
 
-def _values(one: Summary) -> tuple[str | int | float | None, ...]:
+def _values(summary: Summary) -> tuple[str | int | float | None, ...]:
     """Return a summary's column values, with unpaired surrogates escaped for queries."""
     values = (
-        one.instance_id, one.attempt, one.exit_status, one.verdict, one.reason, one.detail, one.reward, one.failed_in,
-        one.tries, one.turns, one.steps, one.usage.prompt, one.usage.completion, one.usage.cached, one.cost, one.agent,
-        one.model, one.started, *(getattr(one.timings, name) for name in _TIMES),
+        summary.instance_id, summary.attempt, summary.exit_status, summary.verdict, summary.reason, summary.detail,
+        summary.reward, summary.failed_in, summary.tries, summary.turns, summary.steps, summary.usage.prompt,
+        summary.usage.completion, summary.usage.cached, summary.cost, summary.agent, summary.model, summary.started,
+        *(getattr(summary.timings, name) for name in _TIMES),
     )  # fmt: skip
     return tuple(
         str(value).encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value for value in values

@@ -95,9 +95,9 @@ def example_in(trajectory: Trajectory, source: str) -> Example:
 
 def _style(trajectory: Trajectory) -> str:
     """Return the bash agent's action format, or the style detected for other agents."""
-    known = trajectory.configuration.get("action_format")
-    if trajectory.agent == "bash" and isinstance(known, str) and known in FORMATS:
-        return known
+    action_format = trajectory.configuration.get("action_format")
+    if trajectory.agent == "bash" and isinstance(action_format, str) and action_format in FORMATS:
+        return action_format
     return style_of(trajectory.messages)
 
 

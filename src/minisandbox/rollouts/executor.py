@@ -212,8 +212,8 @@ class Executor:
         except MiniSandboxError as error:
             for job in jobs:
                 times = {"queued": began - job.since, "image": time.monotonic() - began}
-                one = unreached(job.task, self._setup, job.attempt, error, waited=times)
-                await owner.ended(job, await self._packer.run(pack, one))
+                trajectory = unreached(job.task, self._setup, job.attempt, error, waited=times)
+                await owner.ended(job, await self._packer.run(pack, trajectory))
         except Exception as error:  # noqa: BLE001 - a bug: let running jobs finish, then raise it
             owner.stop_with(error)
         else:
@@ -241,7 +241,7 @@ class Executor:
     def _make_ahead(self) -> None:
         """Create sandboxes ahead for the next jobs."""
         for job in self._queue.next(self._budgets.warm):
-            if self._draining or not self._warm.expect(job.key, lambda one=job: self._new_box(one)):  # type: ignore[misc] # this round's
+            if self._draining or not self._warm.expect(job.key, lambda job=job: self._new_box(job)):  # type: ignore[misc] # this round's
                 return
 
     async def _new_box(self, job: Job) -> AsyncSandbox:

@@ -70,24 +70,28 @@ def export_sweagent(run: Path, out: Path) -> Iterator[str]:
     export_overview(run, out)
     with RunReader(run) as reader:
         names = names_of(list(reader.summaries()))
-        for one in reader.trajectories():
-            name = names[one.instance_id, one.attempt]
-            place = out / name
-            place.mkdir(exist_ok=True)
-            patch = one.submission
-            write_whole(place / f"{name}.traj", _json(trajectory_file(one)))
-            write_whole(place / f"{name}.pred", _json(prediction(one.instance_id, one.model or one.agent, patch)))
-            write_whole(place / "report.json", _json({one.instance_id: report(one)}))
+        for trajectory in reader.trajectories():
+            name = names[trajectory.instance_id, trajectory.attempt]
+            directory = out / name
+            directory.mkdir(exist_ok=True)
+            patch = trajectory.submission
+            write_whole(directory / f"{name}.traj", _json(trajectory_file(trajectory)))
+            write_whole(
+                directory / f"{name}.pred",
+                _json(prediction(trajectory.instance_id, trajectory.model or trajectory.agent, patch)),
+            )
+            write_whole(directory / "report.json", _json({trajectory.instance_id: report(trajectory)}))
             if patch:
-                write_whole(place / f"{name}.patch", patch)
+                write_whole(directory / f"{name}.patch", patch)
             yield name
 
 
 def names_of(summaries: list[Summary]) -> dict[tuple[str, int], str]:
     """Return the file names of rollouts: the task's id, with ``_ATTEMPT`` if a task has several."""
-    several = any(one.attempt for one in summaries)
+    several = any(summary.attempt for summary in summaries)
     return {
-        _key(one): _file_name(f"{one.instance_id}_{one.attempt}" if several else one.instance_id) for one in summaries
+        _key(summary): _file_name(f"{summary.instance_id}_{summary.attempt}" if several else summary.instance_id)
+        for summary in summaries
     }
 
 
@@ -100,8 +104,8 @@ def _file_name(name: str) -> str:
     return f"{plain[:40]}-{digest}"
 
 
-def _key(one: Summary) -> tuple[str, int]:
-    return one.instance_id, one.attempt
+def _key(summary: Summary) -> tuple[str, int]:
+    return summary.instance_id, summary.attempt
 
 
 def _json(value: object) -> bytes:

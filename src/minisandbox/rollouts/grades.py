@@ -51,28 +51,28 @@ class KnownGrades:
         """
         key = (image, task, submission)
         with self._lock:
-            known = self._known.get(key)
-            ours = known is None
-            if known is None:
-                known = self._known[key] = Future()
+            future = self._known.get(key)
+            ours = future is None
+            if future is None:
+                future = self._known[key] = Future()
         if not ours:
-            return _awaited(known, cancellation) or make()
-        found = None
+            return _awaited(future, cancellation) or make()
+        grade = None
         try:
-            found = make()
-            return found
+            grade = make()
+            return grade
         finally:
-            if found is None or found.resolved is None:
+            if grade is None or grade.resolved is None:
                 with self._lock:
                     del self._known[key]
-                known.set_result(None)
+                future.set_result(None)
             else:
-                known.set_result(found)
+                future.set_result(grade)
 
 
-def _awaited(known: Future[Grade | None], cancellation: Cancellation | None) -> Grade | None:
+def _awaited(future: Future[Grade | None], cancellation: Cancellation | None) -> Grade | None:
     while True:
         if cancellation is not None:
             cancellation.check()
         with contextlib.suppress(TimeoutError):
-            return known.result(_LOOK if cancellation is not None else None)
+            return future.result(_LOOK if cancellation is not None else None)

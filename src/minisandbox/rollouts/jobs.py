@@ -57,8 +57,8 @@ class JobQueue:
         most: number of waiting jobs at which producers pause.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, capacity: int) -> None:
+        self._most = capacity
         self._jobs: deque[Job] = deque()
         self._there = asyncio.Semaphore(0)
         self._taken = asyncio.Event()
@@ -86,9 +86,9 @@ class JobQueue:
                 self._there.release()  # wake the other waiters too
                 return None
 
-    def withdraw(self, most: int) -> list[Job]:
+    def withdraw(self, count: int) -> list[Job]:
         """Remove up to ``most`` jobs from the end, and return them."""
-        return [self._jobs.pop() for _ in range(min(most, len(self._jobs)))]
+        return [self._jobs.pop() for _ in range(min(count, len(self._jobs)))]
 
     async def room(self) -> bool:
         """Wait for space; return False once the queue is closed."""

@@ -25,11 +25,11 @@ def load_replay(path: Path) -> ReplayAgent:
         return ReplayAgent.load(path)
     recorded: dict[str, tuple[Command, ...]] = {}
     with RunReader(path) as run:
-        for one in run.summaries():
-            if one.instance_id not in recorded:
-                trajectory = run.trajectory(one.instance_id, one.attempt)
+        for summary in run.summaries():
+            if summary.instance_id not in recorded:
+                trajectory = run.trajectory(summary.instance_id, summary.attempt)
                 assert trajectory is not None
-                recorded[one.instance_id] = tuple(map(_command, trajectory.steps))
+                recorded[summary.instance_id] = tuple(map(_command, trajectory.steps))
     return ReplayAgent(per_task=recorded)
 
 

@@ -79,13 +79,13 @@ def run_batch(
     signals = Signals(batch, notice or (lambda _: None))
     with signals.restored(), _short_turns():
         try:
-            found = asyncio.run(_run(batch, signals, setup, beside))
+            summaries = asyncio.run(_run(batch, signals, setup, beside))
         except asyncio.CancelledError:
             if not signals.number:
                 raise
     if signals.number:
         signals.raise_again()
-    return found
+    return summaries
 
 
 async def _run(batch: Batch, signals: Signals, setup: Setup, beside: Companion | None) -> tuple[Summary, ...]:

@@ -150,5 +150,13 @@ def _step(step: Step) -> StepRecord:
 
 
 def _turn(turn: Turn) -> TurnRecord:
-    one = turn.completion
-    return TurnRecord(turn.message, turn.began, one.seconds, one.tries, one.usage, one.finish_reason, one.cost)
+    completion = turn.completion
+    return TurnRecord(
+        turn.message,
+        turn.began,
+        completion.seconds,
+        completion.tries,
+        completion.usage,
+        completion.finish_reason,
+        completion.cost,
+    )

@@ -74,13 +74,13 @@ def trajectory_file(trajectory: Trajectory) -> dict[str, object]:
 def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
     """Return SWE-agent's steps: an answer, its commands, and the observation that the model got."""
     history = _history(trajectory)
-    found: list[dict[str, object]] = []
+    turns: list[dict[str, object]] = []
     for number, turn in enumerate(trajectory.turns):
         message = trajectory.messages[turn.message]
         steps = _of_turn(trajectory, number)
         after = _after(trajectory, number)
         observed = [one.content for one in trajectory.messages[turn.message + 1 : after] if one.role != "assistant"]
-        found.append(
+        turns.append(
             {
                 "action": _action(trajectory, number),
                 "observation": "\n".join(observed),
@@ -92,7 +92,7 @@ def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
                 "extra_info": {"seconds": turn.seconds, "tries": turn.tries},
             }
         )
-    return found
+    return turns
 
 
 def _steps(trajectory: Trajectory) -> list[dict[str, object]]:

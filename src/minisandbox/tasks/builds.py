@@ -56,8 +56,8 @@ class ContainerBuild:
         """
         steps: list[Step] = []
         if self.cut or self.remove:
-            wanted = commit if self.reset and is_commit(commit) else ""
-            steps.append(CheckOut(ImageSource(wanted, self.remove)))
+            target = commit if self.reset and is_commit(commit) else ""
+            steps.append(CheckOut(ImageSource(target, self.remove)))
         if self.cut:
             if hidden or test_patch.strip():
                 steps.append(HiddenTests(hidden, test_patch))
@@ -91,11 +91,11 @@ def build_row(build: Build) -> dict[str, object]:
     if isinstance(build, PythonRecipe):
         row = object_of(build, ("python", "requirements", "source", "install", "environment"))
         return {**{key: row[key] for key in PYTHON_KEYS if key in row}, "source": source_row(build.source)}
-    base, own = object_of(build.base), object_of(build)
-    del own["base"]
+    base, fields = object_of(build.base), object_of(build)
+    del fields["base"]
     if isinstance(build.base, OciBase):
-        return {"image": base.pop("reference"), **base, **own}
-    return base | own
+        return {"image": base.pop("reference"), **base, **fields}
+    return base | fields
 
 
 def source_row(source: Source | None) -> dict[str, object] | None:

@@ -30,17 +30,17 @@ def unique_images(tasks: TaskSet) -> dict[str, tuple[str, ...]]:
     return {ids[0]: tuple(ids) for ids in groups.values()}
 
 
-def with_status(ids: Iterable[str], statuses: Mapping[str, str], wanted: Sequence[str]) -> list[str]:
+def with_status(ids: Iterable[str], statuses: Mapping[str, str], patterns: Sequence[str]) -> list[str]:
     """Return the ids whose status is one of those that are wanted.
 
     Args:
         ids: the ids.
         statuses: the status by id.
-        wanted: statuses, or globs of them; :data:`MISSING` for ids that have none.
+        patterns: statuses, or globs of them; :data:`MISSING` for ids that have none.
     """
 
     def fits(status: str) -> bool:
-        return status in wanted or any(fnmatch.fnmatchcase(status, pattern) for pattern in wanted)
+        return status in patterns or any(fnmatch.fnmatchcase(status, pattern) for pattern in patterns)
 
     return [instance_id for instance_id in ids if fits(statuses.get(instance_id, MISSING))]
 
@@ -72,13 +72,13 @@ def parts_of(ids: Sequence[str], fractions: Mapping[str, float], seed: int) -> d
         shares = ", ".join(f"{name}={share:g}" for name, share in fractions.items())
         raise InvalidValue(f"these are no parts of a whole: {shares}", hint="for instance train=0.9 and test=0.1")
     mixed = shuffled(ids, seed)
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     share = 0.0
     for name, fraction in fractions.items():
         first, share = round(share * len(ids)), share + fraction
         drawn = set(mixed[first : round(share * len(ids))])
-        found[name] = [instance_id for instance_id in ids if instance_id in drawn]
-    return found
+        parts[name] = [instance_id for instance_id in ids if instance_id in drawn]
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,12 @@ def merged(files: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[Cha
     Returns:
         The statuses by id, and what changed on the way.
     """
-    whole: dict[str, str] = {}
+    merged_statuses: dict[str, str] = {}
     changes: list[Changed] = []
-    for place, statuses in enumerate(files):
+    for run, statuses in enumerate(files):
         for instance_id, status in statuses.items():
-            before = whole.get(instance_id, status)
+            before = merged_statuses.get(instance_id, status)
             if before != status:
-                changes.append(Changed(instance_id, before, status, place))
-            whole[instance_id] = status
-    return whole, changes
+                changes.append(Changed(instance_id, before, status, run))
+            merged_statuses[instance_id] = status
+    return merged_statuses, changes

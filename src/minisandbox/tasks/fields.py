@@ -60,7 +60,7 @@ class Fields:
     Args:
         row: the object.
         prefix: what stands before its keys in a field's name, e.g. ``"build."``.
-        known: keys that it may have; None for any.
+        keys: keys that it may have; None for any.
         context: where relative paths start, and in which directories paths must lie.
     """
 
@@ -69,28 +69,28 @@ class Fields:
         row: Mapping[str, object],
         prefix: str = "",
         *,
-        known: Collection[str] | None = None,
+        keys: Collection[str] | None = None,
         context: LoadContext | None = None,
     ) -> None:
         self.row = row
         self.context = context or LoadContext()
         self._prefix = prefix
-        for key in row if known is not None else ():
-            if key not in (known or ()):
-                near = difflib.get_close_matches(key, known or (), n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known or ())}"
+        for key in row if keys is not None else ():
+            if key not in (keys or ()):
+                near = difflib.get_close_matches(key, keys or (), n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys or ())}"
                 raise self.error(key, "is unknown", hint=hint)
 
     def error(self, key: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
         """Return the error for a field."""
         return bad_field(self._prefix + key, problem, reason=reason, hint=hint)
 
-    def read(self, kind: type[Read], **given: object) -> Read:
+    def read(self, kind: type[Read], **preset: object) -> Read:
         """Return a dataclass of the keys that are called as its fields; missing ones have its defaults.
 
         Args:
             kind: the dataclass.
-            given: fields that are not read.
+            preset: fields that are not read.
         """
         readers: dict[object, Callable[[str], object]] = {
             str: self.text, str | None: self.text, float: self.number, bool: self.flag, tuple[str, ...]: self.texts,
@@ -99,13 +99,13 @@ class Fields:
         types = _types(kind)  # type: ignore[arg-type] # classes are hashable
         for field in dataclasses.fields(kind):  # type: ignore[arg-type] # it is a dataclass
             needed = field.default is dataclasses.MISSING
-            if field.init and field.name not in given and (needed or self.row.get(field.name) is not None):
-                given[field.name] = readers[types[field.name]](field.name)
-        return kind(**given)
+            if field.init and field.name not in preset and (needed or self.row.get(field.name) is not None):
+                preset[field.name] = readers[types[field.name]](field.name)
+        return kind(**preset)
 
-    def nested(self, key: str, *, known: Collection[str] | None = None) -> Fields:
+    def nested(self, key: str, *, keys: Collection[str] | None = None) -> Fields:
         """Return an object in this one."""
-        return Fields(self.table(key), f"{self._prefix}{key}.", known=known, context=self.context)
+        return Fields(self.table(key), f"{self._prefix}{key}.", keys=keys, context=self.context)
 
     def confine(self, key: str, problem: tuple[str, str, str] | None) -> None:
         """Refuse what lies elsewhere than it may (:mod:`.confining`)."""
@@ -221,9 +221,11 @@ class Fields:
             ) from None
         return value
 
-    def _wrong(self, key: str, value: object, wanted: str) -> TaskFileError:
-        found = "null" if value is None else next((name for kind, name in _KINDS if isinstance(value, kind)), "unknown")
-        return self.error(key, f"is {found}, not {wanted}", hint=HINTS.get(self._prefix + key))
+    def _wrong(self, key: str, value: object, expected: str) -> TaskFileError:
+        actual = (
+            "null" if value is None else next((name for kind, name in _KINDS if isinstance(value, kind)), "unknown")
+        )
+        return self.error(key, f"is {actual}, not {expected}", hint=HINTS.get(self._prefix + key))
 
 
 @functools.cache

@@ -144,6 +144,6 @@ def _check(command: str, timeout: float) -> None:
         raise bad_field("test.timeout", f"is {timeout}", hint="give seconds, more than 0")
 
 
-def _check_choice(field: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise bad_field(field, f"is {value!r}", hint=f"known are {', '.join(known)}")
+def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise bad_field(field, f"is {value!r}", hint=f"known are {', '.join(choices)}")

@@ -64,15 +64,15 @@ def task_directories(path: Path) -> list[Path]:
     """
     if (path / CONFIG).is_file():
         return [path.resolve()]
-    found = sorted(one for one in path.glob("*") if (one / CONFIG).is_file()) if path.is_dir() else []
-    if not found:
+    directories = sorted(one for one in path.glob("*") if (one / CONFIG).is_file()) if path.is_dir() else []
+    if not directories:
         raise TaskFileError(
             f"{path} has no Harbor task",
             path=path,
             reason=f"neither it nor a directory in it has a {CONFIG}" if path.exists() else "it does not exist",
             hint="give a task directory, or the directory that holds them: harbor:PATH",
         )
-    return [path.resolve() / one.name for one in found]
+    return [path.resolve() / one.name for one in directories]
 
 
 def convert(row: Fields, context: LoadContext) -> Task:
@@ -136,10 +136,10 @@ class _Config:
 
     def get(self, key: str) -> object:
         """Return a value by its dotted key; None where it is not there."""
-        found: object = self.values
+        value: object = self.values
         for part in key.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        return found
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
 
     def text(self, key: str, default: str = "") -> str:
         """Return a string; numbers (of users, of versions) are taken for their digits."""
@@ -175,15 +175,15 @@ class _Config:
         match = _TEMPLATE.fullmatch(value)
         if match is None:
             return value
-        found = os.environ.get(match[1]) if self.trusted else None
-        if found is None and match[2] is None:
+        variable = os.environ.get(match[1]) if self.trusted else None
+        if variable is None and match[2] is None:
             raise self.error(
                 key,
                 f"needs the variable {match[1]} of this machine",
                 reason="it is not set" if self.trusted else "it may hold a secret, which the task would get",
                 hint=f"set {match[1]}" if self.trusted else "if you trust all of these tasks: --allow-local-sources",
             )
-        return match[2] if found is None else found
+        return match[2] if variable is None else variable
 
     def file(self, name: str) -> Path:
         """Return a file or directory of the task."""
@@ -289,10 +289,10 @@ def _grader(config: _Config) -> ScriptGrader:
     mode = config.text("verifier.environment_mode", "shared")
     if mode not in ("shared", "separate"):
         raise config.error("verifier.environment_mode", f"is {mode!r}", hint="write 'shared' or 'separate'")
-    if mode == "separate" and (own := [one for one in ("Dockerfile", *_COMPOSE) if (tests / one).exists()]):
+    if mode == "separate" and (builds := [one for one in ("Dockerfile", *_COMPOSE) if (tests / one).exists()]):
         raise config.error(
             "verifier.environment_mode",
-            f"is 'separate', and tests/ has a {own[0]}",
+            f"is 'separate', and tests/ has a {builds[0]}",
             reason=_UNSUPPORTED["verifier.environment"],
         )
     published = dict.fromkeys((_PUBLISHED, *_artifacts(config)))

@@ -58,8 +58,8 @@ def check_command(command: str) -> None:
     Raises:
         TaskFileError: it does.
     """
-    words = [part.split() for part in _BETWEEN.split(command) if part.strip()]
-    last = [word for word in words[-1] if not _VARIABLE.fullmatch(word)] if words else []
+    commands = [part.split() for part in _BETWEEN.split(command) if part.strip()]
+    last = [word for word in commands[-1] if not _VARIABLE.fullmatch(word)] if commands else []
     program = last[0].rpartition("/")[2] if last else ""
     if program in _RUNNERS:
         raise not_python("test.command", f"runs {program!r}")

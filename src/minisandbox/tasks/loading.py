@@ -40,21 +40,21 @@ def tasks_of(
         TaskFileError: a row is not a task, an id is there twice, or there are no rows.
         PatchError: a task's patch is malformed or unsafe.
     """
-    known: dict[str, Row] = {}
+    rows_by_id: dict[str, Row] = {}
     with contextlib.closing(rows) if isinstance(rows, Generator) else contextlib.nullcontext():
         for row in rows:
             try:
                 task = _task(row, context, form)
-                if task.instance_id in known:
-                    raise _twice(task.instance_id, row, known[task.instance_id])
+                if task.instance_id in rows_by_id:
+                    raise _twice(task.instance_id, row, rows_by_id[task.instance_id])
             except (TaskFileError, PatchError) as error:
                 if on_refused is None:
                     raise
                 on_refused(error)
                 continue
-            known[task.instance_id] = row
+            rows_by_id[task.instance_id] = row
             yield task, row
-    if not known and on_refused is None:
+    if not rows_by_id and on_refused is None:
         raise TaskFileError(
             f"task file {path} is empty", path=path, reason="whatever wrote it failed", hint="write one task per line"
         )
@@ -75,14 +75,14 @@ def _twice(instance_id: str, row: Row, other: Row) -> TaskFileError:
 def _task(row: Row, context: LoadContext, form: str | None) -> Task:
     """Make the task of one row; errors get the file, the line and the id."""
     name = row.values.get("instance_id")
-    place = row.place + (f" ({name[:200]})" if isinstance(name, str) and name else "")
+    where = row.place + (f" ({name[:200]})" if isinstance(name, str) and name else "")
     try:
         return convert(row.values, context, form=form)
     except (TaskFileError, InvalidValue, HarnessError) as error:  # of the row, of --pins, of the benchmark's own code
         if isinstance(error, TaskFileError) and error.path is not None:
             raise
         raise TaskFileError(
-            f"{place}: {error.what}",
+            f"{where}: {error.what}",
             path=row.path,
             line=row.number,
             field=error.field if isinstance(error, TaskFileError) else None,
@@ -90,4 +90,4 @@ def _task(row: Row, context: LoadContext, form: str | None) -> Task:
             hint=error.hint,
         ) from None
     except PatchError as error:
-        raise error.about(place) from None
+        raise error.about(where) from None

@@ -61,13 +61,13 @@ class Needs:
     entrypoint: bool = False
     directories: tuple[str, ...] = ()
 
-    def limits(self, given: Limits | None) -> Limits:
+    def limits(self, requested: Limits | None) -> Limits:
         """Return the limits of a sandbox: those that the caller gave, else the task's own.
 
         Files of a memory upper count as memory, so that their room is added to it.
         """
-        if given is not None:
-            return given
+        if requested is not None:
+            return requested
         disk = Limits().disk if self.disk is None else self.disk
         return Limits(disk=disk) if self.memory is None else Limits(memory=self.memory + disk, disk=disk)
 

@@ -117,16 +117,16 @@ def _directory(path: Path, split: str | None) -> Source:
     return Source(_rows_of(first, files[1:]), first.layout, path.name, path, first.schema, (path,))
 
 
-def _rows_of(first: Source, rest: list[Path]) -> Iterator[Row]:
+def _rows_of(first: Source, others: list[Path]) -> Iterator[Row]:
     yield from first.rows
-    for file in rest:
+    for file in others:
         yield from _file(file).rows
 
 
 def _files_of(path: Path, split: str | None) -> list[Path]:
     """The files of rows, in the order of their names; those of a part begin with its name, as the hub has them."""
-    found = sorted(file for file in path.glob("[!.]*") if layout_of_name(file) is not None and file.is_file())
-    return [file for file in found if split is None or re.match(rf"{re.escape(split)}(?![A-Za-z0-9])", file.name)]
+    files = sorted(file for file in path.glob("[!.]*") if layout_of_name(file) is not None and file.is_file())
+    return [file for file in files if split is None or re.match(rf"{re.escape(split)}(?![A-Za-z0-9])", file.name)]
 
 
 def _file(path: Path) -> Source:
@@ -146,13 +146,13 @@ def _file(path: Path) -> Source:
         ) from error
     except OSError as error:
         raise _cannot_read(path, error) from error
-    wanted, name = layout_of_name(path), path.name.removesuffix(".gz")
-    stem = name if wanted is None else name.removesuffix(Path(name).suffix)
+    named_layout, name = layout_of_name(path), path.name.removesuffix(".gz")
+    stem = name if named_layout is None else name.removesuffix(Path(name).suffix)
     schema, layout = None, Layout.JSONL
-    if head.startswith(_PARQUET) or wanted is Layout.PARQUET:
+    if head.startswith(_PARQUET) or named_layout is Layout.PARQUET:
         layout = Layout.PARQUET
         rows, schema = read_parquet(path, data)
-    elif wanted is Layout.JSON:
+    elif named_layout is Layout.JSON:
         layout, rows = json_file(path.read_bytes() if data is None else data, path)
     else:
         rows = _lines(path, data)

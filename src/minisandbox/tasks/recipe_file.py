@@ -42,8 +42,8 @@ def read_recipe(path: Path) -> Buildable:
 def _over_base(table: Mapping[str, object], folder: Path) -> Recipe:
     """A recipe of a base, commands, and what the keys of a task's ``build`` say of the repository."""
     fields = Fields(table)
-    rest = {name: value for name, value in table.items() if name not in _KEYS}
-    inner = build_spec(rest, base=folder).recipe()
+    build_keys = {name: value for name, value in table.items() if name not in _KEYS}
+    inner = build_spec(build_keys, base=folder).recipe()
     workdir, user = fields.text("workdir", default=""), fields.text("user", default="")
     return Recipe(
         _base(fields.text("base"), fields.text("platform", default=""), folder),
@@ -57,9 +57,9 @@ def _over_base(table: Mapping[str, object], folder: Path) -> Recipe:
 def _base(text: str, platform: str, folder: Path) -> Base:
     if text in ("host", "scratch"):
         return HostBase() if text == "host" else ScratchBase()
-    kind, colon, place = text.partition(":")
+    kind, colon, path = text.partition(":")
     if colon and kind in ("oci", "oci-archive", "docker-archive"):
-        text = f"{kind}:{folder / place}"
+        text = f"{kind}:{folder / path}"
     return OciBase(text, platform)
 
 
@@ -68,7 +68,7 @@ def _runs(fields: Fields) -> Iterator[Run]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise fields.error("step", "is not a list of tables", hint='write [[step]] above each, and run = "..."')
     for number, row in enumerate(rows, 1):
-        step = Fields(row, f"step {number}: ", known=_STEP_KEYS)
+        step = Fields(row, f"step {number}: ", keys=_STEP_KEYS)
         command = row.get("run")
         argv = ("/bin/sh", "-c", command) if isinstance(command, str) else step.texts("run")
         workdir = step.text("workdir", default="")

@@ -50,7 +50,7 @@ class RowFields(Fields):
         return tuple(starting), tuple(test for test in dict.fromkeys(self.ids("PASS_TO_PASS")) if test not in starting)
 
     def task(
-        self, build: Build, grader: Grader, *, form: Form = Form.SWEBENCH, lists: Tests | None = None, **texts: str
+        self, build: Build, grader: Grader, *, form: Form = Form.SWEBENCH, lists: Tests | None = None, **overrides: str
     ) -> Task:
         """Return the row as a task.
 
@@ -59,7 +59,7 @@ class RowFields(Fields):
             grader: how it is judged.
             form: which way round its patch is.
             lists: its tests; None for the row's own.
-            texts: fields of the task that are not the row's columns of these names.
+            overrides: fields of the task that are not the row's columns of these names.
 
         Raises:
             TaskFileError: a column is missing or wrong.
@@ -67,7 +67,7 @@ class RowFields(Fields):
         """
 
         def text(name: str, default: str | None = None) -> str:
-            return texts[name] if name in texts else self.text(name, default=default)
+            return overrides[name] if name in overrides else self.text(name, default=default)
 
         fail_to_pass, pass_to_pass = lists or self.test_lists()
         return Task(
@@ -101,8 +101,8 @@ def task_from_own_row(row: Mapping[str, object], context: LoadContext) -> Task:
         TaskFileError: a field is missing, unknown, or has a value that cannot be used; ``field`` names it.
         PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
     """
-    given = {name: value for name, value in row.items() if name not in _IGNORED}
-    fields = RowFields(given, known=ROW_KEYS, context=context)
+    values = {name: value for name, value in row.items() if name not in _IGNORED}
+    fields = RowFields(values, keys=ROW_KEYS, context=context)
     form = _form(fields.text("form"))
     task = fields.task(
         _build(fields.nested("build")),
@@ -111,10 +111,10 @@ def task_from_own_row(row: Mapping[str, object], context: LoadContext) -> Task:
         lists=(fields.ids("FAIL_TO_PASS"), fields.ids("PASS_TO_PASS")),
         base_commit=fields.text("base_commit", default=""),
     )
-    if given.get("solution") is not None:
-        solution = fields.nested("solution", known=keys_of(Solution)).read(Solution)
+    if values.get("solution") is not None:
+        solution = fields.nested("solution", keys=keys_of(Solution)).read(Solution)
         task = replace(task, solution=solution)
-    return replace(task, needs=_needs(fields.nested("needs", known=keys_of(Needs)))) if given.get("needs") else task
+    return replace(task, needs=_needs(fields.nested("needs", keys=keys_of(Needs)))) if values.get("needs") else task
 
 
 def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> PythonRecipe:
@@ -156,7 +156,7 @@ def _grader(fields: Fields) -> Grader:
         raise fields.error("grader", f"is {name!r}", hint=f"known are {', '.join(names)}")
     if not isinstance(kind, type) or not issubclass(kind, Grader):
         raise PackageError(f"graders: {name!r} is not a subclass of a grader", hint="docs/how-to/extend.md")
-    fields = Fields(fields.row, "test.", known=(*keys_of(kind), "grader"), context=fields.context)
+    fields = Fields(fields.row, "test.", keys=(*keys_of(kind), "grader"), context=fields.context)
     return fields.read(kind, command=fields.text("command"))
 
 
@@ -164,7 +164,7 @@ def _build(fields: Fields) -> Build:
     if "dockerfile" not in fields.row and "image" not in fields.row:
         return _python(fields)
     special = DOCKERFILE_KEYS if "dockerfile" in fields.row else ("image",)
-    fields = Fields(fields.row, "build.", known=(*special, *CONTAINER_KEYS), context=fields.context)
+    fields = Fields(fields.row, "build.", keys=(*special, *CONTAINER_KEYS), context=fields.context)
     platform = fields.text("platform", default="")
     base: OciBase | DockerfileBase
     if "image" in fields.row:
@@ -206,9 +206,9 @@ def _checked(build: ContainerBuild, fields: Fields) -> ContainerBuild:
 
 
 def _python(fields: Fields) -> PythonRecipe:
-    known = (*PYTHON_KEYS, "requirements_file")
-    fields = Fields(fields.row, "build.", known=known, context=fields.context)
-    source = None if fields.row.get("source") is None else _source(fields.nested("source", known=tuple(SOURCES)))
+    keys = (*PYTHON_KEYS, "requirements_file")
+    fields = Fields(fields.row, "build.", keys=keys, context=fields.context)
+    source = None if fields.row.get("source") is None else _source(fields.nested("source", keys=tuple(SOURCES)))
     return fields.read(PythonRecipe, source=source, requirements=_requirements(fields))
 
 
@@ -242,7 +242,7 @@ def _source(fields: Fields) -> Source:
         )
     kind, places = next(iter(fields.row)), fields.context.places
     keys = [key for key in keys_of(SOURCES[kind]) if key != "within"]
-    fields = fields.nested(kind, known=keys)
+    fields = fields.nested(kind, keys=keys)
     values = {name: fields.text(name) for name in keys}
     if kind == "sdist" and not _SHA256.fullmatch(values["sha256"]):
         raise fields.error("sha256", "is not a SHA-256", hint="give the 64 lower-case hex digits that the index shows")

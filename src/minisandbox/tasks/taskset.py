@@ -105,13 +105,13 @@ class TaskSet:
         if form is not None:
             checked_form(form)
         bundled = isinstance(source, str) and source in bundled_sets()
-        found = _bundled(str(source)) if bundled else open_source(source)
-        places = None if bundled or allow_local_sources else found.places
-        context = LoadContext(found.base, pins, repo_mirrors, places, environment, public_network)
-        pairs = list(tasks_of(found.rows, Path(str(source)), context, form=form, on_refused=on_refused))
+        opened = _bundled(str(source)) if bundled else open_source(source)
+        places = None if bundled or allow_local_sources else opened.places
+        context = LoadContext(opened.base, pins, repo_mirrors, places, environment, public_network)
+        pairs = list(tasks_of(opened.rows, Path(str(source)), context, form=form, on_refused=on_refused))
         rows = {task.instance_id: row.values for task, row in pairs}
         tasks = (task if not torch_backend else _with_backend(task, torch_backend) for task, _ in pairs)
-        return cls(tasks, name=found.name, rows=rows, layout=found.layout, schema=found.schema)
+        return cls(tasks, name=opened.name, rows=rows, layout=opened.layout, schema=opened.schema)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -203,10 +203,10 @@ class TaskSet:
     def __repr__(self) -> str:
         return f"TaskSet({self.name!r}, {len(self)} tasks)"
 
-    def _unknown(self, wanted: str) -> NotFound:
-        near = difflib.get_close_matches(wanted, self.ids, n=3) or self.ids[:3]
+    def _unknown(self, name: str) -> NotFound:
+        near = difflib.get_close_matches(name, self.ids, n=3) or self.ids[:3]
         return NotFound(
-            f"no task of {self.name or 'the set'} is called {wanted!r}",
+            f"no task of {self.name or 'the set'} is called {name!r}",
             hint=f"for instance {', '.join(near)}" if near else "the set is empty",
         )
 

@@ -109,20 +109,20 @@ class CaptureSession:
         Yields:
             A function that reserves a number of bytes; it returns False if fewer are available.
         """
-        taken = 0
+        reserved = 0
 
         def take(count: int) -> bool:
-            nonlocal taken
+            nonlocal reserved
             if count > self.left:
                 return False
-            taken += count
+            reserved += count
             self._handled += count
             return True
 
         try:
             yield take
         finally:
-            self._handled -= taken
+            self._handled -= reserved
 
     @property
     def usage(self) -> TokenUsage:
@@ -152,14 +152,14 @@ class CaptureSession:
             trained: whether its tokens carry loss; False if the request constrained the sampling.
         """
         assert completion.tokens is not None
-        texts = tuple(self._text(message) for message in messages)
+        serialized = tuple(self._text(message) for message in messages)
         seconds = self.elapsed - began
-        turn = CapturedTurn(texts, _json(answer), completion.finish_reason, completion.usage, began, seconds)
+        turn = CapturedTurn(serialized, _json(answer), completion.finish_reason, completion.usage, began, seconds)
         before = self._graph.held
         self._graph.add(completion.tokens, trained=trained)
         self.turns.append(turn)
         self._held += (
-            (self._graph.held - before) * _TOKEN_BYTES + sys.getsizeof(turn.answer) + 8 * len(texts) + _TURN_BYTES
+            (self._graph.held - before) * _TOKEN_BYTES + sys.getsizeof(turn.answer) + 8 * len(serialized) + _TURN_BYTES
         )
 
     def fail(self, status: int, message: str, began: float) -> None:

@@ -191,8 +191,8 @@ class CaptureProxy(HttpServer):
     ) -> web.StreamResponse:
         began = session.elapsed
         try:
-            asked = _body_of(await _read_body(request, session, take))
-            answer = await self._ask(asked, key, session, began)
+            body = _body_of(await _read_body(request, session, take))
+            answer = await self._ask(body, key, session, began)
         except _Refused as refused:
             session.fail(refused.response.status, str(refused), began)
             return refused.response
@@ -202,16 +202,16 @@ class CaptureProxy(HttpServer):
         except asyncio.CancelledError:
             session.fail(_GONE, "the agent disconnected before the response", began)
             raise
-        answer = _for_agent(answer, asked)
-        return await stream_of(request, answer, asked) if asked.get("stream") else web.json_response(answer)
+        answer = _for_agent(answer, body)
+        return await stream_of(request, answer, body) if body.get("stream") else web.json_response(answer)
 
     async def _ask(
-        self, asked: Mapping[str, object], key: str, session: CaptureSession, began: float
+        self, request: Mapping[str, object], key: str, session: CaptureSession, began: float
     ) -> Mapping[str, object]:
         """Send a request to the engine and capture the response."""
         if session.full:
             raise _full("the session is full")
-        body = json.dumps(_for_engine(asked, self._model)).encode()
+        body = json.dumps(_for_engine(request, self._model)).encode()
         try:
             target = self._targets[key]
             got = await self._upstreams[target.upstream].post(body, target.shown)
@@ -226,9 +226,9 @@ class CaptureProxy(HttpServer):
             raise _refusal(502, f"the engine's answer cannot be captured: {shown}", "upstream_error") from None
         if session.closed:
             raise _refusal(401, "the session was closed", "authentication_error")
-        messages = asked["messages"]
+        messages = request["messages"]
         assert isinstance(messages, list)
-        forced = constraint_in(asked)
+        forced = constraint_in(request)
         if forced is not None and not self._warned_of_constraint:
             self._warned_of_constraint = True
             _LOG.warning("requests have %s: their constrained samples are captured, but carry no loss", forced)
@@ -258,8 +258,8 @@ class CaptureProxy(HttpServer):
         raise _Refused(response, shown)
 
     async def _models(self, _request: web.Request) -> web.Response:
-        known = [{"id": self._model, "object": "model"}] if self._model else []
-        return web.json_response({"object": "list", "data": known})
+        models = [{"id": self._model, "object": "model"}] if self._model else []
+        return web.json_response({"object": "list", "data": models})
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "sessions": len(self._sessions)})
@@ -268,11 +268,11 @@ class CaptureProxy(HttpServer):
         """Stream all rows, or those of ``?session=NAME``, as JSON Lines."""
         if not self._admin_key or not has_key(request, self._admin_key):
             return error_response(401, "this needs the proxy's admin key", "authentication_error")
-        wanted = request.query.get("session")
+        name = request.query.get("session")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         for session in self.sessions():
-            if wanted in (None, session.name):
+            if name in (None, session.name):
                 for row in session.to_json():
                     await response.write(json.dumps(row).encode() + b"\n")
         await response.write_eof()
@@ -281,8 +281,8 @@ class CaptureProxy(HttpServer):
     def _name_of(self, key: str) -> str:
         """Return NAME for ``ms-NAME``; for any other key, a name that cannot clash with those."""
         name = key.removeprefix(_PREFIX)
-        own = name != key and not name.startswith(_FOREIGN)
-        return name if own and all(name != session.name for session in self.sessions()) else _FOREIGN + key
+        is_named = name != key and not name.startswith(_FOREIGN)
+        return name if is_named and all(name != session.name for session in self.sessions()) else _FOREIGN + key
 
     def _open(self, key: str, name: str, shown: str) -> None:
         self._sessions[key] = CaptureSession(name, self._session_bytes)
@@ -329,22 +329,22 @@ def _body_of(data: bytearray) -> dict[str, object]:
     return body
 
 
-def _for_engine(asked: Mapping[str, object], model: str | None) -> dict[str, object]:
+def _for_engine(request: Mapping[str, object], model: str | None) -> dict[str, object]:
     """Return the request for the engine: not as a stream, and with token ids."""
-    body = {name: value for name, value in asked.items() if name not in ("stream", "stream_options")}
-    tokens = dict(TOKEN_FIELDS) | ({"top_logprobs": asked["top_logprobs"]} if asked.get("top_logprobs") else {})
+    body = {name: value for name, value in request.items() if name not in ("stream", "stream_options")}
+    tokens = dict(TOKEN_FIELDS) | ({"top_logprobs": request["top_logprobs"]} if request.get("top_logprobs") else {})
     return body | tokens | ({"model": model} if model is not None else {})
 
 
-def _for_agent(answer: Mapping[str, object], asked: Mapping[str, object]) -> dict[str, object]:
+def _for_agent(answer: Mapping[str, object], request: Mapping[str, object]) -> dict[str, object]:
     """Return the response for the agent: only the fields it requested."""
-    hidden = () if wants_tokens(asked) else ("prompt_token_ids", "token_ids")
+    hidden = () if wants_tokens(request) else ("prompt_token_ids", "token_ids")
     choices = answer["choices"]
     assert isinstance(choices, list)
     shown = []
     for choice in choices:
-        kept = {name: value for name, value in choice.items() if name not in hidden}
-        shown.append(kept if asked.get("logprobs") else kept | {"logprobs": None})
+        visible = {name: value for name, value in choice.items() if name not in hidden}
+        shown.append(visible if request.get("logprobs") else visible | {"logprobs": None})
     return {name: value for name, value in answer.items() if name not in hidden} | {"choices": shown}
 
 
@@ -354,18 +354,18 @@ def _completions(answer: Mapping[str, object]) -> list[tuple[object, Completion]
     several = choices if isinstance(choices, list) else []
     if len(several) < 2:
         completion = read_answer(answer)  # checks that there is a choice with a message
-        found = [(several[0]["message"], completion)]
+        pairs = [(several[0]["message"], completion)]
     else:  # usage counts all choices together
         single = {name: value for name, value in answer.items() if name != "usage"}
         completions = [read_answer({**single, "choices": [choice]}) for choice in several]
-        found = [(choice["message"], completion) for choice, completion in zip(several, completions, strict=True)]
-    if any(completion.tokens is None for _, completion in found):
+        pairs = [(choice["message"], completion) for choice, completion in zip(several, completions, strict=True)]
+    if any(completion.tokens is None for _, completion in pairs):
         raise BadAnswer(
             "the response has no token ids",
             reason="the engine does not support return_token_ids",
             hint="use vLLM 0.10.2 or later, or minisandbox model serve",
         )
-    return found
+    return pairs
 
 
 def _refusal(status: int, message: str, kind: str, headers: Mapping[str, str] | None = None) -> _Refused:
@@ -376,8 +376,8 @@ def _refusal(status: int, message: str, kind: str, headers: Mapping[str, str] | 
 
 def _pauses(headers: Mapping[str, str]) -> dict[str, str]:
     """Return an engine's retry headers that are plain numbers or dates; others could leak the key."""
-    said = {name: headers[name].strip() for name in _PASSED_ON if name in headers}
-    return {name: value for name, value in said.items() if _NUMBER.fullmatch(value) or _is_date(value)}
+    values = {name: headers[name].strip() for name in _PASSED_ON if name in headers}
+    return {name: value for name, value in values.items() if _NUMBER.fullmatch(value) or _is_date(value)}
 
 
 def _is_date(value: str) -> bool:

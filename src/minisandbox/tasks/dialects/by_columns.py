@@ -73,8 +73,8 @@ def swerebench(row: RowFields, context: LoadContext) -> Task:
         return specified(python, listed or ("pytest",), () if listed else config.requirements("pip_packages"))
 
     def pinned(pins: PythonRecipe) -> PythonRecipe:
-        found = sort_commands([*config.commands("pre_install"), *config.commands("install")])
-        return of_repository(pins, repo, commit, found.kept, system=found.system)
+        setup = sort_commands([*config.commands("pre_install"), *config.commands("install")])
+        return of_repository(pins, repo, commit, setup.remaining, system=setup.system)
 
     grader = PytestGrader(" && ".join(config.commands("test_cmd")) or "python -m pytest", _TIMEOUT)
     build = chosen_build("swe-rebench", row.row, context, (), specification, pinned, exact=bool(listed))
@@ -92,12 +92,12 @@ def swebench_pro(row: RowFields, context: LoadContext) -> Task:
             field="dockerhub_tag",
             hint="build it from its image: --environment image",
         )
-    told = [row.text("problem_statement")]
+    sections = [row.text("problem_statement")]
     for title, name in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
         if text := row.text(name, default="").strip():
-            told.append(f"{title}:\n{text}")
+            sections.append(f"{title}:\n{text}")
     grader, both = PytestGrader(timeout=_PRO_TIMEOUT), RowFields(lists).test_lists()
-    return row.task(image, grader, lists=both, problem_statement="\n\n".join(told))
+    return row.task(image, grader, lists=both, problem_statement="\n\n".join(sections))
 
 
 def _literals(row: RowFields, name: str) -> list[str]:

@@ -48,11 +48,11 @@ class Commands:
     """Shell commands of a specification, sorted by their needs.
 
     Attributes:
-        kept: what is run as it is.
+        remaining: what is run unchanged.
         system: packages that the dropped ``apt-get`` commands install.
     """
 
-    kept: tuple[str, ...]
+    remaining: tuple[str, ...]
     system: tuple[str, ...] = ()
 
 
@@ -65,16 +65,16 @@ def sort_commands(commands: Iterable[str]) -> Commands:
     Args:
         commands: the specification's commands.
     """
-    kept: list[str] = []
+    sorted_commands: list[str] = []
     system: list[str] = []
     for command in commands:
         parts = [part.strip() for part in _BETWEEN.split(command) if part.strip()]
         lost = [part for part in parts if _is_dropped(part)]
         system += [package for part in lost if (apt := _APT.match(part)) for package in _packages(apt[1])]
-        left = [part for part in parts if part not in lost]
+        remaining = [part for part in parts if part not in lost]
         # a command that loses nothing stays as it is: quotes may hold what looks like an end
-        kept += [" && ".join(left) if lost else command] if left else []
-    return Commands(tuple(kept), tuple(dict.fromkeys(system)))
+        sorted_commands += [" && ".join(remaining) if lost else command] if remaining else []
+    return Commands(tuple(sorted_commands), tuple(dict.fromkeys(system)))
 
 
 def _is_dropped(part: str) -> bool:
@@ -83,6 +83,5 @@ def _is_dropped(part: str) -> bool:
 
 def _packages(arguments: str) -> list[str]:
     """The packages of the rest of an ``apt-get`` command line."""
-    words = shlex.split(arguments)
-    words = [word for word in words if not word.startswith("-")]
-    return words[1:] if words[:1] == ["install"] else []
+    verb, *packages = [part for part in shlex.split(arguments) if not part.startswith("-")] or [""]
+    return packages if verb == "install" else []

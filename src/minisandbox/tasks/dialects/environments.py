@@ -130,8 +130,8 @@ def exported(folder: Path | None, *names: str) -> PythonRecipe | None:
             raise InvalidValue(f"{path} names no python", reason="it is no `conda env export`", hint="export it again")
         python = Version(pins.python)
         late = {name for name, first in BEFORE.items() if python >= Version(first)}
-        found = [line for line in pins.requirements if name_of(line) not in late]
-        return PythonRecipe(f"{python.major}.{python.minor}", tuple(found), complete=True)
+        requirements = [line for line in pins.requirements if name_of(line) not in late]
+        return PythonRecipe(f"{python.major}.{python.minor}", tuple(requirements), complete=True)
     return None
 
 
@@ -152,9 +152,9 @@ def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) ->
     """
     named = {name_of(line) for line in (*packages, *overrides)}
     first = [line for line in FIRST if name_of(line) not in named]
-    taken = {name_of(line) for line in overrides}
+    overridden = {name_of(line) for line in overrides}
     return PythonRecipe(
-        python, (*first, *(line for line in packages if name_of(line) not in taken)), overrides=tuple(overrides)
+        python, (*first, *(line for line in packages if name_of(line) not in overridden)), overrides=tuple(overrides)
     )
 
 
@@ -163,12 +163,12 @@ def listed(packages: str) -> list[str]:
     return [_requirement(word) for word in shlex.split(packages)]
 
 
-def _requirement(word: str) -> str:
-    name, sign, version = word.partition("=")
+def _requirement(spec: str) -> str:
+    name, sign, version = spec.partition("=")
     return (
         f"{name}=={version}.*"
         if sign and not version.startswith("=") and not name.endswith(("<", ">", "!", "~"))
-        else word
+        else spec
     )
 
 
@@ -179,15 +179,15 @@ def requirements_text(text: str, include: dict[str, str]) -> list[str]:
         text: its text.
         include: the texts of the files that it names by ``-r``, by what it calls them.
     """
-    found: list[str] = []
+    requirements: list[str] = []
     for raw in text.replace("\\\n", " ").splitlines():
         line = re.sub(r"(?:^|\s)#.*$", "", raw).strip()
         if nested := re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", line):
-            found += requirements_text(include.get(nested[1], ""), include)
+            requirements += requirements_text(include.get(nested[1], ""), include)
         elif line and not line.startswith(("-", ".")):
             # taken off the index; its files are in another one (swebench 4.1.0 does the same)
-            found.append("types-setuptools" if name_of(line) == "types-pkg-resources" else line)
-    return found
+            requirements.append("types-setuptools" if name_of(line) == "types-pkg-resources" else line)
+    return requirements
 
 
 def name_of(requirement: str) -> str:
@@ -255,9 +255,9 @@ def full_commit(repo: str, revision: str, mirrors: Path | None, field: str) -> s
     if mirrors is not None:
         from minisandbox.images.sources.mirrors import find_commit  # noqa: PLC0415 - reading task files must not load the sandbox
 
-        found = find_commit(mirrors, github(repo), revision)
-        if found is not None:
-            return found
+        commit = find_commit(mirrors, github(repo), revision)
+        if commit is not None:
+            return commit
     where = "no repository is given to look in" if mirrors is None else f"no repository in {mirrors} knows it"
     raise TaskFileError(
         f"field {field!r} is {revision!r}, which is not a full commit",

@@ -129,8 +129,10 @@ def _diff(path: str, old: str, new: str) -> Iterator[str]:
 def _tests(expected: Mapping[str, object], execution: Mapping[str, object]) -> Tests:
     """FAIL_TO_PASS and PASS_TO_PASS: what the commit's runs printed, as far as the row expects it to pass."""
     after, before = (_outcomes(execution, f"{when}_commit_res_stdout") for when in ("new", "old"))
-    wanted = {_COLOUR.sub("", name).partition(" - ")[0] for name, outcome in expected.items() if outcome == "PASSED"}
-    passed = [test for test, outcome in after.items() if outcome == "PASSED" and _short(test) in wanted]
+    expected_names = {
+        _COLOUR.sub("", name).partition(" - ")[0] for name, outcome in expected.items() if outcome == "PASSED"
+    }
+    passed = [test for test, outcome in after.items() if outcome == "PASSED" and _short(test) in expected_names]
     if not passed:
         raise bad_field(
             "execution_result_content",

@@ -34,11 +34,11 @@ def row_of(task: Task, source: str) -> dict[str, object]:
         source: what SkyRL's evaluations call its set.
     """
     prompt = [{"role": "user", "content": task.problem_statement}]
-    own = json.dumps(task.to_row(), ensure_ascii=False)
+    instance = json.dumps(task.to_row(), ensure_ascii=False)
     return {
         "data_source": source,
         "prompt": prompt,
         "env_class": "minisandbox",
         "instance_id": task.instance_id,
-        "instance": own,
+        "instance": instance,
     }

@@ -54,43 +54,47 @@ def convert(row: RowFields, context: LoadContext) -> Task:
     """
     repo, version = row.text("repo"), row.text("version")
     try:
-        said = harness.specification(repo, version, row.text("test_patch"))
+        specification = harness.specification(repo, version, row.text("test_patch"))
     except NotFound as error:
         hint = "give the row `build` and `test` of its own (docs/task-files.md)"
         raise bad_field("version", f"is {version!r}: {error.what}", reason=error.reason, hint=hint) from error
-    before = (*sort_commands(said.before_tests).kept, *BEFORE_TESTS.get(repo, ()))
+    before = (*sort_commands(specification.before_tests).remaining, *BEFORE_TESTS.get(repo, ()))
     repository, _, number = row.text("instance_id").rpartition("-")
-    installed = sort_commands(said.commands)
-    install = (*installed.kept, *AFTERWARDS.get(repo, ()))
+    installed = sort_commands(specification.commands)
+    install = (*installed.remaining, *AFTERWARDS.get(repo, ()))
     build = chosen_build(
         "swebench",
         row.row,
         context,
         (repository, number),
-        lambda: _specified(row.row, said, context.repo_mirrors),
+        lambda: _specified(row.row, specification, context.repo_mirrors),
         lambda pins: of_repository(pins, repo, row.text("base_commit"), install, system=installed.system, utf8=True),
     )
     grader = LogGrader(
-        "; ".join((*before, said.test_command)),
+        "; ".join((*before, specification.test_command)),
         f"swebench:{repo}",
-        reporter="pytest" if re.search(r"\b(?:pytest|tox)\b", said.test_command.split("/")[0]) else "unittest",
+        reporter="pytest" if re.search(r"\b(?:pytest|tox)\b", specification.test_command.split("/")[0]) else "unittest",
         timeout=TEST_TIMEOUT,
     )
     return row.task(build, grader)
 
 
-def _specified(row: Mapping[str, object], said: harness.Specification, mirrors: Path | None) -> PythonRecipe:
+def _specified(row: Mapping[str, object], specification: harness.Specification, mirrors: Path | None) -> PythonRecipe:
     identity = row["instance_id"]
-    if said.packages == "environment.yml":
+    if specification.packages == "environment.yml":
         raise TaskFileError(
             f"nothing says what {identity} is built with",
             field="instance_id",
             reason="its specification leaves that to conda (environment.yml), and there are no pins for it",
             hint="give --pins DIR with the exported environments of the official images, or --environment image",
         )
-    from_repository = said.packages == "requirements.txt"
-    needed = _from_repository(row, said.requirements_files, mirrors) if from_repository else listed(said.packages)
-    return specified(said.python, needed, listed(" ".join(map(_quoted, said.pip_packages))))
+    from_repository = specification.packages == "requirements.txt"
+    needed = (
+        _from_repository(row, specification.requirements_files, mirrors)
+        if from_repository
+        else listed(specification.packages)
+    )
+    return specified(specification.python, needed, listed(" ".join(map(_quoted, specification.pip_packages))))
 
 
 def _quoted(requirement: str) -> str:
@@ -117,8 +121,8 @@ def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: P
             folder = posixpath.dirname(path)
             names = re.findall(r"^(?:-r|--requirement)[ =]?\s*(\S+)", text, re.MULTILINE)
             places = {name: posixpath.normpath(posixpath.join(folder, name)) for name in names}
-            found = {name: read_committed(mirrors, url, commit, place) or "" for name, place in places.items()}
-            return requirements_text(text, found)
+            included = {name: read_committed(mirrors, url, commit, place) or "" for name, place in places.items()}
+            return requirements_text(text, included)
     raise TaskFileError(
         f"{' and '.join(files)} of {identity} cannot be read at {commit[:12]}",
         field="environment_setup_commit",

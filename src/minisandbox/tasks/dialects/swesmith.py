@@ -49,7 +49,7 @@ def convert(row: RowFields, context: LoadContext) -> Task:
     commit = row.text("base_commit", default="") or profile.commit
     repository = profile.repo if commit == profile.commit else profile.mirror
     installed = sort_commands(profile.commands)
-    install = (*installed.kept, *AFTERWARDS.get(profile.repo, ()))
+    install = (*installed.remaining, *AFTERWARDS.get(profile.repo, ()))
     image = f"swebench/swesmith.x86_64.{profile.name.lower().replace('__', '_1776_')}"
 
     def pinned(pins: PythonRecipe) -> PythonRecipe:
@@ -65,7 +65,7 @@ def convert(row: RowFields, context: LoadContext) -> Task:
         pinned,
     )
     grader = LogGrader(
-        " && ".join(sort_commands([profile.test_command]).kept),
+        " && ".join(sort_commands([profile.test_command]).remaining),
         f"swesmith:{profile.name}",
         reporter="pytest",
         timeout=profile.timeout,

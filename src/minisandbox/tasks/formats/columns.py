@@ -55,10 +55,10 @@ def read_folder(path: Path, split: str | None) -> Table:
     """
     datasets = package("datasets", f"read {path}")
     try:
-        found = datasets.load_from_disk(str(path))
+        dataset = datasets.load_from_disk(str(path))
     except Exception as error:  # what is wrong with a folder's files comes as whatever its reader stumbles over
         raise _unreadable(f"{path} cannot be read as a folder of datasets", path, error) from error
-    return _table(_one_split(found, split, str(path)), path)
+    return _table(_one_split(dataset, split, str(path)), path)
 
 
 def read_hub(name: str, split: str | None) -> Table:
@@ -73,19 +73,19 @@ def read_hub(name: str, split: str | None) -> Table:
         MissingExtra: ``datasets`` is not installed.
     """
     datasets = package("datasets", f"read {name} of the hub")
-    place = Path(f"hub:{name}")
+    path = Path(f"hub:{name}")
     try:
         certificates.export()
-        found = datasets.load_dataset(name)
+        dataset = datasets.load_dataset(name)
     except Exception as error:  # hub, network and cache each fail by exceptions of their own
         raise TaskFileError(
             f"no file is called {name}, and the dataset of that name cannot be had from the Hugging Face hub",
-            path=place,
+            path=path,
             reason=_first_line(error),
             hint="check the name and the network (HF_HUB_OFFLINE=1 asks the cache at once); or download it elsewhere, "
             "and give the path of the copy",
         ) from error
-    return _table(_one_split(found, split, f"hub:{name}"), place)
+    return _table(_one_split(dataset, split, f"hub:{name}"), path)
 
 
 def package(name: str, purpose: str) -> ModuleType:
@@ -107,20 +107,20 @@ def package(name: str, purpose: str) -> ModuleType:
         ) from error
 
 
-def _one_split(found: Any, split: str | None, source: str) -> Any:
+def _one_split(dataset: Any, split: str | None, source: str) -> Any:
     """The only part of a dataset, or the one that is named."""
-    if not isinstance(found, dict):
+    if not isinstance(dataset, dict):
         if split is None:
-            return found
+            return dataset
         raise TaskFileError(f"{source} has no parts", hint=f"leave out ':{split}'")
-    if split is None and len(found) == 1:
-        return next(iter(found.values()))
-    if split is None or split not in found:
+    if split is None and len(dataset) == 1:
+        return next(iter(dataset.values()))
+    if split is None or split not in dataset:
         what = "has several parts" if split is None else f"has no part {split!r}"
         raise TaskFileError(
-            f"{source} {what}: {', '.join(found)}", hint=f"name one: {source}:{next(iter(found), 'test')}"
+            f"{source} {what}: {', '.join(dataset)}", hint=f"name one: {source}:{next(iter(dataset), 'test')}"
         )
-    return found[split]
+    return dataset[split]
 
 
 def _table(dataset: Any, path: Path) -> Table:

@@ -59,14 +59,14 @@ def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
 
 def _is_lines(data: bytes) -> bool:
     """Whether the first line is a whole object, and no object of rows by their ids."""
-    first, _, rest = data.lstrip().partition(b"\n")
+    first, _, following = data.lstrip().partition(b"\n")
     if not first.startswith(b"{"):
         return False
     try:
         value = json_value(first, Path(), line=1)
     except TaskFileError:
         return False
-    return bool(rest.strip()) or not isinstance(value, dict) or not _are_rows(value)
+    return bool(following.strip()) or not isinstance(value, dict) or not _are_rows(value)
 
 
 def _are_rows(value: dict[str, object]) -> bool:
@@ -79,8 +79,8 @@ def _listed(value: list[object], path: Path) -> Iterator[Row]:
 
 
 def _by_id(value: dict[str, object], path: Path) -> Iterator[Row]:
-    for number, (name, one) in enumerate(value.items(), start=1):
-        row = _row(one, path, number, f"the value of {name[:200]!r}")
+    for number, (name, row_value) in enumerate(value.items(), start=1):
+        row = _row(row_value, path, number, f"the value of {name[:200]!r}")
         if row.values.setdefault("instance_id", name) != name:
             raise TaskFileError(
                 f"{path}: the row of {name[:200]!r} has the instance_id {row.values['instance_id']!r}",

@@ -130,13 +130,13 @@ def specification(repo: str, version: str, test_patch: str) -> Specification:
         MissingExtra: the package is not installed.
         HarnessError: it could not say.
     """
-    found = _ask("specification", START_TIMEOUT, repo=repo, version=version, test_patch=test_patch)
-    if "versions" in found:
-        known = ", ".join(found["versions"]) or "none at all"
-        raise NotFound(f"swebench has no specification for {repo} {version}", reason=f"it has {known}")
-    if not found["python"]:
+    answer = _ask("specification", START_TIMEOUT, repo=repo, version=version, test_patch=test_patch)
+    if "versions" in answer:
+        versions = ", ".join(answer["versions"]) or "none at all"
+        raise NotFound(f"swebench has no specification for {repo} {version}", reason=f"it has {versions}")
+    if not answer["python"]:
         raise not_python("repo", f"is {repo!r}, which swebench does not test with Python")
-    return Specification(**found)
+    return Specification(**answer)
 
 
 def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Profile:
@@ -154,12 +154,12 @@ def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequenc
         HarnessError: it could not say.
     """
     row = {"instance_id": instance_id, "FAIL_TO_PASS": list(fail_to_pass), "PASS_TO_PASS": list(pass_to_pass)}
-    found = _ask("profile", START_TIMEOUT, row=row)
-    if not found:
+    answer = _ask("profile", START_TIMEOUT, row=row)
+    if not answer:
         raise NotFound(f"swesmith has no profile for {instance_id!r}")
-    if not found["python"]:
+    if not answer["python"]:
         raise not_python("instance_id", f"is {instance_id!r}, whose repository swesmith does not test with Python")
-    return Profile(**found)
+    return Profile(**answer)
 
 
 def evaluation(row: Mapping[str, object]) -> tuple[str, str]:
@@ -173,10 +173,10 @@ def evaluation(row: Mapping[str, object]) -> tuple[str, str]:
         MissingExtra: the package is not installed.
         HarnessError: it could not say.
     """
-    found = _ask("evaluation", START_TIMEOUT, row=dict(row))
-    if not found:
+    answer = _ask("evaluation", START_TIMEOUT, row=dict(row))
+    if not answer:
         raise NotFound(f"swebench has no specification for {row['repo']} {row['version']}")
-    return str(found["script"]), str(found["rule"])
+    return str(answer["script"]), str(answer["rule"])
 
 
 def check_parser(parser: str) -> None:
@@ -219,7 +219,7 @@ def judge(
         MissingExtra: the package is not installed.
         HarnessError: the parser could not read the log, or needed longer than :data:`PARSE_TIMEOUT`.
     """
-    found = _ask(
+    answer = _ask(
         "judge",
         PARSE_TIMEOUT,
         parser=parser,
@@ -230,7 +230,7 @@ def judge(
         about=dict(about or {}),
         exit_code=exit_code,
     )
-    return Judgement(**found)
+    return Judgement(**answer)
 
 
 def parse(parser: str, log: str, *, about: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -351,8 +351,8 @@ class _Server:
         self.end()
         command = [sys.executable, "-m", "minisandbox.tasks.harness.server"]
         # nothing of ours: what is imported there loads .env files and looks for tokens
-        kept = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
-        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        inherited = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+        environment = {name: os.environ[name] for name in inherited if name in os.environ}
         if self._packages is not None:
             environment["PYTHONPATH"] = os.pathsep.join(
                 filter(None, (str(self._packages), environment.get("PYTHONPATH")))
@@ -374,21 +374,21 @@ class _Server:
         assert process.stdout is not None
         source, target = process.stdout.fileno(), process.stdin.fileno()
         os.set_blocking(target, False)
-        left = memoryview(request)
+        unsent = memoryview(request)
         while b"\n" not in self._waiting:
             seconds = max(deadline - time.monotonic(), 0)
-            readable, writable, _ = select.select([source], [target] if left else [], [], seconds)
+            readable, writable, _ = select.select([source], [target] if unsent else [], [], seconds)
             if not readable and not writable:
                 raise HarnessError("the benchmark's own code took too long", reason="the log is not what it expects")
             if writable:
-                left = left[_write(target, left) :]
+                unsent = unsent[_write(target, unsent) :]
             if readable:
                 data = os.read(source, 1 << 20)
                 if not data:
                     raise HarnessError("the process of the benchmark's own code ended", reason="it ran out of memory")
                 self._waiting += data
-        line, _, rest = bytes(self._waiting).partition(b"\n")
-        self._waiting = bytearray(rest)
+        line, _, following = bytes(self._waiting).partition(b"\n")
+        self._waiting = bytearray(following)
         return line
 
 
@@ -407,6 +407,6 @@ _pools: dict[tuple[int, Path | None], _Pool] = {}
 def _the_pool(packages: Path | None) -> _Pool:
     """The processes of this one that have a package; a fork of this one has its own."""
     pool = _Pool(packages)
-    if (found := _pools.setdefault((os.getpid(), packages), pool)) is pool:
+    if (current := _pools.setdefault((os.getpid(), packages), pool)) is pool:
         atexit.register(pool.end)
-    return found
+    return current

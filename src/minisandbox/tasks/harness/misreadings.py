@@ -134,12 +134,12 @@ def misreadings(parse: Parse, function: str, log: str, named: Collection[str]) -
     runner, lines = _RUNNERS.get(kind), log.split("\n")
     if runner is None:
         return []
-    found = _compared(parse, runner(lines), named)
+    problems = _compared(parse, runner(lines), named)
     if kind == "jest":
-        found += _jest_totals(lines)
+        problems += _jest_totals(lines)
     if kind == "vitest":
-        found += _some("file{s} read as a test: test.command lacks --reporter=verbose", _files(lines))
-    return found
+        problems += _some("file{s} read as a test: test.command lacks --reporter=verbose", _files(lines))
+    return problems
 
 
 def _compared(parse: Parse, results: Iterable[Result], named: Collection[str]) -> Found:
@@ -151,14 +151,14 @@ def _compared(parse: Parse, results: Iterable[Result], named: Collection[str]) -
         if not seen:
             unread.append(result.name)
             continue
-        name, word = list(seen.items())[-1]
+        name, status = list(seen.items())[-1]
         together[name].append(result.name)
         if result.parsed and name != result.parsed:
             renamed.append(result.name)
         if " # time=" in name:
             timed.append(result.name)
-        if word != result.outcome and (result.outcome, word) != (TODO, PASSED):
-            wrong[f"{_WORDS[result.outcome]} test{{s}} taken for {word.lower()}"].append(result.name)
+        if status != result.outcome and (result.outcome, status) != (TODO, PASSED):
+            wrong[f"{_WORDS[result.outcome]} test{{s}} taken for {status.lower()}"].append(result.name)
     shared = [name for name, tests in together.items() if len(tests) > 1 and name in named]
     return [
         *_some("result{s} not read", unread),

@@ -36,16 +36,16 @@ def installed(family: str) -> Path | None:
     """
     if family not in _PACKAGES:
         return None
-    name, wanted = _PACKAGES[family]
-    place = wheels.cache_directory("harness")
+    name, requirements = _PACKAGES[family]
+    cache = wheels.cache_directory("harness")
     try:
         return wheels.make_once(
-            place / name, lambda staging: wheels.fetch_wheels(uv.find_uv_bin(), staging, wanted, timeout=_SECONDS)
+            cache / name, lambda staging: wheels.fetch_wheels(uv.find_uv_bin(), staging, requirements, timeout=_SECONDS)
         )
     except (OSError, subprocess.SubprocessError) as error:
         reason = str(error) if isinstance(error, OSError) else wheels.reason_of(error)
         raise HarnessError(
-            f"{' and '.join(line.split()[0] for line in wanted)} cannot be installed",
+            f"{' and '.join(line.split()[0] for line in requirements)} cannot be installed",
             reason=reason,
-            hint=f"retry with the package index accessible, or copy {place} from another machine",
+            hint=f"retry with the package index accessible, or copy {cache} from another machine",
         ) from error

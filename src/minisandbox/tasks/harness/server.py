@@ -50,18 +50,18 @@ def _specification(repo: str, version: str, test_patch: str) -> dict[str, Any]:
     constants = importlib.import_module("swebench.harness.constants")
     python = importlib.import_module("swebench.harness.test_spec.python")
     versions = constants.MAP_REPO_VERSION_TO_SPECS.get(repo, {})
-    found = versions.get(version)
-    if found is None:
+    spec = versions.get(version)
+    if spec is None:
         return {"versions": sorted(versions)}
-    if "python" not in found:
+    if "python" not in spec:
         return {"python": ""}
-    command = found["test_cmd"] if isinstance(found["test_cmd"], str) else found["test_cmd"][-1]
+    command = spec["test_cmd"] if isinstance(spec["test_cmd"], str) else spec["test_cmd"][-1]
     return {
-        "python": found["python"],
-        "packages": found.get("packages", ""),
-        "pip_packages": list(found.get("pip_packages", ())),
-        "commands": [*found.get("pre_install", ()), *filter(None, (found.get("install"),))],
-        "before_tests": list(found.get("eval_commands", ())),
+        "python": spec["python"],
+        "packages": spec.get("packages", ""),
+        "pip_packages": list(spec.get("pip_packages", ())),
+        "commands": [*spec.get("pre_install", ()), *filter(None, (spec.get("install"),))],
+        "before_tests": list(spec.get("eval_commands", ())),
         "test_command": " ".join((command, *python.get_test_directives({"repo": repo, "test_patch": test_patch}))),
         "requirements_files": list(constants.MAP_REPO_TO_REQS_PATHS.get(repo, ())),
     }
@@ -92,8 +92,8 @@ def _profile(row: dict[str, Any]) -> dict[str, Any]:
 class _UnknownParserError(Exception):
     """There is no parser of that name."""
 
-    def __init__(self, name: str, known: Iterable[str]) -> None:
-        near = difflib.get_close_matches(name, list(known), n=3)
+    def __init__(self, name: str, names: Iterable[str]) -> None:
+        near = difflib.get_close_matches(name, list(names), n=3)
         super().__init__(f"there is no {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
 
 
@@ -118,16 +118,16 @@ def _parser(parser: str) -> Callable[..., Mapping[str, str]]:
             raise _UnknownParserError(name, registry.keys())
         return lambda log, _: registry.get(name).log_parser(log)
     if family == _FIVE:
-        known = dict(importlib.import_module("swebench.harness.log_parsers").PARSER_REGISTRY)
+        parsers = dict(importlib.import_module("swebench.harness.log_parsers").PARSER_REGISTRY)
     else:
         by_repo = importlib.import_module("swebench.harness.log_parsers").MAP_REPO_TO_PARSER
         python = vars(importlib.import_module("swebench.harness.log_parsers.python"))
         named = {parse.__name__: parse for parse in by_repo.values()}
-        known = {**{one: parse for one, parse in python.items() if one.startswith("parse_log_")}, **named, **by_repo}
-    if name not in known:
-        raise _UnknownParserError(name, known)
-    found: Callable[..., Mapping[str, str]] = known[name]
-    return found
+        parsers = {**{one: parse for one, parse in python.items() if one.startswith("parse_log_")}, **named, **by_repo}
+    if name not in parsers:
+        raise _UnknownParserError(name, parsers)
+    function: Callable[..., Mapping[str, str]] = parsers[name]
+    return function
 
 
 def _skip_imports() -> None:
@@ -168,8 +168,8 @@ def _read(parser: str, log: str, about: types.SimpleNamespace, exit_code: int | 
     with tempfile.NamedTemporaryFile("w", errors="replace") as file:
         file.write("\n".join(lines))
         file.flush()
-        statuses, found = grading.get_logs_eval(about, file.name)
-    return statuses, found
+        statuses, has_results = grading.get_logs_eval(about, file.name)
+    return statuses, has_results
 
 
 def _judgement(
@@ -183,14 +183,14 @@ def _judgement(
 ) -> dict[str, Any]:
     """What a log says of the named tests, and whether the task is resolved by the benchmark's own rules."""
     spec = types.SimpleNamespace(**about, log_parser=parser.partition(":")[2], eval_type=rule)
-    seen, found = _read(parser, log, spec, exit_code)
+    seen, has_results = _read(parser, log, spec, exit_code)
     grading = importlib.import_module("swebench.harness.grading")
     lists = {"FAIL_TO_PASS": fail_to_pass, "PASS_TO_PASS": pass_to_pass}
     report = grading.get_eval_tests_report(seen, lists, eval_type=grading.EvalType(rule))
     return {
-        "found": found,
+        "found": has_results,
         "statuses": {test: seen[test] for tests in lists.values() for test in tests if test in seen},
-        "resolved": found and grading.get_resolution_status(report) == "RESOLVED_FULL",
+        "resolved": has_results and grading.get_resolution_status(report) == "RESOLVED_FULL",
         **{
             f"failed_{kind.lower()}": [test for test in tests if test not in set(report[kind]["success"])]
             for kind, tests in lists.items()
