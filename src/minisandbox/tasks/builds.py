@@ -1,4 +1,4 @@
-"""How a task's image is made: from pins, from a container image, or from a Dockerfile."""
+"""Build specifications of tasks: pins, a container image, or a Dockerfile."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from minisandbox.tasks.fields import object_of
 
 @dataclass(frozen=True, slots=True)
 class ContainerBuild:
-    """A container image, or one that a Dockerfile builds, that has the repository and everything installed.
+    """A container image with the repository and its dependencies, pulled or built from a Dockerfile.
 
     Attributes:
-        base: the image; one of the store is not pulled again.
+        base: the image; an image in the store is not pulled again.
         workdir: the directory of the repository, where commands start; "" for the image's own.
         environment: variables over the image's own.
-        cut: whether the files there become a git repository of one commit; without one, no submission is a patch.
-        reset: whether the files are reset to the task's base commit where the image's HEAD is another one.
-        remove: absolute paths of the image that no agent may see, such as tests outside of the repository.
+        cut: whether the files become a git repository with one commit, from which submissions are made as patches.
+        reset: whether the files are reset to the task's base commit if the image's HEAD is a different commit.
+        remove: absolute paths hidden from agents, such as tests outside the repository.
     """
 
     base: OciBase | DockerfileBase
@@ -49,9 +49,9 @@ class ContainerBuild:
         """Return the recipe of a task's image.
 
         Args:
-            commit: the commit that the repository is at; "" if the row names none.
+            commit: the repository's commit; "" if the row names none.
             patch: applied before the agent gets the repository.
-            hidden: paths that only graders see.
+            hidden: paths visible to graders only.
             test_patch: the hidden tests' patch.
         """
         steps: list[Step] = []
@@ -87,7 +87,7 @@ SOURCES: Mapping[str, type[SdistSource | GitSource | LocalSource]] = {
 
 
 def build_row(build: Build) -> dict[str, object]:
-    """Return a build as a row has it under ``build``."""
+    """Return a build as the value of a row's ``build``."""
     if isinstance(build, PythonRecipe):
         row = object_of(build, ("python", "requirements", "source", "install", "environment"))
         return {**{key: row[key] for key in PYTHON_KEYS if key in row}, "source": source_row(build.source)}
@@ -99,7 +99,7 @@ def build_row(build: Build) -> dict[str, object]:
 
 
 def source_row(source: Source | None) -> dict[str, object] | None:
-    """Return a source as a row has it under ``build.source``."""
+    """Return a source as the value of a row's ``build.source``."""
     for kind, cls in SOURCES.items():
         if isinstance(source, cls):
             values = object_of(source)
@@ -109,10 +109,10 @@ def source_row(source: Source | None) -> dict[str, object] | None:
 
 
 def github_source(repo: str, commit: str) -> GitSource:
-    """Return a commit of a repository that is called ``owner/name`` on GitHub."""
+    """Return the source of a commit of the GitHub repository ``owner/name``."""
     return GitSource(github(repo), commit)
 
 
 def github(repo: str) -> str:
-    """Return the address of a repository that is called ``owner/name``."""
+    """Return the URL of the GitHub repository ``owner/name``."""
     return f"https://github.com/{repo}"

@@ -1,4 +1,4 @@
-"""Which tasks of a set: one for each environment, those that ended in some way, parts drawn by lot."""
+"""Selection of tasks: one per environment, by status, random splits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MISSING = "missing"
 
 
 def unique_images(tasks: TaskSet) -> dict[str, tuple[str, ...]]:
-    """Group tasks by what their images are built of: all but a task's own patches and hidden files.
+    """Group tasks whose images differ only by the tasks' patches and hidden files.
 
     Args:
         tasks: the tasks.
 
     Returns:
-        By the id of the first task of each group, the ids of all of it.
+        The ids of each group, keyed by the id of its first task.
     """
     groups: dict[Build, list[str]] = {}
     for task in tasks:
@@ -31,12 +31,12 @@ def unique_images(tasks: TaskSet) -> dict[str, tuple[str, ...]]:
 
 
 def with_status(ids: Iterable[str], statuses: Mapping[str, str], patterns: Sequence[str]) -> list[str]:
-    """Return the ids whose status is one of those that are wanted.
+    """Return the ids whose status matches a pattern.
 
     Args:
         ids: the ids.
         statuses: the status by id.
-        patterns: statuses, or globs of them; :data:`MISSING` for ids that have none.
+        patterns: statuses or globs; :data:`MISSING` selects ids without a status.
     """
 
     def fits(status: str) -> bool:
@@ -46,7 +46,7 @@ def with_status(ids: Iterable[str], statuses: Mapping[str, str], patterns: Seque
 
 
 def shuffled(ids: Sequence[str], seed: int) -> list[str]:
-    """Return ids in an order that the seed decides, the same one everywhere.
+    """Shuffle ids; the order depends only on the seed.
 
     Args:
         ids: the ids.
@@ -58,15 +58,15 @@ def shuffled(ids: Sequence[str], seed: int) -> list[str]:
 
 
 def parts_of(ids: Sequence[str], fractions: Mapping[str, float], seed: int) -> dict[str, list[str]]:
-    """Divide ids into parts drawn by lot; each part keeps their order.
+    """Split ids at random; each part keeps their order.
 
     Args:
         ids: the ids.
-        fractions: each part's share by its name; together at most 1. What remains is in no part.
-        seed: decides the lot.
+        fractions: the share of each part by name; the sum is at most 1. The remaining ids are in no part.
+        seed: the seed of the split.
 
     Raises:
-        InvalidValue: a share is not above 0, or they are more than 1 together.
+        InvalidValue: a share is not above 0, or their sum is above 1.
     """
     if any(not 0 < share <= 1 for share in fractions.values()) or sum(fractions.values()) > 1 + 1e-9:
         shares = ", ".join(f"{name}={share:g}" for name, share in fractions.items())
@@ -87,9 +87,9 @@ class Changed:
 
     Attributes:
         instance_id: the task.
-        before: its status until then.
-        after: its status since.
-        by: the file, as its place among the files: 1 for the second.
+        before: its earlier status.
+        after: its status in the later file.
+        by: the index of the later file, from 0.
     """
 
     instance_id: str
@@ -99,13 +99,13 @@ class Changed:
 
 
 def merged(files: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[Changed]]:
-    """Put statuses of several runs together; a later one wins.
+    """Merge the statuses of several runs; later runs take precedence.
 
     Args:
         files: the statuses by id, of each run in order.
 
     Returns:
-        The statuses by id, and what changed on the way.
+        The statuses by id, and the statuses that a later run changed.
     """
     merged_statuses: dict[str, str] = {}
     changes: list[Changed] = []

@@ -1,4 +1,4 @@
-"""Paths of this machine that rows name: those of a file that came from elsewhere must not have any directory copied."""
+"""Checks of host paths in rows: a downloaded task file could otherwise copy any directory into an image."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SERVERS = (
 
 
 def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
-    """Why a row may not name a path, as what is wrong with it, the reason, and what to do; None where it may.
+    """Return why a row may not name a path (problem, reason, hint), or None if it may.
 
-    Links are followed, and so is ``..``.
+    Symbolic links and ``..`` are resolved.
 
     Args:
-        path: a relative one starts at the current directory, ``~`` is the home directory.
-        places: directories that it must lie in; None: it may lie anywhere.
+        path: the path, relative to the current directory; ``~`` is the home directory.
+        places: the allowed directories; None: any.
     """
     if places is None:
         return None
@@ -49,10 +49,10 @@ def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str
 
 
 def address_problem(url: str, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
-    """Why a row may not name a git repository by an address, as :func:`problem_of` says it; None where it may.
+    """Return why a row may not name a git repository's address, as :func:`problem_of`, or None if it may.
 
-    None of this machine, wherever it lies: git follows what leads from one to the next (links, alternates, ``gitdir:``,
-    what lies next to a path), and the row's author then only needs to know a commit.
+    Repositories of this machine are never allowed: git follows references between repositories (links, alternates,
+    ``gitdir:``), so that a row could read any repository of which its author knows a commit.
     """
     if places is None or _OF_A_SERVER.fullmatch(url):
         return None

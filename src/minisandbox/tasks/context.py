@@ -1,4 +1,4 @@
-"""What rows of other datasets need besides themselves to become tasks."""
+"""Settings for the conversion of dataset rows to tasks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ ENVIRONMENTS = ("auto", "pins", "image")
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """Directories that loading looks into.
+    """Settings for the conversion of rows.
 
     Attributes:
-        base: where relative paths in rows start; None: the current directory.
+        base: the directory for relative paths in rows; None: the current directory.
         pins: exported environments of the datasets' official images, or None.
-        repo_mirrors: git repositories that are looked in before the network is, or None.
-        environment: how rows are built whose data set publishes images: a name in :data:`ENVIRONMENTS`.
-        places: the directories in which paths of this machine that rows name must lie; None: they may lie anywhere.
-        public_network: whether tasks that ask for the public network get it; without, they have none.
+        repo_mirrors: a directory of git repositories that are tried before the network, or None.
+        environment: how to build rows whose data set publishes images: a name in :data:`ENVIRONMENTS`.
+        places: the directories that may contain the host paths in rows; None: any directory.
+        public_network: whether to grant the public network to tasks that request it.
     """
 
     base: Path | None = None

@@ -1,4 +1,4 @@
-"""Typed access to JSON objects, with every wrong field named; and dataclasses as such objects."""
+"""Typed access to JSON objects with errors that name the field, and conversion of dataclasses to JSON objects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HINTS = {
     "FAIL_TO_PASS": "the ids of the tests that fail before the fix and pass after it, as a list",
     "PASS_TO_PASS": "the ids of the tests that pass before and after the fix, as a list (it may be empty)",
 }
-"""What to do about a field, by its whole name."""
+"""Hints for errors, by the field's full name."""
 
 
 def bad_field(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
@@ -59,9 +59,9 @@ class Fields:
 
     Args:
         row: the object.
-        prefix: what stands before its keys in a field's name, e.g. ``"build."``.
-        keys: keys that it may have; None for any.
-        context: where relative paths start, and in which directories paths must lie.
+        prefix: the prefix of its keys in error messages, such as ``"build."``.
+        keys: the allowed keys; None for any.
+        context: the directory for relative paths, and the allowed directories.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Fields:
         return bad_field(self._prefix + key, problem, reason=reason, hint=hint)
 
     def read(self, kind: type[Read], **preset: object) -> Read:
-        """Return a dataclass of the keys that are called as its fields; missing ones have its defaults.
+        """Return a dataclass filled from the keys named like its fields; missing keys leave the defaults.
 
         Args:
             kind: the dataclass.
-            preset: fields that are not read.
+            preset: values of fields that are not read.
         """
         readers: dict[object, Callable[[str], object]] = {
             str: self.text, str | None: self.text, float: self.number, bool: self.flag, tuple[str, ...]: self.texts,
@@ -104,17 +104,17 @@ class Fields:
         return kind(**preset)
 
     def nested(self, key: str, *, keys: Collection[str] | None = None) -> Fields:
-        """Return an object in this one."""
+        """Return a nested object."""
         return Fields(self.table(key), f"{self._prefix}{key}.", keys=keys, context=self.context)
 
     def confine(self, key: str, problem: tuple[str, str, str] | None) -> None:
-        """Refuse what lies elsewhere than it may (:mod:`.confining`)."""
+        """Raise the error for a forbidden path (:mod:`.confining`)."""
         if problem is not None:
             what, reason, hint = problem
             raise self.error(key, what, reason=reason, hint=hint)
 
     def path(self, key: str) -> Path:
-        """Return a path of this machine."""
+        """Return a host path."""
         path = (self.context.base or Path()) / self.text(key)
         self.confine(key, problem_of(path, self.context.places))
         return path
@@ -151,7 +151,7 @@ class Fields:
         return tuple((name, table.text(name)) for name in table.row)
 
     def table(self, key: str) -> Mapping[str, object]:
-        """Return an object, which may be JSON in a string: columns of Parquet have one type for all rows."""
+        """Return an object, which may be JSON in a string because Parquet columns have one type for all rows."""
         value = self._decoded(key, "give an object")
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
@@ -239,11 +239,11 @@ def keys_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
 
 
 def object_of(value: DataclassInstance, always: Iterable[str] = ()) -> dict[str, object]:
-    """Return a dataclass as an object of JSON; fields with their default are left out.
+    """Return a dataclass as a JSON object, without fields that have their default value.
 
     Args:
         value: the dataclass.
-        always: fields that are never left out.
+        always: fields that are always included.
     """
     return {
         field.name: _plain(_types(type(value))[field.name], getattr(value, field.name))

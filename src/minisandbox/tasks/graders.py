@@ -1,4 +1,4 @@
-"""Graders as data: how a task is judged. Package ``minisandbox.grade`` runs them."""
+"""Configuration of graders, which the package ``minisandbox.grade`` runs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class PytestGrader:
         check_command(self.command)
 
     def to_row(self) -> dict[str, object]:
-        """Return it as the value of a row's ``test``."""
+        """Return the grader as the value of a row's ``test``."""
         return object_of(self, keys_of(PytestGrader))
 
 
 @dataclass(frozen=True, slots=True)
 class LogGrader:
-    """Run a command, and read what it prints with a benchmark's own parser and rules.
+    """Run a command, and parse its output with a benchmark's own parser and rules.
 
     Attributes:
         command: shell command that runs the tests in the image's working directory.
@@ -77,7 +77,7 @@ class LogGrader:
         _check_choice("test.reporter", self.reporter, REPORTERS)
 
     def to_row(self) -> dict[str, object]:
-        """Return it as the value of a row's ``test``."""
+        """Return the grader as the value of a row's ``test``."""
         return {"grader": self.kind, **object_of(self, keys_of(LogGrader))}
 
 
@@ -126,7 +126,7 @@ class ScriptGrader:
                 raise bad_field(f"test.{name}", f"is {str(path)!r}", hint="give an absolute path inside the sandbox")
 
     def to_row(self) -> dict[str, object]:
-        """Return it as the value of a row's ``test``."""
+        """Return the grader as the value of a row's ``test``."""
         always = ("command", "files_at", "reward_file", "mode", "timeout")
         return {"grader": self.kind, **object_of(self, always)}
 

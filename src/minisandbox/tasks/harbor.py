@@ -57,7 +57,7 @@ _HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
 
 
 def task_directories(path: Path) -> list[Path]:
-    """Return the task directories of ``harbor:PATH``: itself, or those in it, by name.
+    """Return the task directories of ``harbor:PATH``: the path itself, or its subdirectories by name.
 
     Raises:
         TaskFileError: the path holds no task.
@@ -76,7 +76,7 @@ def task_directories(path: Path) -> list[Path]:
 
 
 def convert(row: Fields, context: LoadContext) -> Task:
-    """Make a task of the directory that a row names under ``harbor``; errors as for :func:`read_task`."""
+    """Convert the directory that a row names under ``harbor``; errors as for :func:`read_task`."""
     return read_task(row.path("harbor"), context)
 
 
@@ -135,14 +135,14 @@ class _Config:
         )
 
     def get(self, key: str) -> object:
-        """Return a value by its dotted key; None where it is not there."""
+        """Return a value by its dotted key, or None if it is missing."""
         value: object = self.values
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        """Return a string; numbers (of users, of versions) are taken for their digits."""
+        """Return a string; numbers (users, versions) are converted."""
         value = self.get(key)
         if not isinstance(value, str | int | float | None) or isinstance(value, bool):
             raise self.error(key, f"is {value!r}", hint="write a string")
@@ -207,7 +207,7 @@ def _read_config(path: Path, *, trusted: bool) -> _Config:
 
 
 def _line_of(source: str, key: str) -> int | None:
-    """Return the line where a key's value or table begins, as far as it can be seen without a parser."""
+    """Return the line of a key's value or table; best effort, without a parser."""
     section, _, leaf = key.rpartition(".")
     current = ""
     for number, line in enumerate(source.splitlines(), start=1):
@@ -243,7 +243,7 @@ def _check_supported(config: _Config) -> None:
 
 
 def _instruction(config: _Config) -> str:
-    """Return the instruction for the agent, without the lines against training on benchmarks at its beginning."""
+    """Return the instruction for the agent, without the leading notice against training on benchmarks."""
     path = config.file("instruction.md")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -357,7 +357,7 @@ def _megabytes(config: _Config, key: str) -> int | None:
 
 
 def _network(config: _Config, section: str, default: str | None, *, public: bool) -> Network | None:
-    """Return the network of a section; None where it says nothing and there is no default."""
+    """Return the network of a section, or None if neither the section nor a default names one."""
     key, mode = f"{section}.network_mode", config.get(f"{section}.network_mode")
     if mode is None:
         mode = "no-network" if config.get(f"{section}.allow_internet") is False else default

@@ -1,4 +1,4 @@
-"""Languages: rows that cannot be judged as Python are refused, row by row, where their layout is for Python alone."""
+"""Rejection of rows in other languages, for layouts that support only Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisandbox.tasks.fields import bad_field
 
 NOT_PYTHON = "this layout and pytest are for Python alone"
 _COLUMNS = ("language", "repo_language", "programming_language", "lang")
-# What rows call them. Others are not refused: a column of this name may name the language of the issue's text.
+# Names of other languages. Unknown names are accepted: the column may name the language of the issue's text.
 _LANGUAGES = frozenset(
     {
         "c", "c#", "c++", "clojure", "cpp", "csharp", "dart", "elixir", "erlang", "f#", "fsharp", "go", "golang",
@@ -34,14 +34,14 @@ def not_python(field: str, problem: str) -> TaskFileError:
 
     Args:
         field: the field that shows it.
-        problem: how it does, to be read after "field 'x'".
+        problem: the problem, as a continuation of "field 'x'".
     """
     hint = "give the row a grader of kind log (docs/reference/graders.md), or leave it out: --skip-unusable"
     return bad_field(field, problem, reason=NOT_PYTHON, hint=hint)
 
 
 def check_language(row: Mapping[str, object]) -> None:
-    """Refuse a row that names another language.
+    """Reject a row that names another language.
 
     Raises:
         TaskFileError: it does.
@@ -53,7 +53,7 @@ def check_language(row: Mapping[str, object]) -> None:
 
 
 def check_command(command: str) -> None:
-    """Refuse a test command that ends in a program which runs no Python tests: ``go test``, ``npm``.
+    """Reject a test command whose last program runs no Python tests, such as ``go test`` or ``npm``.
 
     Raises:
         TaskFileError: it does.
@@ -66,7 +66,7 @@ def check_command(command: str) -> None:
 
 
 def check_ids(tests: Iterable[str], field: str) -> None:
-    """Refuse tests of which none is in a file of Python, where pytest has to run them.
+    """Reject tests for pytest if none is in a Python file.
 
     Raises:
         TaskFileError: there is no such test.

@@ -1,4 +1,4 @@
-"""From rows to tasks, with every error placed: the file, the line, the id."""
+"""Conversion of rows to tasks; errors name the file, the line and the id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisandbox.tasks.formats.jsonl import Row
 from minisandbox.tasks.task import Task
 
 Refused = TaskFileError | PatchError
-"""Why a row is no task."""
+"""The reason why a row is not a task."""
 
 
 def tasks_of(
@@ -24,12 +24,12 @@ def tasks_of(
     form: str | None = None,
     on_refused: Callable[[Refused], None] | None = None,
 ) -> Iterator[tuple[Task, Row]]:
-    """Make tasks of rows, one by one as they are asked for.
+    """Convert rows to tasks lazily.
 
     Args:
         rows: the rows.
-        path: what errors call the whole of them.
-        context: what conversion looks into.
+        path: the name of the set in errors.
+        context: the settings of the conversion.
         form: the dialect that all rows are in; None: the columns of each decide.
         on_refused: called with the reason why a row is no task; the row is left out; None: it is raised.
 
@@ -73,7 +73,7 @@ def _twice(instance_id: str, row: Row, other: Row) -> TaskFileError:
 
 
 def _task(row: Row, context: LoadContext, form: str | None) -> Task:
-    """Make the task of one row; errors get the file, the line and the id."""
+    """Convert one row; errors name the file, the line and the id."""
     name = row.values.get("instance_id")
     where = row.place + (f" ({name[:200]})" if isinstance(name, str) and name else "")
     try:

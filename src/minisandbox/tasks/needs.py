@@ -1,4 +1,4 @@
-"""What tasks of scripts have besides a repository: a script that solves them, and what their sandboxes need."""
+"""Further fields of script-graded tasks: a solution script, and requirements of their sandboxes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Solution:
     """A script that solves a task.
 
     Attributes:
-        files: a directory of this machine; it is copied to ``files_at`` before the script runs, and no agent sees it.
-        command: shell command, run in the image's working directory by the image's user. Its exit status says nothing.
-        files_at: where ``files`` lie inside.
-        timeout: seconds it may take.
+        files: a host directory, copied to ``files_at`` before the script runs; hidden from agents.
+        command: shell command, run in the image's working directory by the image's user. Its exit status is ignored.
+        files_at: the directory of ``files`` inside the sandbox.
+        timeout: its time limit in seconds.
         environment: variables of the script alone.
     """
 
@@ -31,24 +31,24 @@ class Solution:
 
     @property
     def shell(self) -> str:
-        """The command with its variables, as one line for a shell."""
+        """Return the command with its variables, as one line for a shell."""
         return "; ".join((*(f"export {name}={shlex.quote(value)}" for name, value in self.environment), self.command))
 
     def to_row(self) -> dict[str, object]:
-        """Return it as a row has it under ``solution``."""
+        """Return the solution as the value of a row's ``solution``."""
         return object_of(self, ("command", "files_at", "timeout"))
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the sandboxes of a task get; None for what every task's get.
+    """Requirements of a task's sandboxes; None for the defaults.
 
     Attributes:
-        memory: bytes that processes may hold, without the files that they write.
-        disk: bytes of all files that are written.
-        network: what the agent and the solution reach.
-        grader_network: what the grader reaches in a sandbox of its own.
-        seconds: wall time of the agent.
+        memory: the memory limit in bytes, without written files.
+        disk: the limit of written files in bytes.
+        network: the hosts accessible to the agent and the solution.
+        grader_network: the hosts accessible to the grader in its own sandbox.
+        seconds: the agent's time limit in seconds.
         entrypoint: whether the image's entrypoint runs in the background of every sandbox.
         directories: absolute paths of directories that exist in every sandbox, writable for every user.
     """
@@ -61,18 +61,18 @@ class Needs:
     entrypoint: bool = False
     directories: tuple[str, ...] = ()
 
-    def limits(self, requested: Limits | None) -> Limits:
-        """Return the limits of a sandbox: those that the caller gave, else the task's own.
+    def limits(self, given: Limits | None) -> Limits:
+        """Return the limits of a sandbox: the given ones, or the task's own.
 
-        Files of a memory upper count as memory, so that their room is added to it.
+        Files of a memory upper count as memory, so the disk limit is added to the memory limit.
         """
-        if requested is not None:
-            return requested
+        if given is not None:
+            return given
         disk = Limits().disk if self.disk is None else self.disk
         return Limits(disk=disk) if self.memory is None else Limits(memory=self.memory + disk, disk=disk)
 
     def to_row(self) -> dict[str, object]:
-        """Return it as a row has it under ``needs``."""
+        """Return the requirements as the value of a row's ``needs``."""
         networks = {name: _network_row(getattr(self, name)) for name in ("network", "grader_network")}
         return {name: networks.get(name, value) for name, value in object_of(self).items()}
 
@@ -92,7 +92,7 @@ def network_of(value: object, *, public: bool) -> Network:
         public: whether ``public`` is granted: HTTP and HTTPS to all public hosts; without, it is off.
 
     Raises:
-        InvalidValue: it names none.
+        InvalidValue: the value names no network.
     """
     if isinstance(value, list | tuple):
         return Network.allow(*value)

@@ -1,4 +1,4 @@
-"""Where rows come from: files, folders, the hub. What they mean is for the dialects."""
+"""Sources of rows: files, folders, the hub. The dialects interpret the rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDINGS: dict[str, Layout] = {
     ".json": Layout.JSON,
     ".parquet": Layout.PARQUET,
 }
-"""What files are called."""
+"""Endings of task files."""
 
 _GZIP = b"\x1f\x8b"
 _PARQUET = b"PAR1"
@@ -31,15 +31,15 @@ _SPLIT = re.compile(r"(.+):([A-Za-z][\w.-]*)")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows to be read.
+    """Rows from one source.
 
     Attributes:
-        rows: they, one by one as they are asked for.
-        layout: how they are stored.
-        name: what people call the set.
-        base: where relative paths in them start.
-        places: the directories in which paths of this machine that they name must lie, unless the caller trusts them.
-        schema: the ``pyarrow.Schema`` of rows stored by columns, else None.
+        rows: the rows, read lazily.
+        layout: the storage format.
+        name: the name of the set.
+        base: the directory for relative paths in rows.
+        places: the directories that may contain the host paths in rows, unless the caller trusts the rows.
+        schema: the ``pyarrow.Schema`` of rows in columnar storage, else None.
     """
 
     rows: Iterator[Row]
@@ -51,17 +51,17 @@ class Source:
 
 
 def open_source(source: str | Path) -> Source:
-    """Find rows by where they are.
+    """Open a source of rows.
 
     Args:
         source: a file (JSON Lines, JSON, Parquet, each gzipped or not), a folder of ``datasets.load_from_disk``, a
             directory of such files, Harbor's task directories: ``harbor:DIR``, or a dataset of the Hugging Face hub:
-            ``hub:owner/name``, or ``owner/name`` where no such file is. ``:split`` at the end names one part of a
+            ``hub:owner/name``, or ``owner/name`` if there is no such file. ``:split`` at the end names one part of a
             folder, a directory or a dataset.
 
     Raises:
-        TaskFileError: there is nothing of that name, or it cannot be read; also while the rows are read.
-        MissingExtra: a package that it takes is not installed; also while the rows are read.
+        TaskFileError: the source is missing or unreadable; also while the rows are read.
+        MissingExtra: a required package is not installed; also while the rows are read.
     """
     text = str(source)
     if isinstance(source, str) and text.startswith("hub:"):
@@ -84,7 +84,7 @@ def _is_hub_name(text: str) -> bool:
 
 
 def layout_of_name(path: Path) -> Layout | None:
-    """Return what a file of this name should hold, gzipped or not; None where the name does not say."""
+    """Return the layout that a file name implies, gzipped or not, or None if its ending is unknown."""
     return ENDINGS.get(Path(path.name.removesuffix(".gz")).suffix)
 
 
@@ -124,13 +124,13 @@ def _rows_of(first: Source, others: list[Path]) -> Iterator[Row]:
 
 
 def _files_of(path: Path, split: str | None) -> list[Path]:
-    """The files of rows, in the order of their names; those of a part begin with its name, as the hub has them."""
+    """Return the files of rows, sorted by name; the files of a part begin with its name, as on the hub."""
     files = sorted(file for file in path.glob("[!.]*") if layout_of_name(file) is not None and file.is_file())
     return [file for file in files if split is None or re.match(rf"{re.escape(split)}(?![A-Za-z0-9])", file.name)]
 
 
 def _file(path: Path) -> Source:
-    """Return the rows of a file, which is what its first bytes and its name say."""
+    """Return the rows of a file, whose first bytes and name decide its format."""
     try:
         with path.open("rb") as file:
             packed = file.read(4).startswith(_GZIP)

@@ -19,10 +19,10 @@ def read_recipe(path: Path) -> Buildable:
     """Read a recipe file: the keys of a task's ``build``, as TOML; with ``base``, also steps over it.
 
     Args:
-        path: the file; relative paths in it are below its directory.
+        path: the file; paths in it are relative to its directory.
 
     Raises:
-        InvalidValue: it cannot be read, or a key or value in it cannot be used.
+        InvalidValue: the file cannot be read, or a key or value is invalid.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def read_recipe(path: Path) -> Buildable:
 
 
 def _over_base(table: Mapping[str, object], folder: Path) -> Recipe:
-    """A recipe of a base, commands, and what the keys of a task's ``build`` say of the repository."""
+    """Return the recipe of a base, commands, and the keys of a task's ``build``."""
     fields = Fields(table)
     build_keys = {name: value for name, value in table.items() if name not in _KEYS}
     inner = build_spec(build_keys, base=folder).recipe()

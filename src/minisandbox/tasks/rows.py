@@ -1,4 +1,4 @@
-"""From a row in MiniSandbox's own layout (a JSON object) to a Task, with every wrong field named."""
+"""Conversion of rows in MiniSandbox's own layout to tasks; errors name the field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minisandbox.tasks.task import ROW_KEYS, Form, Task
 Tests = tuple[tuple[str, ...], tuple[str, ...]]
 """FAIL_TO_PASS and PASS_TO_PASS."""
 
-# Columns of the public datasets that say nothing about how a task is built, run or graded here.
+# Columns of the public datasets that do not affect how a task is built, run or graded here.
 _IGNORED = frozenset(
     {
         "created_at", "difficulty", "environment_setup_commit", "eval_script", "eval_type", "hints_text", "image",
@@ -34,17 +34,17 @@ _GITLINK_CHANGE = re.compile(
     r"--- .*\n\+\+\+ .*\n@@ .*\n(?:[-+]Subproject commit .*(?:\n|\Z))+",
     re.MULTILINE,
 )
-"""A change of a submodule's commit, which ``git apply``, and so the harness, accepts and ignores in a work tree."""
+"""A change of a submodule's commit, which ``git apply`` accepts and ignores, and so does the harness."""
 
 
 class RowFields(Fields):
     """The columns of a dataset's row, whatever its layout; arguments as for :class:`.Fields`."""
 
     def test_lists(self) -> Tests:
-        """Return FAIL_TO_PASS and PASS_TO_PASS, each test once: one that is in both has to start passing.
+        """Return FAIL_TO_PASS and PASS_TO_PASS without duplicates; a test in both lists must start passing.
 
         Raises:
-            TaskFileError: one is missing, or is no list of strings.
+            TaskFileError: a list is missing or malformed.
         """
         starting = dict.fromkeys(self.ids("FAIL_TO_PASS"))
         return tuple(starting), tuple(test for test in dict.fromkeys(self.ids("PASS_TO_PASS")) if test not in starting)
@@ -52,14 +52,14 @@ class RowFields(Fields):
     def task(
         self, build: Build, grader: Grader, *, form: Form = Form.SWEBENCH, lists: Tests | None = None, **overrides: str
     ) -> Task:
-        """Return the row as a task.
+        """Convert the row to a task.
 
         Args:
-            build: how it is built.
-            grader: how it is judged.
-            form: which way round its patch is.
+            build: the build of its image.
+            grader: its grader.
+            form: whether its patch is the fix or the bug.
             lists: its tests; None for the row's own.
-            overrides: fields of the task that are not the row's columns of these names.
+            overrides: values that replace the row's columns.
 
         Raises:
             TaskFileError: a column is missing or wrong.
@@ -87,12 +87,12 @@ class RowFields(Fields):
 
 
 def task_from_own_row(row: Mapping[str, object], context: LoadContext) -> Task:
-    """Make a task of a row in MiniSandbox's own layout.
+    """Convert a row in MiniSandbox's own layout to a task.
 
     Args:
         row: SWE-bench's fields, ``form``, ``build`` and ``test``; the lists of tests and objects also as JSON in a
             string (the public datasets do both). Other known columns of the datasets are ignored.
-        context: what conversion looks into.
+        context: the settings of the conversion.
 
     Returns:
         The task; ``task_from_own_row(task.to_row(), context)`` equals it.
@@ -118,7 +118,7 @@ def task_from_own_row(row: Mapping[str, object], context: LoadContext) -> Task:
 
 
 def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> PythonRecipe:
-    """Read what a row of a Python project has under ``build``; recipe files have the same keys.
+    """Read the ``build`` of a row of a Python project; recipe files have the same keys.
 
     Args:
         table: the object.
@@ -197,7 +197,7 @@ def _reference(fields: Fields) -> str:
 
 
 def _checked(build: ContainerBuild, fields: Fields) -> ContainerBuild:
-    """Refuse paths inside the image that are relative, or the root."""
+    """Reject paths inside the image that are relative, or the root."""
     for name, path in (("workdir", build.workdir), *(("remove", path) for path in build.remove)):
         parts = PurePosixPath(path).parts
         if path and (not path.startswith("/") or len(parts) < 2 or ".." in parts or "\0" in path):
@@ -213,7 +213,7 @@ def _python(fields: Fields) -> PythonRecipe:
 
 
 def _requirements(fields: Fields) -> tuple[str, ...]:
-    """The list of requirements, after those of a file: pip freeze, requirements.txt, environment.yml."""
+    """Return the requirements: those of a file (pip freeze, requirements.txt, environment.yml), then the list."""
     listed = fields.texts("requirements") if fields.row.get("requirements") is not None else ()
     name = fields.text("requirements_file", default="")
     if not name:

@@ -1,4 +1,4 @@
-"""Rows written as they were read, or in another layout."""
+"""Writing of rows, unchanged or in another layout."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Rows = Mapping[str, Mapping[str, object]]
 
 
 def write_rows(path: Path, rows: Rows, layout: Layout, *, schema: object = None) -> None:
-    """Write rows. A file is replaced as a whole; a folder must not be there, or be empty.
+    """Write rows. A file is replaced atomically; a folder must be missing or empty.
 
     Args:
         path: the file, gzipped where its name ends in ``.gz``; the folder for :attr:`Layout.DISK`.
-        rows: they.
-        layout: how they are stored.
-        schema: the ``pyarrow.Schema`` that they had, or None.
+        rows: the rows.
+        layout: the storage format.
+        schema: the original ``pyarrow.Schema`` of the rows, or None.
 
     Raises:
-        InvalidValue: a column has values that no Parquet column holds, or the folder is there already.
-        MissingExtra: a package that it takes is not installed.
-        OSError: it cannot be written; what was there before is still there.
+        InvalidValue: Parquet cannot store a column's values, or the folder already exists.
+        MissingExtra: a required package is not installed.
+        OSError: writing failed; the earlier file is unchanged.
     """
     with written_whole(path) as part:
         if layout is Layout.DISK:
@@ -44,11 +44,11 @@ def write_rows(path: Path, rows: Rows, layout: Layout, *, schema: object = None)
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:
-    """Return JSON that can be written as UTF-8; what JSON does not know (a date of Parquet) becomes text."""
+    """Return JSON that can be encoded as UTF-8; other types (a Parquet date) become strings."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=_as_text)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, in a column that nobody looked at
+    except UnicodeEncodeError:  # an unpaired surrogate in an unused column
         return json.dumps(value, indent=indent, default=_as_text)
     return text
 
@@ -110,7 +110,7 @@ def _encoded(value: object, kind: Any) -> object:
 
 
 def _column(values: list[object]) -> list[object]:
-    """Values of one type: objects, which differ from row to row, and what stands beside text become JSON."""
+    """Return values of one type: objects, and values mixed with strings, become JSON."""
     kinds = {type(value) for value in values if value is not None}
     if dict not in kinds and not ({str, list} <= kinds):
         return values

@@ -1,4 +1,4 @@
-"""``run_batch_exit_statuses.yaml``: which task ended how, in the file that SWE-agent and mini-swe-agent write too."""
+"""``run_batch_exit_statuses.yaml``: the exit status of each task, in SWE-agent's and mini-swe-agent's format."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from minisandbox.errors import TaskFileError
 from minisandbox.tasks.formats.writing import written_whole
 
 STATUSES_NAME = "run_batch_exit_statuses.yaml"
-"""What the file is called in a run's directory."""
+"""The name of the file in a run directory."""
 
 _KEY = "instances_by_exit_status"
 
 
 def read_statuses(path: Path) -> dict[str, str]:
-    """Read how tasks ended.
+    """Read the exit statuses of tasks.
 
     Args:
         path: the file, or the directory of a run that has one called :data:`STATUSES_NAME`. Other keys than
             ``instances_by_exit_status`` are ignored (SWE-agent adds the cost).
 
     Returns:
-        The status by ``instance_id``, in the file's order. A status is text, whatever YAML would make of it: SWE-agent
-        has ``null`` for a task that ended without one.
+        The status by ``instance_id``, in the file's order. A status is a string, also ``null``, which SWE-agent writes
+        for a task without a status.
 
     Raises:
-        TaskFileError: the file cannot be read, is not YAML, or not of this form, or has a task under two statuses.
+        TaskFileError: the file cannot be read or is malformed, or a task has two statuses.
     """
     file = path / STATUSES_NAME if path.is_dir() else path
     statuses: dict[str, str] = {}
@@ -43,14 +43,14 @@ def read_statuses(path: Path) -> dict[str, str]:
 
 
 def write_statuses(path: Path, statuses: Mapping[str, str]) -> None:
-    """Write how tasks ended, for :func:`read_statuses` and for the programs of others. The file is replaced as a whole.
+    """Write the exit statuses of tasks. The file is replaced atomically.
 
     Args:
         path: the file.
         statuses: the status by ``instance_id``.
 
     Raises:
-        OSError: it cannot be written; what was there before is still there.
+        OSError: writing failed; the earlier file is unchanged.
     """
     import yaml  # noqa: PLC0415 - reading task files must not load it
 
@@ -89,7 +89,7 @@ def _load(file: Path) -> object:
     except (OSError, UnicodeDecodeError) as error:
         raise TaskFileError(f"{file} cannot be read", path=file, reason=str(error)) from error
     try:
-        # Every scalar as text, no object of any tag: an id may look like a number, a status like null.
+        # Load every scalar as a string: an id may look like a number, a status like null.
         return yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506 - makes text, lists and tables only
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -20,7 +20,7 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]*")
 
 
 class Form(enum.StrEnum):
-    """Which way round a task's ``patch`` is."""
+    """Whether a task's ``patch`` is the fix or the bug."""
 
     SWEBENCH = "swebench"
     """``patch`` is the fix; ``test_patch`` adds the hidden tests."""
@@ -65,18 +65,18 @@ class Task:
     Attributes:
         instance_id: unique in its set, and usable as a file name.
         repo: ``owner/name``.
-        base_commit: the commit (or, for an sdist, the release) that the repository is at.
+        base_commit: the repository's commit, or the release of an sdist.
         problem_statement: the text that the agent gets.
         patch: the fix (SWE-bench's form) or the bug (the other forms).
         test_patch: hidden tests; not in SWE-smith's form.
         FAIL_TO_PASS: ids of the tests that must start passing.
         PASS_TO_PASS: ids of the tests that must keep passing.
-        version: the project's version, for people.
-        form: which way round ``patch`` is.
-        build: how the image is made.
-        grader: how it is judged. A script's verdict is its reward: such a task may name no tests, and no patch.
+        version: the project's version, for display.
+        form: whether ``patch`` is the fix or the bug.
+        build: the build of its image.
+        grader: the grader. A task with a script grader needs no tests and no patch.
         solution: a script that solves it, in place of ``patch``.
-        needs: what its sandboxes get.
+        needs: the requirements of its sandboxes.
 
     Raises:
         TaskFileError: a field has a value that cannot be used; ``field`` names it.
@@ -105,23 +105,23 @@ class Task:
 
     @property
     def reference(self) -> Reference:
-        """The known solution: the script, or ``patch``, reversed where it is the bug."""
+        """The known solution: the script or ``patch``, which is reversed if it is the bug."""
         return Reference(self.patch, reverse=self.form is not Form.SWEBENCH, script=self.solution)
 
     @property
     def test_files(self) -> tuple[str, ...]:
-        """Files that hold the named tests or that ``test_patch`` touches, sorted; never a file of ``patch``.
+        """Files with the named tests or changed by ``test_patch``, sorted, without files that ``patch`` changes.
 
-        A doctest lives in a file that the agent has to change, so that such a file cannot be restored.
+        A file with doctests may have to be changed by the agent, so it cannot be restored.
         """
         files = _files_of(self.FAIL_TO_PASS + self.PASS_TO_PASS) | set(touched_files(self.test_patch))
         return tuple(sorted(files - set(touched_files(self.patch))))
 
     @property
     def hidden_files(self) -> tuple[str, ...]:
-        """Files taken out of the tree that the agent sees, sorted.
+        """Files hidden from the agent, sorted.
 
-        In SWE-smith's form those with FAIL_TO_PASS tests; in the others none (``test_patch`` is simply not applied).
+        In SWE-smith's form, the files with FAIL_TO_PASS tests. Other forms hide none: ``test_patch`` is not applied.
         """
         if self.form is not Form.SWESMITH:
             return ()
@@ -132,7 +132,7 @@ class Task:
         patch = self.patch if self.form is Form.SWESMITH else ""
         if isinstance(self.build, ContainerBuild):
             return self.build.recipe(self.base_commit, patch, self.hidden_files, self.test_patch)
-        # archives say their version, checkouts without tags do not
+        # archives contain their version, checkouts without tags do not
         has_version = isinstance(self.build.source, GitSource) and _VERSION.fullmatch(self.version)
         return replace(
             self.build,
@@ -143,7 +143,7 @@ class Task:
         )
 
     def to_row(self) -> dict[str, object]:
-        """Return the task as a row of a task file; reading it back gives an equal task."""
+        """Return the task as a row; converting it back gives an equal task."""
         row = object_of(self, [name for name in keys_of(Task) if name not in ("solution", "needs")])
         row["test"] = row.pop("grader")
         row["build"] = build_row(self.build)
@@ -151,15 +151,15 @@ class Task:
 
 
 def node_id(test_id: str) -> str:
-    """Return what pytest itself calls a test that it may print otherwise.
+    """Return pytest's id of a test, which may be printed differently.
 
-    With ``-c /dev/null`` it takes /dev for its root, and prints ``../dev/tests/test_x.py::test_y``.
+    With ``-c /dev/null`` pytest uses /dev as its root, and prints ``../dev/tests/test_x.py::test_y``.
     """
     return _OUTSIDE.sub("", test_id, count=1) if test_id.startswith("../") else test_id
 
 
 def file_of(test_id: str) -> str:
-    """Return the file that a pytest id names; "" for those of other runners (``test_x (module.Class)``)."""
+    """Return the file of a pytest id, or "" for ids of other runners (``test_x (module.Class)``)."""
     file, colons, _ = node_id(test_id).partition("::")
     return file if (colons or file.endswith(".py")) and " " not in file else ""
 
@@ -169,13 +169,13 @@ def _files_of(test_ids: tuple[str, ...]) -> set[str]:
 
 
 def is_inside(file: str) -> bool:
-    """Whether a path of a test's id leads to a file of the repository; a test whose file lies elsewhere has none."""
+    """Return whether the path in a test's id is inside the repository."""
     path = PurePosixPath(file)
     return not path.is_absolute() and ".." not in path.parts
 
 
 def _check_id(instance_id: str) -> None:
-    """Check that an id can name a file: trajectories and images are called after it."""
+    """Check that an id is a valid file name, because trajectories and images are named after it."""
     if not instance_id.strip():
         problem = "is empty"
     elif len(instance_id) > 200:

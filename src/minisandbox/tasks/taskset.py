@@ -27,14 +27,14 @@ _SUFFIX = ".jsonl"
 
 
 class TaskSet:
-    """Tasks in order, each id once. It never changes.
+    """An immutable, ordered collection of tasks with unique ids.
 
     Args:
         tasks: the tasks.
-        name: what people and logs call the set.
-        rows: the rows that tasks were made of, by ``instance_id``; a task without one is its own row.
-        layout: how the rows were stored.
-        schema: the ``pyarrow.Schema`` that they had, or None.
+        name: the name of the set, for display.
+        rows: the original rows by ``instance_id``; a task without a row is converted when it is saved.
+        layout: the storage format of the rows.
+        schema: the original ``pyarrow.Schema`` of the rows, or None.
 
     Raises:
         InvalidValue: two tasks have the same id.
@@ -75,32 +75,32 @@ class TaskSet:
         public_network: bool = False,
         on_refused: Callable[[Refused], None] | None = None,
     ) -> TaskSet:
-        """Read a bundled set by its name, or tasks from wherever they are.
+        """Load a bundled set, or tasks from a file, a directory or the hub.
 
         Args:
             source: a name of :func:`bundled_sets`, such as ``"quickstart"``; a file of rows: JSON Lines, JSON (a
                 list, or an object of rows by their ids) or Parquet, each gzipped or not; a folder that
                 ``datasets.load_from_disk`` reads; a directory of such files; a Harbor task directory or a directory of
                 them, ``"harbor:DIR"``; or a dataset of the Hugging Face hub, ``"hub:owner/name"``, or ``"owner/name"``
-                where no such file is. ``":split"`` after a folder, directory or dataset names one part of it. A bundled
-                set wins over a file of the same name in the current directory (``./quickstart`` is the file).
+                if there is no such file. ``":split"`` after a folder, directory or dataset names one part of it. A
+                bundled set wins over a file of the same name in the current directory (``./quickstart`` is the file).
             pins: a directory with the exported environments of the datasets' official images, or None.
-            repo_mirrors: a directory of git repositories that are looked in before the network is, or None.
+            repo_mirrors: a directory of git repositories that are tried before the network, or None.
             form: the layout of all rows, a name that ``--dataset`` takes; None: the columns of each decide.
-            environment: how rows are built whose data set publishes container images: ``"pins"``, ``"image"``, or
-                ``"auto"``: from exact pins where they are known, else from the image.
-            torch_backend: ``"cpu"``: their images get builds of PyTorch without CUDA; "" for what the rows say.
+            environment: how to build rows whose data set publishes container images: ``"pins"``, ``"image"``, or
+                ``"auto"``: from exact pins if they are available, else from the image.
+            torch_backend: ``"cpu"`` installs builds of PyTorch without CUDA; "" follows the rows.
             allow_local_sources: whether rows may name any directories, git repositories and lists of requirements of
-                this machine, not only what lies in their file's directory and is no repository: for rows of people
-                whom you trust with all that you can read.
-            public_network: whether tasks that ask for the public network get it; without, they have none.
-            on_refused: called with the reason why a row is no task; the row is left out; None: it is raised.
+                this machine, not only what is in their file's directory and is no repository. Use it only for rows
+                of authors whom you trust with all that you can read.
+            public_network: whether to grant the public network to tasks that request it.
+            on_refused: called with the error of a row that is not a task, which is then skipped; None: raise it.
 
         Raises:
-            TaskFileError: there is no such file, or it cannot be read; ``path``, ``line`` and ``field`` say where.
+            TaskFileError: the file is missing or malformed; ``path``, ``line`` and ``field`` have the position.
             PatchError: a task's patch is malformed or unsafe.
             InvalidValue: there is no such layout as ``form``.
-            MissingExtra: a package that it takes is not installed; the message says which extra has it.
+            MissingExtra: a required package is not installed; the message names its extra.
         """
         if form is not None:
             checked_form(form)
@@ -119,13 +119,13 @@ class TaskSet:
         return tuple(self._by_id)
 
     def select(self, patterns: Iterable[str]) -> TaskSet:
-        """Return the tasks that any of the patterns names, in this set's order.
+        """Return the tasks that match any of the patterns, in this set's order.
 
         Args:
-            patterns: ids, or globs of ids (``*``, ``?``, ``[...]``). An id that exists is never read as a glob.
+            patterns: ids, or globs of ids (``*``, ``?``, ``[...]``). An existing id is never treated as a glob.
 
         Raises:
-            NotFound: a pattern names no task.
+            NotFound: a pattern matches no task.
         """
         chosen: set[str] = set()
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -138,35 +138,35 @@ class TaskSet:
         return self.take(instance_id for instance_id in self._by_id if instance_id in chosen)
 
     def take(self, ids: Iterable[str]) -> TaskSet:
-        """Return the tasks of these ids, in their order.
+        """Return the tasks with these ids, in the order of the ids.
 
         Args:
             ids: ids of this set.
 
         Raises:
-            NotFound: this set has no task of one of them.
-            InvalidValue: one is there twice.
+            NotFound: this set has no task with one of the ids.
+            InvalidValue: an id occurs twice.
         """
         tasks = [self[instance_id] for instance_id in ids]
         return TaskSet(tasks, name=self.name, rows=self._rows, layout=self.layout, schema=self._schema)
 
     def row(self, instance_id: str) -> Mapping[str, object]:
-        """Return the row that a task was made of, as it was read; NotFound where the set has no task of that id."""
+        """Return the original row of a task. Raise NotFound if the set has no such task."""
         task = self[instance_id]
         return self._rows.get(instance_id) or task.to_row()
 
     def save(self, path: str | Path) -> None:
-        """Write the rows that the tasks were made of, every column as it was.
+        """Write the tasks' original rows with all columns.
 
         Args:
-            path: where to. Its ending says the format: ``.jsonl``, ``.json``, ``.parquet``, or one of the first two and
-                ``.gz``. Any other name gets the format that the set was read in: the same kind of file, or a folder for
+            path: the target. Its ending selects the format: ``.jsonl``, ``.json``, ``.parquet``, ``.jsonl.gz`` or
+                ``.json.gz``. Any other name selects the format of the loaded set: the same kind of file, or a folder for
                 ``datasets.load_from_disk``.
 
         Raises:
-            InvalidValue: a column has values that no Parquet column holds, or the folder is there already.
-            MissingExtra: a package that it takes is not installed.
-            OSError: it cannot be written; what was there before is still there.
+            InvalidValue: Parquet cannot store a column's values, or the folder already exists.
+            MissingExtra: a required package is not installed.
+            OSError: writing failed; the earlier file is unchanged.
         """
         path = Path(path)
         layout = layout_of_name(path) or self.layout
@@ -175,7 +175,7 @@ class TaskSet:
         write_rows(path, {name: self.row(name) for name in self._by_id}, layout, schema=self._schema)
 
     def to_jsonl(self) -> str:
-        """Return the set as a task file's text; reading it gives an equal set."""
+        """Return the set as JSON Lines; loading them gives an equal set."""
         return "".join(json.dumps(task.to_row(), ensure_ascii=False) + "\n" for task in self)
 
     def __len__(self) -> int:
@@ -188,7 +188,7 @@ class TaskSet:
         return instance_id in self._by_id
 
     def __getitem__(self, instance_id: str) -> Task:
-        """Return a task by its id; NotFound (a LookupError) where the set has none of that id."""
+        """Return a task by its id. Raise NotFound (a LookupError) if the set has no such task."""
         try:
             return self._by_id[instance_id]
         except KeyError:

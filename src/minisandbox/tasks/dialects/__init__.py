@@ -1,4 +1,4 @@
-"""The row layouts of public datasets: which one a row is in, and what makes a task of it."""
+"""The row layouts of public datasets: detection and conversion to tasks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Dialect:
     """One layout of rows.
 
     Attributes:
-        convert: makes a task of a row.
-        columns: sets of columns, separated by spaces; a row of this layout has all of one of them.
-        fits: says of a row with such columns whether it is of this layout.
+        convert: converts a row to a task.
+        columns: sets of columns, separated by spaces; a row of this layout has all columns of one set.
+        fits: returns whether a row with these columns is of this layout.
     """
 
     convert: Callable[[RowFields, LoadContext], Task]
@@ -32,7 +32,7 @@ class Dialect:
     fits: Callable[[Mapping[str, object]], bool] = lambda _: True
 
     def matches(self, row: Mapping[str, object]) -> bool:
-        """Whether a row is of this layout."""
+        """Return whether a row is of this layout."""
         return any(row.keys() >= set(columns.split()) for columns in self.columns) and self.fits(row)
 
 
@@ -71,11 +71,11 @@ def task_from_row(
     form: str | None = None,
     environment: str = "auto",
 ) -> Task:
-    """Make a task of a dataset row.
+    """Convert a dataset row to a task.
 
     Args:
         row: in MiniSandbox's own layout (``form``, ``build`` and ``test``), where an unknown key is an error; or in
-            another one of :data:`DIALECTS`, of which only what is needed is looked at. ``FAIL_TO_PASS`` and
+            another one of :data:`DIALECTS`, whose unknown columns are ignored. ``FAIL_TO_PASS`` and
             ``PASS_TO_PASS`` are lists, or JSON in a string.
         base: directory that a relative path of a local source starts from; None: the current directory.
         pins: a directory with the exported environments of the datasets' official images, or None.
@@ -96,11 +96,11 @@ def task_from_row(
 
 
 def convert(row: Mapping[str, object], context: LoadContext, *, form: str | None = None) -> Task:
-    """Make a task of a dataset row; see :func:`task_from_row`.
+    """Convert a dataset row to a task; see :func:`task_from_row`.
 
     Args:
         row: the row.
-        context: what conversion looks into.
+        context: the settings of the conversion.
         form: a name in :data:`DIALECTS`; None: the row's columns decide.
 
     Raises:
@@ -118,7 +118,7 @@ def form_of(row: Mapping[str, object]) -> str:
     """Return the name of the layout that a row is in.
 
     Raises:
-        TaskFileError: it is in none.
+        TaskFileError: the row has no known layout.
     """
     for name, dialect in DIALECTS.items():
         if dialect.matches(row):
@@ -139,7 +139,7 @@ def checked_form(name: str) -> str:
     """Return the name of a layout.
 
     Raises:
-        InvalidValue: there is none of that name.
+        InvalidValue: there is no layout of that name.
     """
     if name not in DIALECTS and name not in (added := plugin_names("dialects", DIALECTS)):
         near = difflib.get_close_matches(name, (*DIALECTS, *added), n=1)

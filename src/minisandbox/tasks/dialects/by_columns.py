@@ -1,10 +1,10 @@
-"""Layouts whose rows, or a table here, say how they are built and tested, and all of whose tests are pytest's.
+"""Layouts tested by pytest whose rows, or a table in this module, describe the build.
 
 - SWE-Gym: SWE-bench's columns without ``environment_setup_commit``. Its harness has specifications of its own, which no
-  package index has. What they come to for the most part is here; exported environments (``--pins``) are better.
+  package index has. This module approximates them; exported environments (``--pins``) are better.
 - SWE-rebench (Nebius): SWE-bench's columns, ``install_config`` and the exact ``requirements`` of each row.
 - SWE-bench Pro: the tests in lower case, and an image with the repository at /app. ``requirements`` and ``interface``
-  are for the agent, too. How its image was made is published nowhere.
+  are shown to the agent, too. The construction of its images is not published.
 - The original MiniSandbox's custom datasets: SWE-smith's columns, where ``patch`` put a bug into the repository at
   ``base_commit`` (the instance's branch where that is missing), with ``python_version`` (3.11 where it is missing),
   ``test_patch`` and the commands that the original leaves to a source file.
@@ -45,7 +45,7 @@ _TIMEOUT, _PRO_TIMEOUT = 1800.0, 3600.0
 
 
 def swegym(row: RowFields, context: LoadContext) -> Task:
-    """Make a task of a row of SWE-Gym; pins are ``REPOSITORY/NUMBER/*.yml``."""
+    """Convert a row of SWE-Gym; pins are ``REPOSITORY/NUMBER/*.yml``."""
     check_ids(row.test_lists()[0], "FAIL_TO_PASS")
     name, _, number = row.text("instance_id").rpartition("-")
     repo, commit = row.text("repo"), row.text("base_commit")
@@ -62,7 +62,7 @@ def swegym(row: RowFields, context: LoadContext) -> Task:
 
 
 def swerebench(row: RowFields, context: LoadContext) -> Task:
-    """Make a task of a row of SWE-rebench, which has its pins with it."""
+    """Convert a row of SWE-rebench, which contains its pins."""
     config, listed = row.nested("install_config"), row.requirements("requirements")
     python = str(config.row.get("python") or "")
     if not python:
@@ -82,7 +82,7 @@ def swerebench(row: RowFields, context: LoadContext) -> Task:
 
 
 def swebench_pro(row: RowFields, context: LoadContext) -> Task:
-    """Make a task of a row of SWE-bench Pro."""
+    """Convert a row of SWE-bench Pro."""
     lists = {name.upper(): _literals(row, name) for name in ("fail_to_pass", "pass_to_pass")}
     check_ids(lists["FAIL_TO_PASS"], "fail_to_pass")
     image = OFFICIAL["swebench-pro"].build(row.row)
@@ -114,7 +114,7 @@ def _literals(row: RowFields, name: str) -> list[str]:
 
 
 def custom(row: RowFields, context: LoadContext) -> Task:
-    """Make a task of a row of the original's custom datasets; pins are ``IMAGE/*.yml``."""
+    """Convert a row of the original's custom datasets; pins are ``IMAGE/*.yml``."""
     repo = row.text("repo")
     revision = row.text("base_commit", default="") or row.text("instance_id")
     commit = full_commit(repo, revision, context.repo_mirrors, "base_commit")

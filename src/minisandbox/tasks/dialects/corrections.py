@@ -1,4 +1,4 @@
-"""What of the benchmarks' specifications does not work here, or no longer, and what is done instead, with reasons."""
+"""Corrections of the benchmarks' specifications that do not work here, or no longer work, with reasons."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LOCALE = re.compile(r"locale-gen|locale\.gen|^export\s+(?:LANG|LANGUAGE|LC_ALL)
 _NETWORK_TOOLS = re.compile(r"^(?:wget|curl)\b")
 
 FIRST = ("pip<24.1", "setuptools<70", "wheel")
-"""Where nobody pinned them: projects of the benchmarks' time use distutils and pkg_resources, which later ones lack."""
+"""Default pins: projects of the benchmarks' time use distutils and pkg_resources, which later releases lack."""
 
 AFTERWARDS: dict[str, tuple[str, ...]] = {
-    # its tests ask httpbin.org, which no sandbox reaches: the same program answers on the loopback
+    # its tests need httpbin.org, which no sandbox can reach; the same program serves on the loopback interface
     "psf/requests": (
         "python -m venv /opt/httpbin",
         "/opt/httpbin/bin/python -m pip install -q 'httpbin==0.10.2' 'gunicorn==23.0.0' 'setuptools<81'",
@@ -34,13 +34,13 @@ for second in $(seq 100); do (: < /dev/tcp/127.0.0.1/8055) 2> /dev/null && break
 export HTTPBIN_URL=http://127.0.0.1:8055/"""
 
 BEFORE_TESTS: dict[str, tuple[str, ...]] = {"psf/requests": (_HTTPBIN,)}
-"""Commands that come before the tests of a repository: services that they ask."""
+"""Commands that start the services which a repository's tests need."""
 
 BEFORE: dict[str, str] = {
     # its C code uses what Python 3.10 no longer has; conda's build carries a patch
     "backports-zoneinfo": "3.9",
 }
-"""Distributions of exported environments that are installed only for interpreters before the one named."""
+"""Distributions of exported environments that only older interpreters than the named one need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Commands:
 
 
 def sort_commands(commands: Iterable[str]) -> Commands:
-    """Take out of shell commands what an image has otherwise, or cannot have.
+    """Remove the commands that are redundant or impossible in an image.
 
-    ``apt-get install`` becomes system packages; ``conda activate`` is what every image does; the locale is C.UTF-8, and
-    none is generated (measured: verdicts are the same); downloads have no network.
+    ``apt-get install`` becomes system packages; every image does what ``conda activate`` does; the locale is C.UTF-8,
+    and none is generated (measured: verdicts are the same); downloads fail without a network.
 
     Args:
         commands: the specification's commands.
@@ -72,7 +72,7 @@ def sort_commands(commands: Iterable[str]) -> Commands:
         lost = [part for part in parts if _is_dropped(part)]
         system += [package for part in lost if (apt := _APT.match(part)) for package in _packages(apt[1])]
         remaining = [part for part in parts if part not in lost]
-        # a command that loses nothing stays as it is: quotes may hold what looks like an end
+        # a command without removed parts stays unchanged: quotes may contain a separator
         sorted_commands += [" && ".join(remaining) if lost else command] if remaining else []
     return Commands(tuple(sorted_commands), tuple(dict.fromkeys(system)))
 
@@ -82,6 +82,6 @@ def _is_dropped(part: str) -> bool:
 
 
 def _packages(arguments: str) -> list[str]:
-    """The packages of the rest of an ``apt-get`` command line."""
+    """Return the packages of an ``apt-get`` command line."""
     verb, *packages = [part for part in shlex.split(arguments) if not part.startswith("-")] or [""]
     return packages if verb == "install" else []

@@ -1,4 +1,4 @@
-"""What a row's image is made of: the data set's container image, its exported environment, or its specification.
+"""The choice of a row's build: the data set's container image, an exported environment, or a specification.
 
 Exact pins decide whether a row validates; specifications alone do not pin enough (a heavy user of the original system
 measured 35 % of the rows without and 63 to 67 % with pins).
@@ -34,17 +34,17 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class OfficialImage:
-    """How a data set's rows name their images, and what is in these.
+    """How a data set's rows name their container images, and their contents.
 
     Attributes:
-        columns: columns that hold the reference; the first that has one counts.
-        template: the reference of a row without such a column, with ``{id}``; "" where only a column says it. A column
-            of a bare tag is completed by it, with ``{tag}``.
-        underscores: what stands for ``__`` of an id: names of repositories have none.
-        workdir: where the repository lies; "" for the image's own workdir.
-        environment: variables, which activate the environment of the tests.
-        reset: whether the repository may be at another commit than the row's.
-        remove: tests and answers outside of the repository, and untracked ones in it.
+        columns: columns that may contain the reference; the first non-empty one is used.
+        template: the reference of rows without such a column, with ``{id}``, or "". It completes a column that contains
+            only a tag, with ``{tag}``.
+        underscores: the replacement for ``__`` in an id, which repository names cannot contain.
+        workdir: the repository's directory; "" for the image's working directory.
+        environment: variables that activate the tests' environment.
+        reset: whether the repository's HEAD may differ from the row's commit.
+        remove: tests and solutions outside the repository, and untracked ones inside.
     """
 
     columns: tuple[str, ...]
@@ -56,7 +56,7 @@ class OfficialImage:
     remove: tuple[str, ...] = ()
 
     def build(self, row: Mapping[str, object]) -> ContainerBuild | None:
-        """Return the image of a row, or None where nothing names it."""
+        """Return the image of a row, or None if the row names no image."""
         named = next((value for name in self.columns if (value := row.get(name)) and isinstance(value, str)), "")
         if "{tag}" in self.template:
             reference = self.template.format(tag=named) if named else ""
@@ -100,7 +100,7 @@ def of_repository(
     """Return the build of a commit of a repository on GitHub.
 
     Args:
-        pins: what is installed before it.
+        pins: the environment, which is installed first.
         repo: ``owner/name``.
         commit: the commit.
         install: commands that install it.
@@ -113,7 +113,7 @@ def of_repository(
 
 
 def exported(folder: Path | None, *names: str) -> PythonRecipe | None:
-    """Return the exported environment of an official image, or None where the folder has none.
+    """Return the exported environment of an official image, or None if the folder has none.
 
     Args:
         folder: a directory with exports (``conda env export``), or with directories of such directories.
@@ -143,7 +143,7 @@ def _exports(folder: Path | None, names: Sequence[str]) -> Iterator[Path]:
 
 
 def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) -> PythonRecipe:
-    """Return what a specification asks for.
+    """Return the recipe of a specification.
 
     Args:
         python: the interpreter.
@@ -159,7 +159,7 @@ def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) ->
 
 
 def listed(packages: str) -> list[str]:
-    """Return what a line of conda's has, as requirements: ``numpy=1.19 pytest`` or ``'numpy==1.19.2' pytest``."""
+    """Return a conda command's packages as requirements: ``numpy=1.19 pytest`` or ``'numpy==1.19.2' pytest``."""
     return [_requirement(word) for word in shlex.split(packages)]
 
 
@@ -177,7 +177,7 @@ def requirements_text(text: str, include: dict[str, str]) -> list[str]:
 
     Args:
         text: its text.
-        include: the texts of the files that it names by ``-r``, by what it calls them.
+        include: the contents of the files that it includes by ``-r``, by name.
     """
     requirements: list[str] = []
     for raw in text.replace("\\\n", " ").splitlines():
@@ -185,13 +185,13 @@ def requirements_text(text: str, include: dict[str, str]) -> list[str]:
         if nested := re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", line):
             requirements += requirements_text(include.get(nested[1], ""), include)
         elif line and not line.startswith(("-", ".")):
-            # taken off the index; its files are in another one (swebench 4.1.0 does the same)
+            # removed from the index; types-setuptools contains its files (swebench 4.1.0 does the same)
             requirements.append("types-setuptools" if name_of(line) == "types-pkg-resources" else line)
     return requirements
 
 
 def name_of(requirement: str) -> str:
-    """Return the normalised name of what a requirement asks for (PEP 503)."""
+    """Return the normalised project name of a requirement (PEP 503)."""
     match = _NAME.match(requirement)
     if match is None:
         raise TaskFileError(f"{requirement!r} is not a requirement", hint="write it like 'attrs==23.1.0'")
@@ -213,14 +213,14 @@ def chosen_build(
     Args:
         layout: the name of the row's layout.
         row: the row.
-        context: how to choose.
+        context: the settings of the conversion.
         pins: the directories of its exported environment, as for :func:`exported`; empty if rows have none.
-        specification: returns what is installed without an export.
-        build: adds the repository to what is installed before it.
-        exact: whether the row is as exact as an export.
+        specification: returns the environment that is used without an export.
+        build: adds the repository to an environment.
+        exact: whether the row's specification pins all versions, as an export does.
 
     Raises:
-        TaskFileError: it has to be an image, and nothing names one; or ``specification`` or ``build`` raises it.
+        TaskFileError: an image is required, and the row names none; or ``specification`` or ``build`` raises it.
         InvalidValue: an export cannot be read.
     """
     export = exported(context.pins, *pins) if pins else None
@@ -244,11 +244,11 @@ def full_commit(repo: str, revision: str, mirrors: Path | None, field: str) -> s
     Args:
         repo: ``owner/name``.
         revision: a commit, ``COMMIT^`` or a branch.
-        mirrors: git repositories to look in, or None.
+        mirrors: a directory of git repositories, or None.
         field: the column that names it.
 
     Raises:
-        TaskFileError: it is no full commit, and no repository says which one it is.
+        TaskFileError: the revision is not a full commit, and no repository resolves it.
     """
     if _COMMIT.fullmatch(revision):
         return revision

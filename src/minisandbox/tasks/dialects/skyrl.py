@@ -1,4 +1,4 @@
-"""Rows of SkyRL's trainers: a prompt, and the task that it is of.
+"""Rows of SkyRL's trainers: a prompt and its task.
 
 A row has ``prompt`` (messages), ``data_source``, ``env_class`` and ``instance``: the task's own row in another layout,
 as an object or as its JSON. ``tasks export --to skyrl`` writes such rows, and so did the original MiniSandbox
@@ -15,10 +15,10 @@ from minisandbox.tasks.task import Task
 
 
 def inner_row(row: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the row in a row, without the gaps that columns of objects have.
+    """Return the task's row inside a SkyRL row, without the null fields of columnar storage.
 
     Raises:
-        TaskFileError: no column has it.
+        TaskFileError: no column contains a task's row.
     """
     value = Fields(row).table("instance")
     if "instance" in value:
@@ -27,11 +27,11 @@ def inner_row(row: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def row_of(task: Task, source: str) -> dict[str, object]:
-    """Return a task as such a row.
+    """Return a task as a SkyRL row.
 
     Args:
-        task: it.
-        source: what SkyRL's evaluations call its set.
+        task: the task.
+        source: the name of its set in SkyRL's evaluations.
     """
     prompt = [{"role": "user", "content": task.problem_statement}]
     instance = json.dumps(task.to_row(), ensure_ascii=False)

@@ -1,8 +1,7 @@
 """SWE-bench rows (full, Lite, Verified, Multilingual; the hub's layout and that of swebench 5).
 
-How a row is built and tested is what the ``swebench`` package says (4.1.0), corrected where that no longer works. Rows
-in other languages than Python are built from the data set's own images, and judged by the benchmark's command, parser
-and rule.
+The ``swebench`` package (4.1.0) defines builds and tests of rows, with corrections where it no longer works. Rows in
+other languages than Python use the data set's own images, and the benchmark's command, parser and rule.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ TEST_TIMEOUT = 1800.0
 _ASKED = ("repo", "version", "instance_id", "base_commit", "test_patch")
 _PYTHON = re.compile(r"^(?:---|\+\+\+) .*\.pyi?\s*$", re.MULTILINE)
 _APPLIED = re.compile(r"^git apply .*<<'(\w+)'\n.*?^\1$\n?", re.MULTILINE | re.DOTALL)
-# what the grader does itself, or what only informs
+# commands that the grader replaces, or that only print information
 _LEFT_OUT = re.compile(r"#!|cd /testbed$|git (?:checkout|config|status|show|diff|-c)(?: |$)|: '>>>>> ")
 _SHELL = "set -uxo pipefail"
 """The first line of the benchmark's scripts: Maven's parser reads what -x prints."""
@@ -45,10 +44,10 @@ _END = ": '>>>>> End Test Output'"
 
 
 def convert(row: RowFields, context: LoadContext) -> Task:
-    """Make a task of a row. Pins are ``REPOSITORY/NUMBER/environment.yml``.
+    """Convert a row to a task. Pins are ``REPOSITORY/NUMBER/environment.yml``.
 
     Raises:
-        TaskFileError: a field is missing or wrong, or nothing says how the row is built.
+        TaskFileError: a field is missing or wrong, or the build is not specified.
         PatchError: a patch is malformed.
         MissingExtra: the ``swebench`` package is not installed.
     """
@@ -102,7 +101,7 @@ def _quoted(requirement: str) -> str:
 
 
 def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: Path | None) -> list[str]:
-    """The requirements that the repository itself lists, at the commit that swebench reads them from."""
+    """Return the requirements in the repository, at the commit that swebench reads."""
     from minisandbox.images.sources.mirrors import read_committed  # noqa: PLC0415 - reading task files must not load the sandbox
 
     repo, identity = str(row["repo"]), row["instance_id"]
@@ -132,20 +131,20 @@ def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: P
 
 
 def fits_multilingual(row: Mapping[str, object]) -> bool:
-    """Whether the patches of a row touch no file of Python."""
+    """Return whether the patches of a row change no Python file."""
     patches = f"{row.get('patch')}\n{row.get('test_patch')}"
     return "diff --git" in patches and not _PYTHON.search(patches)
 
 
 def convert_multilingual(row: RowFields, context: LoadContext) -> Task:
-    """Make a task of a row in another language: from the data set's own image, and judged by the benchmark.
+    """Convert a row in another language, with the data set's own image and the benchmark's rules.
 
     Raises:
-        TaskFileError: a field is missing or wrong, or nothing says how the row is tested.
+        TaskFileError: a field is missing or wrong, or the tests are not specified.
         PatchError: a patch is malformed or unsafe.
         MissingExtra: the row leaves its tests to the ``swebench`` package, which is not installed.
     """
-    build = replace(OFFICIAL["swebench"], environment=()).build(row.row)  # the image's own: there is no conda in it
+    build = replace(OFFICIAL["swebench"], environment=()).build(row.row)  # the image contains no conda
     repo = row.text("repo")
     if build is None or context.environment == "pins":
         what, hint = f"is {repo!r}, which is not in Python", "use --environment image or auto"
@@ -163,7 +162,7 @@ def convert_multilingual(row: RowFields, context: LoadContext) -> Task:
 
 
 def tests_of(script: str) -> str:
-    """Return what runs the tests in one of SWE-bench's evaluation scripts, which also applies the tests' patch.
+    """Return the test commands of a SWE-bench evaluation script, which also applies the tests' patch.
 
     Args:
         script: the text of the script.

@@ -1,6 +1,6 @@
-"""SWE-smith rows: the patch is a bug, put into a repository that is otherwise at a commit of its profile.
+"""SWE-smith rows: the patch introduces a bug into a repository at its profile's commit.
 
-How a row is built and tested is what the ``swesmith`` package says (version 0.0.9).
+The ``swesmith`` package (0.0.9) defines builds and tests of rows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _IMAGE = re.compile(r"(?:[\w.-]+/)?(?:sweb\.eval|swesmith)\.[\w.-]+", re.IGNOREC
 
 
 def fits(row: Mapping[str, object]) -> bool:
-    """Whether a row has an image, or an id, as SWE-smith calls them."""
+    """Return whether a row's image name or id has SWE-smith's format."""
     image = row.get("image_name")
     named = isinstance(image, str) and "swesmith" in image and _IMAGE.match(image) is not None
     return "environment_setup_commit" not in row and (named or _ID.fullmatch(str(row["instance_id"])) is not None)
 
 
 def convert(row: RowFields, context: LoadContext) -> Task:
-    """Make a task of a row. Without ``base_commit`` the profile's is taken; pins are ``REPOSITORY.COMMIT/*.yml``.
+    """Convert a row to a task. The default of ``base_commit`` is the profile's; pins are ``REPOSITORY.COMMIT/*.yml``.
 
     Raises:
         TaskFileError: a field is missing or wrong, or swesmith does not know the repository.

@@ -1,4 +1,4 @@
-"""Rows stored by columns: Parquet files, folders of the ``datasets`` package, datasets of the Hugging Face hub.
+"""Rows in columnar storage: Parquet files, folders of the ``datasets`` package, datasets of the Hugging Face hub.
 
 ``pyarrow`` and ``datasets`` are an extra. They are imported where they are needed: they take longer than reading does.
 """
@@ -18,7 +18,7 @@ from minisandbox import certificates
 from minisandbox.errors import MissingExtra, TaskFileError
 from minisandbox.tasks.formats.jsonl import Row
 
-_BATCH = 256  # rows: enough to be fast, few enough to hold
+_BATCH = 256  # rows
 
 
 Table = tuple[Iterator[Row], object]
@@ -47,7 +47,7 @@ def read_folder(path: Path, split: str | None) -> Table:
 
     Args:
         path: the folder.
-        split: the part that is meant, where it has several.
+        split: the name of the part, if it has several.
 
     Raises:
         TaskFileError: it cannot be read, or has several parts and none is named.
@@ -56,7 +56,7 @@ def read_folder(path: Path, split: str | None) -> Table:
     datasets = package("datasets", f"read {path}")
     try:
         dataset = datasets.load_from_disk(str(path))
-    except Exception as error:  # what is wrong with a folder's files comes as whatever its reader stumbles over
+    except Exception as error:  # the reader raises many kinds of errors for malformed files
         raise _unreadable(f"{path} cannot be read as a folder of datasets", path, error) from error
     return _table(_one_split(dataset, split, str(path)), path)
 
@@ -66,7 +66,7 @@ def read_hub(name: str, split: str | None) -> Table:
 
     Args:
         name: ``owner/name``.
-        split: the part that is meant, where it has several.
+        split: the name of the part, if it has several.
 
     Raises:
         TaskFileError: there is no such dataset, the hub cannot be reached, or it has several parts and none is named.
@@ -77,7 +77,7 @@ def read_hub(name: str, split: str | None) -> Table:
     try:
         certificates.export()
         dataset = datasets.load_dataset(name)
-    except Exception as error:  # hub, network and cache each fail by exceptions of their own
+    except Exception as error:  # the hub, the network and the cache each have their own exceptions
         raise TaskFileError(
             f"no file is called {name}, and the dataset of that name cannot be had from the Hugging Face hub",
             path=path,
@@ -108,7 +108,7 @@ def package(name: str, purpose: str) -> ModuleType:
 
 
 def _one_split(dataset: Any, split: str | None, source: str) -> Any:
-    """The only part of a dataset, or the one that is named."""
+    """Return the named part of a dataset, or its only part."""
     if not isinstance(dataset, dict):
         if split is None:
             return dataset

@@ -1,4 +1,4 @@
-"""JSON files that are one document: a list of rows, or an object of rows by their ids."""
+"""JSON files with one document: a list of rows, or an object that maps ids to rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minisandbox.tasks.formats.jsonl import Row, json_lines, json_value, refuse_
 
 
 class Layout(enum.StrEnum):
-    """How rows are stored."""
+    """The storage format of rows."""
 
     JSONL = "jsonl"
     """One JSON object per line."""
@@ -30,7 +30,7 @@ class Layout(enum.StrEnum):
 
 
 def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
-    """Read a file called ``.json``: what is in it decides, for many such files are JSON Lines.
+    """Read a ``.json`` file, which may also contain JSON Lines.
 
     Args:
         data: its content.
@@ -58,7 +58,7 @@ def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
 
 
 def _is_lines(data: bytes) -> bool:
-    """Whether the first line is a whole object, and no object of rows by their ids."""
+    """Return whether the first line is a complete JSON object that does not map ids to rows."""
     first, _, following = data.lstrip().partition(b"\n")
     if not first.startswith(b"{"):
         return False

@@ -15,7 +15,7 @@ _NOT_TEXT = (b"\x1f\x8b", b"PAR1")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row, as it was read.
+    """One row, unchanged.
 
     Attributes:
         values: its columns.
@@ -36,7 +36,7 @@ class Row:
 
 
 def json_lines(lines: Iterable[bytes], path: Path) -> Iterator[Row]:
-    """Read JSON Lines, one by one as they are asked for.
+    """Read JSON Lines lazily.
 
     Args:
         lines: the lines; blank ones are skipped.
@@ -53,7 +53,7 @@ def json_lines(lines: Iterable[bytes], path: Path) -> Iterator[Row]:
 
 
 def refuse_what_is_not_text(data: bytes, path: Path) -> None:
-    """Refuse what begins as no text file of rows does.
+    """Reject binary files by their first bytes.
 
     Raises:
         TaskFileError: it has a byte order mark, or is compressed, or Parquet.
@@ -76,7 +76,7 @@ def refuse_what_is_not_text(data: bytes, path: Path) -> None:
 
 
 def json_value(raw: bytes, path: Path, *, line: int | None) -> object:
-    """Read one JSON value, of a line or of a whole file.
+    """Parse one JSON value from a line or a whole file.
 
     Args:
         raw: its text.
@@ -130,7 +130,7 @@ def _object(raw: bytes, path: Path, number: int) -> dict[str, object]:
 
 
 def _advice(error: json.JSONDecodeError, *, in_line: bool) -> tuple[str | None, str]:
-    """Return the likely reason and what to do."""
+    """Return the likely reason and a hint."""
     if in_line and error.doc.strip() in {"[", "{"}:
         reason = "it is one pretty-printed JSON document, not JSON Lines"
         return reason, "write one object per line, or call the file .json"
@@ -140,7 +140,7 @@ def _advice(error: json.JSONDecodeError, *, in_line: bool) -> tuple[str | None, 
 
 
 class _DuplicateKeyError(ValueError):
-    """An object has a key twice; Python's JSON reader would keep the last in silence."""
+    """An object has a duplicate key, of which Python's JSON parser would silently keep the last."""
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all."""
+"""Atomic writing of files and folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minisandbox.errors import InvalidValue
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A name for a new file or folder, which takes a path's place where the block ends well; otherwise nothing stays.
+    """Yield a temporary path that replaces the target when the block succeeds, and is removed otherwise.
 
     Args:
         path: where it goes; its directory must exist. A file replaces what file is there, a folder only an empty one.

@@ -1,4 +1,4 @@
-"""The benchmarks' own packages (``swebench``, ``swesmith``): how their rows are built and tested, and what a log says.
+"""Queries to the benchmarks' packages (``swebench``, ``swesmith``): specifications of rows, parsing of logs.
 
 They run in processes of their own, made when they are first needed and kept until this one ends: importing them takes
 seconds and reads tokens, and the logs that their parsers read were written by the code that is graded. One process is
@@ -37,7 +37,7 @@ _EXTRA = "swe"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a log says of a task's tests, by the parser and the rules of the task's benchmark.
+    """The results of a task's tests, by the benchmark's parser and rules.
 
     Attributes:
         statuses: each named test that the log has, with the parser's word: PASSED, FAILED, ERROR, SKIPPED, XFAIL.
@@ -56,7 +56,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Misreading:
-    """What a parser misreads of a log.
+    """Result lines of a log that a parser misreads.
 
     Attributes:
         what: how many tests, and how.
@@ -69,7 +69,7 @@ class Misreading:
 
 @dataclass(frozen=True, slots=True)
 class Specification:
-    """What SWE-bench says of how the rows of one version of a repository are built and tested.
+    """SWE-bench's build and test specification for one version of a repository.
 
     Attributes:
         python: the interpreter.
@@ -93,7 +93,7 @@ class Specification:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What SWE-smith says of how the rows of one repository are built and tested.
+    """SWE-smith's build and test specification for one repository.
 
     Attributes:
         name: the profile's: ``owner__name.commit``.
@@ -117,7 +117,7 @@ class Profile:
 
 
 def specification(repo: str, version: str, test_patch: str) -> Specification:
-    """Return what SWE-bench says of how a row is built and tested.
+    """Return SWE-bench's specification of a row.
 
     Args:
         repo: ``owner/name``.
@@ -140,7 +140,7 @@ def specification(repo: str, version: str, test_patch: str) -> Specification:
 
 
 def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Profile:
-    """Return what SWE-smith says of how a row is built and tested.
+    """Return SWE-smith's profile of a row.
 
     Args:
         instance_id: the row's.
@@ -163,7 +163,7 @@ def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequenc
 
 
 def evaluation(row: Mapping[str, object]) -> tuple[str, str]:
-    """Return the shell script with which SWE-bench tests a row of any language in its image, and its rule.
+    """Return SWE-bench's test script for a row of any language, and its rule.
 
     Args:
         row: ``repo``, ``version``, ``instance_id``, ``base_commit`` and ``test_patch``.
@@ -180,7 +180,7 @@ def evaluation(row: Mapping[str, object]) -> tuple[str, str]:
 
 
 def check_parser(parser: str) -> None:
-    """Check that there is a parser of a name, and that its package is installed.
+    """Check that a parser exists, and that its package is installed.
 
     Args:
         parser: as for :func:`judge`.
@@ -203,7 +203,7 @@ def judge(
     about: Mapping[str, str] | None = None,
     exit_code: int | None = None,
 ) -> Judgement:
-    """Return what a log says of a task's tests.
+    """Parse the results of a task's tests from a log.
 
     Args:
         parser: as in :attr:`.LogGrader.parser`.
@@ -234,14 +234,14 @@ def judge(
 
 
 def parse(parser: str, log: str, *, about: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return every test that a log has, with the parser's word; arguments and errors as for :func:`judge`."""
+    """Return the status of every test in a log; arguments and errors as for :func:`judge`."""
     return dict(_ask("parse", PARSE_TIMEOUT, parser=parser, log=log, about=dict(about or {}))["statuses"])
 
 
 def misread(
     parser: str, log: str, named: Sequence[str], *, about: Mapping[str, str] | None = None
 ) -> tuple[Misreading, ...]:
-    """Return what a parser misreads of a log, seen from the runner's own lines; errors as for :func:`judge`.
+    """Return the runner's result lines that a parser misreads; errors as for :func:`judge`.
 
     Args:
         parser: as in :attr:`.LogGrader.parser`.
@@ -256,13 +256,13 @@ def misread(
 
 
 def close() -> None:
-    """End the processes of the benchmarks' own code; the next question starts another."""
+    """Stop the helper processes; the next request starts a new one."""
     for pool in _pools.values():
         pool.end()
 
 
 def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
-    """Have the other side do something; returns its answer, an object whose lists are tuples."""
+    """Send a request to a helper process; return its response, with lists as tuples."""
     family = str(arguments.get("parser", "")).partition(":")[0]
     request = json.dumps({"operation": operation, **arguments}).encode() + b"\n"
     answer = json.loads(_the_pool(packages.installed(family)).exchange(request, timeout))
@@ -284,7 +284,7 @@ def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
 
 
 class _Pool:
-    """The other processes. Each serves one request at a time.
+    """A pool of helper processes. Each serves one request at a time.
 
     Args:
         packages: a directory with the benchmark's package; None: this interpreter has it.
@@ -298,7 +298,7 @@ class _Pool:
         self._lock = threading.Lock()
 
     def exchange(self, request: bytes, timeout: float) -> bytes:
-        """Return the answer to a request, each a line; it may take so many seconds once a process is free."""
+        """Return the response to a request, each one line; the timeout starts when a process is free."""
         server = self._take()
         try:
             return server.exchange(request, timeout)
@@ -320,7 +320,7 @@ class _Pool:
 
 
 class _Server:
-    """One other process; arguments as for :class:`_Pool`."""
+    """One helper process; arguments as for :class:`_Pool`."""
 
     def __init__(self, packages: Path | None) -> None:
         self._packages = packages
@@ -333,7 +333,7 @@ class _Server:
             self._start()
         try:
             return self._exchange(request, time.monotonic() + timeout + (START_TIMEOUT if fresh else 0))
-        except BaseException:  # an answer that comes later must not be taken for another request's
+        except BaseException:  # a late response must not be mistaken for another request's
             self.end()
             raise
 
@@ -350,7 +350,7 @@ class _Server:
     def _start(self) -> None:
         self.end()
         command = [sys.executable, "-m", "minisandbox.tasks.harness.server"]
-        # nothing of ours: what is imported there loads .env files and looks for tokens
+        # not the whole environment: packages imported there load .env files and read tokens
         inherited = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
         environment = {name: os.environ[name] for name in inherited if name in os.environ}
         if self._packages is not None:
@@ -405,7 +405,7 @@ _pools: dict[tuple[int, Path | None], _Pool] = {}
 
 
 def _the_pool(packages: Path | None) -> _Pool:
-    """The processes of this one that have a package; a fork of this one has its own."""
+    """Return this process's pool for a package; a forked process gets its own."""
     pool = _Pool(packages)
     if (current := _pools.setdefault((os.getpid(), packages), pool)) is pool:
         atexit.register(pool.end)

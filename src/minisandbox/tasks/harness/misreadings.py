@@ -1,6 +1,6 @@
 """Compare a log parser with the runner's own result lines, one line at a time, and report what the parser misreads.
 
-Nothing here knows a parser's faults: each result line has a name and an outcome, and the parser reads it alone.
+The comparison is generic: each result line has a name and an outcome, and the parser reads that line alone.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _VITEST_FILE = re.compile(rf"\s*[✓{_CROSS}\u276f] (\S+) \(\d+ tests?\b.*\)")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a runner printed about one test.
+    """A runner's output about one test.
 
     Attributes:
-        name: the test's name, without what the runner adds.
+        name: the test's name, without the runner's additions.
         outcome: PASSED, FAILED, SKIPPED or TODO.
         text: the lines that show it.
         parsed: the name that the parser has to return; "" if only the runner knows it.
@@ -122,7 +122,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def misreadings(parse: Parse, function: str, log: str, named: Collection[str]) -> Found:
-    """Return what a parser misreads of a log.
+    """Return descriptions of the result lines that a parser misreads.
 
     Args:
         parse: reads the text of a log.

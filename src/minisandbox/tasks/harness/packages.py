@@ -1,4 +1,4 @@
-"""Packages of benchmarks in environments of their own, installed on demand: swebench 5 next to 4.1."""
+"""On-demand installation of benchmark packages that conflict with installed ones: swebench 5 next to 4.1."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _SECONDS = 300.0
 
 
 def installed(family: str) -> Path | None:
-    """Return the directory of a family's package, installed first where it is not; None: this interpreter has it.
+    """Return the directory of a family's package, or None if this interpreter has it; install it if necessary.
 
-    It lies below ``$XDG_CACHE_HOME/minisandbox-harness``, else below ``~/.cache``.
+    The directory is in ``$XDG_CACHE_HOME/minisandbox-harness``, by default in ``~/.cache``.
 
     Args:
-        family: what stands before the colon of a parser's name.
+        family: the part of a parser's name before the colon.
 
     Raises:
-        HarnessError: it cannot be installed.
+        HarnessError: the package cannot be installed.
     """
     if family not in _PACKAGES:
         return None

@@ -1,8 +1,8 @@
-"""The side of :mod:`minisandbox.tasks.harness` that imports the benchmarks' own packages: a process of its own.
+"""The helper process of :mod:`minisandbox.tasks.harness`, which imports the benchmarks' packages.
 
-It reads requests, one JSON object a line, and answers each with one line. It is started with nothing of the caller's
-environment, because what is imported reads ``.env`` files and tokens; and it can be ended, because a log that a
-submission wrote meets regular expressions that nobody made for that.
+It reads requests, one JSON object per line, and writes one line for each. It does not inherit the caller's environment,
+because the packages read ``.env`` files and tokens. It can be killed, because a malicious log may make the packages'
+regular expressions take very long.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FIVE = "swebench5"
 
 
 def main() -> None:
-    """Answer requests until the caller goes."""
+    """Serve requests until standard input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever an import prints is no answer
+    sys.stdout = sys.stderr  # output of imports must not mix with responses
     _skip_imports()
     for line in sys.stdin:
         request = json.loads(line)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _specification(repo: str, version: str, test_patch: str) -> dict[str, Any]:
-    """What SWE-bench says of how a row is built and tested."""
+    """Return SWE-bench's specification of a row."""
     constants = importlib.import_module("swebench.harness.constants")
     python = importlib.import_module("swebench.harness.test_spec.python")
     versions = constants.MAP_REPO_VERSION_TO_SPECS.get(repo, {})
@@ -68,7 +68,7 @@ def _specification(repo: str, version: str, test_patch: str) -> dict[str, Any]:
 
 
 def _profile(row: dict[str, Any]) -> dict[str, Any]:
-    """What SWE-smith says of how a row is built and tested; nothing where it does not know its repository."""
+    """Return SWE-smith's profile of a row; empty if the repository is unknown."""
     registry = importlib.import_module("swesmith.profiles").registry
     name = row["instance_id"].rsplit(".", 1)[0]
     if name not in registry.keys():  # noqa: SIM118 - it is no dict
@@ -98,7 +98,7 @@ class _UnknownParserError(Exception):
 
 
 def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
-    """What SWE-bench runs to test a row in its image, and how it reads the log."""
+    """Return SWE-bench's test script for a row and its rule for the log."""
     constants = importlib.import_module("swebench.harness.constants")
     scripts = importlib.import_module("swebench.harness.test_spec.create_scripts")
     specs = constants.MAP_REPO_VERSION_TO_SPECS.get(row["repo"], {}).get(row["version"])
@@ -110,7 +110,7 @@ def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parser(parser: str) -> Callable[..., Mapping[str, str]]:
-    """Return the parser of a name; it takes a log and what it may ask of the row."""
+    """Return a parser by name; it takes a log and the row's properties."""
     family, _, name = parser.partition(":")
     if family == "swesmith":
         registry = importlib.import_module("swesmith.profiles").registry
@@ -131,7 +131,7 @@ def _parser(parser: str) -> Callable[..., Mapping[str, str]]:
 
 
 def _skip_imports() -> None:
-    """Import modules of swebench without what its packages import first: datasets, modal, docker.
+    """Make swebench importable without its heavy dependencies: datasets, modal, docker.
 
     Parsers, rules and specifications need none of these, and they take 1.2 of 1.3 CPU seconds.
     """
@@ -155,7 +155,7 @@ def _known(parser: str) -> dict[str, Any]:
 
 
 def _read(parser: str, log: str, about: types.SimpleNamespace, exit_code: int | None) -> tuple[dict[str, str], bool]:
-    """What a log says of each test, and whether the benchmark takes it for the log of a run."""
+    """Return the status of each test, and whether the benchmark accepts the log as that of a test run."""
     parse = _parser(parser)
     if not parser.startswith(_FIVE):
         statuses = dict(parse(log, about))
@@ -181,7 +181,7 @@ def _judgement(
     about: dict[str, str],
     exit_code: int | None,
 ) -> dict[str, Any]:
-    """What a log says of the named tests, and whether the task is resolved by the benchmark's own rules."""
+    """Return the status of the named tests, and whether the benchmark's rules call the task resolved."""
     spec = types.SimpleNamespace(**about, log_parser=parser.partition(":")[2], eval_type=rule)
     seen, has_results = _read(parser, log, spec, exit_code)
     grading = importlib.import_module("swebench.harness.grading")
@@ -203,7 +203,7 @@ def _parsed(parser: str, log: str, about: dict[str, str]) -> dict[str, Any]:
 
 
 def _misread(parser: str, log: str, named: list[str], about: dict[str, str]) -> dict[str, Any]:
-    """What a parser makes wrong of a log."""
+    """Return what a parser misreads."""
     parse, spec = _parser(parser), types.SimpleNamespace(**about)
     return {"misread": misreadings(lambda text: parse(text, spec), parse.__name__, log, frozenset(named))}
 
