@@ -160,8 +160,8 @@ class TaskSet:
 
         Args:
             path: the target. Its ending selects the format: ``.jsonl``, ``.json``, ``.parquet``, ``.jsonl.gz`` or
-                ``.json.gz``. Any other name selects the format of the loaded set: the same kind of file, or a folder for
-                ``datasets.load_from_disk``.
+                ``.json.gz``. Any other name selects the format of the loaded set: the same kind of file, or a folder
+                for ``datasets.load_from_disk``.
 
         Raises:
             InvalidValue: Parquet cannot store a column's values, or the folder already exists.
