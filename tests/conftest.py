@@ -350,6 +350,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         remove_tree(session_place(session.config) / SHARED)
     if os.environ.get("CI"):  # for .ci/run
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        assert reporter is not None
         passed = sorted(report.nodeid for report in reporter.stats.get("passed", ()) if report.when == "call")
         place = session.config.rootpath / ".pytest_cache"
         place.mkdir(exist_ok=True)

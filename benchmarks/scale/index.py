@@ -191,7 +191,7 @@ class _Ranges(Web):
         headers = {"User-Agent": "minisandbox"} | ({} if tail is None else {"Range": f"bytes=-{tail}"})
         request = urllib.request.Request(without_credentials(url), headers=headers)
         try:
-            with self.opener(url).open(request, timeout=self.settings.timeout) as answer:
+            with self.client(url).open(request, timeout=self.settings.timeout, attempts=1) as answer:
                 data = answer.read()
                 span = answer.headers.get("Content-Range", "")
         except HTTPError as error:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Protocol, Self
 
     class _CommandResult(Protocol):
-        """The part of :class:`.ExecResult` that its error needs; ``types`` imports this module."""
+        """The part of :class:`.ExecResult` that programs need of a failure; ``types`` imports this module."""
 
         @property
         def command(self) -> str | tuple[str, ...]: ...
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         def stdout(self) -> str: ...
         @property
         def stderr(self) -> str: ...
+        @property
+        def outcome(self) -> object: ...
         @property
         def duration(self) -> float: ...
         @property

@@ -27,7 +27,11 @@ def read_recipe(path: Path) -> Buildable:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         folder = path.absolute().parent
-        return _over_base(table, folder) if "base" in table else build_spec(table, base=folder)
+        if "base" in table:
+            return _over_base(table, folder)
+        build = build_spec(table, base=folder)
+        build.recipe()  # checks its fields
+        return build
     except OSError as error:
         raise InvalidValue(f"{path}: {error.strerror}", hint="give a recipe (.toml) or a task set") from error
     except ValueError as error:

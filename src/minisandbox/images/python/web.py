@@ -86,7 +86,7 @@ class Web:
         headers = {"Accept": accept, "User-Agent": "minisandbox"}
         request = urllib.request.Request(without_credentials(url), headers=headers)  # noqa: S310 - checked where listed
         try:
-            with self._client(url).open(request, timeout=self.settings.timeout, attempts=_ATTEMPTS) as response:
+            with self.client(url).open(request, timeout=self.settings.timeout, attempts=_ATTEMPTS) as response:
                 yield response
         except urllib.error.HTTPError as error:
             error.close()
@@ -99,7 +99,7 @@ class Web:
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
             raise SourceError(what, reason=reason, hint=_HINT) from None
 
-    def _client(self, url: str) -> Client:
+    def client(self, url: str) -> Client:
         """Return the client for a URL, by whether its server's certificate is checked."""
         verify = urlsplit(url).hostname not in {name.partition(":")[0] for name in self.settings.trusted_hosts}
         if verify not in self._clients:
