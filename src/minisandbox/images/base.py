@@ -79,7 +79,7 @@ class Entry:
     """A file, directory or link of the base layer.
 
     Attributes:
-        path: where, relative to the root.
+        path: its path relative to the root.
         mode: type and permissions, as in ``st_mode``.
         data: a file's content, or a link's target.
     """

@@ -30,9 +30,9 @@ def build(
     """Build an image; layers that the store has are reused.
 
     Args:
-        recipe: what to make.
-        store: where the layers go.
-        name: what the image is called; an earlier image of that name is replaced.
+        recipe: the recipe.
+        store: the store for the layers.
+        name: the image's name; an earlier image of that name is replaced.
         progress: called for each step as it starts and ends.
         mirrors: a directory of git repositories that are looked in before the network is; see :class:`Mirrors`.
 
@@ -69,7 +69,7 @@ def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: B
     Args:
         dockerfile: its path.
         context: the directory that COPY and ADD take files from.
-        store: where the base images are.
+        store: the store of the base images.
         options: the stage, arguments, network and secrets.
 
     Returns:
@@ -77,7 +77,7 @@ def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: B
 
     Raises:
         InvalidValue: the file cannot be read.
-        DockerfileError: it is wrong or wants what is unsupported; the error names the line. Nothing has run then.
+        DockerfileError: the Dockerfile is invalid or unsupported; the error names the line. Nothing has run.
         NotFound: a base image does not exist.
         RegistryError: a registry does not deliver a base image.
         ImageRefused: a base image is malformed or hostile.
@@ -94,7 +94,7 @@ class Maker:
 
     Attributes:
         session: the building that they belong to.
-        base: what the base layer holds.
+        base: the entries of the base layer.
         progress: called for each step as it starts and ends.
     """
 
@@ -112,7 +112,7 @@ class Maker:
         """Return the layer of a step; build it if it is missing. The layers below exist.
 
         Raises:
-            MiniSandboxError: it could not be made; see :func:`build`.
+            MiniSandboxError: the step failed; see :func:`build`.
         """
         step, key, store = planned.step, planned.key, self.session.store
 
@@ -168,7 +168,7 @@ def record_image(plan: Plan, store: Store) -> Image:
     """Record the image of a plan whose layers all exist.
 
     Raises:
-        BuildError: it was to be made from a lock, and is not what the lock says.
+        BuildError: the image differs from its lock.
     """
     last = store.layer(plan.layers[-1])
     ground = plan.ground

@@ -108,7 +108,7 @@ def read_bounded(response: http.client.HTTPResponse, limit: int) -> bytes | None
     """Read a response; return None if it is longer than the limit.
 
     Raises:
-        HTTPException: it was truncated.
+        HTTPException: the response was truncated.
     """
     data = response.read(limit + 1)
     if len(data) <= limit and response.length:

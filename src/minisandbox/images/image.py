@@ -25,20 +25,20 @@ class Image:
     """An ordered stack of layers, with variables and a workdir; see :func:`build` and :func:`load_image`.
 
     Attributes:
-        name: what people call it.
+        name: its name.
         key: the hash of everything that decides what it is.
         layers: the keys of its layers, bottom first.
         environment: variables that every command gets.
-        workdir: where commands start.
+        workdir: the initial directory of commands.
         tests_layer: the key of the layer with its hidden tests, or None.
         commit: the one commit of the repository inside; "" without a repository.
         created: when it was recorded, seconds since the epoch.
         notes: facts for people: ``python``, ``source``.
-        store: where its layers are.
+        store: the store of its layers.
         own_root: whether its root is its own tree (a container image), without the host's ``/usr``.
-        user: as whom its commands run; "" for root.
-        config: how a container image wants to be run: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
-        backend: what its sandboxes are made by, as in :class:`.ImageSpec`; no part of the image.
+        user: the user of its commands; "" for root.
+        config: the run configuration of a container image: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
+        backend: the backend of its sandboxes, as in :class:`.ImageSpec`; no part of the image.
     """
 
     name: str
@@ -133,7 +133,7 @@ def load_image(store: Store, name: str) -> Image:
         name: its name, or the reference that it was pulled by, such as ``python:3.12``.
 
     Raises:
-        NotFound: there is none of that name.
+        NotFound: there is no such image.
         StoreError: its record is damaged.
     """
     return image_of(find_record(store, name), store)

@@ -38,12 +38,12 @@ class Ground:
 
     Attributes:
         layers: the keys of its layers, bottom first.
-        key: what the first step's key is made from.
+        key: the key that the first step's key is derived from.
         environment: the variables that everything over it sees.
-        workdir: where commands start.
-        user: as whom an image's commands run; "" for root.
+        workdir: the initial directory of commands.
+        user: the user of the image's commands; "" for root.
         own_root: whether its root is its own, without the host's ``/usr``.
-        config: how a container wants to be run.
+        config: the run configuration of a container image.
         notes: facts for people.
     """
 
@@ -62,13 +62,13 @@ class Plan:
     """The steps of one image.
 
     Attributes:
-        name: what the image is called.
-        ground: what it starts from; its environment, workdir, user and configuration are the image's.
+        name: the image's name.
+        ground: its base; its environment, workdir, user and configuration are the image's.
         steps: the steps above it, bottom first.
         aside: steps that the others need, and no layers of the image: hidden tests, other stages.
         tests: the key of the layer of hidden tests, or None.
         content: the hash of everything that decides what is in it, however that is stored.
-        lock: what has to be installed in it, or None.
+        lock: the lock that it has to fulfil, or None.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Planner:
     """Plans images, in one thread; shared interpreters, sources and bases are examined once.
 
     Attributes:
-        store: where the layers are or will be.
+        store: the store for the layers.
         mirrors: a directory of git repositories that are looked in before the network is.
     """
 
@@ -143,8 +143,8 @@ class Planner:
         """Return the files of a local source, listed and hashed once.
 
         Raises:
-            SourceError: it cannot be read.
-            ProgramNotFound: it lies in a git work tree, and there is no git.
+            SourceError: the source cannot be read.
+            ProgramNotFound: the source lies in a git work tree, and there is no git.
         """
         return self._once(source, lambda: take_snapshot(source))
 
@@ -194,8 +194,8 @@ class Planner:
         """Plan an image.
 
         Args:
-            name: what it will be called.
-            recipe: what it is made from.
+            name: the image's name.
+            recipe: its recipe.
 
         Raises:
             InvalidValue: the name cannot be used.

@@ -31,8 +31,8 @@ class Repair:
     """A failed build, open for repair by hand.
 
     Attributes:
-        store: where its layers are.
-        failure: what failed.
+        store: the store of its layers.
+        failure: the record of the failure.
         box: the sandbox over the layers below the step that failed.
         environment: variables that commands get: the package index.
     """
@@ -48,8 +48,8 @@ class Repair:
         """Stop the sandbox and make its writes a layer, which the next build of the image uses.
 
         Raises:
-            CommandFailed: what every step does at its end failed.
-            StoreError: it cannot be published.
+            CommandFailed: the common end of every step failed.
+            StoreError: the layer cannot be published.
         """
         image, parent = self.failure.image, self.failure.layers[-1]
         if not self.failure.own_root:  # an image of its own may have no bash, and its times decide nothing
@@ -73,7 +73,7 @@ def open_failed(store: Store, image: str) -> Iterator[Repair]:
 
     Raises:
         NotFound: no failed build of it is kept, or a layer of it is gone.
-        SandboxCreationError: there could be no sandbox.
+        SandboxCreationError: the sandbox could not be created.
     """
     failure = store.failure(image)
     trees, workdir = tuple(map(store.layer_tree, failure.layers)), PurePosixPath(failure.workdir)

@@ -64,7 +64,7 @@ class Command:
     """One command of a step.
 
     Attributes:
-        title: what the log and errors call it.
+        title: its name in the log and in errors.
         argv: its program and arguments; no shell is involved.
     """
 
@@ -81,11 +81,11 @@ class Work:
         files: (name in ``/tmp/build``, content) of what they read.
         mounts: host directories and files they see.
         environment: variables for this step only.
-        index: which files of the package index they reach; None: no package index.
+        index: the visible files of the package index; None for no package index.
         host: whether they reach whatever the host reaches.
         facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
-        patch: what a patch that does not apply is called.
-        patch_note: what may be the reason if it does not.
+        patch: the patch's name in errors.
+        patch_note: the likely reason if the patch does not apply.
         tools: whether the commands are our own tools': they run in a sandbox of the host's ``/usr``, which sees the
             image's tree at :data:`IMAGE`; nothing is needed of the image.
     """
@@ -107,7 +107,7 @@ class BuildStep:
     """A step that this machine can execute.
 
     Attributes:
-        name: what people and logs call it.
+        name: its name in messages and logs.
         definition: everything that decides its result; hashed into its key.
         prepare: called with a staging directory when the step has to be made; returns what a sandbox is to do, the
             finished tree, or what makes it at the step's place.
@@ -132,8 +132,8 @@ class PlannedStep:
         timeout: seconds that it may take.
         needs: the keys of further layers that have to be there before it is made.
         own_root: whether its root is the layers' own, without the host's ``/usr``.
-        user: as whom it runs in the image; "" for root.
-        workdir: where it starts.
+        user: its user in the image; "" for root.
+        workdir: its initial directory.
     """
 
     step: BuildStep
@@ -152,7 +152,7 @@ class Session:
     """The state that all steps of one build share.
 
     Attributes:
-        store: where the layers go.
+        store: the store for the layers.
         index: the package index of its steps.
         memory: bytes that one step may hold; None: no limit.
         cancellation: calls the building off. Running steps are ended, nothing of them is published.
@@ -174,7 +174,7 @@ class StepContext:
         layers: trees of the layers below, bottom first.
         staging: an empty directory on the store's disk.
         log: the file for the output.
-        session: what the steps of one building have in common.
+        session: the shared state of the build.
         helper: the tree of the sandbox that our own tools run in.
     """
 
@@ -201,18 +201,18 @@ def run_step(context: StepContext, work: Work) -> Made:
     """Run a step.
 
     Args:
-        context: where it runs.
-        work: what it does.
+        context: the step's context.
+        work: the step's work.
 
     Returns:
         The tree of everything it wrote, and its facts.
 
     Raises:
-        BuildError: it failed or took too long.
-        IndexUnavailable: it failed, and the package index with it.
+        BuildError: the step failed or timed out.
+        IndexUnavailable: the step failed while the package index was unavailable.
         PatchError: a patch of the recipe does not apply.
         DiskFull: the store's disk is full.
-        SandboxCreationError: there could be no sandbox.
+        SandboxCreationError: the sandbox could not be created.
     """
     with _reaching(context, work) as (access, served):
         result = _run_in_sandbox(context, work, access)
@@ -305,17 +305,17 @@ def build_sandbox(
 
     Args:
         spec: the image.
-        limits: what it may use.
-        network: what it reaches.
+        limits: its limits.
+        network: its network.
         mounts: host directories and files that it sees.
-        upper: where its writes go; None for a sandbox that writes to the disk at an upper of one of its mounts.
+        upper: the directory for its writes; None if one of its mounts has the upper.
         environment: exactly what its commands find; None: the usual defaults, and the image's.
         pretend_owners: whether changes of owners answer success and do nothing.
         keep_tmp: whether its /tmp is written to ``upper`` like the rest.
         tmpfs: file systems in memory that it sees, at paths without a leading slash.
 
     Raises:
-        SandboxCreationError: there could be no sandbox.
+        SandboxCreationError: the sandbox could not be created.
     """
     core = Core.create(
         spec, limits=limits, network=network, mounts=mounts, upper=upper, pretend_owners=pretend_owners,
@@ -379,7 +379,7 @@ def write_log(path: Path, data: bytes) -> None:
     """Write the log of a step.
 
     Raises:
-        DiskFull: there is no space for it.
+        DiskFull: the disk is full.
     """
     with store_faults(f"write {path}"):
         write_atomic(path, data)
@@ -389,10 +389,10 @@ def failure(context: StepContext, title: str, result: ExecResult, work: Work | N
     """Return the error of a step whose command failed.
 
     Args:
-        context: where it ran.
+        context: the step's context.
         title: the command, for people.
-        result: how it ended.
-        work: what a step of our own scripts does; they say by their status that a patch does not apply.
+        result: the result of the command.
+        work: the work of a step of our own scripts, whose exit status reports a patch that does not apply.
     """
     output = (result.stdout + result.stderr).strip()
     tail = "\n".join(output.splitlines()[-_TAIL_LINES:])

@@ -70,8 +70,8 @@ class Built:
 
     Attributes:
         images: the finished images by name, in the requested order.
-        failures: what kept the others from being built, by name.
-        seconds: by name, the seconds that layers made on this occasion took, each counted for the image that was first.
+        failures: the errors of the others, by name.
+        seconds: by name, the build time of new layers; a shared layer counts for its first image.
     """
 
     images: Mapping[str, Image]
@@ -98,9 +98,9 @@ def build_all(
     Ctrl-C, ends the running steps; finished layers are kept, nothing half-made is published, and the same call goes on.
 
     Args:
-        recipes: by the image's name, what returns its recipe.
-        store: where the layers go.
-        budget: what it may take of this machine; as many jobs as there are CPUs by default.
+        recipes: by the image's name, a function that returns its recipe.
+        store: the store for the layers.
+        budget: the resources of this machine that builds may use; by default a job for each CPU.
         progress: called for each step as it starts and ends, by several threads.
         on_remaining: called with the remaining pulls and steps, in words, by several threads; "" if nothing remains.
         on_image: called for each image as soon as it is complete; cached images come first.
@@ -137,7 +137,7 @@ class _Known:
     """The finished images, and the errors of the others.
 
     Args:
-        store: where they are.
+        store: the store of the images.
         on_image: called for each image, once.
     """
 
@@ -255,7 +255,7 @@ class _Work:
             finished: called for each image whose layers all exist.
 
         Raises:
-            BaseException: what a thread met that is no failure of a step, or what interrupted the wait.
+            BaseException: the wait was interrupted, or a thread raised what is no failure of a step.
         """
         running, cancellation = set[str](), self._maker.session.cancellation
         try:

@@ -124,10 +124,10 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
     """Return the step that writes a commit's files to the workdir.
 
     Args:
-        source: which one.
-        mirrors: where it is taken from.
+        source: the repository and commit.
+        mirrors: the mirrors to read from.
         timeout: seconds that fetching may take.
-        workdir: where in the image.
+        workdir: the directory in the image.
     """
     text = tool_script("source", workdir, "source_git", "source_check")
 
@@ -219,8 +219,8 @@ def install_step(step: r.Install, interpreter: Interpreter | None, described: st
     Args:
         step: them.
         interpreter: the image's, or None.
-        described: what git calls the source's commit, by its last tag, or "".
-        workdir: where the source lies.
+        described: git's description of the source's commit by its last tag, or "".
+        workdir: the source's directory.
     """
     history = step_script("install", "install_history", WORKDIR=str(workdir))
     freeze = () if interpreter is None else ("freeze_uv" if _modern(interpreter) else "freeze_pip", "freeze")
@@ -267,9 +267,9 @@ def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosix
     """Return the step that prepares the agent's repository: patch applied, hidden files removed, one commit.
 
     Args:
-        step: which patch and files.
+        step: the patch and hidden files.
         source: returns the tree of the layer with the source as it was unpacked.
-        workdir: where the source lies.
+        workdir: the source's directory.
     """
 
     def work() -> Work:
@@ -283,8 +283,8 @@ def image_source_step(source: r.ImageSource, workdir: PurePosixPath) -> BuildSte
     """Return the step that resets a container image's repository to a commit and removes later history.
 
     Args:
-        source: which commit, and what is removed.
-        workdir: where the repository lies.
+        source: the commit, and the history to remove.
+        workdir: the repository's directory.
     """
     text = tool_script("source", workdir, "image_repository", "image_source")
     definition: dict[str, JSONValue] = {
@@ -299,9 +299,9 @@ def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> 
     """Return the step that prepares a container image's own repository, as :func:`task_step` does.
 
     Args:
-        step: which patch and files.
+        step: the patch and hidden files.
         commit: the commit that its files were reset to; "" for its HEAD.
-        workdir: where the repository lies.
+        workdir: the repository's directory.
     """
     work = Work((), environment={"COMMIT": commit}, facts=("commit", "submodules", MERGED))
     definition: dict[str, JSONValue] = {"kind": "image task", "patch": step.patch, "commit": commit}
@@ -325,9 +325,9 @@ def _patched(
     """Return the step that applies a patch and removes hidden files.
 
     Args:
-        definition: what decides its result besides its script and the hidden files; the patch is in it.
+        definition: the inputs of its result except the script and hidden files; it contains the patch.
         hidden: paths of the repository.
-        workdir: where the repository lies.
+        workdir: the repository's directory.
         work: returns what the sandbox is to do, without its command and files.
         parts: names of the script's parts.
     """
@@ -352,7 +352,7 @@ def step_script(step: str, *names: str, **variables: str) -> str:
     Args:
         step: its name.
         names: the parts of :func:`.script`.
-        variables: what they find besides.
+        variables: further variables of the script.
     """
     return script(*names, RANK=str(RANKS.index(step)), ENVIRONMENT=ENVIRONMENT, **variables)
 

@@ -100,7 +100,7 @@ def resolve(tree: Tree, path: Parts, *, strict: bool = False) -> Parts:
         strict: whether everything on the way must exist; what does not stays otherwise.
 
     Raises:
-        LinkError: it leads out of a context, in circles, or, if strict, nowhere.
+        LinkError: the path leads out of a context, in a circle, or, if strict, to a missing file.
     """
     done: list[str] = []
     waiting, links = list(reversed(path)), 0

@@ -46,8 +46,8 @@ def copy_layer(
 
     Args:
         copy: the instruction.
-        sources: what is copied.
-        tree: what that lies in.
+        sources: the files to copy.
+        tree: the tree of the sources.
         directory: a new directory for the layer.
         below: the layers that it is made over.
         keep_owners: whether files get other owners than this process's.

@@ -63,8 +63,8 @@ class BuildOptions:
     Attributes:
         target: the stage; None for the last one.
         arguments: values of its arguments (``--build-arg``).
-        platform: what it is built for; "" for this machine.
-        network: what a RUN reaches that does not say otherwise.
+        platform: the target platform; "" for this machine.
+        network: the network of a RUN without ``--network``.
         secrets: contents of secrets by id.
         timeout: seconds that one RUN may take.
     """
@@ -95,9 +95,9 @@ def evaluate(parsed: Dockerfile, options: BuildOptions, bases: Bases, context: C
 
     Args:
         parsed: the parsed Dockerfile.
-        options: what is to be built of it.
+        options: the options of the build.
         bases: gives the configuration of base images.
-        context: what COPY and ADD take files from.
+        context: the build context.
 
     Returns:
         The stage that is wanted; those that it needs are in it.

@@ -45,8 +45,8 @@ class Heredoc:
     """A here-document in the Dockerfile.
 
     Attributes:
-        name: its terminator, and the name of the file that a COPY makes of it.
-        raw: its text as it lies there.
+        name: its terminator, which is also the name of its file in a COPY.
+        raw: its unprocessed text.
         expand: whether variables in it count (its terminator has no quotes).
         chomp: whether the tabs that its lines begin with do not count (``<<-``).
     """
@@ -69,9 +69,9 @@ class Instruction:
     Attributes:
         name: in capitals, such as ``RUN``.
         flags: (name, value) of its flags, in order; a flag without a value has "true".
-        args: its arguments; of ENV and LABEL names and values by turns.
+        args: its arguments; for ENV and LABEL, names and values alternate.
         is_json: whether they were a JSON list (the "exec form").
-        heredocs: its documents.
+        heredocs: its here-documents.
         line: the first of its lines, from 1.
         text: all of it, continuation lines joined.
     """
@@ -143,7 +143,7 @@ def parse_dockerfile(text: str) -> Dockerfile:
     """Parse a Dockerfile.
 
     Raises:
-        DockerfileError: it is malformed, or wants a frontend of its own; the error has the line.
+        DockerfileError: it is malformed, or requests another frontend; the error has the line.
     """
     _check_frontend(text)
     try:
@@ -165,7 +165,7 @@ def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
         escape: the character that escapes others.
 
     Raises:
-        DockerfileError: it is malformed, or no instruction for ONBUILD.
+        DockerfileError: it is malformed, or not allowed in ONBUILD.
     """
     try:
         parsed = parse_dockerfile(text if escape == "\\" else f"# escape={escape}\n{text}")

@@ -27,7 +27,7 @@ class _Origin:
     """The origin of the files of a COPY or a bind.
 
     Attributes:
-        key: what decides them.
+        key: the key of their content.
         layers: keys of the layers that they lie in; none of a context.
         read: lists them, once those layers are there.
     """

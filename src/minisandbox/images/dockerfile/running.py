@@ -55,10 +55,10 @@ def run_layer(run: RunCommand, context: StepContext, show: Callable[[ResolvedMou
         Everything it wrote.
 
     Raises:
-        BuildError: it failed or took too long; its log is kept.
+        BuildError: the command failed or timed out; its log is kept.
         DockerfileError: a mount or a user is invalid.
         DiskFull: the store's disk is full.
-        SandboxCreationError: there could be no sandbox.
+        SandboxCreationError: the sandbox could not be created.
     """
     upper = context.staging / "upper"
     for path in (upper, upper / "tree"):
@@ -230,8 +230,8 @@ class Placement:
     """The places of mounts in the upper of one RUN.
 
     Attributes:
-        tree: its directory, empty when the placing begins.
-        image: what lies below it.
+        tree: the directory of the upper; initially empty.
+        image: the layers below.
     """
 
     tree: Path
@@ -242,7 +242,7 @@ class Placement:
         """Return the path of a target without links.
 
         Raises:
-            LinkError: it lies behind too many links.
+            LinkError: the path has too many links.
         """
         return resolve(self.image, split(path))
 
@@ -313,14 +313,14 @@ def cache(store: Path, identity: str, owners: str, staging: Path, mode: int, own
 
     Args:
         store: the directory of the caches.
-        identity: which one.
+        identity: its id.
         owners: whether files keep their owners; both kinds cannot use each other's.
-        staging: where it is put meanwhile.
+        staging: the directory for its use.
         mode: the permission bits of a new one.
         owner: the user and group of a new one.
 
     Yields:
-        Where it lies; the caller moves it back if it moves it.
+        Its path; a caller that moves the cache moves it back.
     """
     store.mkdir(mode=0o700, exist_ok=True)
     cached = store / hashlib.sha256(f"{owners} {identity}".encode("utf-8", "surrogateescape")).hexdigest()

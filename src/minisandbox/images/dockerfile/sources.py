@@ -26,9 +26,9 @@ class Item:
     """A file, directory or link to copy.
 
     Attributes:
-        source: its path in the tree that it is copied from.
+        source: its path in the source tree.
         target: its path below the destination.
-        member: what it becomes, but for its name.
+        member: its entry in the layer, without the name.
         same_as: the target of an earlier item that is the same file.
     """
 
@@ -43,7 +43,7 @@ class Source:
     """The files of one source.
 
     Attributes:
-        items: what is copied of it.
+        items: its files.
         is_folder: whether it is a directory, whose content is copied.
     """
 
@@ -56,7 +56,7 @@ def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
 
     Args:
         copy: the instruction.
-        tree: what its sources lie in.
+        tree: the tree of the sources.
 
     Raises:
         DockerfileError: a source is not there, or lies outside.

@@ -27,10 +27,10 @@ def parse_mount(text: str, instruction: Instruction, workdir: str) -> RunMount:
     Args:
         text: the flag's value, variables expanded.
         instruction: its RUN, for errors.
-        workdir: what relative targets are relative to.
+        workdir: the directory of relative targets.
 
     Raises:
-        DockerfileError: it is malformed or unsupported.
+        DockerfileError: the mount is malformed or unsupported.
     """
     fields = _fields(text, instruction)
     kind = fields.pop("type", "bind")

@@ -26,7 +26,7 @@ class ContextTree:
 
     Attributes:
         root: the directory.
-        ignored: what ``.dockerignore`` leaves out; None: nothing.
+        ignored: the patterns of ``.dockerignore``; None without one.
     """
 
     root: Path
@@ -123,7 +123,7 @@ def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
         pattern: the source; each part of the path may have wildcards, as in ``.dockerignore``.
 
     Raises:
-        LinkError: it leads out of a context, or in circles.
+        LinkError: a link leads out of a context, or in a circle.
         ValueError: a wildcard is malformed.
     """
     matches: list[tuple[Parts, Parts]] = [((), ())]

@@ -58,8 +58,8 @@ def find_credentials(host: str, repository: str, files: Sequence[Path] | None = 
 
     Args:
         host: the registry.
-        repository: which of its repositories; entries may be for a part of a registry.
-        files: where to look; None for the usual files.
+        repository: the repository; entries may be limited to a part of a registry.
+        files: the files to read; None for the default ones.
 
     Raises:
         InvalidValue: a file is malformed.

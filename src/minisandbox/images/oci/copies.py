@@ -38,7 +38,7 @@ class LayerCopy:
     """A layer of a copy.
 
     Attributes:
-        record: what is known of it.
+        record: its record.
         files: the :func:`.entries.list_digest` of its files.
     """
 
@@ -52,7 +52,7 @@ class ImageCopy:
 
     Attributes:
         image: its record.
-        layers: its layers, bottom first; the one of hidden tests last.
+        layers: its layers, bottom first, the tests layer last.
     """
 
     image: ImageRecord
@@ -84,10 +84,10 @@ def parse_copy(text: bytes, where: str) -> ImageCopy:
 
     Args:
         text: JSON.
-        where: what errors call it.
+        where: its name in errors.
 
     Raises:
-        ImageRefused: it is malformed.
+        ImageRefused: the records are malformed.
     """
     values: Any = m.parse_object(text, where)
     try:
@@ -119,17 +119,17 @@ def take_copy(
         store: the store that receives it.
         copy: the image.
         open_layer: opens the blob of a layer.
-        replace: whether it may take the place of another image of its name.
+        replace: whether to replace another image of the same name.
         report: called for each layer.
 
     Returns:
         The layers that were not there before.
 
     Raises:
-        InvalidValue: there is another image of its name.
+        InvalidValue: the store has another image of this name.
         ImageRefused: a blob is damaged, or hostile.
         StoreError: a layer has other files than its record says.
-        DiskFull: there is no space; finished layers are kept.
+        DiskFull: the disk is full; finished layers are kept.
     """
     _refuse_other(store, copy.image, replace)
     new_records, below = list[LayerRecord](), list[str]()

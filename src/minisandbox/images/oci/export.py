@@ -45,7 +45,7 @@ class Exported:
 
     Attributes:
         images: names of images.
-        layers: how many different layers.
+        layers: the number of different layers.
         bytes: bytes of their blobs.
     """
 
@@ -76,18 +76,18 @@ def export_images(
     """Write images as an OCI layout, or as an OCI archive that ``podman load``, ``docker load`` and skopeo read.
 
     Args:
-        store: where they are.
+        store: the store of the images.
         names: the images.
         path: a new directory; or a file if it ends in ``.tar``, which replaces an earlier one; ``-``: standard output.
-        compression: of the layers: ``gzip`` or ``zstd``.
+        compression: the compression of layers: ``gzip`` or ``zstd``.
         private: write copies for other stores of MiniSandbox: with hidden tests, and over the host's ``/usr``.
         progress: called for each layer.
 
     Raises:
-        NotFound: there is no such image, or a layer of it is gone.
+        NotFound: there is no such image, or one of its layers is missing.
         InvalidValue: the directory is there already, or an image needs the host's ``/usr``.
         StoreError: a layer is damaged, or the path cannot be written.
-        DiskFull: there is no space for it.
+        DiskFull: the disk is full.
     """
     images = [store.image(name) for name in dict.fromkeys(names)]
     for image in images:

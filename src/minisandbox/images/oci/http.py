@@ -46,9 +46,9 @@ class RateLimit:
     """A registry's limit on pulls per client (docs.docker.com, "Pull usage and limits").
 
     Attributes:
-        count: how many in the window.
-        window: its seconds.
-        remaining: how many are left; None if the response does not say.
+        count: pulls per window.
+        window: seconds of the window.
+        remaining: the remaining pulls; None if unknown.
     """
 
     count: int
@@ -117,11 +117,11 @@ class Connection:
             method: such as ``PUT``.
             path: below ``/v2/NAME/``, or an address that the registry sent.
             headers: further headers.
-            body: what is sent; or what makes it, and then the request is repeated only to log in.
+            body: the body; or a function that returns it, and then the request is repeated only to log in.
 
         Raises:
             NotFound: the registry has no such thing.
-            RegistryError: it fails, or the registry refuses.
+            RegistryError: the request failed, or the registry refused it.
         """
         try:
             try:

@@ -46,7 +46,7 @@ class Directory:
         """Open a file; refuse a symlink.
 
         Raises:
-            ImageRefused: it is not there, or no regular file.
+            ImageRefused: the file is missing, or not a regular file.
         """
         try:
             file = open_below(self.path, name)
@@ -64,7 +64,7 @@ class Archive:
 
     Attributes:
         path: the archive, not compressed.
-        shown: what errors call it.
+        shown: its name in errors.
     """
 
     path: Path
@@ -107,7 +107,7 @@ class Archive:
         """Open a file.
 
         Raises:
-            ImageRefused: it is not there.
+            ImageRefused: the file is missing.
         """
         extent = self._places.get(name) or self._places.get(self._links.get(name, ""))
         if extent is None:
@@ -136,9 +136,9 @@ def open_archive(path: Path, work: Path) -> Archive:
         work: a private directory for its unpacked form.
 
     Raises:
-        NotFound: it is not there.
-        ImageRefused: it is no archive, or a malformed one.
-        OSError: it cannot be read or unpacked.
+        NotFound: the file is missing.
+        ImageRefused: the file is not an archive, or malformed.
+        OSError: the file cannot be read or unpacked.
     """
     if not path.is_file():
         raise NotFound(f"{path} is not a file", hint="give an archive of `docker save` or `podman save`")
@@ -165,7 +165,7 @@ class _OnDisk:
 
     Attributes:
         files: its files.
-        tag: which of its images; "" if it has one.
+        tag: the image's tag; "" if there is only one image.
     """
 
     files: Files
@@ -304,7 +304,7 @@ def read(files: Files, name: str, limit: int) -> bytes:
     """Read a small file.
 
     Raises:
-        ImageRefused: it is not there, or too large.
+        ImageRefused: the file is missing or too large.
     """
     with files.open(name) as file:
         return _bounded(Blob(file, "", f"{files.name}: {name}"), limit)

@@ -75,7 +75,7 @@ def parse_platform(text: str) -> Platform:
     """Parse ``OS/ARCHITECTURE[/VARIANT]``.
 
     Raises:
-        InvalidValue: it has another form.
+        InvalidValue: the string has another form.
     """
     parts = text.split("/")
     if len(parts) not in (2, 3) or not all(parts):
@@ -92,7 +92,7 @@ def platform_or_own(text: str | None) -> Platform:
     """Return the platform of a string such as ``linux/arm64``; this machine's if it is empty or None.
 
     Raises:
-        InvalidValue: it is malformed.
+        InvalidValue: the string is malformed.
     """
     return parse_platform(text) if text else own_platform()
 
@@ -102,10 +102,10 @@ class Descriptor:
     """A reference to a blob.
 
     Attributes:
-        digest: of its content.
-        size: its bytes; -1 where nothing says.
-        media_type: what it is.
-        platform: what it runs on, where an index says so.
+        digest: the digest of its content.
+        size: its bytes; -1 if unknown.
+        media_type: the type of its content.
+        platform: its platform, if an index names it.
         name: its tag in a layout, or "".
         image: the reference that its engine calls it by, or "".
     """
@@ -129,7 +129,7 @@ class Layer:
 
     Attributes:
         diff_id: the digest of its tar.
-        blob: what holds it.
+        blob: its blob.
     """
 
     diff_id: str
@@ -141,9 +141,9 @@ class Manifest:
     """A manifest, with the text of its configuration.
 
     Attributes:
-        digest: of the manifest, or of the configuration where there is no manifest.
+        digest: the digest of the manifest; without one, of the configuration.
         config: the configuration's text.
-        blobs: what holds its layers, bottom first.
+        blobs: the blobs of its layers, bottom first.
         kind: the configuration's media type.
         names: the references that an archive calls the image by.
     """
@@ -160,9 +160,9 @@ class Container:
     """A container image without the content of its layers.
 
     Attributes:
-        digest: of its manifest, or of its configuration where there is no manifest.
-        config: how it wants to be run.
-        platform: what it runs on.
+        digest: the digest of its manifest; without one, of its configuration.
+        config: its run configuration.
+        platform: its platform.
         layers: bottom first.
     """
 
@@ -195,7 +195,7 @@ def text_of(values: JSONObject, name: str) -> str:
     """Return a string field of a configuration, or "" if it is missing.
 
     Raises:
-        ImageRefused: it is something else.
+        ImageRefused: the field has another type.
     """
     value = values.get(name) or ""
     if not isinstance(value, str) or "\0" in value:
@@ -207,7 +207,7 @@ def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
     """Return a field of a configuration that is a list of strings.
 
     Raises:
-        ImageRefused: it is something else.
+        ImageRefused: the field has another type.
     """
     value = values.get(name) or ()
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
@@ -262,11 +262,11 @@ def find_manifest(
         version: the tag or digest of a manifest or an index.
         read: returns the digest and the text of one.
         platform: the requested platform.
-        what: what errors call the image.
+        what: the image's name in errors.
 
     Raises:
         NotFound: an index has no manifest for the platform.
-        ImageRefused: what was read is malformed.
+        ImageRefused: the index or manifest is malformed.
     """
     for _ in range(_MOST_INDEXES + 1):
         digest, text = read(version)
@@ -321,7 +321,7 @@ def descriptor(row: JSONValue, what: str) -> Descriptor:
     """Parse a descriptor.
 
     Raises:
-        ImageRefused: it is malformed.
+        ImageRefused: the descriptor is malformed.
     """
     if not isinstance(row, Mapping):
         raise malformed(what, f"a descriptor is {row!r}")
@@ -351,7 +351,7 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
     """Return a manifest's configuration and layers.
 
     Raises:
-        ImageRefused: it is malformed, or no manifest of a container image.
+        ImageRefused: the document is malformed, or not a manifest of a container image.
     """
     if values.get("schemaVersion") == 1:
         raise ImageRefused(
@@ -382,12 +382,12 @@ def container(manifest: Manifest, what: str, platform: Platform) -> Container:
 
     Args:
         manifest: its manifest.
-        what: what errors call it.
+        what: its name in errors.
         platform: the platform it has to run on.
 
     Raises:
         ImageRefused: the configuration names no layers, or another number of them.
-        NotFound: it is for another platform.
+        NotFound: the image is for another platform.
     """
     values, blobs = parse_object(manifest.config, f"the configuration of {what}"), manifest.blobs
     root = values.get("rootfs")

@@ -61,8 +61,8 @@ class LayerStep:
 
     Attributes:
         layer: the layer of the container image.
-        definition: what makes it.
-        key: its key.
+        definition: the definition of the store's layer.
+        key: the key of the store's layer.
     """
 
     layer: m.Layer
@@ -87,10 +87,10 @@ def pull(
         reference: ``NAME[:TAG][@DIGEST]`` of a registry, ``oci:DIRECTORY[:TAG]``, ``oci-archive:FILE[:TAG]`` or
             ``docker-archive:FILE[:TAG]``.
         store: the store that receives it.
-        name: what it is called there; by default after its reference, such as ``python-3.12`` for ``python:3.12``, and
+        name: its name there; by default from its reference, such as ``python-3.12`` for ``python:3.12``, and
             ``python-3.12-arm64`` where the platform is another machine's.
         platform: such as ``linux/arm64``; this machine's by default.
-        private: whether it may be a copy from another store (:mod:`.copies`), whose records are believed.
+        private: whether it may be a copy from another store (:mod:`.copies`), whose records are trusted.
         progress: called for each layer.
 
     Returns:
@@ -100,8 +100,8 @@ def pull(
         InvalidValue: the reference, the name or the platform is malformed, or another image has the default name.
         NotFound: there is no such image, or none for the platform.
         RegistryError: the registry does not deliver it.
-        ImageRefused: it is malformed or hostile.
-        DiskFull: there is no space; finished layers are kept.
+        ImageRefused: the image is malformed or hostile.
+        DiskFull: the image does not fit, or the disk is full; finished layers are kept.
     """
     parsed = parse_reference(reference)
     parsed_platform = m.platform_or_own(platform)
@@ -131,12 +131,12 @@ def take(
 
     Args:
         store: the store that receives it.
-        source: where it comes from.
-        reference: what its record says about that.
-        name: what it is called; None: after the reference, or as the copy was.
+        source: the source of the image.
+        reference: the reference for its record.
+        name: its name; None for the default, or for a copy's own name.
         platform: the requested platform.
         private: whether it may be a copy.
-        replace: whether a copy may take the place of another image.
+        replace: whether a copy may replace another image.
         report: called for each layer.
     """
     try:
@@ -182,7 +182,7 @@ def name_of(reference: str, platform: m.Platform) -> str:
     """Return an image's default name in the store.
 
     Raises:
-        InvalidValue: it is no reference.
+        InvalidValue: the reference is malformed.
     """
     name = image_name(reference)
     if platform.fits(m.own_platform()):
@@ -225,7 +225,7 @@ def refuse_other(store: Store, name: str, reference: Remote | Local, hint: str =
     """Refuse to replace an image of another reference; a newer image of the same tag is allowed.
 
     Raises:
-        InvalidValue: there is one.
+        InvalidValue: the name belongs to an image of another reference.
     """
     if isinstance(reference, Remote) and reference.tag:
         reference = replace(reference, digest="")
@@ -431,18 +431,18 @@ def import_images(
 
     Args:
         path: the directory or the file; ``-``: standard input.
-        store: where the images go.
-        name: what the only image is called; by default each after its tag, and a copy as it was.
+        store: the store that receives them.
+        name: the name of a single image; by default each image's tag, and a copy's own name.
         platform: such as ``linux/arm64``; this machine's by default.
-        private: whether they may be copies from another store (:mod:`.copies`), whose records are believed.
-        replace: whether an image may take the place of another of its name.
+        private: whether they may be copies from another store (:mod:`.copies`), whose records are trusted.
+        replace: whether to replace images of the same names.
         progress: called for each layer.
 
     Raises:
         NotFound: the path is not there, or has no image for the platform.
-        InvalidValue: there is another image of the same name.
+        InvalidValue: the store has another image of the same name.
         ImageRefused: an image is malformed or hostile.
-        DiskFull: there is no space; finished layers are kept.
+        DiskFull: the image does not fit, or the disk is full; finished layers are kept.
     """
     parsed_platform = m.platform_or_own(platform)
     report, images = progress or (lambda _: None), list[Image]()

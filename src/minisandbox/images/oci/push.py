@@ -37,12 +37,12 @@ class Pushed:
     """The result of a push.
 
     Attributes:
-        reference: where the image is now.
-        digest: of its manifest.
-        layers: how many layers it has.
-        sent: how many of them were sent; the registry had the others.
-        bytes: bytes of those.
-        lost: what the image no longer has of the one that it was pulled or built from, such as owners; "" if nothing.
+        reference: the pushed reference.
+        digest: the digest of its manifest.
+        layers: the number of its layers.
+        sent: the number of sent layers; the registry had the others.
+        bytes: the bytes of sent layers.
+        lost: what pulling or building the image lost, such as owners, in words; "" if nothing.
     """
 
     reference: str
@@ -66,18 +66,18 @@ def push(
 
     Args:
         name: the image, or the reference that it was pulled by.
-        reference: where to: ``HOST/NAME[:TAG]``.
-        store: where it is.
-        compression: of the layers: ``gzip`` or ``zstd``.
+        reference: the target: ``HOST/NAME[:TAG]``.
+        store: the store of the image.
+        compression: the compression of layers: ``gzip`` or ``zstd``.
         private: push a copy for other stores of MiniSandbox: with hidden tests, and over the host's ``/usr``.
         progress: called for each layer.
 
     Raises:
         InvalidValue: the reference cannot be pushed to, or the image needs the host's ``/usr``.
-        NotFound: there is no such image, or the registry has no such repository and makes none.
+        NotFound: there is no such image, or the registry does not create the repository.
         RegistryError: the registry does not take it.
         StoreError: a layer is damaged.
-        DiskFull: there is no space to compress a layer.
+        DiskFull: the disk is full.
     """
     target = parse_reference(reference)
     if not isinstance(target, Remote) or target.digest:
@@ -102,13 +102,13 @@ class _Registry:
     """A target of :func:`.export.write_image`. Blobs are sent while the next layer is compressed.
 
     Attributes:
-        store: where the layers are.
+        store: the store of the layers.
         target: the tag to push.
-        compression: of the layers.
-        private: whether it is a copy for other stores.
+        compression: the compression of layers.
+        private: whether to push a private copy.
         report: called for each blob.
-        sent: how many were sent.
-        size: bytes of those.
+        sent: the number of sent layers.
+        size: the bytes of sent layers.
     """
 
     store: Store

@@ -34,8 +34,8 @@ class Remote:
 
     Attributes:
         host: the registry, with its port.
-        repository: which of its repositories.
-        tag: its tag; "" where only the digest counts.
+        repository: the repository.
+        tag: its tag; "" if only the digest counts.
         digest: its digest, or "".
         insecure: whether its registry may be asked without TLS.
     """
@@ -64,7 +64,7 @@ class Local:
     Attributes:
         kind: ``oci``, ``oci-archive`` or ``docker-archive``.
         path: the directory or file.
-        tag: which of its images; "" if it has one.
+        tag: the image's tag; "" if there is only one image.
     """
 
     kind: str
@@ -80,7 +80,7 @@ def parse_reference(text: str) -> Remote | Local:
     """Parse a reference to a container image.
 
     Raises:
-        InvalidValue: it is malformed.
+        InvalidValue: the reference is malformed.
     """
     kind, colon, location = text.partition(":")
     if colon and kind in _LOCAL:
@@ -121,7 +121,7 @@ def image_name(text: str) -> str:
     ``python:3.12`` is ``python-3.12``, ``ghcr.io/a/b:c`` is ``ghcr.io_a_b-c``.
 
     Raises:
-        InvalidValue: it is no reference.
+        InvalidValue: the reference is malformed.
     """
     reference = parse_reference(text)
     if isinstance(reference, Local):
@@ -140,7 +140,7 @@ def is_of(reference: Remote | Local, notes: Mapping[str, str]) -> bool:
 
     Args:
         reference: the reference; its digest may be an index's or a manifest's.
-        notes: of the image's record.
+        notes: the notes of the image's record.
     """
     recorded = notes.get("reference", "")
     if isinstance(reference, Local):

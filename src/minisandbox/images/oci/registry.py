@@ -41,7 +41,7 @@ class Registry:
 
     Attributes:
         reference: the image.
-        store: whose downloads it uses.
+        store: the store for its downloads.
         report: called for each blob.
         on_layer: called for each layer that is in the store.
         limit: the rate limit that came with the manifest.
@@ -289,7 +289,7 @@ def open_registry(reference: Remote, store: Store, report: Callable[[str], None]
 
     Args:
         reference: the image.
-        store: whose downloads it uses.
+        store: the store for its downloads.
         report: called for each blob.
     """
     registry = Registry(reference, store, report)

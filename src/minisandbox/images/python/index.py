@@ -100,7 +100,7 @@ class Access:
     """Network, variables and mounts of a step with network.
 
     Attributes:
-        network: what it reaches.
+        network: its network.
         environment: variables for its commands.
         mounts: the certificates, where it reaches the host's own network.
     """

@@ -36,9 +36,9 @@ class PythonEnvironment:
 
     Attributes:
         path: its prefix in the image.
-        python: its interpreter's version, such as ``"3.9.20"``; ``"3.9"`` where the image does not tell the rest.
-        pins: what is installed in it, as ``NAME==VERSION``, sorted.
-        apart: what no package index has, each name with the reason.
+        python: its interpreter's version, such as ``"3.9.20"``, or ``"3.9"`` if the rest is unknown.
+        pins: its installed distributions, as ``NAME==VERSION``, sorted.
+        apart: distributions that no package index has, each with the reason.
     """
 
     path: str
@@ -84,7 +84,7 @@ def choose(image: Image, environments: Sequence[PythonEnvironment], path: str = 
 
     Args:
         image: the image.
-        environments: what :func:`python_environments` found in it.
+        environments: its environments (:func:`python_environments`).
         path: its path in the image, or the last part of that; "" for the first.
 
     Raises:

@@ -166,7 +166,7 @@ def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
     """Yield the executables that may be interpreters, links resolved, each once.
 
     Args:
-        environment: where PATH, PYENV_ROOT and the like are read from.
+        environment: the variables PATH, PYENV_ROOT and the like.
     """
     seen: set[Path] = set()
     for directory in search_places(environment):

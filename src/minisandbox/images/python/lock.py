@@ -31,7 +31,7 @@ def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
         records: its layers, bottom first.
 
     Raises:
-        StoreError: one came from elsewhere, and its list of packages cannot be read.
+        StoreError: an imported record has a malformed list of packages.
     """
     python: dict[str, str] = {}
     system: dict[str, str] = {}
@@ -79,8 +79,8 @@ def read_lock(path: Path) -> Lock:
     """Read a lock file.
 
     Raises:
-        NotFound: it does not exist.
-        InvalidValue: it is not a lock file, or a later version's.
+        NotFound: the file is missing.
+        InvalidValue: the file is not a lock file, or of a later version.
     """
     try:
         table = tomllib.loads(path.read_text("utf-8"))

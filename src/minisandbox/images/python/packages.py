@@ -39,9 +39,9 @@ class Served:
     """The files that one build step may fetch, and those that it fetched.
 
     Attributes:
-        view: which files are there.
-        packages: what was fetched, by the file's name.
-        complaints: what went wrong with the indexes, for the step's error.
+        view: the visible files.
+        packages: the fetched files, by name.
+        complaints: messages about the indexes, for the step's error.
         undated: whether files were left out because the index does not tell when they came.
         failed: the first page or file that no index could give although it should have it; None while all is well.
         full: the disk was full when a file was to be kept.
@@ -70,7 +70,7 @@ class PackageIndex:
     """An index on this machine's loopback while builds run. Use it in a ``with`` block.
 
     Args:
-        store: where files are kept, by their hashes.
+        store: the store that keeps files by their hashes.
         settings: the indexes that are asked; the host's by default.
     """
 
@@ -158,8 +158,8 @@ class _Server(ThreadingHTTPServer):
         """Return a requested file, fetched and verified; None if the step may see no such file.
 
         Raises:
-            SourceError: it cannot be fetched, or is not what the index says.
-            StoreError: it cannot be kept.
+            SourceError: the file cannot be fetched, or has another hash than the index says.
+            StoreError: the file cannot be stored.
         """
         plain = name.removesuffix(_METADATA)
         link = self.files(project, served).get(plain)

@@ -51,7 +51,7 @@ class Pins:
     """The pins of a listing.
 
     Attributes:
-        requirements: what can be installed from an index, each as NAME==VERSION.
+        requirements: the pins of distributions on an index, each as NAME==VERSION.
         skipped: lines that cannot, each with the reason.
         python: the interpreter that a conda export names, or "".
     """

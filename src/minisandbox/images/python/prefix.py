@@ -129,7 +129,7 @@ def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
     """Copy an interpreter without installed packages, byte code and debugging sections.
 
     Args:
-        interpreter: one with a prefix of its own.
+        interpreter: an interpreter with its own prefix.
         target: the directory to make.
         home: the path at which the copy will lie inside the image.
 

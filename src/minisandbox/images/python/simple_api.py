@@ -41,7 +41,7 @@ class Link:
     """A file on an index page.
 
     Attributes:
-        url: where it is, absolute, without a fragment.
+        url: its absolute URL without a fragment.
         sha256: the hash that the page gives, or "".
         requires_python: the interpreters it is for, as the page says it, or "".
         yanked: why it was yanked; None where it was not.
@@ -74,7 +74,7 @@ class Listing:
     """The files of a project.
 
     Attributes:
-        files: by name; the first index that has a name decides.
+        files: the files by name; the first index with a name wins.
         fetched: when the indexes were asked, seconds since the epoch.
         failure: the error of an index that could not be read, or "".
     """
@@ -89,8 +89,8 @@ class Listings:
     """Caches the indexes' listings of projects; threads may share it.
 
     Attributes:
-        store: where answers are kept between processes.
-        web: what reads pages.
+        store: the store that caches responses.
+        web: the reader of pages.
     """
 
     store: Store
@@ -102,7 +102,7 @@ class Listings:
 
         Args:
             project: its normalised name.
-            before: what was asked after this moment is as good as new: later uploads do not count.
+            before: a moment; responses received after it are fresh, because later uploads do not count.
 
         Raises:
             SourceError: no index can be read, and no earlier answer is kept.

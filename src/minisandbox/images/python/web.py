@@ -34,9 +34,9 @@ class Page(NamedTuple):
     """A page of an index.
 
     Attributes:
-        content: what was sent.
-        content_type: of which type it is.
-        url: where it came from, after redirects.
+        content: its content.
+        content_type: its media type.
+        url: its URL after redirects.
     """
 
     content: bytes
@@ -59,14 +59,14 @@ class Web:
         """Read a page: ``https``, ``http`` or ``file``, where a directory is a page with links to its files.
 
         Args:
-            url: where it is.
+            url: its URL.
             accept: the content types wanted.
 
         Returns:
             The page; None where the server has no such page.
 
         Raises:
-            SourceError: it cannot be read.
+            SourceError: the URL cannot be read.
         """
         if urlsplit(url).scheme == "file":
             return _local_page(Path(urllib.request.url2pathname(urlsplit(url).path)))
@@ -80,7 +80,7 @@ class Web:
         """Open a URL; yield None if the server has no such page.
 
         Raises:
-            SourceError: it cannot be read.
+            SourceError: the URL cannot be read.
         """
         what = f"cannot read {shown(url)}"
         headers = {"Accept": accept, "User-Agent": "minisandbox"}
@@ -151,14 +151,14 @@ def fetch_file(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str
     """Return a file and its hash, from the store's downloads or from its URL.
 
     Args:
-        url: where it is.
+        url: its URL.
         sha256: the hash it must have; "" where the index gives none.
-        store: where downloads are kept, by their hashes.
-        web: what reads URLs.
+        store: the store that keeps downloads by their hashes.
+        web: the reader of URLs.
 
     Raises:
-        SourceError: it cannot be downloaded, or has another hash.
-        DiskFull: there is no space for it.
+        SourceError: the file cannot be downloaded, or has another hash.
+        DiskFull: the disk is full.
     """
     if sha256 and (path := store.download_path(sha256)).is_file():
         return path, sha256

@@ -43,16 +43,16 @@ def run_git(
     """Run git, which dies with this process; the caller checks its exit status.
 
     Args:
-        arguments: what follows ``git``.
+        arguments: the arguments of git.
         timeout: seconds.
-        stdin: what it reads.
-        stdout: where its output goes; into the result by default.
+        stdin: its standard input.
+        stdout: the target of its output; by default the result.
         fetches: whether it may ask another repository for objects; a partial clone's own settings would say how, by
             any program, and git would follow them for whatever object is missing.
 
     Raises:
         ProgramNotFound: there is no git.
-        TimeoutExpired: it took longer (``subprocess``'s own).
+        TimeoutExpired: it timed out (``subprocess``'s own).
     """
     if shutil.which("git") is None:
         raise ProgramNotFound("there is no git on PATH", hint="install git; `minisandbox doctor` prints the line")

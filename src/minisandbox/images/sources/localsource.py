@@ -55,7 +55,7 @@ class Snapshot:
 
         Raises:
             SourceError: a file changed since the snapshot.
-            OSError: it cannot be written.
+            OSError: the archive cannot be written.
         """
         with _opened(self.root) as top, tarfile.open(target, "x", format=tarfile.PAX_FORMAT) as archive:
             for path, kind, content in self.files:
@@ -69,8 +69,8 @@ def take_snapshot(source: LocalSource) -> Snapshot:
     """List and hash the files of a local source.
 
     Raises:
-        SourceError: it is no directory, has no files, or one cannot be read.
-        ProgramNotFound: it lies in a git work tree, and there is no git.
+        SourceError: the path is not a directory, has no files, or a file cannot be read.
+        ProgramNotFound: the source lies in a git work tree, and there is no git.
     """
     root = source.path.expanduser().absolute()
     try:

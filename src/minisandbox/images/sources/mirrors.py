@@ -40,7 +40,7 @@ class Taken:
         pack: the file with the commit's tree.
         tree: the tree's object name.
         submodules: the paths of the submodules whose files are in the tree.
-        described: what git calls the commit, by its last tag; "" where no tag leads to it.
+        described: git's description of the commit by its last tag; "" without one.
     """
 
     pack: Path
@@ -69,7 +69,7 @@ class Mirrors:
     """The mirrors of a store, and directories of clones that are tried before the network.
 
     Attributes:
-        store: its directory ``repositories`` has the mirrors.
+        store: the store whose directory ``repositories`` holds the mirrors.
         clones: a directory with repositories made elsewhere, bare or not, at most two directories down; None for none.
             Those called ``OWNER/NAME``, ``OWNER__NAME`` or ``NAME`` are looked in first, then all others: the commit
             alone decides the content. They are only read.
@@ -92,7 +92,7 @@ class Mirrors:
         Raises:
             SourceError: the repository cannot be reached or has no such commit.
             ProgramNotFound: there is no git.
-            DiskFull: there is no space.
+            DiskFull: the disk is full.
         """
         repository = self._repository(source, timeout)
         # a shallow commit's parents are not there, and nobody asks for them: its tree is whole
@@ -112,9 +112,9 @@ class Mirrors:
         """Add a commit's files and, in place of each gitlink, those of its submodule; other gitlinks stay.
 
         Args:
-            merged: what is added to.
+            merged: the collection to extend.
             source: the commit.
-            repository: what has it.
+            repository: a repository with the commit.
             prefix: the path of its files, with a slash at its end; empty for the superproject.
             timeout: seconds for each attempt to fetch.
         """
@@ -223,7 +223,7 @@ def read_committed(folder: Path, url: str, commit: str, path: str) -> str | None
 
     Args:
         folder: the directory with the repositories, as ``--repo-mirrors`` names it.
-        url: where the repository comes from; those that are called like it are looked in first.
+        url: the repository's URL; clones of similar names are tried first.
         commit: the full commit.
         path: the file, from the repository's root.
     """
@@ -240,7 +240,7 @@ def find_commit(folder: Path, url: str, revision: str) -> str | None:
 
     Args:
         folder: the directory with the repositories, as ``--repo-mirrors`` names it.
-        url: where the repository comes from; those that are called like it are looked in first.
+        url: the repository's URL; clones of similar names are tried first.
         revision: a branch, or ``COMMIT^`` for the commit before one.
     """
     source = GitSource(url, "0" * 40)
@@ -298,7 +298,7 @@ def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
     """Fetch only the commit; return False if the server refuses to send a commit by its id.
 
     Raises:
-        SourceError: it failed otherwise; fetching more of the repository would fail as well, or take hours.
+        SourceError: another failure; fetching more of the repository would fail as well, or take hours.
     """
     refspec = f"{source.commit}:refs/kept/{source.commit}"  # what no name leads to may be cleared away
     command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--depth=1", "--", _place(source), refspec]

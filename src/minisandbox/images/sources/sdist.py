@@ -21,16 +21,16 @@ def fetch_sdist(source: SdistSource, store: Store, settings: IndexSettings | Non
     """Return a verified source archive; download it if the store lacks it.
 
     Args:
-        source: which one.
-        store: where downloads are kept.
+        source: the project and version.
+        store: the store for downloads.
         settings: the package index's; the host's by default.
 
     Returns:
         The archive's file.
 
     Raises:
-        SourceError: there is no such project, version or archive, or its hash is another.
-        DiskFull: there is no space for it.
+        SourceError: there is no such project, version or archive, or it has another hash.
+        DiskFull: the disk is full.
     """
     path = store.download_path(source.sha256)
     if path.is_file():

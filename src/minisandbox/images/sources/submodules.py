@@ -23,7 +23,7 @@ def read_modules(listing: bytes) -> dict[bytes, Module]:
     """Return the entries that have a path and a URL, by path.
 
     Args:
-        listing: what ``git config --null --list`` prints of ``.gitmodules``.
+        listing: the output of ``git config --null --list`` for ``.gitmodules``.
     """
     values: dict[bytes, dict[bytes, bytes]] = {}
     for line in listing.split(b"\0"):
