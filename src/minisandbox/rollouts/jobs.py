@@ -54,11 +54,11 @@ class JobQueue:
     """A first-in, first-out queue of jobs.
 
     Args:
-        most: number of waiting jobs at which producers pause.
+        capacity: number of waiting jobs at which producers pause.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._most = capacity
+        self._capacity = capacity
         self._jobs: deque[Job] = deque()
         self._there = asyncio.Semaphore(0)
         self._taken = asyncio.Event()
@@ -87,12 +87,12 @@ class JobQueue:
                 return None
 
     def withdraw(self, count: int) -> list[Job]:
-        """Remove up to ``most`` jobs from the end, and return them."""
+        """Remove up to ``count`` jobs from the end, and return them."""
         return [self._jobs.pop() for _ in range(min(count, len(self._jobs)))]
 
     async def room(self) -> bool:
         """Wait for space; return False once the queue is closed."""
-        while not self._over and len(self._jobs) >= self._most:
+        while not self._over and len(self._jobs) >= self._capacity:
             self._taken.clear()
             await self._taken.wait()
         return not self._over

@@ -251,7 +251,7 @@ async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
 
 
 async def _grade_work(box: AsyncSandbox, state: RolloutState) -> None:
-    """Judge the work where it is, or what of it is carried elsewhere, if the task's script is made for that."""
+    """Grade a script task in the live sandbox, or its carried files in another sandbox."""
     grader = state.task.grader
     if isinstance(grader, ScriptGrader) and (grader.mode == "live" or grader.carry):
         with state.phase("grade"):
