@@ -1,4 +1,4 @@
-"""The allow-list's way out: one gateway process for each controller, one proxy process for each sandbox that connects.
+"""Network access by allow-list: one gateway process per controller, one proxy process per connected sandbox.
 
 Standard library only: what is imported here is the start-up time and the memory of every gateway.
 """

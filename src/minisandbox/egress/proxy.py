@@ -1,4 +1,4 @@
-"""The proxy of one sandbox: a process of the host through which the sandbox reaches the hosts it is allowed.
+"""The proxy of one sandbox: a host process that forwards connections to allowed hosts.
 
 The sandbox has a network namespace of its own without a route. A socket made in there listens for its programs. This
 process holds that socket's descriptor, accepts, and connects outwards in the host's network. Nothing of it is inside.

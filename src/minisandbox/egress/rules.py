@@ -1,4 +1,4 @@
-"""What the proxy of a sandbox accepts, allows and forwards. Pure: nothing here touches a socket.
+"""The proxy's rules: which requests it accepts, allows and forwards. Pure: no sockets.
 
 Requests are parsed strictly. What two programs could read in two ways is refused, so that the server sees what was
 checked here (RFC 9112, section 11). What a TLS tunnel asks for: :mod:`.sni`.

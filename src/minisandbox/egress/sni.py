@@ -1,4 +1,4 @@
-"""Read the server name that the first message of a TLS connection asks for. Pure: nothing here touches a socket.
+"""Read the server name from the first message of a TLS connection. Pure: no sockets.
 
 Later messages are not read. A client can name another host inside the encrypted part of a connection anyway.
 """

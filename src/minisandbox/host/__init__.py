@@ -1,1 +1,1 @@
-"""What this machine allows (:mod:`.doctor`), and what dead owners left on it (:mod:`.reaper`)."""
+"""The machine: what it supports (:mod:`.doctor`), and cleanup after dead owners (:mod:`.reaper`)."""

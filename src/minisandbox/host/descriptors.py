@@ -1,4 +1,4 @@
-"""The numbers of standard streams."""
+"""Make sure that the standard streams are open."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _STREAMS = 3
 
 
 def hold_streams() -> None:
-    """Have nothing of ours get the number of a standard stream that is closed: /dev/null gets it.
+    """Open /dev/null on closed standard streams.
 
-    A process that has closed descriptors 0 to 2, as daemons do, would get them for the next file: a socket of ours, to
-    which a message for stderr would go, and which would make way for the streams of a program that we start.
+    If descriptors 0 to 2 are closed, as in daemons, the next files get these numbers: messages for stderr would go to a
+    socket of ours, and programs that we start would replace it by their streams.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < _STREAMS:
         pass

@@ -1,4 +1,4 @@
-"""What this machine allows: each feature tried for real, what depends on it, and the line that would enable it."""
+"""The doctor: try each feature, and name what depends on it and the command that enables it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be read off a machine without trying: kernel release, cgroups, limits, programs, disks."""
+"""Machine properties that need no trial: kernel release, cgroups, limits, programs, disks."""
 
 from __future__ import annotations
 

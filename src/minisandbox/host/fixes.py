@@ -1,4 +1,4 @@
-"""The line to type for each missing feature, found by looking at what is in its way here."""
+"""The command that enables each missing feature on this machine."""
 
 from __future__ import annotations
 

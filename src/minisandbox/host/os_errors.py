@@ -1,4 +1,4 @@
-"""What the kernel refuses in directories for records, sockets and locks, translated once."""
+"""Translate the OSErrors of directories for records, sockets and locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Try what a sandbox needs of the kernel, each in a child process of its own that ends with all it made.
+"""Try each kernel feature that a sandbox needs, in a child process whose exit undoes everything.
 
 Runs in a process that :mod:`.doctor` starts and that has no threads: namespace work needs that (unshare(2)), and a
 caller must not find itself in another namespace afterwards. The trials make what the launcher makes, with the code of

@@ -1,4 +1,4 @@
-"""Removes what dead owners left behind: control groups and records."""
+"""Remove the control groups and records of dead owners."""
 
 from __future__ import annotations
 

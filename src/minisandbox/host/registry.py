@@ -1,4 +1,4 @@
-"""Who owns live sandboxes, and who is alive.
+"""The registry of live sandboxes and their owners.
 
 An owner is a process, named by its pid, its start time, the machine's boot and its namespaces of pids and of time: a
 pid alone may be reused, after a restart both numbers come again, and in a container they are its

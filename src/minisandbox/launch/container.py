@@ -1,4 +1,4 @@
-"""What runs inside a container of another engine (:mod:`minisandbox.sandbox.engines`): its first process, and its jobs.
+"""Run inside a container of another engine (:mod:`minisandbox.sandbox.engines`): the first process, and jobs.
 
 It isolates nothing: that is the engine's part. A job speaks the protocol of a sandbox's worker on standard input and
 output, because ``podman exec`` and ``docker exec`` carry nothing else.

@@ -1,4 +1,4 @@
-"""Pid 1 of a sandbox: forks workers, reaps, and ends everything when it must.
+"""Pid 1 of a sandbox: forks workers, reaps orphans, and kills everything at the end.
 
 When the controller's end of the control socket closes, or the zygote dies, it exits, and with it the kernel ends every
 process of the sandbox and its mounts (pid_namespaces(7)). It does as little as it can, because whatever it touches is

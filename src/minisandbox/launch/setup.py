@@ -1,4 +1,4 @@
-"""A setup worker: a process next to the zygote that makes sandboxes, in two steps, each a job.
+"""A setup worker: a process next to the zygote that sets up sandboxes in two steps, each a job.
 
 To *prepare* one, before there is a request, it maps the ids of a new pid 1, goes into its namespaces, and makes there
 what does not depend on the image. To *finish* one it goes there again, adds what the plan says, and tells pid 1 to

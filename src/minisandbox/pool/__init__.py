@@ -1,4 +1,4 @@
-"""How much work is done at once: threads, sandboxes made ahead, and resumable runs of jobs."""
+"""Concurrent work: threads, warm sandboxes, and resumable jobs."""
 
 from minisandbox.pool.runner import (
     DATABASE,

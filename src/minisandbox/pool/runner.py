@@ -1,4 +1,4 @@
-"""Jobs for many items, each done once: results are kept as they end, and any later process resumes."""
+"""Run many jobs, each once: results are stored as jobs finish, and a later process resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daemon threads for calls that block: they do not keep a process alive that was told to end."""
+"""Daemon threads for blocking calls: they do not keep an exiting process alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warm sandboxes: made ahead for work that is next in line, each used once or never."""
+"""Warm sandboxes: created ahead for the next work items, each used at most once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sandbox of another process, reached by its door. Its life stays with its owner."""
+"""A sandbox of another process, reached through its listener. Its owner ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam between a handle and its sandbox, and how sync and async handles step through an operation."""
+"""The protocol of a sandbox backend, and how sync and async handles step through an operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a workspace has changed: a sandbox made for looking compares what was written with the image.
+"""The changes of a workspace: a second sandbox compares the uppers with the image.
 
 Nothing of the workspace takes part: its processes cannot hide a change, and the host opens no path that they made.
 """

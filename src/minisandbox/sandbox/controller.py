@@ -1,4 +1,4 @@
-"""What one process holds for all its sandboxes: the launcher and their records."""
+"""The controller: the launcher and the records of all sandboxes of one process."""
 
 from __future__ import annotations
 

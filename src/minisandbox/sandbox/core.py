@@ -1,4 +1,4 @@
-"""The life of a sandbox of this process: made, reached, sealed, ended.
+"""The lifecycle of a sandbox of this process: create, connect, seal, stop.
 
 Everything here blocks for milliseconds at most. Sync handles call it directly, async handles call the longer parts in
 a thread.

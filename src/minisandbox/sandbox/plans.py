@@ -1,4 +1,4 @@
-"""From what a caller asks for to the plan that the launcher executes; pure but for looking at directories."""
+"""Turn a caller's request into the plan that the launcher executes; reads directories, changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One life of a sandbox: from its first process to its last. A snapshot or a reset ends one and begins the next."""
+"""One run of a sandbox, from its first process to its last. A snapshot or reset ends a run and starts the next."""
 
 from __future__ import annotations
 

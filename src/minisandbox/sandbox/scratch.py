@@ -1,4 +1,4 @@
-"""Directories on the host for the time of a sandbox, which outlive no owner for long.
+"""Temporary host directories of sandboxes; those of dead owners are removed.
 
 Their names say whose they are, so that the next owner removes what a killed owner could not. Where they are made
 is noted with the records of owners: the next owner may have another TMPDIR.

@@ -1,4 +1,4 @@
-"""Snapshots: sealed states of a workspace, shared by whatever is made over them."""
+"""Snapshots: sealed states of a workspace, shared by all sandboxes created from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uppers on disk: the writes of a build, which become the next layer; every sandbox's, where tmpfs takes none."""
+"""Uppers on disk: for builds, whose writes become the next layer; for all sandboxes if tmpfs cannot be an upper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuse arguments of a wrong type before anything is done: not all callers are checked by mypy.
+"""Reject arguments of a wrong type early: not all callers use a type checker.
 
 Sync and async handles and the fakes use it. Messages name the type, never the value: it may be a secret, or huge.
 """

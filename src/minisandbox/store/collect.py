@@ -1,4 +1,4 @@
-"""Removing what is not needed: images by age and by size, layers that no image has, leftovers; never what is in use."""
+"""Garbage collection: remove images by age and size, layers without an image, and leftovers; never what is in use."""
 
 from __future__ import annotations
 

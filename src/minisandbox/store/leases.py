@@ -1,4 +1,4 @@
-"""Leases: layers that are in use and must not be removed.
+"""Leases: locks on layers in use, which must not be removed.
 
 A lease is a shared flock(2) on the layer's directory. It needs no file of its own, works on a store that is mounted
 read-only, and ends with its process, however that ends. Who wants to remove a layer takes the lock exclusively, without

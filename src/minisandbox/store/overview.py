@@ -1,4 +1,4 @@
-"""What a store holds, for people: the state of each image, what each part takes."""
+"""Summaries of a store for the user: the state of each image, the disk use of each part."""
 
 from __future__ import annotations
 

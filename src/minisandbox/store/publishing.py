@@ -1,4 +1,4 @@
-"""From a finished tree to a published layer: listed, shared with equal files of other layers, durable, then visible."""
+"""Publish a finished tree as a layer: list it, share equal files with other layers, sync, rename into place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store's layers and images take on disk, every inode counted once, and what a removal would free."""
+"""Disk use of a store's layers and images, each inode counted once, and what a removal would free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: where layers, image records, logs and downloads lie, and how they get there whole."""
+"""The store: layers, image records, logs and downloads, each published atomically."""
 
 from __future__ import annotations
 

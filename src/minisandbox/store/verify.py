@@ -1,4 +1,4 @@
-"""Finding damage: layers that are not what was published go into quarantine, and their next use makes them anew."""
+"""Find damaged layers and put them into quarantine; their next use rebuilds them."""
 
 from __future__ import annotations
 

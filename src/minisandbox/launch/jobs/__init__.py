@@ -1,1 +1,1 @@
-"""What runs inside a sandbox on a caller's behalf: workers, commands, processes, shells, files, changes."""
+"""Programs inside a sandbox that carry out calls: workers, commands, processes, shells, files, changes."""

@@ -1,4 +1,4 @@
-"""The processes below this one: found through /proc, counted, killed.
+"""Find, count and kill the processes below this one, through /proc.
 
 A worker is the subreaper of its commands (prctl(2)), so daemonised processes stay below it too.
 """

@@ -1,4 +1,4 @@
-"""One command of a sandbox: started, watched, its output kept, its whole tree killed at a deadline or a hang-up."""
+"""Run one command: watch it, keep its output, kill its process tree at the deadline or when the caller hangs up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File operations, carried out inside the sandbox by a worker: the host never opens a path that an agent can shape.
+"""File operations inside the sandbox, by a worker: the host never opens a path that an agent can shape.
 
 Each answers ``error`` where the kernel refused. Paths are followed as a program inside would follow them, except for
 the links of /proc, which lead to the worker's own files.

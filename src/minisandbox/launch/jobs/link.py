@@ -1,4 +1,4 @@
-"""A connection to the handle of a process or a shell. It never waits, neither to send nor to receive."""
+"""A nonblocking connection to the handle of a process or shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A started process: its output goes out as it comes, its input and signals come in as they are sent.
+"""A streaming process: forward output, input and signals as they arrive.
 
 It has one *holder* at a time: the handle that started it or, for a process that outlives its handle, one that attached
 after the holder hung up. The supervisor never waits for the holder: while the holder does not read, the process's pipes

@@ -1,4 +1,4 @@
-"""Starting a program: as the sandbox's own user by posix_spawn(3), as another one by a forked child."""
+"""Start a program: by posix_spawn(3) as the sandbox's own user, by fork(2) as another user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user of a command: looked up in the sandbox's own files, assumed by a forked child.
+"""The user of a command: look it up in the sandbox's own files, and become it in a forked child.
 
 The modules ``pwd`` and ``grp`` and initgroups(3) would load name service libraries (nsswitch.conf(5)), which an agent
 can replace. This module only reads text.

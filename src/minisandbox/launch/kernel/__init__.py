@@ -1,1 +1,1 @@
-"""What the launcher asks of the kernel: system calls, mounts, user namespaces, id ranges, control groups, filters."""
+"""Kernel interfaces: system calls, mounts, user namespaces, id ranges, control groups, seccomp filters."""

@@ -1,4 +1,4 @@
-"""Control groups: how much memory, how many processes and how much CPU a sandbox may use, enforced by the kernel.
+"""Control groups: the kernel limits a sandbox's memory, processes and CPU.
 
 The kernel's own accounting is the limit, and its counters say which limit a command met (:class:`LimitCounters`).
 

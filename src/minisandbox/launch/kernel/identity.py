@@ -1,4 +1,4 @@
-"""Who a sandbox is: user namespaces, ranges of host ids, capabilities.
+"""The identity of a sandbox: user namespaces, ranges of host ids, capabilities.
 
 Two ways in, chosen by trying. *mapped*: the launcher has CAP_SYS_ADMIN and CAP_SETUID where it stands, and
 gives each sandbox 65,536 host ids of its own; its larger ids are host ids that all sandboxes share. Otherwise it enters

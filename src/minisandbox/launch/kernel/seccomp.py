@@ -1,4 +1,4 @@
-"""The system-call filter of a sandbox, which its pid 1 and its workers are under as well.
+"""The system-call filter of a sandbox, which applies to its pid 1 and its workers, too.
 
 Deny by default: what :mod:`.seccomp_rules` does not name is refused. A call by another architecture's convention (i386
 by ``int 0x80``, 32-bit ARM) is refused before its number is looked at; so is x32, whose numbers lie above every known

@@ -1,4 +1,4 @@
-"""Filters in the kernel's classic BPF: an assembler of decisions, and an interpreter to try them out.
+"""Classic BPF filters: an assembler, and an interpreter for tests.
 
 Every piece of code here is self-contained: it ends in a return on every path and jumps forward within itself, so pieces
 are put together by concatenation and there are no labels to resolve. Sources: linux/filter.h, linux/seccomp.h,

@@ -1,4 +1,4 @@
-"""What a sandbox may ask of the kernel: every known system call, with a verdict and the reason for it.
+"""The rule of every known system call: a verdict and its reason.
 
 Docker's default profile (moby/profiles, seccomp/default.json) is the floor: what it denies without further capabilities
 is denied here, but for uprobe (which only the kernel's own trampolines call) and rseq_slice_yield (about the caller's

@@ -1,4 +1,4 @@
-"""The system calls that are known, by number: one table per architecture.
+"""The known system calls by number: one table per architecture.
 
 From the kernel's own tables (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl) up to Linux 7.0. From number
 424 on every architecture has the same ones. A number that is in no table is unknown, and refused as such.

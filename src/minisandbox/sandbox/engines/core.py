@@ -1,4 +1,4 @@
-"""The life of a sandbox that is a container: made, reached, ended."""
+"""The lifecycle of a sandbox that is a container: create, connect, stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small Python with the worker's code, mounted read-only into every container: an image need not have one.
+"""A small Python with the worker's code, mounted read-only into every container, because images may lack Python.
 
 It holds this process's own interpreter, its shared libraries, the modules that a worker imports, and the dynamic
 linker, so that the C library of the image does not matter.

@@ -1,1 +1,1 @@
-"""What is said to a sandbox and what is believed of its answers, without any socket (sans-I/O)."""
+"""The protocol between controller and workers, sans-I/O: requests, and validation of the answers."""

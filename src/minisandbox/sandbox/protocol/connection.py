@@ -1,4 +1,4 @@
-"""A connection that lasts: it moves what can be moved without waiting. Sync and async add their ways to wait."""
+"""A long-lived connection that sends and receives without blocking; the sync and async handles add the waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands find in their environment: an allow-list of our own, never the host's."""
+"""The environment of commands: built from an allow-list, never the host's."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Layers as blobs: their tar written and unpacked, compressed, kept cold."""
+"""Layers as blobs: pack, compress, unpack, freeze."""

@@ -1,4 +1,4 @@
-"""Layers as a sandbox would see them, read by the host: which paths they show, and what is there."""
+"""Stacked layers read by the host: which paths they show, as overlayfs would, and what is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blobs of a store's layers: made when they are asked for, kept under their digests, remembered by their layers.
+"""The blobs of a store's layers: created on demand, stored by digest, recorded at their layers.
 
 A frozen layer needs its zstd blob. Any other blob is a copy that a push, an export or another node asked for; it may go
 at any time (:mod:`minisandbox.store.collect`).

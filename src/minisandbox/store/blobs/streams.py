@@ -1,4 +1,4 @@
-"""A layer's blob as the tar that it holds: unpacked and hashed as it is read."""
+"""Read a layer's blob as a tar stream: decompress and hash it on the way."""
 
 from __future__ import annotations
 

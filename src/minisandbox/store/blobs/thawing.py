@@ -1,4 +1,4 @@
-"""Thawing: a frozen layer gets its tree back from its blob."""
+"""Thawing: unpack a frozen layer's blob."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes that survive a crash: whole or not at all."""
+"""Atomic, durable writes."""
 
 from __future__ import annotations
 

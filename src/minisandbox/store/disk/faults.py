@@ -1,4 +1,4 @@
-"""The kernel's refusals in the store, translated once."""
+"""Translate the OSErrors of the store into its own errors."""
 
 from __future__ import annotations
 

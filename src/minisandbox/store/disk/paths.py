@@ -1,4 +1,4 @@
-"""Where a store lies, and what may be done there."""
+"""The path of the store, and whether it is writable and private."""
 
 from __future__ import annotations
 

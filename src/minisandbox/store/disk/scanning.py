@@ -1,4 +1,4 @@
-"""Looking at a finished tree: what is in it, with the hash of each file's content."""
+"""Scan a finished tree: list its entries, with the hash of each file's content."""
 
 from __future__ import annotations
 

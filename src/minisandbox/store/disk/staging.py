@@ -1,4 +1,4 @@
-"""Half-made things: one locked directory each, which the next process removes if its maker died."""
+"""Staging directories: each is locked; the next process removes those of dead owners."""
 
 from __future__ import annotations
 

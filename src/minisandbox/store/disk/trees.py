@@ -1,4 +1,4 @@
-"""Directory trees whose content is not trusted: removed and measured without following a link or recursing."""
+"""Remove and measure directory trees with untrusted content, without following links or recursing."""
 
 from __future__ import annotations
 
