@@ -1,4 +1,4 @@
-"""Grading: one submission, in a fresh sandbox, with the task's own tests."""
+"""Grade a submission in a fresh sandbox with the task's own tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from minisandbox.types import Limits
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-# Nothing but the submission itself can cause these, so that no second run is needed to blame it.
+# Only the submission itself can cause these, so no second run is needed.
 _REPEATED = frozenset({Reason.TIMEOUT, Reason.KILLED, Reason.OUT_OF_MEMORY})
 _CERTAINLY_THE_SUBMISSION = frozenset({Reason.PATCH_INVALID, Reason.REPORT_DAMAGED})
 
@@ -42,29 +42,29 @@ def grade(
 ) -> Grade:
     """Grade a submission: apply it to clean code in a fresh sandbox and run the task's tests.
 
-    A run that cannot be believed is repeated with the reference in place of the submission: if that one is believed,
-    the submission is at fault, else we are. So nothing a submission does can turn its failure into ours. A pass is
-    confirmed by a further run, on tests of which some are changed (:mod:`.confirm.confirmation`). A script that
-    gives no reward is our failure. A task that is judged in the live sandbox is judged here on its patch alone.
+    If a run is not believed, the reference is run instead. If that run is believed, the submission is at fault,
+    otherwise the infrastructure, so a submission cannot turn its failure into an infrastructure error. A pass is
+    confirmed by a further run with changed tests (:mod:`.confirm.confirmation`). A script without a reward is an
+    infrastructure error. A task for the live sandbox is judged by its patch here.
 
     Args:
         task: the task.
         image: the task's image.
-        submission: the agent's patch; empty for none.
+        submission: the agent's patch; may be empty.
         timeout: seconds the tests may take; the task's own if None.
         limits: what the grading sandbox may use.
         confirm: how passes are confirmed: ``once``, ``always`` or ``share(P)`` (:class:`.GradingOptions`).
-        cancellation: calls it off, from another thread.
+        cancellation: cancels the grading from another thread.
 
     Returns:
-        The grade. Failures of ours are grades too, with the verdict ``infra_error``; a pass that the further runs
-        neither confirmed nor refuted has the verdict ``unconfirmed``.
+        The grade. Infrastructure errors become grades with the verdict ``infra_error``; a pass that was neither
+        confirmed nor refuted has the verdict ``unconfirmed``.
 
     Raises:
         InvalidValue: the task's tests are not pytest's, or the policy is unknown.
-        CancelledError: it was called off; nothing of it is a grade.
+        CancelledError: the grading was cancelled; there is no grade.
     """
-    confirmed_share(confirm)  # an unknown policy is an error before anything runs
+    confirmed_share(confirm)  # raises before anything runs
     started = time.monotonic()
     workspace = Workspace.of(task, image, timeout=timeout, limits=limits, cancellation=cancellation)
     verdict = grade_in(workspace, submission, confirm)
@@ -79,7 +79,7 @@ def grade_reference(
     limits: Limits | None = None,
     confirm: str = ONCE,
 ) -> Grade:
-    """Grade the task's reference, applied as it is and never screened. Arguments and result as for :func:`grade`.
+    """Grade the task's reference without screening it. Arguments and result as for :func:`grade`.
 
     Raises:
         InvalidValue: the task's tests are not pytest's, or the policy is unknown.
@@ -88,10 +88,9 @@ def grade_reference(
 
 
 def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, limits: Limits | None = None) -> Grade:
-    """Grade the code that the agent is given, with nothing done to it. Arguments and result as for :func:`grade`.
+    """Grade the code that an agent gets, unchanged. Arguments and result as for :func:`grade`.
 
-    The way of a submission, but for two things: the tests run although there is nothing to judge, and there is no
-    control: the caller grades the reference too.
+    Unlike for an empty submission, the tests run; and there is no control run, because callers grade the reference too.
 
     Raises:
         InvalidValue: the task's tests are not pytest's.
@@ -100,7 +99,7 @@ def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, l
 
 
 def grade_own(change: CodePatch, workspace: Workspace, confirm: str) -> Grade:
-    """Grade a change of ours in a workspace. Arguments and result as for :func:`grade_reference`."""
+    """Grade a trusted change in a workspace. Arguments and result as for :func:`grade_reference`."""
     confirmed_share(confirm)
     started = time.monotonic()
     try:
@@ -113,12 +112,12 @@ def grade_own(change: CodePatch, workspace: Workspace, confirm: str) -> Grade:
 
 
 def _run_of_ours(workspace: Workspace, change: CodePatch) -> tuple[SuiteRun, tuple[Flag, ...]]:
-    """Run tests on code of ours; once more, with other string hashes, after a timeout, a kill or lack of memory.
+    """Run tests on trusted code; repeat a run that timed out, was killed or ran out of memory, with other hashes.
 
-    A test of a project can hang by chance, and a loaded machine makes that likelier.
+    A project's test can hang by chance, and a loaded machine makes that more likely.
 
     Returns:
-        The run that counts, and a flag with the fate of the first if there were two.
+        The last run, and a flag with the fate of the first if there were two.
     """
     run = workspace.run(change)
     if run.doubt is None or run.doubt.reason not in _REPEATED:
@@ -128,9 +127,9 @@ def _run_of_ours(workspace: Workspace, change: CodePatch) -> tuple[SuiteRun, tup
 
 
 def grade_in(workspace: Workspace, submission: bytes, confirm: str = ONCE) -> Grade:
-    """Grade a submission in a workspace, which makes all runs that takes; without the time it took.
+    """Grade a submission in a workspace; the grade has no duration.
 
-    A patch that git does not take as it is may still be one that the task's official harness applies.
+    If git refuses the patch, the official harness's commands are tried.
     """
     graded = _grade_patch(workspace, submission, confirm)
     if graded.reason is not Reason.PATCH_INVALID or len(submission) > MAX_SUBMISSION:
@@ -147,7 +146,7 @@ def grade_in(workspace: Workspace, submission: bytes, confirm: str = ONCE) -> Gr
 
 
 def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade:
-    """Grade a patch as it is."""
+    """Grade a patch unchanged."""
     task = workspace.task
     policy = Policy.for_task(task, dict(workspace.image.environment), workspace.image.workdir)
     try:
@@ -159,7 +158,7 @@ def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade
     reference = reference_change(task)
     signs = scan(submission, change.only or (), reference.patch, reverse=reference.reverse, tests=task.test_files)
     flags = change.flags + signs
-    by_script = isinstance(task.grader, ScriptGrader)  # which may judge what is in no patch
+    by_script = isinstance(task.grader, ScriptGrader)  # may judge files that are in no patch
     if not by_script and all(policy.is_beside_the_point(path) for path in change.only or ()):
         detail = "nothing of it is applied that a test could see: no file, or tests and documents only"
         return Grade(task.instance_id, Verdict.FAILED, Reason.NOTHING_TO_TEST, detail, flags=flags)
@@ -172,10 +171,10 @@ def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade
 
 
 def _run_and_judge(workspace: Workspace, change: CodePatch, flags: tuple[Flag, ...], confirm: str) -> Grade:
-    """Run the tests; ask the reference about a run that is not believed, and confirm a pass where the policy says so.
+    """Run the tests, compare a run that is not believed with the reference, and confirm a pass if the policy says so.
 
-    A run that may have failed by accident, such as a timeout on a loaded machine, is made again before the submission
-    is blamed. After a timeout it has three times as long as the reference takes on the machine as it is now.
+    A run that may have failed by accident, such as a timeout on a loaded machine, is repeated before the submission is
+    blamed. After a timeout, the limit is three times the reference's current duration.
     """
     task, run = workspace.task, _run_surely(workspace, change)
     if run.doubt is not None and run.doubt.reason is Reason.NO_REWARD:
@@ -186,14 +185,14 @@ def _run_and_judge(workspace: Workspace, change: CodePatch, flags: tuple[Flag, .
         flags += repeated
         if control.doubt is not None:
             return _untrusted(judge(task, run, flags), control)
-        if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # that one was tried twice
+        if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # was tried twice
             workspace = workspace.patient(control.duration) if late else workspace
             run = _run_surely(workspace, change)
     return _confirmed(workspace, change, run, judge(task, run, flags), confirm)
 
 
 def _confirmed(workspace: Workspace, change: CodePatch, run: SuiteRun, graded: Grade, confirm: str) -> Grade:
-    """Confirm a pass as the policy says; one that only a log or a script reports has a flag instead."""
+    """Confirm a pass by the policy; a pass that only a log or a script reports gets a flag instead."""
     if not graded.resolved:
         return graded
     if workspace.task.grader.reporter == "none":
@@ -208,7 +207,7 @@ def _confirmed(workspace: Workspace, change: CodePatch, run: SuiteRun, graded: G
 
 
 def _run_surely(workspace: Workspace, change: CodePatch) -> SuiteRun:
-    """Run once more where the sandbox ended: that may have been the host's fault, once, or the tests', twice."""
+    """Run the tests, and repeat a run whose sandbox ended: the first time the host may be at fault."""
     for _ in range(2):
         try:
             return workspace.run(change)
@@ -218,7 +217,7 @@ def _run_surely(workspace: Workspace, change: CodePatch) -> SuiteRun:
 
 
 def _untrusted(graded: Grade, control: SuiteRun) -> Grade:
-    """Blame ourselves for a run that is not believed: the reference's own run, which no submission changes, is not."""
+    """Return an infrastructure error, because the reference's own run is not believed either."""
     assert control.doubt is not None
     detail = f"{graded.reason}: {graded.detail}; and the reference's own run: {control.doubt.detail}"
     return replace(

@@ -1,4 +1,4 @@
-"""Damaged patches: apply them with the commands of the official harnesses, and take the result as a clean patch.
+"""Apply damaged patches with the commands of the official harnesses, and return the result as a clean patch.
 
 The commands run in a sandbox of their own, whose only product is a patch as ``git diff`` writes it. That patch is
 screened and graded like any other, so the policy judges what the commands really changed.
@@ -67,7 +67,7 @@ def apply_like_harness(workspace: Workspace, submission: bytes) -> Applied | Non
     Raises:
         GradingError: the host, which the image is based on, has no ``patch``.
         MiniSandboxError: the sandbox could not be made.
-        CancelledError: it was called off.
+        CancelledError: the grading was cancelled.
     """
     for _ in range(2):  # a sandbox may end by the host's fault, once
         workspace.cancellation.check()

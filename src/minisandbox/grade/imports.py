@@ -1,7 +1,7 @@
-"""Imports: names that hidden tests import from elsewhere than the repository.
+"""Find the names that hidden tests import from outside of the repository.
 
-A new module of such a name, where the repository has none, would be imported in the place of the one that the tests
-mean: a library's helper that compares, say, which no sentinel shows to be another.
+A submission's new module with such a name would be imported instead of the intended one, such as a library's helper for
+comparisons, and no sentinel would reveal it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minisandbox.tasks import Task
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-# In the text, for Python 2 has tests that no newer one can parse.
+# A search in the text, because newer Pythons cannot parse tests for Python 2.
 _IMPORTS = re.compile(
     rb"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([\w., \t]+))|\b(?:importorskip|import_module)\(\s*[\"'](\w+)",
     re.MULTILINE,
@@ -30,12 +30,12 @@ _MODULES = (".py", ".so")
 
 
 def protect_imports(policy: Policy, task: Task, image: Image) -> Policy:
-    """Return the policy of a task with the names that its hidden tests import and that its repository does not have.
+    """Return a policy extended by the names that hidden tests import and that the repository lacks.
 
     Args:
-        policy: the policy, as the task alone decides it.
-        task: the task. What its reference makes importable, anybody may.
-        image: its image, whose layers say what the repository has.
+        policy: the task's policy.
+        task: the task. Names that its reference makes importable are allowed.
+        image: its image; the layers show what the repository contains.
 
     Raises:
         NotFound: a layer is no longer in the store.
@@ -53,7 +53,7 @@ def protect_imports(policy: Policy, task: Task, image: Image) -> Policy:
 
 
 def imported_names(files: Iterable[bytes]) -> frozenset[str]:
-    """Return the top-level names that files of Python import, by their text."""
+    """Return the top-level names that Python files import, found in their text."""
     return frozenset(name.decode() for content in files for name in _imported(content) if name.isascii())
 
 
@@ -64,10 +64,10 @@ def _imported(content: bytes) -> Iterator[bytes]:
 
 
 def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[tuple[Path, str]]) -> Iterator[str]:
-    """Yield those of the names that no tree has below a root, each behind its root.
+    """Yield the names that no tree contains below a root, as ``ROOT/NAME``.
 
-    Packages are no roots, as long as they are packages: tests in one are imported from above it. Of them it is what
-    makes them packages that is yielded. What an upper layer removes counts as had.
+    A package is not a root, because its tests are imported from above it; its ``__init__`` is yielded instead. Files
+    that an upper layer removes count as present.
     """
     for root in roots:
         had = [_had(tree, f"{folder}/{root}".strip("/")) for tree, folder in trees]
@@ -78,7 +78,7 @@ def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[tupl
 
 
 def _had(tree: Path, root: str) -> frozenset[str] | None:
-    """Return the names that a directory of a tree makes importable; None where a link is in the way."""
+    """Return the names that a directory of a tree makes importable, or None if the path contains a link."""
     folder = tree / root
     if os.path.realpath(folder) != os.path.join(os.path.realpath(tree), root).rstrip("/"):
         return None

@@ -1,6 +1,6 @@
-"""Runs of tests, whichever runner it was: what one of them showed, whether it is believed, and the verdict it supports.
+"""Results of a test run by any runner: whether the run is believed, and its verdict.
 
-A run is believed if the process's fate and the reporter's lines fit.
+A run is believed if the exit status fits the reporter's lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNUSABLE = {
     4: (Reason.USAGE_ERROR, "pytest refused its command line or could not load a conftest.py"),
     5: (Reason.NO_TESTS, "pytest collected no tests"),
 }
-# a shell's statuses (POSIX, "Exit Status for Commands"); a wrapper's own 1 or 2 look like pytest's and say less
+# a shell's statuses (POSIX, "Exit Status for Commands"); a wrapper's own 1 or 2 look like pytest's
 NOT_FOUND = {
     126: "the task's test command (test.command) cannot be executed",
     127: "a program of the task's test command (test.command) is not there",
@@ -43,17 +43,17 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRun:
-    """What one run of the tests showed.
+    """The results of one run of the tests.
 
     Attributes:
-        report: what the plugin wrote.
+        report: the plugin's report.
         doubt: why the run is not believed, or None.
-        exit_code: the runner's exit status, or None where it had none or did not run.
+        exit_code: the runner's exit status, or None if it was killed or did not run.
         duration: seconds the runner took.
         log: the end of its output.
-        judgement: what the benchmark's own parser and rules make of the output; None where the report decides.
-        whole_log: the output, where they read it.
-        reward: what a script wrote; None where tests decide.
+        judgement: the result of the benchmark's own parser and rules; None if the report decides.
+        whole_log: the output for the parser.
+        reward: the reward that a script wrote; None if tests decide.
     """
 
     report: Report
@@ -67,26 +67,26 @@ class SuiteRun:
 
     @classmethod
     def not_run(cls, doubt: Doubt, log: str = "") -> SuiteRun:
-        """A run that did not come to pass."""
+        """Return a run that did not start."""
         return cls(Report(), doubt, log=log)
 
 
 def log_of(result: ExecResult) -> str:
-    """Return the end of what a command printed, with its fate."""
+    """Return the end of a command's output, with its fate."""
     parts = (result.stdout, result.stderr)
     text = "\n".join(part.rstrip("\n") for part in parts if part.strip())
     return f"{text[-_LOG_TAIL:]}\n[{result.fate}]"
 
 
 def doubt_about(result: ExecResult, report: Report) -> Doubt | None:
-    """Return why a run cannot be believed, or None where it can.
+    """Return why a run is not believed, or None if it is.
 
-    A run is believed if the runner exited by itself, its report is whole, and both say the same: status 0 and no
-    failure, or status 1 and at least one failure.
+    A run is believed if the runner exited, its report is complete, and both agree: status 0 without a failure, or
+    status 1 with at least one.
 
     Args:
         result: the runner's fate.
-        report: what the plugin wrote.
+        report: the plugin's report.
     """
     if result.outcome is Outcome.TIMEOUT:
         return Doubt(Reason.TIMEOUT, f"the tests {result.fate}")
@@ -128,13 +128,13 @@ def _about_end(exit_code: int, report: Report) -> Doubt | None:
 def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
     """Return the verdict that a run supports.
 
-    Resolved means: the run is believed, and every FAIL_TO_PASS and PASS_TO_PASS test is explicitly passed under its
-    exact id. Missing, skipped and xfailed tests have not passed. Of a script's reward, 1 and more resolves the task.
+    A task is resolved if the run is believed, and every FAIL_TO_PASS and PASS_TO_PASS test passed under its exact id.
+    Missing, skipped and xfailed tests did not pass. A script's reward of 1 or more resolves the task.
 
     Args:
         task: the task.
-        run: what the tests showed.
-        flags: what screening found.
+        run: the results of the tests.
+        flags: the findings of the screening.
     """
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
     if isinstance(task.grader, ScriptGrader):
@@ -153,7 +153,7 @@ def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
 
 
 def _scored(task: Task, run: SuiteRun, flags: tuple[Flag, ...]) -> Grade:
-    """Return the verdict on a script's reward: 1 and more resolves the task."""
+    """Return the verdict on a script's reward: 1 or more resolves the task."""
     reason, detail = Reason.RESOLVED, f"the script's reward is {run.reward}"
     if run.doubt is not None:
         reason, detail = run.doubt.reason, run.doubt.detail
@@ -175,6 +175,6 @@ def _reason(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def infrastructure_grade(task: Task, error: Exception, flags: tuple[Flag, ...] = ()) -> Grade:
-    """Return the grade that says that we failed."""
+    """Return the grade of an infrastructure error."""
     detail = f"{type(error).__name__}: {error}"
     return Grade(task.instance_id, Verdict.INFRA_ERROR, Reason.INFRASTRUCTURE, detail, flags=flags)

@@ -1,9 +1,8 @@
-"""Leaks: what in a task's image would give the answer away to an agent.
+"""Search a task's image for leaks of the answer.
 
-An image is what agents get. So what is looked for is looked for inside, with the eyes of an agent: history beyond the
-one commit, the lines of the reference or of hidden tests in any file and in the history of any repository, and
-archives of the project. A newer or an
-unbroken copy of the project, installed next to it, has the reference's lines in it.
+The search runs inside a sandbox, with an agent's view of the image. It looks for history beyond the one commit, lines
+of the reference or of hidden tests in any file and in the history of any repository, and archives of the project. A
+newer or unbroken copy of the project contains the reference's lines.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _PLACE = PurePosixPath("/run/leaks")
 _SHORT = 20
 _MOST = 200
 _LARGEST = MiB
-"""Bytes of the largest file of a task directory that is looked for."""
+"""Maximum size in bytes of a task directory's files that are searched for."""
 
 _SCRIPT = r"""
 export GIT_CONFIG_GLOBAL=/run/leaks/gitconfig GIT_CEILING_DIRECTORIES=/ LC_ALL=C.UTF-8
@@ -88,8 +87,8 @@ class Leak:
 
     Attributes:
         kind: ``history``, ``reference``, ``tests`` or ``archive``.
-        place: the file inside, or what of the history it is.
-        detail: why it is one.
+        place: the file inside, or the part of the history.
+        detail: why it is a leak.
     """
 
     kind: str
@@ -99,7 +98,7 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of one file that are in nobody's file but by way of the answer.
+    """Lines of one file that reveal the answer.
 
     Attributes:
         kind: ``reference`` or ``tests``.
@@ -113,27 +112,27 @@ class Lines:
 
     @property
     def enough(self) -> int:
-        """How many of them a file may not have. Tests of neighbours have three quarters of their lines in common."""
+        """The number of lines from which a file is a leak; similar tests share up to three quarters of their lines."""
         return max(1, -(-19 * len(self.lines) // 20))
 
     def without(self, lines: frozenset[str]) -> Lines:
-        """Leave out lines that are in the file as it is: they tell nothing of what it will be."""
+        """Leave out lines that the image's own version of the file contains."""
         return replace(self, lines=tuple(line for line in self.lines if line not in lines))
 
 
 def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
-    """Look for the answer in what an agent gets.
+    """Search a task's image for the answer.
 
     Args:
         task: the task.
         image: the task's image.
 
     Returns:
-        What was found, in no special order; empty if nothing gives the answer away.
+        The leaks, in no particular order.
 
     Raises:
         GradingError: the search itself failed.
-        SandboxCreationError: there could be no sandbox.
+        SandboxCreationError: the sandbox could not be created.
     """
     looked_for = list(telling_lines(task, image.tests_dir()))
     with Sandbox.create(image.spec(), network=Network.off()) as box:
@@ -142,7 +141,7 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
         box.files.write_bytes(_PLACE / "all", _file(lines))
         for number, group in enumerate(looked_for):
             box.files.write_bytes(_PLACE / f"{number}.{group.enough}.lines", _file(group.lines))
-        uncut = "" if task.solution is None else "1"  # elsewhere the repository has one commit, or is reported
+        uncut = "" if task.solution is None else "1"  # other tasks' repositories must have a single commit
         variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1", "UNCUT": uncut}
         done = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
     if not done.ok or done.dropped_stdout:
@@ -154,9 +153,9 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
 
 
 def _file(lines: tuple[str, ...] | list[str]) -> bytes:
-    """Return patterns for lines, also as a patch has them."""
+    """Return patterns for lines, with and without a patch's signs."""
     patterns = [sign + line for sign in ("", "+", "-") for line in lines]
-    # with no pattern at all some greps match everything, and others nothing
+    # without any pattern some greps match everything, others nothing
     return "\n".join([*patterns, "@no such line@"]).encode("utf-8", "surrogateescape") + b"\n"
 
 
@@ -168,11 +167,11 @@ def _lines_of(box: Sandbox, path: str) -> frozenset[str]:
 
 
 def telling_lines(task: Task, hidden: Path | None = None) -> Iterator[Lines]:
-    """Yield what of a task no file may have: the reference's new lines, and those of hidden tests.
+    """Yield the lines that reveal the answer: new lines of the reference, and lines of hidden tests.
 
     Args:
         task: the task.
-        hidden: the tests layer of its image; None leaves out what only that has.
+        hidden: the tests layer of its image; None leaves out lines that are only there.
     """
     for kind, patch, reverse in (("reference", task.patch, task.reference.reverse), ("tests", task.test_patch, False)):
         new, old = (b"-", b"+") if reverse else (b"+", b"-")
@@ -188,7 +187,7 @@ def telling_lines(task: Task, hidden: Path | None = None) -> Iterator[Lines]:
 
 
 def _scripts(task: Task, solution: Solution) -> Iterator[Lines]:
-    """What a task directory holds that is not for the agent: each text file of its solution and of its tests."""
+    """Yield the lines of each text file of a task directory's solution and tests."""
     tests = task.grader.files if isinstance(task.grader, ScriptGrader) else None
     for kind, folder in (("reference", solution.files), ("tests", tests)):
         for path in sorted(folder.rglob("*")) if folder is not None else ():
@@ -198,7 +197,7 @@ def _scripts(task: Task, solution: Solution) -> Iterator[Lines]:
 
 
 def _distinct(kind: str, path: str, lines: list[str], common: set[str]) -> Iterator[Lines]:
-    """Lines that say something, and that are not in the file anyway."""
+    """Yield the lines that are long enough and not common to both versions of the file."""
     telling = dict.fromkeys(line for line in lines if len(line.strip()) >= _SHORT and line not in common)
     if telling:
         yield Lines(kind, path, tuple(telling)[:_MOST])
@@ -211,7 +210,7 @@ def _texts(change: FileChange, sign: bytes) -> list[str]:
 def _leak(line: str, looked_for: list[Lines], task: Task) -> Leak | None:
     kind, path, count, history = [*line.split("\t"), "", "", ""][:4]
     if task.solution is not None and kind in ("history", "archive"):
-        return None  # the image is as its author made it
+        return None  # the author of a task directory made the image
     if kind == "history":
         return Leak("history", path, "the repository inside is not one commit")
     if kind == "archive":

@@ -1,4 +1,4 @@
-"""Measuring: what every test of a project does on clean code, with and without the reference."""
+"""Measure the outcomes of a project's tests on clean code, with and without the reference."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run of the tests showed.
+    """The results of one run of the tests.
 
     Attributes:
         outcomes: every reported test with its outcome, in the order they ran.
         uncollected: files and classes that could not be collected.
-        reason: why the run is not believed, or None where it is.
-        detail: the same in a sentence.
-        exit_code: the runner's exit status, or None where it had none.
+        reason: why the run is not believed, or None.
+        detail: the reason in a sentence.
+        exit_code: the runner's exit status, or None if it was killed.
         duration: seconds the runner took.
-        versions: of Python and pytest inside, for people.
+        versions: the versions of Python and pytest inside, for reading only.
         log: the end of its output.
     """
 
@@ -45,7 +45,7 @@ class Measurement:
 
     @property
     def believed(self) -> bool:
-        """Whether the runner's fate and its report fit."""
+        """Whether the exit status fits the report."""
         return self.reason is None
 
     @property
@@ -63,21 +63,21 @@ def measure(
     timeout: float | None = None,
     limits: Limits | None = None,
 ) -> Measurement:
-    """Run the tests of a project on clean code, the same way as grading does.
+    """Run the tests of a project on clean code, as grading does.
 
     Args:
-        task: the task; its lists of tests are not looked at.
+        task: the task; its lists of tests are ignored.
         image: the task's image.
         reference: whether the reference is applied first.
-        files: test files to run; none for what the test command chooses.
+        files: test files to run; empty if the test command chooses.
         timeout: seconds the tests may take; the task's own if None.
         limits: what the sandbox may use.
 
     Returns:
-        What the run showed; look at ``believed`` before using it.
+        The results; check ``believed`` before using them.
 
     Raises:
-        MiniSandboxError: the sandbox could not be made, or ended.
+        MiniSandboxError: the sandbox could not be created, or ended.
     """
     workspace = Workspace.of(task, image, files=files, timeout=timeout, limits=limits)
     run = workspace.run(reference_change(task) if reference else CodePatch())
@@ -113,7 +113,7 @@ def derive_test_lists(
 
     Returns:
         Tests that passed in every run with the reference and in none without; then tests that passed in every run.
-        Whatever wavers is in neither. Both in the order they ran.
+        Flaky tests are in neither. Both are in execution order.
     """
     with_it = frozenset.intersection(*(one.passed for one in solved))
     always_without = frozenset.intersection(*(one.passed for one in unsolved))

@@ -1,4 +1,4 @@
-"""What tests are called: by their runner and in the benchmarks' lists, and by the file that they are in."""
+"""Names of tests in runners' output, in the benchmarks' lists, and by file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 
 
 def located(task: Task, tests: Iterable[str]) -> Mapping[str, str]:
-    """Return the ids that pytest would give to tests, each with what the test's runner calls it.
+    """Return pytest ids of tests, each with the name in the runner's output.
 
     Args:
         task: the task.
-        tests: names from its lists. Those that say nothing of a file, as descriptions do, are left out; SymPy's, which
-            never do, are looked for in every file of the tests' patch.
+        tests: names from its lists. Names without a file, such as descriptions, are left out; SymPy's names, which
+            never contain one, are located in every file of the tests' patch.
     """
     if task.grader.reporter == "pytest":
         return {node_id(test): node_id(test) for test in tests if file_of(test)}
@@ -33,10 +33,10 @@ def located(task: Task, tests: Iterable[str]) -> Mapping[str, str]:
 
 
 def first_words(outcomes: Mapping[str, str]) -> Mapping[str, str]:
-    """Return outcomes under the names that lists may have for them, too.
+    """Return outcomes, also under the other names that lists may contain.
 
     The benchmarks' parsers cut pytest's ids off at the first space, and unittest prints a description below a name.
-    A name whose first line is blank has no other.
+    A name with a blank first line has no other.
     """
     firsts = {test: test.splitlines()[0] for test in outcomes if test}
     lines = {first: outcomes[test] for test, first in firsts.items() if first.strip()}

@@ -1,7 +1,7 @@
-"""Protected paths: the files of a submission that could change how it is tested, and are therefore not applied.
+"""Protected paths: files that could change how a submission is tested, so grading does not apply them.
 
-Source of the list: public reports of reward hacking (SWE-bench #465, #601, #631; BenchJack, arXiv 2605.12673), and
-where pytest and Python look for code and configuration.
+Sources: public reports of reward hacking (SWE-bench #465, #601, #631; BenchJack, arXiv 2605.12673), and the paths on
+which pytest and Python look for code and configuration.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _CONFIGURATION = frozenset(
 _START_UP = frozenset({"sitecustomize", "usercustomize"})
 _COMPILED = (".pyc", ".pyo", ".pyd", ".so")
 _RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "py", "unittest", "coverage", "xdist"})
-# What pytest itself imports: a new module of such a name runs before our plugin does.
+# Modules that pytest imports: a new module with such a name would run before our plugin.
 _RUNNER_IMPORTS = frozenset(
     {
         "atomicwrites", "attr", "colorama", "exceptiongroup", "funcsigs", "importlib_metadata", "more_itertools",
         "packaging", "pathlib2", "pygments", "six", "toml", "tomli", "typing_extensions", "wcwidth", "zipp",
     }
 )  # fmt: skip
-# What copy and pickle look for before Python 3.12, and do not find (Jython's); with a file in such a directory they do.
+# Jython's packages, which copy and pickle try to import before Python 3.12.
 _LOOKED_FOR = frozenset({"org"})
 _PYTHON_2 = (
     "BaseHTTPServer Bastion CGIHTTPServer ConfigParser Cookie DocXMLRPCServer HTMLParser MimeWriter Queue "
@@ -55,7 +55,7 @@ _PYTHON_3_13 = (
 )
 _PYTHON_3_14 = "_ast_unparse _hmac _py_warnings _remote_debugging _types _zstd annotationlib compression"
 _NEWER = (((3, 12), "_pydatetime _pylong _sha2 _wmi"), ((3, 13), _PYTHON_3_13), ((3, 14), _PYTHON_3_14))
-"""Modules that older ones do not have, by the first version that does: the host's may be one of those."""
+"""Modules of the standard library by the first version that has them; the host's Python may be older."""
 _FORMER = (
     ((2, 7), _PYTHON_2),
     ((3, 7), "macpath macurl2path"),
@@ -65,11 +65,11 @@ _FORMER = (
     ((3, 11), "asynchat asyncore distutils imp smtpd"),
     ((3, 12), _PYTHON_3_12),
 )
-"""Modules of the standard library that newer ones do not have, by the last version that does."""
+"""Removed modules of the standard library, by the last version that has them."""
 _VERSION = re.compile(r"\D*(\d)\.(\d+)")
 _DOCUMENTS = (".md", ".rst")
 _DOCUMENT_NAMES = frozenset({"AUTHORS", "CHANGELOG", "CHANGES", "COPYING", "HISTORY", "LICENSE", "NEWS", "README"})
-# Where a repository holds the runner of its own tests. What a reference touches there, anybody may.
+# Where a repository keeps its own test runner. Submissions may change the files that the reference changes.
 _OWN_RUNNERS = {
     "django/django": ("django/test/", "tests/runtests.py"),
     "sympy/sympy": ("bin/", "sympy/testing/", "sympy/utilities/pytest.py", "sympy/utilities/runtests.py"),
@@ -81,13 +81,13 @@ _NEW = frozenset({FileStatus.ADDED, FileStatus.RENAMED, FileStatus.COPIED})
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which files of a submission are not applied when a task is graded.
+    """Decides which files of a submission are not applied.
 
     Attributes:
         test_files: files that hold the task's tests.
-        test_directories: directories called ``test`` or ``tests`` that hold such files: their helpers are tests too.
-        allowed: files that the reference changes; a solution may change them.
-        allowed_names: modules that the reference changes although they share a name with a part of the runner.
+        test_directories: directories named ``test`` or ``tests`` with such files; their helpers count as tests.
+        allowed: files that the reference changes, so a solution may change them.
+        allowed_names: modules that the reference changes although the runner has parts of the same name.
         roots: directories from which tests import.
         runner: files and directories of the repository's own test runner.
         library: modules of the standard library that the tests run with.
@@ -108,11 +108,11 @@ class Policy:
     def for_task(
         cls, task: Task, environment: Mapping[str, str] | None = None, workdir: PurePosixPath = WORKDIR
     ) -> Policy:
-        """Return the policy of a task: it depends on the task's tests, its reference and its image's variables only.
+        """Return a task's policy, which depends only on its tests, its reference and its image's variables.
 
         Args:
             task: the task.
-            environment: the variables of its image; None for those that the task names.
+            environment: the variables of its image; the task's own if None.
             workdir: the directory of the repository.
         """
         variables = dict(task.build.environment) if environment is None else environment
@@ -129,10 +129,10 @@ class Policy:
         return cls(files, directories, touched, allowed_names, roots, runner, _library(python))
 
     def why_protected(self, change: FileChange) -> str | None:
-        """Return why one file of a submission is not applied, or None where it is.
+        """Return why one file of a submission is not applied, or None if it is.
 
         Args:
-            change: the file; a rename or copy is judged by both of its names.
+            change: the file; both names of a rename or copy are judged.
 
         Returns:
             ``test_file``, ``test_directory``, ``pytest_config``, ``start_up_hook``, ``compiled_code``,
@@ -150,13 +150,13 @@ class Policy:
         return None
 
     def _link_kind(self, path: str) -> str | None:
-        """Judge a link by what would be imported through it if it leads to a directory."""
+        """Judge a link as if its target were a directory from which modules are imported."""
         if any(root == path or root.startswith(path + "/") for root in self.roots):
             return "shadows_import"
         return self._kind(path + "/__init__.py", FileStatus.ADDED)
 
     def is_beside_the_point(self, path: str) -> bool:
-        """Whether a file cannot matter to the task's tests: a test or a document that the reference does not touch."""
+        """Return whether a file cannot affect the tests: a test or a document that the reference does not touch."""
         parts = path.split("/")
         name = parts[-1]
         is_test = "tests" in parts[:-1] or (name.endswith(".py") and (name.startswith("test_") or name == "tests.py"))
@@ -188,15 +188,15 @@ class Policy:
         return new and in_place_of_another
 
     def _is_elsewhere(self, path: str) -> bool:
-        """Whether a file would be imported for a module that tests import from elsewhere, or keeps others from it."""
+        """Return whether a file would shadow a module that tests import from outside of the repository."""
         names = top_names(path, self.roots) if self.elsewhere and path.endswith(".py") else ()
         return any(f"{root}/{name}" in self.elsewhere for root, name, _ in names)
 
 
 def top_names(path: str, roots: frozenset[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield for each root above a file, by depth, the name that is imported from it, and whether that is a module.
+    """Yield each root above a file, by depth, with the imported name and whether the name is a module.
 
-    What lies below the deepest root is not looked at: a path may have as many parts as a submission's author likes.
+    Parts below the deepest root are ignored, because a submission may have arbitrarily deep paths.
     """
     depth = _depth(roots)
     parts = path.split("/", depth + 1)
@@ -209,27 +209,27 @@ def top_names(path: str, roots: frozenset[str]) -> Iterator[tuple[str, str, bool
 
 @lru_cache(maxsize=16)
 def _depth(roots: frozenset[str]) -> int:
-    """Return of how many parts the deepest directory is."""
+    """Return the number of parts of the deepest directory."""
     return max((root.count("/") + 1 for root in roots if root), default=0)
 
 
 def import_roots(environment: Mapping[str, str], workdir: PurePosixPath) -> frozenset[str]:
-    """Return the directories of a repository from which modules are imported, by habit or as PYTHONPATH says."""
+    """Return the directories from which modules are imported, by convention or by PYTHONPATH."""
     places = map(PurePosixPath, environment.get("PYTHONPATH", "").split(":"))
     named = {str(place.relative_to(workdir)) for place in places if place.is_relative_to(workdir)}
     return _IMPORT_ROOTS | (named - {"."})
 
 
 def _kind_by_name(path: str) -> str | None:
-    """Judge a path that is protected wherever it lies."""
+    """Return why a path is protected in every directory, or None."""
     parts = path.split("/")
     name = parts[-1]
     kinds = {
         "pytest_config": name == "conftest.py" or name in _CONFIGURATION,
-        # a package is imported as well as a module
+        # packages count as well as modules
         "start_up_hook": name.endswith(".pth") or any(part.partition(".")[0] in _START_UP for part in parts),
         "compiled_code": name.endswith(_COMPILED) or "__pycache__" in parts,
-        # importlib.metadata reads entry points (pytest's plugins) from such directories in any case of letters
+        # importlib.metadata reads entry points (pytest's plugins) from these directories, ignoring case
         "package_metadata": any(part.lower().endswith((".egg-info", ".dist-info")) for part in parts),
         "git_metadata": any(part.startswith(".git") for part in parts),
     }
@@ -243,7 +243,7 @@ def _parents(path: str) -> Iterable[str]:
 
 
 def _test_directory(file: str) -> str | None:
-    """Return the topmost directory of a test file that is called test or tests."""
+    """Return the topmost directory of a test file that is named ``test`` or ``tests``."""
     parts = file.split("/")
     for depth, part in enumerate(parts[:-1], start=1):
         if part in _TEST_DIRECTORIES:
@@ -252,7 +252,7 @@ def _test_directory(file: str) -> str | None:
 
 
 def _runner_name(path: str, roots: frozenset[str]) -> str | None:
-    """Return the importable name, with its directory, under which a path would shadow a part of the runner."""
+    """Return the importable name, with its directory, if a path would shadow a part of the runner."""
     for root, name, is_module in top_names(path, roots):
         if name in _RUNNER and (is_module or path != f"{root}/{name}".lstrip("/")):
             return f"{root}/{name}"
@@ -260,7 +260,7 @@ def _runner_name(path: str, roots: frozenset[str]) -> str | None:
 
 
 def _library(python: str | None) -> frozenset[str]:
-    """Return the modules of the standard library of an interpreter (None: the host's), and those of the host's."""
+    """Return the modules of the standard libraries of an interpreter and of the host's Python."""
     version = _VERSION.match(python or "")
     release = (int(version[1]), int(version[2])) if version else sys.version_info[:2]
     former = [names for last, names in _FORMER if release <= last]

@@ -1,4 +1,4 @@
-"""Report: what the plugin inside a grading sandbox wrote, read back without trusting it."""
+"""Parse the report of the plugin inside a grading sandbox, without trusting it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INCOMPLETE = "incomplete"
 UNCOLLECTED = "uncollected"
 
 Parameters = Mapping[str, str | None]
-"""The parameters of a test: the text of each value that is plain."""
+"""The parameters of a test, with the texts of plain values."""
 _PHASES = frozenset({"setup", "call", "teardown", "subtest", "collect"})
 
 
@@ -26,7 +26,7 @@ class ReportLine:
     Attributes:
         test: pytest's node id.
         when: setup, call, teardown, subtest or collect.
-        outcome: passed, failed, skipped, xfailed, xpassed, rerun, or a word of another plugin's.
+        outcome: passed, failed, skipped, xfailed, xpassed, rerun, or an outcome of another plugin.
     """
 
     test: str
@@ -49,17 +49,17 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the plugin wrote.
+    """The plugin's report.
 
     Attributes:
         records: the lines about tests and collection, in order.
         started: whether pytest got as far as starting its session.
-        end: the last line, or None where the run ended before it.
+        end: the last line, or None if the run ended before it.
         damage: why the text cannot be the plugin's alone, or None.
-        versions: of Python and pytest inside, for people.
-        places: the line of its own file at which a test failed first, by node id.
-        seconds: how long a test took, by node id, if that was more than a moment.
-        parameters: of each test that has some, by node id.
+        versions: the versions of Python and pytest inside, for reading only.
+        places: the line of the test's own file at which it failed first, by node id.
+        seconds: the durations of tests by node id, unless negligible.
+        parameters: the parameters of tests by node id.
     """
 
     records: tuple[ReportLine, ...] = ()
@@ -106,10 +106,10 @@ class Report:
         return tuple(record.test for record in self.records if record.when == "collect" and record.outcome == "failed")
 
     def absence(self, test: str) -> str:
-        """Say what became of a test that was not reported.
+        """Return the outcome of a test that was not reported.
 
         Returns:
-            ``uncollected`` where its file or class was seen not to be collected, otherwise ``missing``.
+            ``uncollected`` if its file or class could not be collected, otherwise ``missing``.
         """
         seen = any(test == place or test.startswith(place + "::") for place in self.uncollected if place)
         return UNCOLLECTED if seen else MISSING
@@ -129,7 +129,7 @@ class Report:
 
 
 def _outcome(seen: dict[str, set[str]]) -> str:
-    """Reduce one test's phases to a word; the worst wins."""
+    """Reduce one test's phases to an outcome; the worst wins."""
     if any(len(outcomes) > 1 for when, outcomes in seen.items() if when != "subtest"):
         return CONFLICTING
     if "failed" in seen.get("call", ()) or "failed" in seen.get("subtest", ()):
@@ -144,7 +144,7 @@ def _outcome(seen: dict[str, set[str]]) -> str:
 
 
 class _Draft:
-    """A report while it is read."""
+    """The state of a parser of reports."""
 
     def __init__(self, key: bytes) -> None:
         self.state = key
@@ -158,7 +158,7 @@ class _Draft:
         self.lines = 0
 
     def take(self, line: bytes) -> str:
-        """Add a line; return what is wrong with it, or nothing."""
+        """Add a line; return its fault, or ""."""
         mark, _, text = line.removesuffix(b"\n").partition(b" ")
         if mark != hashlib.sha256(b"line" + self.state + text).hexdigest().encode():
             return "is not the plugin's"
@@ -220,7 +220,7 @@ class _Draft:
 
 
 def _parameters(values: object) -> Parameters:
-    """Read what the plugin says of a test's parameters; what it cannot have said is left out."""
+    """Return a test's parameters, without values that the plugin cannot have written."""
     if not isinstance(values, dict):
         return {}
     return {name: text if isinstance(text, str) else None for name, text in values.items()}

@@ -1,9 +1,9 @@
-"""Reporters: what tells us, from inside a grading sandbox, what a test runner says of each test, and how.
+"""Reporters, which send the results of a test runner from inside a grading sandbox.
 
-The lines go through a pipe, as they happen, to a worker that the tests can neither trace nor open (it is not dumpable),
-and from there to us: what was written cannot be taken back. Each line is bound to all before it by a hash over a key,
-which the plugin read from another pipe before any code of the project ran. Neither is in a file, in the environment or
-among the arguments. Code under test that wants to forge a line has to find the plugin's memory first.
+A pipe passes each line at once to a worker, which the tests can neither trace nor open (it is not dumpable), and the
+worker to this process, so a written line cannot be revoked. A hash over a key binds each line to all earlier ones. The
+plugin reads the key from another pipe before any code of the project runs; it is in no file, environment or argument.
+To forge a line, code under test must find the plugin's memory.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from minisandbox.types import ExecResult, MiB, Output
 _INSIDE = Path(__file__).with_name("inside")
 
 MAX_REPORT = 64 * MiB
-"""Bytes of the largest report that is read: about 200,000 tests."""
+"""Maximum bytes of a report: about 200,000 tests."""
 REPORT_VARIABLE = "MINISANDBOX_REPORT"
-"""Tells the reporter where the lines go."""
+"""The variable that names the reporter's pipes."""
 _KEY, _LINES = 8, 9
-# The command's own standard input is empty, and all its output is in one stream, in the order it was written.
+# The command's stdin is empty, and all its output is in one stream, which preserves the order.
 _MOVE = f"exec {_KEY}<&0 {_LINES}>&1 </dev/null >&2"
-# Where descriptors are not handed on: two FIFOs, which the reporter removes when it has them open.
+# If descriptors are not inherited: two FIFOs, which the reporter removes once they are open.
 _BY_NAME = f"""\
 mkfifo -m 600 "$1/key" "$1/lines"
 cat <&{_KEY} > "$1/key" & cat < "$1/lines" >&{_LINES} &
@@ -46,13 +46,13 @@ exit $status"""
 
 
 class RunnerKind(enum.Enum):
-    """Which runner a reporter belongs to, by the file that it is."""
+    """The runner of a reporter; the value is the reporter's file."""
 
     PYTEST = "report_plugin"
-    """A plugin that is named on pytest's command line, and loaded when the interpreter starts."""
+    """A plugin on pytest's command line, loaded when the interpreter starts."""
 
     OTHER = "runner_hook"
-    """What the interpreter of the test command imports when it starts: for unittest's, Django's and SymPy's runners."""
+    """A ``sitecustomize`` for unittest's, Django's and SymPy's runners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Reporter:
     """One reporter in one sandbox.
 
     Attributes:
-        kind: which.
-        directory: where it lies inside.
+        kind: the runner.
+        directory: its directory inside.
         module: its name.
     """
 
@@ -71,17 +71,17 @@ class Reporter:
 
     @classmethod
     def make(cls, kind: RunnerKind) -> Reporter:
-        """Return one with a random name and place."""
+        """Return a reporter with a random name and directory."""
         module = f"report_{secrets.token_hex(6)}" if kind is RunnerKind.PYTEST else "sitecustomize"
         return cls(kind, f"/run/{secrets.token_hex(6)}", module)
 
     def install(self, box: Sandbox) -> None:
-        """Put it into a sandbox; before a submission is, so that a full disk cannot keep it out.
+        """Install the reporter before the submission, so that a full disk cannot prevent it.
 
-        It is written, not mounted: the host's file may be readable to its owner only.
+        It is written, not mounted, because only its owner may be able to read the host's file.
 
         Raises:
-            FileAccessError: it cannot be written.
+            FileAccessError: a file cannot be written.
             SandboxGone: the sandbox has ended.
         """
         files = {self.kind.value: self.module, "report_lines": f"{self.module}_lines"}
@@ -93,7 +93,7 @@ class Reporter:
             box.files.write_bytes(f"{self.directory}/{name}.py", data, mode=0o444)
 
     def environment(self, box: Sandbox) -> Mapping[str, str]:
-        """Return the variables under which the test command finds it."""
+        """Return the variables with which the test command finds the reporter."""
         python_path = dict(box.image.environment).get("PYTHONPATH")
         return {"PYTHONPATH": f"{python_path}:{self.directory}" if python_path else self.directory}
 
@@ -104,7 +104,7 @@ for place; do printf '%s\\n' "$place"/{*.py,*.so,*/__init__.py}; done"""
 
 
 def _repository(box: Sandbox) -> bytes:
-    """Return the repository's directory and, a line each, the modules that its image has in it, without suffixes."""
+    """Return the repository's directory and, one per line, its modules in the image, without suffixes."""
     places = sorted(import_roots(dict(box.image.environment), box.image.workdir))
     command = ["bash", "-c", _MODULES, "modules", *(place or "." for place in places)]
     files = box.exec(command, timeout=60.0).stdout_bytes.splitlines()
@@ -123,20 +123,20 @@ def run_reported(
     folder: str = "",
     program: str = "",
 ) -> tuple[ExecResult, Report]:
-    """Run a test command whose plugin reports to us.
+    """Run a test command, and read its reporter's lines.
 
     Args:
         box: the sandbox.
-        command: shell text.
-        arguments: what is appended to it, past the shell's own parsing.
+        command: the shell command.
+        arguments: appended to it, without parsing by the shell.
         timeout: seconds it may take.
         env: variables for it.
-        chosen: the tests to run, as the reporter knows them; all are collected. None: all run.
-        folder: a directory inside, for a command that does not hand descriptors on (tox): the pipes have names there.
-        program: the name of the program that runs the tests, for reporters that any interpreter loads.
+        chosen: the tests to run, by the reporter's names; empty for all. All are collected.
+        folder: a directory inside for FIFOs, if the command's children do not inherit descriptors (tox).
+        program: the name of the program that runs the tests, if every interpreter loads the reporter.
 
     Returns:
-        Its fate, with all it printed as stderr; and the report, damaged where it cannot be the plugin's alone.
+        The command's result, with all output as stderr; and the report, damaged if the plugin did not write all of it.
 
     Raises:
         SandboxGone: the sandbox has ended.
@@ -164,6 +164,6 @@ def run_reported(
 
 
 def _take(data: bytearray, event: Output) -> bool:
-    """Keep a piece of the report; returns whether there is more than can be its own."""
+    """Append a piece of the report; return whether the report exceeds its limit."""
     data += event.data[: MAX_REPORT + 1 - len(data)]
     return len(data) > MAX_REPORT

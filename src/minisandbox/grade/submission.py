@@ -1,4 +1,4 @@
-"""Screening: what of a submission is applied, decided on its text before anything touches it."""
+"""Screen submissions: decide from the text of a patch which parts are applied."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from minisandbox.tasks import Solution, Task
 from minisandbox.types import MiB
 
 MAX_SUBMISSION = 10 * MiB
-"""Bytes of the largest submission that is looked at."""
+"""Maximum size of a submission in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodePatch:
-    """A patch that is to be applied to clean code.
+    """A patch for clean code.
 
     Attributes:
         patch: a unified diff; empty for no change.
-        reverse: whether it is applied in reverse.
+        reverse: whether the patch is applied in reverse.
         leave_out: files of the patch that are not applied.
-        only: the files that it may change, or None where that is not checked (a task's own patch).
-        links: the symbolic links that there are afterwards among the files that it changes, with their targets.
-        sources: for each file of the patch, in its order, the path that it had before; empty where ``only`` is None.
-        flags: what people should know about what is left out.
-        script: a task's own script that makes the change, in place of a patch.
+        only: the files that it may change; None, for a task's own patch, allows all.
+        links: the changed files that are symbolic links afterwards, with their targets.
+        sources: the former path of each file of the patch, in its order; empty if ``only`` is None.
+        flags: one per file that is left out.
+        script: a task's own script that makes the change instead of a patch.
     """
 
     patch: bytes = b""
@@ -47,24 +47,24 @@ class CodePatch:
 
 
 def reference_change(task: Task) -> CodePatch:
-    """Return the task's reference as a change."""
+    """Return the task's reference."""
     reference = task.reference
     patch = reference.patch.encode("utf-8", "surrogateescape")
     return CodePatch(patch, reverse=reference.reverse, script=reference.script)
 
 
 def screen(submission: bytes, policy: Policy) -> CodePatch:
-    """Decide what of a submission is applied.
+    """Decide which files of a submission are applied.
 
     Args:
         submission: an agent's patch.
         policy: the task's protected paths.
 
     Returns:
-        The change without the protected files; each of those has a flag.
+        The patch without the protected files; each of them has a flag.
 
     Raises:
-        PatchError: it is too large, malformed, blank or unsafe.
+        PatchError: the patch is too large, malformed, blank or unsafe.
     """
     if len(submission) > MAX_SUBMISSION:
         raise PatchError(

@@ -1,4 +1,4 @@
-"""The task's own test files, laid out for one grading sandbox."""
+"""Lay out a task's own test files for a grading sandbox."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from minisandbox.tasks.task import is_inside
 from minisandbox.types import Mount
 
 HIDDEN = PurePosixPath("/hidden")
-"""Where the files that are copied into place lie inside."""
+"""The path inside of files that are copied into place."""
 _MOST_MOUNTS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """Test files as one sandbox gets them.
+    """The test files of one sandbox.
 
     Attributes:
-        mounts: for its creation.
+        mounts: the mounts for its creation.
         copied: whether there are files at :data:`HIDDEN` to be copied into place.
-        checked: named files, with the content that they must still have after the run.
+        checked: files with their content, which must be the same after the run.
     """
 
     mounts: tuple[Mount, ...] = ()
@@ -34,7 +34,7 @@ class LaidOut:
 
 
 def hidden_files(hidden: Path | None, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of those of the named files that are in the tests layer.
+    """Return the content of the named files that the tests layer contains.
 
     Args:
         hidden: the tests layer, or None.
@@ -46,7 +46,7 @@ def hidden_files(hidden: Path | None, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def snapshots_of(hidden: Path | None) -> list[str]:
-    """Return the paths of files of the tests layer that hold expected output (syrupy, pytest-snapshot)."""
+    """Return the paths of files with expected output in the tests layer (syrupy, pytest-snapshot)."""
     if hidden is None:
         return []
     paths = (path.relative_to(hidden) for path in hidden.rglob("*") if path.is_file() and not path.is_symlink())
@@ -54,8 +54,8 @@ def snapshots_of(hidden: Path | None) -> list[str]:
 
 
 def _is_plain(hidden: Path, name: str) -> bool:
-    """Whether a path leads to a regular file of the layer, without a link on the way."""
-    target = hidden / name  # which an absolute path would lead out of
+    """Return whether a path is a regular file of the layer, reached without links."""
+    target = hidden / name  # an absolute path would leave the layer
     real = Path(os.path.realpath(hidden)) / name
     return is_inside(name) and target.is_file() and Path(os.path.realpath(target)) == real
 
@@ -64,17 +64,17 @@ def _is_plain(hidden: Path, name: str) -> bool:
 def lay_out(
     hidden: Path | None, names: Sequence[str], edited: Mapping[str, bytes], workdir: PurePosixPath
 ) -> Iterator[LaidOut]:
-    """Lay out the tests layer for the time of one sandbox.
+    """Lay out the tests layer for one sandbox, while the block runs.
 
-    The files that hold the task's tests are mounted where they belong, read-only, each by itself: what a project
-    writes next to them it can still write. All other files are copied into place inside. Both are copies of the
-    layer's, so that a sandbox with edited files is like one without.
+    Files with the task's tests are mounted read-only, one by one, so that a project can still write next to them. All
+    other files are copied into place inside. Both are copies of the layer, so sandboxes with edited files look the
+    same.
 
     Args:
-        hidden: the tests layer, or None.
-        names: files that hold the task's tests.
-        edited: files that are to have another content.
-        workdir: the repository inside.
+            hidden: the tests layer, or None.
+            names: files that hold the task's tests.
+            edited: new contents of files.
+            workdir: the repository inside.
     """
     if hidden is None:
         yield LaidOut()

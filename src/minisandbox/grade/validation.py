@@ -1,4 +1,4 @@
-"""Validation: whether a task can be used at all."""
+"""Validate tasks: check whether they can be used."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 _SEEN_FAILING = frozenset({"failed", "error", UNCOLLECTED})
-# Ways in which a benchmark's own command ends where a file of tests cannot be imported or compiled.
+# Reasons with which a benchmark's own command exits if a test file cannot be imported or compiled.
 _ENDED_EARLY = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS, Reason.NO_RESULTS})
 
 
 _Fault = tuple["Cause", str, tuple[str, ...]]
-"""Why a task is not valid: the cause, a sentence, and the tests that it is about."""
+"""The cause of an invalid task, a sentence, and the affected tests."""
 
 
 class Status(enum.StrEnum):
@@ -38,7 +38,7 @@ class Status(enum.StrEnum):
     VALID = "valid"
     INVALID = "invalid"
     ERROR = "error"
-    """We could not find out."""
+    """The infrastructure failed."""
 
 
 class Cause(enum.StrEnum):
@@ -50,20 +50,20 @@ class Cause(enum.StrEnum):
     P2P_NOT_PASSING = "p2p_not_passing"
     FLAKY = "flaky"
     RUNNER_NOT_SUPPORTED = "runner_not_supported"
-    """Its test command runs something whose outcomes nothing here can see: tests in another language."""
+    """No reporter can observe its test command, such as one for another language."""
     LEAK = "leak"
-    """An agent could read the answer in its image."""
+    """Its image contains the answer."""
     NOT_BUILT = "not_built"
-    """Its image could not be made."""
+    """Its image could not be built."""
     INFRASTRUCTURE = "infrastructure"
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeableShare:
-    """FAIL_TO_PASS tests by where their expectation can be changed.
+    """The number of FAIL_TO_PASS tests with one kind of changeable expectation.
 
     Attributes:
-        kind: a word of :class:`.Kind`; ``none`` for tests that cannot be changed.
+        kind: a value of :class:`.Kind`; ``none`` for unchangeable tests.
         tests: how many.
     """
 
@@ -77,13 +77,13 @@ class Validity:
 
     Attributes:
         instance_id: the task's id.
-        status: valid, invalid, or error where we could not find out.
+        status: valid, invalid, or error after an infrastructure error.
         cause: why it is not valid, or None.
-        detail: the same in a sentence.
-        tests: the tests that the sentence is about.
-        flaky: the named tests that did not do the same in all runs.
-        notes: what its benchmark's parser misreads; what is odd about a task that is valid all the same.
-        changeable: how the FAIL_TO_PASS tests of a valid task can be changed, to confirm passes.
+        detail: the cause in a sentence.
+        tests: the affected tests.
+        flaky: the named tests whose outcomes differ between runs.
+        notes: misreadings of the benchmark's parser, and oddities of a valid task.
+        changeable: how the FAIL_TO_PASS tests of a valid task can be changed to confirm passes.
     """
 
     instance_id: str
@@ -103,12 +103,12 @@ class Validity:
 
 @dataclass(frozen=True, slots=True)
 class Validation(Validity):
-    """What was found out about a task.
+    """The full results of validating a task.
 
     Attributes:
         reference: the grades of the reference, one per run.
         empty: the grades of the code without any patch, one per run.
-        leaks: what in its image gives the answer away; not searched for where we could not find out.
+        leaks: the leaks in its image; not searched for after an infrastructure error.
     """
 
     reference: tuple[Grade, ...] = ()
@@ -125,12 +125,12 @@ def validate(
     limits: Limits | None = None,
     confirm: str = ONCE,
 ) -> Validation:
-    """Check that a task tells a solution from none: several times, to find tests that waver.
+    """Check that a task distinguishes its solution from no solution; several runs find flaky tests.
 
-    Valid means, in every run: the reference resolves it, the empty patch does not, and without a patch FAIL_TO_PASS
-    tests are seen failing: of a benchmark's row (one with a log grader) at least one, of others all. Of others
-    every PASS_TO_PASS test passes without a patch, too, and no test wavers; of a benchmark's row these are notes. Every
-    run has a fresh sandbox without network. And nothing in the image gives the answer away (:func:`.find_leaks`).
+    A task is valid if, in every run, the reference resolves it, the empty patch does not, and without a patch all
+    FAIL_TO_PASS tests are seen failing, every PASS_TO_PASS test passes and no test is flaky. For a benchmark's row
+    (with a log grader) one failing FAIL_TO_PASS test is enough, and the rest become notes. Every run has a fresh
+    sandbox without network. The image must not contain the answer (:func:`.find_leaks`).
 
     Args:
         task: the task.
@@ -138,10 +138,10 @@ def validate(
         runs: how often both are run, at least once.
         timeout: seconds the tests may take; the task's own if None.
         limits: what each sandbox may use.
-        confirm: ``always``: confirm the reference's passes, too; ``share(0)``: do not look which tests can be changed.
+        confirm: ``always`` also confirms the reference's passes; ``share(0)`` skips the search for changeable tests.
 
     Raises:
-        InvalidValue: ``runs`` is less than 1, or nothing of ours can run the task's tests.
+        InvalidValue: ``runs`` is less than 1, or no runner supports the task's tests.
         GradingError: the image could not be searched.
     """
     if runs < 1:
@@ -179,7 +179,7 @@ def validate(
 
 
 def _repetitions(runs: Sequence[Grade]) -> tuple[str, ...]:
-    """Say which runs were repeated, and why."""
+    """Return the notes about repeated runs."""
     return tuple(dict.fromkeys(flag.detail for run in runs for flag in run.flags if flag.kind == REPEATED))
 
 
@@ -188,19 +188,19 @@ def _has_reference(task: Task) -> bool:
 
 
 def _wavering(runs: Sequence[Grade]) -> set[str]:
-    """Return the named tests whose outcome, or whose presence, is not the same in all runs."""
+    """Return the named tests whose outcome or presence differs between runs."""
     outcomes = [set(one.outcomes) for one in runs]
     differing = outcomes[0].union(*outcomes[1:]) - outcomes[0].intersection(*outcomes[1:])
     return {test for test, _ in differing}
 
 
 def _faults(task: Task, validation: Validation) -> Iterator[_Fault]:
-    """Yield why a task is not valid; the first is reported."""
+    """Yield the faults of a task; the first is reported."""
     reference = validation.reference[0]
     if not _has_reference(task):
         yield Cause.REFERENCE_FAILS, "it has no reference: no patch, no solution", ()
     unheard = task.grader.reporter != "pytest" and reference.reason is Reason.NOT_STARTED
-    if unheard and reference.exit_code not in NOT_FOUND:  # a command that is missing is the image's fault
+    if unheard and reference.exit_code not in NOT_FOUND:  # a missing command is the image's fault
         yield Cause.RUNNER_NOT_SUPPORTED, f"the test command, {task.grader.command!r}: {reference.detail}", ()
     if any(len({(run.resolved, run.score) for run in runs}) > 1 for runs in (validation.reference, validation.empty)):
         yield Cause.FLAKY, "the same code resolves it in one run and not in another", validation.flaky
@@ -219,10 +219,9 @@ def _faults(task: Task, validation: Validation) -> Iterator[_Fault]:
 
 
 def _faults_of_empty(task: Task, run: Grade) -> Iterator[_Fault]:
-    """Yield what is wrong with a run of the untouched code.
+    """Yield the faults of a run of the untouched code.
 
-    A benchmark's rows have the lists that its own validation left: of theirs one FAIL_TO_PASS test that is seen failing
-    is enough, and what else is odd is a note.
+    A benchmark's rows passed its own validation, so one failing FAIL_TO_PASS test is enough, and the rest become notes.
     """
     unseen, broken, lenient = not_seen_failing(task, run), run.failed_pass_to_pass, isinstance(task.grader, LogGrader)
     if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not lenient):
@@ -234,7 +233,7 @@ def _faults_of_empty(task: Task, run: Grade) -> Iterator[_Fault]:
 
 
 def _about_regrade(clean: Grade) -> tuple[str, ...]:
-    """Say where a clean sandbox does not share the verdict on the reference."""
+    """Return a note if the reference fails in a clean sandbox."""
     if clean.resolved:
         return ()
     reason = f"{clean.reason}: {clean.detail}"
@@ -252,7 +251,7 @@ def _with_tests(what: str, tests: Sequence[str]) -> str:
 
 
 def _notes(task: Task, empty: Sequence[Grade], flaky: tuple[str, ...]) -> tuple[str, ...]:
-    """Say what is odd about a valid row of a benchmark."""
+    """Return the notes on a benchmark's valid row."""
     unseen = tuple(dict.fromkeys(test for run in empty for test in not_seen_failing(task, run)))
     broken = tuple(dict.fromkeys(test for run in empty for test in run.failed_pass_to_pass))
     odd = {
@@ -266,8 +265,8 @@ def _notes(task: Task, empty: Sequence[Grade], flaky: tuple[str, ...]) -> tuple[
 def not_seen_failing(task: Task, run: Grade) -> tuple[str, ...]:
     """Return the FAIL_TO_PASS tests that were not seen failing.
 
-    A benchmark's log does not say which tests a module would have had that cannot be imported: there a test that is
-    missing counts as failing, if the command's own exit status says that something failed.
+    A benchmark's log does not list the tests of a module that cannot be imported. So a missing test counts as failing
+    if the command's exit status reports a failure.
     """
     seen = dict(run.outcomes)
     by_log = isinstance(task.grader, LogGrader)

@@ -1,4 +1,4 @@
-"""Grade: the verdict on one submission, why, and what it rests on."""
+"""Grades: the verdict on a submission, with reasons and evidence."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from minisandbox.tasks.harness import Misreading
 
 
 class Verdict(enum.StrEnum):
-    """What grading says of a submission. ``unconfirmed`` and ``infra_error`` have no reward."""
+    """The kinds of verdicts. ``unconfirmed`` and ``infra_error`` have no reward."""
 
     RESOLVED = "resolved"
     FAILED = "failed"
-    """The tests ran or could have run, and the submission does not do what they ask."""
+    """The tests ran or could have run, and the submission does not pass them."""
     TAMPERED = "tampered"
     """The submission changed how it was judged, or tried to."""
     PATCH_INVALID = "patch_invalid"
     TIMEOUT = "timeout"
     OOM = "oom"
     UNCONFIRMED = "unconfirmed"
-    """Every named test passed, but a run that had to confirm it was not believed, twice: neither pass nor failure."""
+    """Every named test passed, but two confirming runs in a row were not believed."""
     INFRA_ERROR = "infra_error"
-    """Our own failure: never a statement about the submission, never a reward of 0."""
+    """The infrastructure failed; this says nothing about the submission, and is never a reward of 0."""
 
 
 class Reason(enum.StrEnum):
-    """Why a verdict is what it is. docs/design/grading.md has the table."""
+    """The reason of a verdict; docs/design/grading.md has the table."""
 
     RESOLVED = "resolved"
     UNCONFIRMED = "unconfirmed"
@@ -65,12 +65,12 @@ class Reason(enum.StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Reason | None:
-        """Read the reasons of older records."""
+        """Map the reasons of older records."""
         return cls.CHANGED_TEST_PASSED if value in _FORMER else None
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict that goes with it; most reasons are ways to fail."""
+        """The verdict for this reason; ``failed`` for most."""
         return _VERDICTS.get(self, Verdict.FAILED)
 
 
@@ -95,22 +95,22 @@ _VERDICTS = {
 
 
 NOT_CONFIRMED = "not_confirmed"
-"""The kind of a flag: no further run confirmed the pass."""
+"""Kind of a flag: no further run confirmed the pass."""
 REPEATED = "repeated"
-"""The kind of a flag: a run of ours was repeated, because its first fate may have been an accident."""
+"""Kind of a flag: a run of the reference or of the untouched code was repeated after a possible accident."""
 APPLIED_WITH_FUZZ = "applied_with_fuzz"
-"""The kind of a flag: the patch is damaged; its detail is the official harness's command that applied it."""
+"""Kind of a flag: the patch is damaged; the detail is the official harness's command that applied it."""
 _ABOUT_GRADING = frozenset({NOT_CONFIRMED, REPEATED, APPLIED_WITH_FUZZ})
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Something about a submission that people should see; by itself it decides nothing.
+    """A remark on a submission for reviewers; it decides nothing.
 
     Attributes:
-        kind: what it is, e.g. ``pytest_config``.
+        kind: its kind, such as ``pytest_config``.
         path: the file of the submission.
-        detail: what in it, where a word does not say it: a line of code.
+        detail: more than the kind says, such as a line of code.
     """
 
     kind: str
@@ -119,7 +119,7 @@ class Flag:
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether it is about the submission, and not about how it was graded."""
+        """Whether it concerns the submission and not its grading."""
         return self.kind not in _ABOUT_GRADING
 
 
@@ -130,19 +130,18 @@ class Grade:
     Attributes:
         instance_id: the task's id.
         verdict: resolved, failed, tampered, patch_invalid, timeout, oom, unconfirmed or infra_error.
-        reason: why, as a word that programs can compare.
-        detail: why, in a sentence.
-        outcomes: each named test with its outcome (``missing`` where none was reported, ``uncollected`` where its file
-            was seen not to be collected), FAIL_TO_PASS first.
+        reason: the reason of the verdict.
+        detail: the reason in a sentence.
+        outcomes: each named test with its outcome, FAIL_TO_PASS first; ``missing`` without a report, ``uncollected`` if
+            its file could not be collected.
         failed_fail_to_pass: the FAIL_TO_PASS tests that did not pass.
         failed_pass_to_pass: the PASS_TO_PASS tests that did not pass.
-        flags: files of the submission that were not applied because they are protected, and code in it that people
-            should look at.
-        exit_code: the test runner's exit status, or None where it had none.
-        duration: seconds that grading took.
-        log: the end of the runner's output, for people; nothing is read from it.
-        score: the reward that a script gave; None where tests decide.
-        misread: what the benchmark's parser misreads of the log of the reference.
+        flags: protected files of the submission, which were not applied, and suspicious code.
+        exit_code: the test runner's exit status, or None if it was killed.
+        duration: seconds of grading.
+        log: the end of the runner's output, for reading only.
+        score: a script's reward; None if tests decide.
+        misread: the misreadings of the benchmark's parser in the reference's log.
     """
 
     instance_id: str
@@ -161,17 +160,17 @@ class Grade:
 
     @property
     def resolved(self) -> bool | None:
-        """Whether the submission resolves the task; None where the verdict is unconfirmed or infra_error."""
+        """Whether the submission resolves the task; None if the verdict is unconfirmed or infra_error."""
         return None if self.verdict in _WITHOUT_REWARD else self.verdict is Verdict.RESOLVED
 
     @property
     def judged(self) -> bool:
-        """Whether the run was believed, and so says what became of each test."""
+        """Whether the run was believed, so the outcomes are valid."""
         return self.reason in (Reason.RESOLVED, Reason.TESTS_NOT_PASSED)
 
     @property
     def reward(self) -> float | None:
-        """1.0 or 0.0, or a script's score; None where the verdict is unconfirmed or infra_error."""
+        """1.0, 0.0, or a script's score; None if the verdict is unconfirmed or infra_error."""
         if self.resolved is None:
             return None
         return float(self.resolved) if self.score is None else self.score

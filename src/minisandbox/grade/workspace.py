@@ -34,15 +34,15 @@ _STEP_TIMEOUT = 120.0
 _PATIENCE = 3.0
 _MOST_FILES = 500
 _LARGEST_FILE = 64 * MiB
-# Content and mode only: a file with an old time would be taken for the one its stale byte-code was compiled from.
+# Not the time: a file with an old time would match stale byte-code.
 _RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(HIDDEN))
 _MOST_EXCLUDED = 1 << 20
-"""Bytes of names that git leaves out, as JSON, in which a command's arguments are sent."""
+"""Maximum bytes of the names that git excludes, as JSON, the encoding of arguments."""
 _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
-# Read backwards, a patch makes the files that it was made of: --numstat names them, newer gits the last one first.
-# Without --apply nothing is changed.
+# In reverse, --numstat lists the original files of a patch; newer gits list the last one first. Without --apply nothing
+# is changed.
 _SOURCES = ("git", "apply", "-R", "--numstat", "-z", "-")
-# Prints those of the names on its input that are symbolic links, each with its target.
+# Prints the symbolic links among the names on stdin, each with its target.
 _LIST_LINKS = 'for f; do if [ -L "./$f" ]; then printf "%s\\0" "$f"; readlink -n "./$f"; printf "\\0"; fi; done'
 _LINKS = ("xargs", "-0", "-r", "sh", "-c", _LIST_LINKS, "sh")
 _GIT_REFUSED = frozenset({1, 128})
@@ -50,15 +50,15 @@ _GIT_REFUSED = frozenset({1, 128})
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """How to make grading sandboxes for one task.
+    """Runs a task's tests in grading sandboxes.
 
     Attributes:
         image: the task's image.
         task: the task.
-        files: test files to run; none for what the task's command chooses.
+        files: test files to run; empty if the task's command chooses.
         timeout: seconds the tests may take.
         limits: what each sandbox may use.
-        cancellation: calls the runs off.
+        cancellation: cancels the runs.
         hash_seed: the seed of Python's string hashes in the tests.
     """
 
@@ -81,7 +81,7 @@ class Workspace:
         limits: Limits | None = None,
         cancellation: Cancellation | None = None,
     ) -> Workspace:
-        """Return where a task is graded.
+        """Return a task's workspace.
 
         Args:
             task: the task.
@@ -89,10 +89,10 @@ class Workspace:
             files: test files to run; None for those of the named tests.
             timeout: seconds the tests may take; the task's own if None.
             limits: what each sandbox may use; the task's own if None.
-            cancellation: calls the runs off.
+            cancellation: cancels the runs.
 
         Raises:
-            InvalidValue: the tests are pytest's to run, and their names are not.
+            InvalidValue: pytest runs the tests, but their names are not pytest ids.
         """
         chosen = _test_files(task) if files is None else tuple(files)
         seconds = task.grader.timeout if timeout is None else timeout
@@ -102,16 +102,16 @@ class Workspace:
         """Run the tests on clean code with a change, in a fresh sandbox.
 
         Args:
-            change: what is applied to the code.
-            edited: test files that are not to be the task's own, with their content.
-            chosen: the tests to run, as the reporter knows them; none for all. All are collected.
+            change: the patch.
+            edited: test files with other contents than the task's.
+            chosen: the tests to run, by the reporter's names; empty for all. All are collected.
 
         Returns:
-            What they showed; a step that failed before them is a doubt.
+            The results; a step that failed before the tests is a doubt.
 
         Raises:
-            MiniSandboxError: the sandbox could not be made, or ended.
-            CancelledError: it was called off.
+            MiniSandboxError: the sandbox could not be created, or ended.
+            CancelledError: the grading was cancelled.
         """
         self.cancellation.check()
         if isinstance(self.task.grader, ScriptGrader):
@@ -125,12 +125,12 @@ class Workspace:
         ):
             runner.install(box)
             failed = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
-            # only now: the reference itself may change a file with tests in its docstrings
+            # checked only now, because the reference may change a file with tests in its docstrings
             named = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
             return failed or _unless_changed(box, runner.run(box, chosen), named)
 
     def _run_script(self, grader: ScriptGrader, change: CodePatch) -> SuiteRun:
-        """Run a script; after a solution that is judged by what it leaves, in a sandbox that has nothing else of it."""
+        """Run a script; if a solution runs first, only its carried files are in the script's sandbox."""
         runner = ScriptRunner(grader, self.timeout)
         carries = change.script is not None and grader.mode == "fresh" and grader.carry
         needs = self.task.needs
@@ -145,10 +145,10 @@ class Workspace:
                 return runner.run(clean)
 
     def misfit(self, change: CodePatch) -> str:
-        """Return why git does not apply a patch with the files that are left out of it, or "".
+        """Return why git refuses the complete patch, including files that are left out, or "".
 
-        The benchmarks' harnesses refuse a patch if a hunk does not fit, whichever file it is in. Files that the agent
-        does not get are ignored: patches made elsewhere may change them.
+        The benchmarks' harnesses refuse a patch if a hunk in any file does not fit. Files that the agent does not get
+        are ignored, because foreign patches may change them.
         """
         hidden = [f"--exclude={_literal(path)}" for path in self.task.hidden_files]
         with self.box(Network.off()) as box:
@@ -157,7 +157,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def box(self, network: Network) -> Iterator[Sandbox]:
-        """Make a sandbox with clean code, and without the task's tests where they are hidden."""
+        """Create a sandbox with clean code, without the hidden tests."""
         with (
             task_sandbox(self.task, self.image.spec(), self.limits, network) as box,
             self.cancellation.running(box),
@@ -165,16 +165,15 @@ class Workspace:
             yield box
 
     def patient(self, needed: float = 0.0) -> Workspace:
-        """Return it with more time for the tests: they ran out of it, which a loaded machine brings about, too.
+        """Return a workspace with more time for the tests, because a loaded machine may have caused their timeout.
 
         Args:
-            needed: seconds that the reference took just now; three times that is enough. Three times the time limit
-                if 0.
+            needed: the reference's current duration in seconds, which is tripled; 0 triples the time limit.
         """
         return replace(self, timeout=max(self.timeout, _PATIENCE * (needed or self.timeout)))
 
     def reseeded(self) -> Workspace:
-        """Return it with another seed for Python's string hashes: a test that hung once may depend on their order."""
+        """Return a workspace with another hash seed, because a test that hung may depend on the order of hashes."""
         return replace(self, hash_seed=self.hash_seed + 1)
 
     def _runner(self, grader: PytestGrader | LogGrader) -> LogRunner | PytestRunner:
@@ -184,7 +183,7 @@ class Workspace:
 
 
 def _test_files(task: Task) -> tuple[str, ...]:
-    """Return the files to run, and to hold unchanged, when a task is graded."""
+    """Return the files to run and to keep unchanged."""
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
     if isinstance(task.grader, ScriptGrader):
         return ()
@@ -196,15 +195,15 @@ def _test_files(task: Task) -> tuple[str, ...]:
 
 
 def run_as_owner(box: Sandbox, command: Sequence[str], stdin: bytes = b"") -> ExecResult:
-    """Run a command as the owner of the repository: others may not write there, and git refuses to work for them."""
+    """Run a command as the owner of the repository; others cannot write there, and git refuses to work for them."""
     owner = box.files.stat(".").uid
-    with contextlib.suppress(InvalidValue):  # a sandbox with one id has root only
+    with contextlib.suppress(InvalidValue):  # a sandbox with a single id only has root
         return box.exec(command, stdin=stdin, timeout=_STEP_TIMEOUT, user=owner)
     return box.exec(command, stdin=stdin, timeout=_STEP_TIMEOUT, user=0)
 
 
 def _apply(box: Sandbox, change: CodePatch) -> SuiteRun | None:
-    """Apply a change, all or nothing; returns what went wrong, or None."""
+    """Apply a patch completely or not at all; return the failure, or None."""
     if change.is_empty:
         return None
     if (stray := _unless_same_sources(box, change)) is not None:
@@ -219,7 +218,7 @@ def _apply(box: Sandbox, change: CodePatch) -> SuiteRun | None:
 
 
 def _unless_other_links(box: Sandbox, change: CodePatch) -> SuiteRun | None:
-    """Refuse a patch after which there are other symbolic links than the policy judged: it need not tell modes."""
+    """Refuse a patch that creates other symbolic links than the policy judged; patches may omit modes."""
     if change.only is None:
         return None
     names = b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in sorted(change.only))
@@ -235,9 +234,9 @@ def _unless_other_links(box: Sandbox, change: CodePatch) -> SuiteRun | None:
 
 
 def _unless_same_sources(box: Sandbox, change: CodePatch) -> SuiteRun | None:
-    """Refuse a patch of whose files git reads another path from before the change than we did.
+    """Refuse a patch if git reads other original paths from it than the policy judged.
 
-    What the policy said of a file that is renamed away it said of our reading.
+    The policy judged renamed files by our own reading of the patch.
     """
     if change.only is None:
         return None
@@ -260,7 +259,7 @@ def _about_patch(result: ExecResult, change: CodePatch) -> Doubt | None:
     if not result.ok:
         return Doubt(Reason.PATCH_STEP_FAILED, f"git apply: {result.fate}: {message}")
     if change.only is not None:
-        # git's own reading of the patch has to agree with ours, on which the policy was decided
+        # git must read the same files from the patch as the policy
         stray = set(_paths(result.stdout_bytes)) - change.only
         if stray or result.dropped_stdout:
             return Doubt(Reason.PATCH_INVALID, f"git reads other files in the patch: {sorted(stray)[:3]}")
@@ -268,7 +267,7 @@ def _about_patch(result: ExecResult, change: CodePatch) -> Doubt | None:
 
 
 def _paths(numstat: bytes) -> list[str]:
-    """Return the paths of ``git apply --numstat -z``: added, removed and path, parted by tabs, each ended by NUL."""
+    """Return the paths of ``git apply --numstat -z``: NUL-terminated records of added, removed, path, split by tabs."""
     fields = (entry.split(b"\t", 2) for entry in numstat.split(b"\0") if entry)
     return [field[-1].decode("utf-8", "surrogateescape") for field in fields]
 
@@ -279,7 +278,7 @@ def _literal(path: str) -> str:
 
 
 def _restore(box: Sandbox, task: Task) -> SuiteRun | None:
-    """Put the task's own test files back, over whatever lies there; those that its tests' patch removes are removed."""
+    """Restore the task's own test files, and remove those that its tests' patch removes."""
     result = box.exec([*_RESTORE, str(box.image.workdir)], timeout=_STEP_TIMEOUT, user=0)
     if result.ok and (removed := removed_files(task.test_patch)):
         result = box.exec(["rm", "-f", "--", *removed], timeout=_STEP_TIMEOUT, user=0)
@@ -290,12 +289,12 @@ def _restore(box: Sandbox, task: Task) -> SuiteRun | None:
 
 
 def _said(result: ExecResult) -> str:
-    """Return the start of what a command printed about its failure, as one line."""
+    """Return the start of a command's stderr as one line."""
     return result.stderr.strip().replace("\n", "; ")[:500]
 
 
 def _unless_changed(box: Sandbox, run: SuiteRun, files: Mapping[str, bytes]) -> SuiteRun:
-    """Disbelieve a run after which a test file is not what it was."""
+    """Return the run, with a doubt if a test file has changed."""
     if run.doubt is not None:
         return run
     now = _read(box, tuple(files))
@@ -306,7 +305,7 @@ def _unless_changed(box: Sandbox, run: SuiteRun, files: Mapping[str, bytes]) -> 
 
 
 def _read(box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of the named files of the repository that are there."""
+    """Return the content of the named files that exist in the repository."""
     files = {}
     for name in names:
         with contextlib.suppress(FileAccessError):

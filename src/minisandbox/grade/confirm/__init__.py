@@ -1,1 +1,1 @@
-"""Confirmation: further runs that tell a pass that was earned from one that was forged. An option of grading."""
+"""Confirmation: further test runs that distinguish earned passes from forged ones. An option of grading."""

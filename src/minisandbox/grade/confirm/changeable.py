@@ -1,6 +1,6 @@
-"""Changeable tests: which expectations of a task's tests can be changed, checked once against the reference.
+"""Find the expectations of a task's tests that can be changed, and check them once against the reference.
 
-The result lies next to the layer with the hidden tests and is removed with it.
+The result is stored next to the layer with the hidden tests, and removed together with it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from minisandbox.tasks import Task, node_id
 
 _FORMAT = 10
 _MOST_COPIES = 60
-"""Copies in one run, over all functions."""
+"""Maximum number of copies in one run, over all functions."""
 _MOST_OF_ONE = 12
 _MOST_ITEMS = 300
-"""Items of one function, over its copies, when it is checked: each set of parameters is one."""
+"""Maximum number of items of one function in the check, over its copies; each set of parameters is an item."""
 _FAILING = frozenset({"failed", "error"})
 
 
@@ -43,8 +43,8 @@ class CheckedVariant:
     """A variant that the reference fails.
 
     Attributes:
-        variant: the edit, with the texts that the reference fails.
-        failing: for each text the items that fail, each with the place.
+        variant: the edit, with only the texts that make the reference fail.
+        failing: per text, the items that fail, each with the position of the failure.
     """
 
     variant: Variant
@@ -57,13 +57,13 @@ class Changeable:
 
     Attributes:
         test: pytest's id without parameters.
-        name: what the runner calls it.
-        named: its items that are FAIL_TO_PASS tests.
+        name: its name in the runner's output.
+        named: the items in FAIL_TO_PASS.
         passing: its items that the reference passes when only FAIL_TO_PASS tests run.
-        copies: whether a copy of it passes next to it.
-        seconds: how long it takes; 0 for a moment.
-        definition: where it is defined, which inherited tests share.
-        broken: where it fails on the untouched code.
+        copies: whether an unchanged copy of it passes.
+        seconds: its duration; 0 if negligible.
+        definition: the position of its definition, which inherited tests share.
+        broken: the positions at which it fails on the untouched code.
         variants: those that the reference fails, the strongest first.
     """
 
@@ -80,10 +80,10 @@ class Changeable:
 
 @dataclass(frozen=True, slots=True)
 class ChangeableTests:
-    """What of a task's FAIL_TO_PASS tests can be changed.
+    """The changeable expectations of a task's FAIL_TO_PASS tests.
 
     Attributes:
-        functions: the functions with FAIL_TO_PASS tests that lead to a file of the hidden tests.
+        functions: the functions of FAIL_TO_PASS tests that are in a file of the hidden tests.
         doubt: why the reference's run on changed tests was not believed; "" if it was.
     """
 
@@ -94,7 +94,7 @@ class ChangeableTests:
         """Count a task's FAIL_TO_PASS tests by where their strongest variant is written; ``none`` without one.
 
         Args:
-            total: how many FAIL_TO_PASS tests there are; some may lead to no file.
+            total: the number of FAIL_TO_PASS tests, including those without a known file.
         """
         counts: Counter[str] = Counter()
         for function in self.functions:
@@ -107,32 +107,32 @@ class ChangeableTests:
 
 
 def changeable_tests(workspace: Workspace) -> ChangeableTests:
-    """Return which expectations of a task's tests can be changed; check it if that is not known yet.
+    """Return the changeable expectations of a task's tests; check them unless a result is stored.
 
     Args:
         workspace: where the task is graded.
 
     Raises:
-        MiniSandboxError: a sandbox could not be made.
-        CancelledError: it was called off.
+        MiniSandboxError: a sandbox could not be created.
+        CancelledError: the grading was cancelled.
     """
     path = _path(workspace)
     if path is not None and (cached := _read(path)) is not None:
         return cached
     if path is None or not (store := workspace.image.store).writable:
         return _check(workspace)
-    with store.lock(f"changeable-{path.stem[-24:]}"):  # of many rollouts of a task, one checks
+    with store.lock(f"changeable-{path.stem[-24:]}"):  # only one of a task's concurrent rollouts checks
         if (cached := _read(path)) is not None:
             return cached
         checked = _check(workspace)
         if not checked.doubt:
-            with contextlib.suppress(OSError):  # it is checked again
+            with contextlib.suppress(OSError):  # the next call checks again
                 write_atomic(path, json.dumps({"format": _FORMAT, **asdict(checked)}).encode())
         return checked
 
 
 def _path(workspace: Workspace) -> Path | None:
-    """Return where the result is kept; None if the image has no hidden tests."""
+    """Return the path of the stored result, or None if the image has no hidden tests."""
     layer = workspace.image.tests_layer
     if layer is None:
         return None
@@ -171,10 +171,10 @@ def _variant(**data: Any) -> Variant:
 
 
 def _check(workspace: Workspace) -> ChangeableTests:
-    """Run the reference on changed tests: with all variants at once, each in a copy; then without copies."""
+    """Run the reference on changed tests: first all variants at once, each in a copy; then without copies."""
     check = _Check(workspace)
     check.run_untouched()
-    for maximum in (_MOST_OF_ONE, 2):  # a test that takes long must not be copied often
+    for maximum in (_MOST_OF_ONE, 2):  # a slow test must not be copied often
         run = check.run(check.in_copies(maximum))
         if run.doubt is None:
             break
@@ -207,9 +207,9 @@ class _Check:
         self._broken: dict[str, tuple[str, ...]] = {}
 
     def in_copies(self, maximum: int) -> dict[str, list[Changes]]:
-        """Return for each test: unchanged, two unchanged copies, and a copy for each of its variants.
+        """Return the versions of each test: the original, two unchanged copies, and a copy per variant.
 
-        The second unchanged copy has values in place of their names.
+        In the second unchanged copy, values replace the names that stand for them.
         """
         share = _MOST_COPIES // max(1, len(self._variants))
         items = Counter(map(base_of, self._workspace.task.FAIL_TO_PASS + self._workspace.task.PASS_TO_PASS))
@@ -220,19 +220,19 @@ class _Check:
             rounds = [(variant, number) for number in range(3) for variant in local if number < len(variant.texts)]
             rounds.sort(key=lambda change: change[0] != local[0])
             general = next((variant for variant in local if variant.kind in WEAK), None)
-            chosen = [*rounds[: count - 1], (general, 0)] if general else rounds[:count]  # one for every row of a table
+            chosen = [*rounds[: count - 1], (general, 0)] if general else rounds[:count]  # a condition fits every row
             requested[test] = [(), (), inlined(local), *((change,) for change in dict.fromkeys(chosen))]
         return requested
 
     def in_place(self) -> dict[str, list[Changes]]:
-        """Return for each test that no copy could show to be changeable its strongest variant."""
+        """Return the strongest variant of each test that no copy has shown to be changeable."""
         shown = {test for test, _ in self._failing}
         return {
             test: [((variants[0], 0),)] for test, variants in self._variants.items() if variants and test not in shown
         }
 
     def run_untouched(self) -> None:
-        """Note where the tests fail on the untouched code: a submission that fixes nothing has to cheat there."""
+        """Record where the tests fail on the untouched code: a submission that fixes nothing must cheat there."""
         run = SuiteRun(Report())
         with contextlib.suppress(SandboxGone):
             run = self._workspace.run(CodePatch(), {}, tuple(self._names.values()))
@@ -244,18 +244,18 @@ class _Check:
             self._variants.get(test, []).sort(key=lambda variant: self._distance(test, variant))
 
     def _distance(self, test: str, variant: Variant) -> tuple[bool, int]:
-        """Return how far from where a test fails on the untouched code a variant lies, conditions last."""
+        """Return the sort key of a variant: its distance from the failure on the untouched code, conditions last."""
         lines = [int(line) for label, _, line in (place.rpartition("+") for place in self._broken[test]) if not label]
         line = self._files[variant.path].count(b"\n", 0, variant.start) + 1 - self._line(test)
         return variant.kind in WEAK, min((abs(line - broken) for broken in lines if line >= 0), default=0)
 
     def run(self, requested: Mapping[str, Sequence[Changes]]) -> SuiteRun:
-        """Run the reference on an edition, and note what it shows."""
+        """Run the reference on an edition, and record its results."""
         edition = make_edition(self._files, requested, self._dice)
         chosen = tuple(
             called(self._workspace.task, version, self._names[version.original]) for version in edition.versions
         )
-        # all copies together may take longer than the tests, which have a limit
+        # all copies together may exceed the tests' time limit
         run = self._workspace.patient().run(reference_change(self._workspace.task), edition.files, chosen)
         if run.doubt is None:
             self._note(edition, chosen, run)
@@ -281,11 +281,11 @@ class _Check:
         return not {test, node_id(test), *first_words({test: ""})}.isdisjoint(self._workspace.task.FAIL_TO_PASS)
 
     def result(self) -> ChangeableTests:
-        """Return what the runs showed."""
+        """Return the results of all runs."""
         return ChangeableTests(tuple(self._result(test, name) for test, name in self._names.items()))
 
     def _result(self, test: str, name: str) -> Changeable:
-        # a test without copies is never unchanged with own texts in place of names
+        # only copies show whether a test still passes with values in place of their names
         usable = [
             variant
             for variant in self._variants.get(test, ())
@@ -341,12 +341,12 @@ def function_names(task: Task) -> dict[str, str]:
 
 
 def called(task: Task, version: Version, name: str) -> str:
-    """Return what the runner calls a version of a test.
+    """Return the runner's name for a version of a test.
 
     Args:
         task: the task.
         version: the version.
-        name: what the runner calls the original.
+        name: the runner's name for the original.
     """
     if task.grader.reporter == "pytest":
         return version.test

@@ -1,4 +1,4 @@
-"""Collection: the tests that pytest collected, compared with what their files say.
+"""Compare the tests that pytest collected with the tables of parameters in their files.
 
 This process only parses the files. It never imports code of a submission, so a submission cannot change its result.
 """
@@ -19,11 +19,11 @@ def mismatches(files: Mapping[str, bytes], collected: Mapping[str, Parameters]) 
 
     Args:
         files: test files by path, with their content.
-        collected: for each node id the parameters, as the reporter sent them.
+        collected: the parameters per node id, as the reporter sent them.
 
     Returns:
-        A sentence for each test whose values are in no row of its table, and for each row that is collected more or
-        less often than the others. Only tables that are written out count, and of these only literal values.
+        A message for each test whose values are in no row of its table, and for each row that is collected more or
+        less often than the others. Only tables in the source and their literal values are compared.
     """
     sources: dict[str, PythonSource | None] = {}
     functions: dict[str, dict[str, Parameters]] = {}
@@ -59,13 +59,13 @@ def _of_table(base: str, table: Table, tests: Mapping[str, Parameters]) -> Itera
 
 
 def _is_row(row: list[str | None], values: list[str | None]) -> bool:
-    """Return whether values can be those of a row; a value that either side cannot spell may be any."""
+    """Return whether values match a row; a value that is not plain on either side matches everything."""
     pairs = zip(row, values, strict=False)
     return len(row) != len(values) or all(written is None or text is None or text == written for written, text in pairs)
 
 
 def spelled(node: ast.expr) -> str | None:
-    """Return the text of a literal as the reporter spells its value; None for other expressions."""
+    """Return the reporter's text of a literal's value, or None for other expressions."""
     try:
         text = _spelled(ast.literal_eval(node))
     except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
@@ -74,7 +74,7 @@ def spelled(node: ast.expr) -> str | None:
 
 
 _LONGEST = 200
-"""As in the reporter, which sends no longer ones."""
+"""The reporter's own limit: it sends no longer texts."""
 
 
 def _spelled(value: object, depth: int = 0) -> str | None:

@@ -1,9 +1,9 @@
-"""Confirmation: one more run that tells a pass that was earned from one that was forged.
+"""Confirm a pass by a further run that a forged pass fails.
 
-The run has two kinds of tests: unchanged ones, which must pass, and ones with a changed expectation, which must fail
-where the reference fails them (:mod:`.variants`). A submission that recognises the run gains nothing by it, unless it
-knows which tests are changed. A run that is not believed (timeout, out of memory, dead sandbox) is no evidence. It is
-repeated once; if the second is not believed either, the pass is ``unconfirmed``.
+The run has unchanged tests, which must pass, and tests with a changed expectation, which must fail where the
+reference fails them (:mod:`.variants`). A submission that recognises the run gains nothing unless it knows which tests
+are changed. A run that is not believed (timeout, out of memory, dead sandbox) is repeated once; if the second is not
+believed either, the pass is ``unconfirmed``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ACCIDENTS = frozenset(
         Reason.RESTORE_FAILED, Reason.LOG_UNREADABLE,
     }
 )  # fmt: skip
-"""Doubts that the machine may have caused. They say nothing about a submission until they come twice."""
+"""Doubts that the machine may have caused; only two in a row count against a submission."""
 _FAILING = frozenset({"failed", "error"})
 _NO_EDITION = Edition({}, ())
 
 
 class _TamperedError(Exception):
-    """There is evidence that the pass was forged."""
+    """The pass was forged."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -51,13 +51,13 @@ class _UnconfirmedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """A test that did not do in a run what it had to.
+    """A test with another outcome than required.
 
     Attributes:
-        version: which version of it.
+        version: the version of the test.
         item: its parameters.
-        kind: ``spared``: changed, and passed; ``elsewhere``: changed, and neither passed nor failed at its place;
-            ``lost``: unchanged, and did not pass.
+        kind: ``spared``: changed, but passed; ``elsewhere``: changed, and neither passed nor failed where it must;
+            ``lost``: unchanged, but did not pass.
     """
 
     version: Version
@@ -73,9 +73,9 @@ class Confirmation:
 
     Args:
         workspace: where the tests run.
-        change: what of the submission is applied.
-        thorough: run all tests, not FAIL_TO_PASS alone.
-        times: how often it is confirmed, each time with other draws.
+        change: the applied part of the submission.
+        thorough: whether to run all tests, not only FAIL_TO_PASS.
+        times: the number of confirmations, each with new draws.
     """
 
     def __init__(self, workspace: Workspace, change: CodePatch, *, thorough: bool = False, times: int = 1) -> None:
@@ -88,18 +88,18 @@ class Confirmation:
         self._dice = random.SystemRandom()
 
     def check_collection(self, run: SuiteRun, graded: Grade) -> Grade:
-        """Compare the tests that a run collected with what their files say.
+        """Compare the tests that a run collected with their files.
 
         Args:
             run: the run in which every named test passed.
             graded: its grade.
 
         Returns:
-            The grade; one that says tampered if tests differ from their files that do not in the reference's run.
+            The grade, or ``tampered`` if tests differ from their files that do not differ in the reference's run.
 
         Raises:
-            MiniSandboxError: a sandbox could not be made.
-            CancelledError: it was called off.
+            MiniSandboxError: a sandbox could not be created.
+            CancelledError: the grading was cancelled.
         """
         differences = mismatches(self._files, run.report.parameters)
         if not differences:
@@ -120,11 +120,11 @@ class Confirmation:
             graded: its grade.
 
         Returns:
-            The grade, perhaps with a flag; or one that says tampered, failed or unconfirmed.
+            The grade, perhaps with a flag; or a grade with the verdict tampered, failed or unconfirmed.
 
         Raises:
-            MiniSandboxError: a sandbox could not be made.
-            CancelledError: it was called off.
+            MiniSandboxError: a sandbox could not be created.
+            CancelledError: the grading was cancelled.
         """
         tests = changeable_tests(self._workspace)
         if tests.doubt:
@@ -136,7 +136,7 @@ class Confirmation:
             for drawn in (drawn for _ in range(self._times) for drawn in draws(tests, run.duration, self._dice)):
                 lost = self._try(drawn)
                 if any(finding.version.test != finding.version.original for finding in lost):
-                    # a copy shares a process with its original, and a solution may keep a state
+                    # a copy runs in its original's process, and a solution may keep state between the two
                     lost = next(filter(None, map(self._try, draws_without_copies(tests, self._dice))), [])
                 if lost:
                     detail = f"tests that passed once failed in further runs: {_some(lost)}"
@@ -148,14 +148,14 @@ class Confirmation:
         return graded
 
     def _try(self, drawn: VersionDraw) -> list[_Finding]:
-        """Run one draw; return unchanged tests that failed and that the reference passes.
+        """Run one draw; return the unchanged tests that failed although the reference passes them.
 
-        If a test does not do what it must, two further runs have to be faultless: a submission that guesses, or does
-        something else in every run, must not gain by repetitions.
+        If a test has another outcome than required, two further runs must be faultless. Otherwise a submission that
+        guesses, or that behaves differently in every run, would gain by repetitions.
 
         Raises:
-            _TamperedError: changed tests passed in two runs that the reference fails.
-            _UnconfirmedError: tests did different things in two runs, or a run was not believed twice.
+            _TamperedError: changed tests that the reference fails passed in two runs.
+            _UnconfirmedError: two runs differ, or two runs in a row were not believed.
         """
         edition = make_edition(self._files, drawn.wanted, self._dice, drawn.definitions)
         chosen = () if self._thorough else self._chosen(edition)
@@ -183,7 +183,7 @@ class Confirmation:
         )
 
     def _findings(self, drawn: VersionDraw, edition: Edition, run: SuiteRun | None) -> list[_Finding]:
-        """Return the tests that did not do in a run what they must; none if the run says nothing."""
+        """Return the tests with another outcome than required; empty without a run."""
         if run is None:
             return []
         readout, findings = Readout(run, {**self._files, **edition.files}), []
@@ -209,11 +209,11 @@ class Confirmation:
         """Run the submission on an edition.
 
         Returns:
-            A run that is believed; None if the reference's run on the edition is not believed either.
+            A believed run, or None if the reference's run on the edition is not believed either.
 
         Raises:
-            _TamperedError: it forged something that the reference's run does not have.
-            _UnconfirmedError: it is not believed, twice.
+            _TamperedError: the run shows a forgery that the reference's run does not show.
+            _UnconfirmedError: two runs in a row were not believed.
         """
         run = self._twice(self._change, edition, chosen)
         if run.doubt is None:
@@ -221,7 +221,7 @@ class Confirmation:
         doubt = run.doubt
         if doubt.reason in ACCIDENTS:
             raise _UnconfirmedError.by_doubt(what, doubt)
-        if doubt.reason is not Reason.REPORT_DAMAGED:  # the submission alone can do that
+        if doubt.reason is not Reason.REPORT_DAMAGED:  # only a submission can cause this
             control = self._twice(reference_change(self._workspace.task), edition, chosen)
             if control.doubt is not None and control.doubt.reason not in ACCIDENTS:
                 return None
@@ -235,7 +235,7 @@ class Confirmation:
         """Run the reference on an edition.
 
         Raises:
-            _UnconfirmedError: it is not believed, twice.
+            _UnconfirmedError: two runs in a row were not believed.
         """
         run = self._twice(reference_change(self._workspace.task), edition, chosen)
         if run.doubt is not None:
@@ -243,7 +243,7 @@ class Confirmation:
         return run
 
     def _twice(self, change: CodePatch, edition: Edition, chosen: Sequence[str]) -> SuiteRun:
-        """Run once, and once more if that is not believed; after a timeout with three times the time."""
+        """Run the tests, and repeat a run that is not believed; after a timeout with three times the limit."""
         run = _run_once(self._workspace, change, edition.files, chosen)
         if run.doubt is None or run.doubt.reason.verdict is Verdict.TAMPERED:
             return run

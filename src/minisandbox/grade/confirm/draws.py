@@ -1,7 +1,7 @@
-"""Draws: which tests of a confirming run are changed, and how, chosen at random.
+"""Draw at random which tests of a confirming run are changed, and how.
 
-Code under test can read all versions of a test. So each value that some versions have at a place is there in as many
-versions as any other, and what most versions share tells nothing of what the original expects.
+Code under test can read all versions of a test. So at each position every value occurs in equally many versions, and
+the most frequent value does not reveal the original's.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from minisandbox.grade.confirm.literals import spread
 from minisandbox.grade.confirm.variants import WEAK, Variant
 
 _MOST_VERSIONS = 6
-"""Versions of one test."""
+"""Maximum number of versions of one test."""
 _MOST_COPIES = 60
-"""Copies in one run, over all tests."""
+"""Maximum number of copies in one run, over all tests."""
 _MOST_ITEMS = 360
-"""Items of one test, over its versions, that are run: each set of parameters is one."""
+"""Maximum number of items of one test in a run, over its versions; each set of parameters is an item."""
 _MOST_RUNS = 5
-"""Runs with changes, if tests are run without copies."""
+"""Maximum number of runs with changes, if tests run without copies."""
 _SHARE = 0.1
-"""The share of the first run's time that copies may take; a test that takes longer is changed in place, or not."""
+"""The share of the first run's time that copies may take; slower tests are changed in place, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class VersionDraw:
     """The versions of tests for one run.
 
     Attributes:
-        wanted: the versions of each test. The first has the test's name.
-        failing: for each changed version of a test, the items that it makes fail, with the places where they may.
-        passing: for each test the items that must pass unchanged.
-        definitions: the values of definitions that no version reads.
+        wanted: the versions of each test; the first one has the test's name.
+        failing: per changed version of a test, the items that must fail, with the allowed positions.
+        passing: per test, the items that must pass unchanged.
+        definitions: the values for definitions that no version reads.
     """
 
     wanted: dict[str, list[Changes]] = field(default_factory=dict)
@@ -47,14 +47,14 @@ class VersionDraw:
 
 
 def draws(tests: ChangeableTests, seconds: float, dice: random.Random) -> Iterator[VersionDraw]:
-    """Yield the draws that confirm a pass, each with several versions of every test of which copies can be made.
+    """Yield the draws that confirm a pass, each with several versions of every test that can be copied.
 
-    Of the others some are changed. If there is only one, it is changed in one of two draws.
+    Some of the other tests are changed in place. If there is only one, it is changed in one of two draws.
 
     Args:
-        tests: what can be changed.
-        seconds: how long the first run took.
-        dice: decides.
+        tests: the changeable tests.
+        seconds: the duration of the first run.
+        dice: the source of randomness.
     """
     groups = _groups(tests)
     counts = _counts(groups, seconds, dice)
@@ -72,7 +72,7 @@ def draws(tests: ChangeableTests, seconds: float, dice: random.Random) -> Iterat
 
 
 def _counts(groups: Sequence[Sequence[Changeable]], seconds: float, dice: random.Random) -> list[int]:
-    """Return how many versions of each test the time allows; 1 for tests that are changed in place, or not at all."""
+    """Return the number of versions of each test that the time allows; 1 for tests without copies."""
     able = [number for number, group in enumerate(groups) if _has_copies(group)]
     counts, budget = [1] * len(groups), _SHARE * seconds
     maximum = max(2, min(_MOST_VERSIONS, _MOST_COPIES // max(1, len(able)) + 1))
@@ -91,8 +91,8 @@ def draws_without_copies(tests: ChangeableTests, dice: random.Random) -> Iterato
     """Yield draws in which every test has one version: first none is changed, then each place of each test in turn.
 
     Args:
-        tests: what can be changed.
-        dice: decides how.
+        tests: the changeable tests.
+        dice: the source of randomness.
     """
     groups = _groups(tests)
     changes = [_changes(group[0], dice)[:_MOST_RUNS] for group in groups]
@@ -104,7 +104,7 @@ def draws_without_copies(tests: ChangeableTests, dice: random.Random) -> Iterato
 
 
 def _groups(tests: ChangeableTests) -> list[list[Changeable]]:
-    """Return the tests, with those together that inherit one method: an edit of it changes all."""
+    """Group the tests that inherit the same method, because an edit of the method changes them all."""
     groups: dict[str, list[Changeable]] = {}
     for function in tests.functions:
         groups.setdefault(function.definition or function.test, []).append(function)
@@ -116,15 +116,15 @@ def _has_copies(group: Sequence[Changeable]) -> bool:
 
 
 def _places(function: Changeable) -> list[CheckedVariant]:
-    """Return what can be changed; values rather than conditions, since an object can satisfy any condition."""
+    """Return the changeable values; conditions only if there are none, since an object can satisfy any condition."""
     values = [checked for checked in function.variants if checked.variant.kind not in WEAK]
     return values or list(function.variants)
 
 
 def _ordered(checked: Sequence[CheckedVariant], function: Changeable, dice: random.Random) -> list[Variant]:
-    """Return variants in a random order, but for the first.
+    """Return variants in random order, except for the first.
 
-    That is where the untouched code fails, or the next: there a submission that fixes nothing has to cheat.
+    The first is at, or next after, the failure on the untouched code: a submission that fixes nothing must cheat there.
     """
     shuffled = dice.sample(checked, len(checked))
     first = min(shuffled, key=lambda candidate: _lines_until(function, candidate))
@@ -132,7 +132,7 @@ def _ordered(checked: Sequence[CheckedVariant], function: Changeable, dice: rand
 
 
 def _changes(function: Changeable, dice: random.Random) -> list[Change]:
-    """Return changes of a test: first one of each place, then other values at the same places."""
+    """Return changes of a test: first one per position, then other values at the same positions."""
     if not function.variants:
         return []
     places = [(one, _shuffled(len(one.texts), dice)) for one in _ordered(_places(function), function, dice)]
@@ -145,7 +145,7 @@ def _shuffled(count: int, dice: random.Random) -> list[int]:
 
 
 def _versions(function: Changeable, count: int, dice: random.Random) -> list[Changes]:
-    """Return versions of a test with all combinations of some values at two places, in a random order."""
+    """Return versions of a test with all combinations of some values at two positions, in random order."""
     first, *others = _ordered(_local(function), function, dice)
     second = next((other for other in others if not other.overlaps(first)), None)
     columns = 2 if second and count >= 4 else 1
@@ -160,7 +160,7 @@ def _versions(function: Changeable, count: int, dice: random.Random) -> list[Cha
 
 
 def _version(function: Changeable, *changes: Change | None) -> Changes:
-    """Return a version of a test, with own texts in place of all names that are not changed."""
+    """Return a version of a test in which values replace all unchanged names."""
     edited = [change for change in changes if change]
     named = [one.variant for one in function.variants if one.variant.own and function.copies]
     values = inlined(name for name in named if not any(name.overlaps(variant) for variant, _ in edited))
@@ -168,7 +168,7 @@ def _version(function: Changeable, *changes: Change | None) -> Changes:
 
 
 def _with_definitions(drawn: VersionDraw, dice: random.Random) -> VersionDraw:
-    """Draw the values of definitions among those that the versions have; of one version, its own or another."""
+    """Draw the values of definitions from those of the versions; for a single version, its own or another."""
     values: dict[tuple[str, tuple[int, int]], Change] = {}
     for versions in drawn.wanted.values():
         for variant, number in dice.choice(versions):
@@ -180,12 +180,12 @@ def _with_definitions(drawn: VersionDraw, dice: random.Random) -> VersionDraw:
 
 
 def _local(function: Changeable) -> list[CheckedVariant]:
-    """Return what a copy of a test can carry."""
+    """Return the variants that a copy of a test can contain."""
     return [checked for checked in _places(function) if checked.variant.is_local]
 
 
 def _lines_until(function: Changeable, checked: CheckedVariant) -> float:
-    """Return how many lines below the first failure on the untouched code a changed test fails; endless if above."""
+    """Return the lines from the first failure on the untouched code to a changed test's failure; infinite if above."""
     lines = [math.inf]
     for broken, position in itertools.product(
         function.broken, {position for each in checked.failing for position in each.values()}

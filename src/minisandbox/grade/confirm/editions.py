@@ -14,9 +14,9 @@ from minisandbox.grade.names import first_words
 from minisandbox.tasks import node_id
 
 Change = tuple[Variant, int]
-"""A variant, and which of its texts; -1 for its own."""
+"""A variant, and the number of its text; -1 for the unchanged value."""
 Changes = tuple[Change, ...]
-"""What is changed in one version of a test; nothing in an unchanged one but for own texts in place of names."""
+"""The changes of one version of a test; an unchanged version at most has values in place of their names."""
 _LETTERS = "abcdefghilmnoprstu"
 
 
@@ -26,8 +26,8 @@ class Version:
 
     Attributes:
         original: pytest's id of the test, without parameters.
-        test: the version's own id: the same, or that of a copy.
-        changes: how it was edited.
+        test: the version's own id: the original's, or that of a copy.
+        changes: its edits.
     """
 
     original: str
@@ -36,7 +36,7 @@ class Version:
 
     @property
     def is_changed(self) -> bool:
-        """Whether it expects something else than the original."""
+        """Whether it has another expectation than the original."""
         return any(number >= 0 for _, number in self.changes)
 
 
@@ -55,12 +55,12 @@ class Edition:
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """What became of a test with one set of parameters.
+    """The result of a test with one set of parameters.
 
     Attributes:
         outcome: as in a report.
-        place: where in the test it failed; "" if that is unknown.
-        test: what the runner calls it.
+        place: the position of the failure in the test; "" if unknown.
+        test: its name in the runner's output.
     """
 
     outcome: str
@@ -81,10 +81,10 @@ def make_edition(
         requested: the versions of each test. The first takes the test's own name, the others are copies below it. Tests
             that inherit one method have the same versions.
         dice: chooses the names of copies.
-        definitions: which values definitions get that no version reads any more.
+        definitions: the new values of definitions that no version reads any more.
 
     Returns:
-        The edition. Copies that cannot be made, and files that would be malformed, are left out of it.
+        The edition, without copies that cannot be created and files that would be malformed.
     """
     edits: dict[str, list[Edit]] = {}
     versions: list[Version] = []
@@ -128,7 +128,7 @@ def _with_definitions(
     path: str,
     definitions: Sequence[Change],
 ) -> bytes:
-    """Give definitions of a file other values, if no version of a test reads them."""
+    """Change the definitions of a file that no version of a test reads."""
     source = PythonSource.read(text)
     if source is None:
         return text
@@ -145,7 +145,7 @@ def _with_definitions(
 
 
 def _new_name(name: str, used_names: set[str], dice: random.Random) -> str:
-    """Return an unused name for a copy of a function, and remember it."""
+    """Return an unused name for a copy of a function, and mark it as used."""
     while name in used_names:
         name += f"_{dice.choice(_LETTERS)}"
     used_names.add(name)
@@ -160,7 +160,7 @@ class _Result:
 
 
 def _numbered(tests: Iterable[str]) -> dict[str, str]:
-    """Number the tests of each function in the order of collection: a changed table changes their ids."""
+    """Number the tests of each function in collection order, because a changed table changes their ids."""
     counts = Counter[str]()
     numbers = {}
     for test in tests:
@@ -188,25 +188,25 @@ class Readout:
             result = _Result(outcome, run.report.places.get(test), test)
             base, bracket, parameters = node_id(test).partition("[")
             self._functions.setdefault(base, {})[numbers.get(test, bracket + parameters)] = result
-            for name in first_words({test: outcome}):  # the names that unittest's lists have
+            for name in first_words({test: outcome}):  # the names in unittest's lists
                 self._functions.setdefault(name, {"": result})
 
     def items(self, name: str, test: str) -> dict[str, ItemResult]:
         """Return the items of a function.
 
         Args:
-            name: what the runner calls it.
-            test: pytest's id of it, without parameters.
+            name: its name in the runner's output.
+            test: its pytest id, without parameters.
         """
         results = self._functions.get(name, {})
         return {item: ItemResult(one.outcome, self._place(test, one.line), one.test) for item, one in results.items()}
 
     def seconds(self, name: str) -> float:
-        """Return how long a function's tests took together; 0 for a moment."""
+        """Return the total duration of a function's tests; 0 if negligible."""
         return sum(self._seconds.get(result.test, 0.0) for result in self._functions.get(name, {}).values())
 
     def _place(self, test: str, line: int | None) -> str:
-        """Return a line as a function and the number of lines below its first; "" for the test's own function."""
+        """Return a line as ``FUNCTION+OFFSET``; the name is empty for the test's own function."""
         path, _, name = test.partition("::")
         if path not in self._sources:
             self._sources[path] = PythonSource.read(self._files[path]) if path in self._files else None

@@ -1,4 +1,4 @@
-"""Edits of test files: text in place of an expression, and everything else as it was."""
+"""Edits of test files that replace expressions and leave everything else unchanged."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Text in place of a range of bytes."""
+    """A replacement for a range of bytes."""
 
     start: int
     end: int
     text: str
 
     def moved(self, by: int) -> Edit:
-        """Return it for a text that begins elsewhere."""
+        """Return the edit for a text that starts at another offset."""
         return replace(self, start=self.start + by, end=self.end + by)
 
 
 def apply_edits(content: bytes, edits: Iterable[Edit]) -> bytes:
-    """Make edits, which do not overlap."""
+    """Apply edits that do not overlap."""
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         content = content[: edit.start] + edit.text.encode() + content[edit.end :]
     return content
@@ -40,8 +40,8 @@ class Table:
 
     Attributes:
         names: the parameters.
-        written: the expression in the mark.
-        values: the expression that the rows are written in: the same, or what a variable is set to.
+        written: the argument of the mark.
+        values: the expression that contains the rows: the argument itself, or the value of a variable.
         rows: the values of each row.
     """
 
@@ -52,7 +52,7 @@ class Table:
 
 
 class PythonSource:
-    """A test file as bytes and as a tree."""
+    """A Python test file, as bytes and as a syntax tree."""
 
     def __init__(self, content: bytes, tree: ast.Module) -> None:
         self.content = content
@@ -67,7 +67,7 @@ class PythonSource:
 
     @classmethod
     def read(cls, content: bytes) -> Self | None:
-        """Read a file; None if this Python cannot parse it (Python 2's own syntax), or it is not UTF-8."""
+        """Parse a file; return None if it is not UTF-8, or this Python cannot parse it (Python 2's syntax)."""
         if b"\r" in content.replace(b"\r\n", b"") or b"\f" in content:
             return None  # Python and its parser count lines differently
         try:
@@ -77,11 +77,11 @@ class PythonSource:
         return None if tree is None else cls(content, tree)
 
     def functions(self) -> Iterator[tuple[str, Function]]:
-        """Yield test functions and methods by what pytest calls them."""
+        """Yield test functions and methods with their pytest names."""
         yield from self._tests.items()
 
     def function(self, name: str) -> Function | None:
-        """Return a test by what pytest calls it in the file, as ``TestIt::test_x``; an inherited one, too."""
+        """Return a test by its pytest name in the file, such as ``TestIt::test_x``; it may be inherited."""
         if name in self._tests:
             return self._tests[name]
         owner, _, method = name.rpartition("::")
@@ -90,16 +90,16 @@ class PythonSource:
         return next((function for function in inherited if function), None)
 
     def named(self, name: str) -> Function | None:
-        """Return the first function or method of the file that has a name."""
+        """Return the first function or method of the file with this name."""
         return next((function for function in self._all_functions if function.name == name), None)
 
     def enclosing(self, line: int) -> Function | None:
-        """Return the innermost function that a line belongs to."""
+        """Return the innermost function that contains a line."""
         around = [node for node in self._all_functions if node.lineno <= line <= (node.end_lineno or node.lineno)]
         return max(around, key=lambda node: node.lineno, default=None)
 
     def tables(self, function: Function) -> Iterator[Table]:
-        """Yield the tables of parameters above a test (``pytest.mark.parametrize``) that are written out.
+        """Yield the literal tables of parameters of a test (``pytest.mark.parametrize``).
 
         A table may be a variable of the module.
         """
@@ -111,7 +111,7 @@ class PythonSource:
                     yield Table(names, written, values, [_cells(row, len(names)) for row in values.elts])
 
     def fixture_values(self, name: str) -> Iterator[ast.expr]:
-        """Yield what a fixture of the file returns."""
+        """Yield the return values of a fixture in the file."""
         fixture = self.named(name)
         if fixture is not None and any("fixture" in ast.unparse(mark) for mark in fixture.decorator_list):
             for node in ast.walk(fixture):
@@ -119,11 +119,11 @@ class PythonSource:
                     yield node.value
 
     def module_values(self, name: str) -> Iterator[ast.expr]:
-        """Yield what the module assigns to a variable."""
+        """Yield the values that the module assigns to a variable."""
         yield from assigned_values(self._tree.body, name)
 
     def attribute_values(self, name: str) -> Iterator[ast.expr]:
-        """Yield what classes of the file, and their set-up methods, assign to an attribute."""
+        """Yield the values that classes of the file, and their set-up methods, assign to an attribute."""
         for owner in self._classes:
             yield from assigned_values(owner.body, name)
             for method in owner.body:
@@ -135,7 +135,7 @@ class PythonSource:
         return any(_reads(node, name) for function in functions for node in ast.walk(function))
 
     def is_read_by_tests_alone(self, name: str) -> bool:
-        """Return whether all that reads a variable, an attribute or a fixture are test functions."""
+        """Return whether only test functions read a variable, an attribute or a fixture."""
         functions = [function for function in self._tests.values() if function.name.startswith("test")]
         inside = {id(node) for function in functions for node in ast.walk(function)}
         return not any(
@@ -144,7 +144,7 @@ class PythonSource:
         )
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        """Return where a node lies, in bytes."""
+        """Return the byte range of a node."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return (
@@ -153,20 +153,20 @@ class PythonSource:
         )
 
     def text(self, node: ast.expr) -> str:
-        """Return a node's own text."""
+        """Return the source text of a node."""
         start, end = self.span(node)
         return self.content[start:end].decode()
 
     def indent(self, statement: ast.stmt) -> str | None:
-        """Return what stands before a statement, or None if that is not white space alone."""
+        """Return the indentation of a statement, or None if other code precedes it on its line."""
         start = self._starts[statement.lineno - 1]
         before = self.content[start : start + statement.col_offset].decode()
         return before if not before.strip() else None
 
     def copied(self, function: Function, name: str, edits: Iterable[Edit] = ()) -> Edit | None:
-        """Return the edit that adds a copy of a function below it, under another name and with edits made in it.
+        """Return the edit that adds an edited copy of a function below it, under another name.
 
-        None if something else stands on the function's first or last line.
+        Return None if there is other code on the function's first or last line.
         """
         begin = min((function, *function.decorator_list), key=lambda node: node.lineno)
         start = self._starts[begin.lineno - 1]
@@ -181,12 +181,12 @@ class PythonSource:
         return Edit(end, end, f"\n\n{text.decode()}")
 
     def renamed(self, function: Function, name: str) -> Edit:
-        """Return what gives a function another name."""
+        """Return the edit that renames a function."""
         named = self.content.find(function.name.encode(), self.content.find(b"def ", self.span(function)[0]) + 4)
         return Edit(named, named + len(function.name.encode()), name)
 
     def line_end(self, position: int) -> int:
-        """Return where the line of a position ends."""
+        """Return the end of the line that contains a position."""
         line_end = self.content.find(b"\n", position)
         return len(self.content) if line_end < 0 else line_end
 
@@ -197,7 +197,7 @@ def _reads(node: ast.AST, name: str) -> bool:
 
 
 def assigned_values(nodes: Iterable[ast.AST], name: str) -> Iterator[ast.expr]:
-    """Yield what assignments among some nodes give a variable, or an attribute as ``self.x``."""
+    """Yield the values that assignments among the nodes give to a variable, or an attribute such as ``self.x``."""
     for node in nodes:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and name in [_text(each) for each in targets]:
@@ -209,7 +209,7 @@ def _text(node: ast.expr | None) -> str:
 
 
 def _names_of(node: ast.expr) -> list[str]:
-    """Return the names of parameters in the first argument of a mark; none if they are not written out."""
+    """Return the names of parameters in the first argument of a mark; empty if they are not literals."""
     try:
         value = ast.literal_eval(node)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Literals: the values that are written out in an expression, and others of their kind."""
+"""Literals of an expression, and other values of the same kind."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _STRING = re.compile(r"""(?P<prefix>[A-Za-z]*)(?P<quote>'''|\"\"\"|'|")(?P<body>
 _MOST = 3
 _BLOCK = 14
 _COMMON = "0123456789etaoinshrdlc"
-"""Letters that are replaced, and by which: rare ones would tell."""
+"""Letters that are replaced and that replace them; rare letters would reveal the change."""
 
 
 def literals_in(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield the values written out in an expression, those in containers included."""
+    """Yield the literals of an expression, including those in containers."""
     if isinstance(node, ast.Constant):
         if node.value is not Ellipsis:
             yield node
@@ -35,14 +35,14 @@ def literals_in(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def other_literals(text: str, dice: random.Random) -> tuple[str, ...]:
-    """Return up to three literals of the same kind with other values, as many lines long, which look no odder.
+    """Return up to three inconspicuous literals of the same kind and number of lines, with other values.
 
     Args:
-        text: the literal as it is written.
-        dice: chooses the values.
+        text: the source text of the literal.
+        dice: the source of randomness.
 
     Returns:
-        The new texts; none if the literal is of a kind that has no other values.
+        The new texts; empty if there are no other values of this kind.
     """
     value = _value_of(text)
     others: list[str] = []
@@ -63,17 +63,17 @@ def other_literals(text: str, dice: random.Random) -> tuple[str, ...]:
 
 
 def spread(values: int, versions: int, dice: random.Random) -> list[int]:
-    """Spread values over versions, as evenly as possible; -1 stands for the first version's own value.
+    """Distribute values over versions as evenly as possible; -1 stands for the first version's own value.
 
-    Which value is the first version's cannot be told from how often each occurs.
+    The frequencies do not reveal the first version's value.
 
     Args:
-        values: how many there are besides the first version's own.
-        versions: how many there are.
-        dice: decides.
+        values: the number of values, without the first version's own.
+        versions: the number of versions.
+        dice: the source of randomness.
 
     Returns:
-        For each version the number of its value.
+        The number of each version's value.
     """
     spots = [version % (values + 1) for version in range(versions)]
     dice.shuffle(spots)
@@ -83,9 +83,9 @@ def spread(values: int, versions: int, dice: random.Random) -> list[int]:
 
 
 def _steps(value: float, dice: random.Random) -> list[int]:
-    """Return steps from a number to others, at random, of the same block of numbers.
+    """Return the differences to random other numbers of the same block.
 
-    Each number of a block has the others as often, so its rank among them does not tell which is the original.
+    Every number of a block is equally likely, so the rank does not reveal the original.
     """
     floor = math.floor(value)
     start = floor - floor % _BLOCK

@@ -1,13 +1,13 @@
-"""Variants: edits of hidden tests after which a test must fail.
+"""Variants: edits of hidden tests that make a test fail.
 
-Code under test shares an interpreter with its tests, so it can change what a test expects. It cannot know a
-value that is drawn at random afterwards. A variant is one such value: a test's own expectation, wherever it is
-written, replaced by another one. A correct solution fails a changed test at the place where the value is
-compared; a solution that bends tests to its own output passes it.
+Code under test shares an interpreter with its tests, so it can change what a test expects. It cannot know a value
+that is drawn at random afterwards. A variant replaces an expectation of a test by such a value, wherever it is written.
+A correct solution fails the changed test at the line that compares the value; a solution that adapts tests to its own
+output passes it.
 
-Only values that a test states are changed: what it compares a result with, the exception it expects, the
-condition it asserts. An input of the code under test is left alone, because another correct solution may treat
-the changed input differently than the reference does.
+Only stated expectations are changed: values that results are compared with, expected exceptions, asserted conditions.
+Inputs of the code under test stay, because another correct solution may treat a changed input differently than the
+reference does.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class Variant:
 
     Attributes:
         path: the file that is edited.
-        start: where the replaced bytes begin.
-        end: where they end.
-        texts: what may replace them, each with another value.
+        start: the first replaced byte.
+        end: the byte after the last replaced one.
+        texts: the replacements, each with another value.
         kind: where the changed expectation is written.
-        own: the text of the unchanged value, if that is written elsewhere in the file and its name is replaced.
-        name: its name.
-        definition: where it is written, in bytes; None if more than tests read it.
+        own: the text of the unchanged value, if the edit replaces the name of a value written elsewhere in the file.
+        name: that name.
+        definition: the byte range of that value; None if other code than tests reads it.
     """
 
     path: str
@@ -89,7 +89,7 @@ class Variant:
 
     @property
     def is_local(self) -> bool:
-        """Whether the edit lies in the test itself, so that a copy of the test can carry it."""
+        """Whether the edit is in the test itself, so that a copy of the test can contain it."""
         return self.kind is not Kind.SNAPSHOT
 
     def overlaps(self, other: Variant) -> bool:
@@ -97,11 +97,11 @@ class Variant:
         return self.path == other.path and self.start < other.end and other.start < self.end
 
     def edit(self, number: int) -> Edit:
-        """Return the edit with one of the texts; -1 stands for the value's own text."""
+        """Return the edit with one of the texts; -1 stands for the unchanged value."""
         return Edit(self.start, self.end, self.texts[number] if number >= 0 else self.own)
 
     def definition_edit(self, number: int) -> Edit | None:
-        """Return the edit that gives the definition one of the values, if it is another and may be given."""
+        """Return the edit that changes the definition to one of the values, or None if it may not change."""
         if number < 0 or self.definition is None:
             return None
         return Edit(*self.definition, self.texts[number][1:-1])  # without the parentheses
@@ -124,13 +124,13 @@ _ERRORS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OSError, ZeroDivisionError, EOFError,
     KeyboardInterrupt,
 )  # fmt: skip
-"""What changed tests may expect: errors that other tests expect, too, so that a submission cannot tell them."""
+"""Errors that changed tests expect: common ones, so that they do not reveal a changed test."""
 _WARNINGS = (UserWarning, RuntimeWarning, FutureWarning, SyntaxWarning, UnicodeWarning, ImportWarning)
 _SYMMETRIC = frozenset({"assertIn", "assertLess", "assertLessEqual", "assertGreater", "assertGreaterEqual"})
-"""Assertions of which the first argument may be what is expected, too."""
+"""Assertions whose first argument may also be the expected one."""
 _LETTERS = "abcdefghijklmnoprstuvw"
 _TEXTS = 3
-"""New texts of one place."""
+"""Number of replacements at one position."""
 
 
 def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.Random) -> dict[str, list[Variant]]:
@@ -139,10 +139,10 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.R
     Args:
         files: the hidden files by path, with their content: sources, and files with expected output.
         tests: pytest ids.
-        dice: chooses the new values.
+        dice: the source of randomness.
 
     Returns:
-        For each test, named without parameters, its variants; none if its file cannot be parsed.
+        The variants by test id without parameters; none if its file cannot be parsed.
     """
     by_test: dict[str, list[Variant]] = {}
     sources: dict[str, PythonSource | None] = {}
@@ -175,15 +175,15 @@ def base_of(test: str) -> str:
 
 
 class _Search:
-    """The search for what one test expects.
+    """The search for the expectations of one test.
 
     Args:
         source: the test's file.
         function: the test.
         path: its file.
-        dice: chooses the new values.
-        shared: the new values of what is written once in the file, for all of its tests: values that only one test
-            has would tell which are new.
+        dice: the source of randomness.
+        shared: the new values by position in the file. All tests of the file share them, because values that only one
+            test has would reveal which are new.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class _Search:
                 yield from self._called(node)
 
     def _asserted(self, test: ast.expr) -> Iterator[Variant]:
-        """Change a value in an asserted expression; invert the expression, too."""
+        """Change a value in an asserted expression, and invert the expression."""
         for part in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
             if isinstance(part, ast.Compare) and len(part.ops) == 1:
                 yield from self._compared(part)
@@ -229,7 +229,7 @@ class _Search:
             yield from self._values(second)
 
     def _unequal(self, expected: ast.expr, result: ast.expr) -> Iterator[Variant]:
-        """Change a value of either side; if both are computed, expect what another assertion expects, or a list."""
+        """Change a value of either side; if both are computed, expect another assertion's value, or a list."""
         values = [*self._values(expected, is_equal=True), *self._values(result, is_equal=True)]
         if not values:
             text, names = self._source.text(expected), names_in(expected)
@@ -283,13 +283,13 @@ class _Search:
             yield from self._values(message, Kind.EXCEPTION)
 
     def _helper(self, name: str) -> Function | None:
-        """Return the function of the same file that a name leads to, if it asserts something."""
+        """Return the function of the same file with this name, if it contains an assertion."""
         name = name.removeprefix("self.").removeprefix("cls.")
         helper = self._source.named(name) if name.isidentifier() else None
         return helper if helper is not self._function and helper and "assert" in ast.unparse(helper) else None
 
     def _values(self, node: ast.expr, kind: Kind = Kind.ASSERTION, *, is_equal: bool = False) -> Iterator[Variant]:
-        """Change the values that an expected side is made of, or those of the variables in it."""
+        """Change the values in an expected expression, or those of its variables."""
         for leaf in leaves_of(node):
             if isinstance(leaf, ast.Name | ast.Attribute):
                 yield from self._of_variable(leaf)
@@ -297,7 +297,7 @@ class _Search:
                 yield from self._written(leaf, kind, is_equal=is_equal)
 
     def _written(self, node: ast.expr, kind: Kind, *, is_equal: bool = False) -> Iterator[Variant]:
-        """Change the literals of an expression where they are written."""
+        """Change the literals of an expression in place."""
         for leaf in leaves_of(node):
             for literal in literals_in(leaf):
                 others = self._equal_others(literal) if is_equal else self._others(literal)
@@ -329,7 +329,7 @@ class _Search:
                 yield from self._inlined(node, value, Kind.CONSTANT)
 
     def _in_table(self, table: Table) -> Iterator[Variant]:
-        """Change one expected value in each row of a table; a table that stands elsewhere is copied to the test."""
+        """Change one expected value in each row of a table; a table elsewhere in the file is copied to the test."""
         columns = [number for number, name in enumerate(table.names) if is_only_expected(self._function, name)]
         span = self._source.span(table.values)
         key = (span, tuple(columns))
@@ -345,7 +345,7 @@ class _Search:
             yield self._defined(table.written, span, self._shared[key], Kind.PARAMETER)
 
     def _in_rows(self, table: Table, columns: Sequence[int], *, is_equal: bool) -> list[list[Edit]]:
-        """Return for each new text of a table its edits: one in each row, unless the row keeps its value there."""
+        """Return the edits of each new version of a table: at most one per row."""
         slot, literals = self._dice.randrange(len(_LETTERS)), list[ast.expr]()
         for row in table.rows:
             leaves = (leaf for column in columns if column < len(row) for leaf in leaves_of(row[column]))
@@ -365,9 +365,9 @@ class _Search:
         return edits_of_tables
 
     def _swaps(self, literals: Sequence[ast.expr]) -> list[dict[ast.expr, str]]:
-        """Return up to two ways to give each string of a table the text of another row's.
+        """Return up to two mappings from each string of a table to another row's.
 
-        Code that accepts whatever looks like a valid result accepts these values, too.
+        Code that accepts everything that looks like a valid result also accepts these values.
         """
         swaps: list[dict[ast.expr, str]] = [{}, {}]
         groups: dict[object, list[ast.expr]] = {}
@@ -395,7 +395,7 @@ class _Search:
                 yield self._defined(node, (start, end), replacements, kind)
 
     def _defined(self, node: ast.expr, definition: tuple[int, int], replacements: Sequence[str], kind: Kind) -> Variant:
-        """Return the variant that replaces the name of a value that is written elsewhere."""
+        """Return the variant that replaces a name by a new value; the named value is elsewhere in the file."""
         name = ast.unparse(node).rpartition(".")[2]
         original, *others = (f"({text})" for text in (self._source.content[slice(*definition)].decode(), *replacements))
         is_free = self._source.is_read_by_tests_alone(name)
@@ -403,14 +403,14 @@ class _Search:
         return Variant(self._path, *span, tuple(others), kind, original, name, definition if is_free else None)
 
     def _others(self, literal: ast.expr) -> tuple[str, ...]:
-        """Return other values of a literal, for all tests the same."""
+        """Return other values of a literal, the same for all tests."""
         span = self._source.span(literal)
         if span not in self._shared:
             self._shared[span] = other_literals(self._source.text(literal), self._dice)
         return self._shared[span]
 
     def _equal_others(self, literal: ast.expr) -> tuple[str, ...]:
-        """Return other values of a literal that a result must equal: up to two that the file's tests expect, too."""
+        """Return other values of a literal that a result must equal: up to two are expected elsewhere in the file."""
         span, value = self._source.span(literal), getattr(literal, "value", None)
         key = ("equal", span)
         if key not in self._shared:
@@ -430,7 +430,7 @@ class _Search:
         return self._shared[key]
 
     def _pool(self) -> dict[str, str | bytes]:
-        """Return the strings that tests of the file compare with for equality, by how they are written."""
+        """Return the strings that tests of the file compare with for equality, by their source text."""
         pool: dict[str, str | bytes] = {}
         for _, function in self._source.functions():
             leaves = [leaf for expected in equated(function) for leaf in leaves_of(expected)]
@@ -443,7 +443,7 @@ class _Search:
         return pool
 
     def _appended(self) -> Variant | None:
-        """Let the test assert something false at its end."""
+        """Append a false assertion to the test."""
         indent = self._source.indent(self._function.body[-1])
         if indent is None:
             return None
@@ -457,14 +457,14 @@ class _Search:
 
 
 def _unrelated(expected: ast.expr, pool: Sequence[type[BaseException]]) -> list[type[BaseException]]:
-    """Return the exceptions that no exception named in an expression is, or has as a base."""
+    """Return the exceptions that are unrelated to those named in an expression."""
     names = (getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(expected))
     named = [kind for name in names if isinstance(kind := getattr(builtins, name, None), type)]
     return [kind for kind in pool if not any(issubclass(kind, other) or issubclass(other, kind) for other in named)]
 
 
 def _snapshot_variants(files: Mapping[str, bytes], test: str, name: str, dice: random.Random) -> Iterator[Variant]:
-    """Change a letter in the expected output that a snapshot file has for a test (syrupy, pytest-snapshot)."""
+    """Change a letter of a test's expected output in a snapshot file (syrupy, pytest-snapshot)."""
     module = test.partition("::")[0].rpartition("/")[2].removesuffix(".py")
     for path, content in files.items():
         if path.endswith(".ambr") and path.rpartition("/")[2] == f"{module}.ambr":

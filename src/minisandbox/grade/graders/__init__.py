@@ -1,1 +1,1 @@
-"""Graders, one module for each kind of :mod:`minisandbox.tasks.graders`."""
+"""Graders, one module per kind of :mod:`minisandbox.tasks.graders`."""

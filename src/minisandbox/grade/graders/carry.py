@@ -1,4 +1,4 @@
-"""Carry files from the sandbox where the work was done to a clean one, by way of this machine."""
+"""Copy files from an agent's sandbox to a clean one, through this machine."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _STEP_TIMEOUT = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Copies of files of a sandbox.
+    """Copies of a sandbox's files.
 
     Attributes:
-        copies: for each path, the copy on this machine; None where the sandbox has nothing there.
+        copies: each path with its copy on this machine, or None if the sandbox has no such file.
     """
 
     copies: tuple[tuple[PurePosixPath, Path | None], ...]
 
     def put(self, box: Sandbox) -> None:
-        """Put the copies into another sandbox, in place of its own files.
+        """Replace another sandbox's files by the copies.
 
-        Links whose targets lie outside of a copied directory are not copied: the sandbox keeps its own.
+        Links to targets outside of a copied directory are not copied; the sandbox keeps its own.
 
         Raises:
             FileAccessError: a file cannot be written.
@@ -52,11 +52,11 @@ def carried_files(box: Sandbox, paths: Sequence[str], workdir: PurePosixPath) ->
 
     Args:
         box: the sandbox.
-        paths: files and directories; ``/`` itself is left out.
-        workdir: where relative ones start.
+        paths: files and directories; ``/`` itself is ignored.
+        workdir: the base of relative paths.
 
     Raises:
-        FileAccessError: they hold more than 2 GiB, or one cannot be read.
+        FileAccessError: a path holds more than 2 GiB or cannot be read.
         SandboxGone: the sandbox has ended.
     """
     with tempfile.TemporaryDirectory(prefix="minisandbox-carry-") as folder:
@@ -72,12 +72,12 @@ def carried_files(box: Sandbox, paths: Sequence[str], workdir: PurePosixPath) ->
 
 
 def _remove(box: Sandbox, path: PurePosixPath) -> None:
-    with contextlib.suppress(FileAccessError):  # a parent that is no directory
+    with contextlib.suppress(FileAccessError):  # a parent is not a directory
         box.files.remove(path, recursive=True, missing_ok=True)
 
 
 def _remove_others(box: Sandbox, path: PurePosixPath, copy: Path) -> None:
-    """Remove what a sandbox has and the copy lacks, links apart, which may not have been copied."""
+    """Remove a sandbox's files that the copy lacks, except links, which may not have been copied."""
     if not box.files.exists(path):
         return
     if box.files.stat(path).type is not FileType.DIRECTORY:

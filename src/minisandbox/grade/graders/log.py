@@ -1,9 +1,8 @@
-"""The log grader: a test command, and what it printed, as a benchmark's own parser and rules read it.
+"""The log grader: judges a test command's output by a benchmark's own parser and rules.
 
-What the log says is theirs to decide; whether it is believed is ours. A reporter watches Python's runners from inside,
-and a test that the log calls passed has to be one that the reporter saw passing: what it saw is written as a log of its
-own, and the same parser and rules judge that one too. Runners of other languages have no reporter: of them the log
-alone is believed, if the benchmark takes it for the log of a run.
+Parser and rules decide the result; this module decides whether to believe it. A reporter observes Python's runners from
+inside. Its lines are written as a second log, and the same parser and rules must reach the same result from it. Runners
+of other languages have no reporter, so their log alone is believed if the benchmark accepts it as the log of a run.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from minisandbox.tasks.harness import Misreading
 from minisandbox.types import ExecResult, MiB, Outcome
 
 LOG_LIMIT = 128 * MiB
-"""Bytes kept of what a test command prints: half of its head, half of its tail."""
+"""Bytes kept of a test command's output: half from its start, half from its end."""
 
 _LAST_SIGNAL = 128 + 64
-"""A shell reports a signal as 128 + its number; 255 is the status of PHP and Perl after a fatal error."""
+"""A shell reports a signal as 128 + its number; 255 is the exit status of PHP and Perl after a fatal error."""
 _SUMMARY = ("skipped", "passed", "xfailed", "xpassed", "error")
 _UNKNOWN_RUNNER = "none of the runners that the reporter knows has run: unittest's, Django's and SymPy's"
 _WORDS = {"passed": "PASSED", "failed": "FAILED", "error": "ERROR", "skipped": "SKIPPED", "xfailed": "XFAIL"}
@@ -54,7 +53,7 @@ class LogRunner:
         self._reporter = Reporter.make(RunnerKind.OTHER if self._program else RunnerKind.PYTEST)
 
     def install(self, box: Sandbox) -> None:
-        """Put the reporter into the sandbox, and look at it while nothing of a submission is there.
+        """Install the reporter, and inspect the sandbox before the submission is applied.
 
         Raises:
             NotFound: there is no such parser.
@@ -76,7 +75,7 @@ class LogRunner:
             chosen: the tests to run, as the reporter knows them; none for all.
 
         Returns:
-            What they showed; whatever the code under test does, it is a value.
+            The results of the tests; code under test cannot make this function raise.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -93,13 +92,13 @@ class LogRunner:
         run = replace(run, doubt=doubt, whole_log=result.stderr)
         try:
             return self._judged_alone(run) if alone else self._judged(run)
-        except HarnessError as error:  # code under test wrote what the parser met: whose fault it is the control says
+        except HarnessError as error:  # the control run shows whether the submission is at fault
             return replace(run, doubt=Doubt(Reason.LOG_UNREADABLE, str(error)))
 
     def _run_watched(self, box: Sandbox, chosen: Sequence[str]) -> tuple[ExecResult, Report]:
         variables = {**self._reporter.environment(box), "PYTHONHASHSEED": str(self._hash_seed)}
         by_tox = re.match(r"tox\b", self._grader.command) is not None
-        if by_tox:  # tox passes on the variables of its configuration; this adds some (tox 4: "Configuration override")
+        if by_tox:  # tox passes only configured variables; this adds some (tox 4: "Configuration override")
             variables["TOX_OVERRIDE"] = f"testenv.pass_env+={','.join((REPORT_VARIABLE, *variables))}"
         return run_reported(
             box,
@@ -113,7 +112,7 @@ class LogRunner:
         )
 
     def _run_alone(self, box: Sandbox) -> tuple[ExecResult, Report]:
-        script = f"exec </dev/null >&2\n{self._grader.command}"  # one stream, in the order it was written
+        script = f"exec </dev/null >&2\n{self._grader.command}"  # one stream preserves the order
         return box.exec(["bash", "-c", script], timeout=self._timeout), Report()
 
     def _judged_alone(self, run: SuiteRun) -> SuiteRun:
@@ -156,11 +155,11 @@ class LogRunner:
         return replace(run, doubt=Doubt(Reason.LOG_MISMATCH, detail))
 
     def _reported(self) -> frozenset[str]:
-        """The named tests that the runner reports itself, and that are therefore in our reporter's lines.
+        """Return the named tests that the reporter can see, because the runner itself reports them.
 
-        For pytest those of files that there are: the tests of pytest print what an inner pytest prints, and the lists
-        have ids that are found in that alone. For other runners those with a test's name: the lists also have first
-        lines of descriptions, and what a test printed.
+        For pytest, these are the tests in existing files: pytest's own tests print the output of an inner pytest, and
+        the lists contain its ids. For other runners, these have a test's name: the lists also contain first lines of
+        descriptions and of output.
         """
         if self._program:
             return frozenset(test for test in self._named if _TEST_NAME.fullmatch(test))
@@ -169,7 +168,7 @@ class LogRunner:
 
 
 def misreadings(task: Task, run: SuiteRun) -> tuple[Misreading, ...]:
-    """Return what a task's parser misreads of a run's log; nothing if the parser cannot read the log at all."""
+    """Return the misreadings of a task's parser in a run's log; empty if the parser cannot read the log at all."""
     if not isinstance(task.grader, LogGrader) or not run.whole_log:
         return ()
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
@@ -179,7 +178,7 @@ def misreadings(task: Task, run: SuiteRun) -> tuple[Misreading, ...]:
 
 
 def about(task: Task) -> dict[str, str]:
-    """Return what parsers may ask of a task's row."""
+    """Return the fields of a task's row that parsers may use."""
     return {"instance_id": task.instance_id, "repo": task.repo, "version": task.version}
 
 
@@ -188,7 +187,7 @@ _PROGRAM = re.compile(r"(?:^|[\s/])(runtests\.py|bin/test)(?=\s|$)")
 
 
 def _program(grader: LogGrader) -> str:
-    """The name of the program that runs the tests, where the hook of :data:`.RunnerKind.OTHER` watches it."""
+    """Return the name of the program that runs the tests, if the hook of :data:`.RunnerKind.OTHER` observes it."""
     if grader.reporter != "unittest":
         return ""
     match = _PROGRAM.search(grader.command)
@@ -196,12 +195,12 @@ def _program(grader: LogGrader) -> str:
 
 
 _STILL_JUDGED = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS})
-"""Doubts about runs whose log is read all the same: it lacks tests, which is how the benchmarks fail them."""
+"""Doubts with which the log is still read: it lacks tests, and the benchmarks count these as failed."""
 
 
 def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
-    """Which of some files there are, before anything of a submission is there to say so."""
-    if not any(files):  # of runners whose tests' names say nothing of files
+    """Return which files exist before the submission is applied."""
+    if not any(files):  # these runners' test names contain no file
         return frozenset()
     script = 'for file; do [ ! -f "$file" ] || printf "%s\\n" "$file"; done'
     result = box.exec(["bash", "-c", script, "files", *sorted(filter(None, files))], timeout=60.0)
@@ -209,7 +208,7 @@ def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
 
 
 def _about_command(result: ExecResult) -> Doubt | None:
-    """Return why a run cannot be believed of which only the log tells."""
+    """Return why a run that only a log describes is not believed."""
     if result.outcome is Outcome.TIMEOUT:
         return Doubt(Reason.TIMEOUT, f"the tests {result.fate}")
     if "memory" in result.limits_hit and result.exit_code != 0:
@@ -228,10 +227,10 @@ def _about_log(result: ExecResult) -> Doubt | None:
 
 
 def _logs(report: Report, *, printed: bool) -> Iterator[str]:
-    """Yield what the reporter saw, in each order in which a log may have it.
+    """Yield the reporter's outcomes as logs, in each possible order.
 
-    The parsers cut ids off at white space, and of several tests with the same id the last one counts. Tests are in
-    the order in which they ran, or as in pytest's summary, in which skipped ones do not count and failed ones are last.
+    The parsers cut ids off at white space, and the last of several tests with the same id counts. Tests are in
+    execution order, or as in pytest's summary, where failed tests come last and skipped ones do not count.
     """
     yield as_log(report, printed=printed)
     if not printed:
@@ -239,12 +238,12 @@ def _logs(report: Report, *, printed: bool) -> Iterator[str]:
 
 
 def as_log(report: Report, *, printed: bool = False, order: Sequence[str] = ()) -> str:
-    """Return what the reporter saw, as a log that the benchmarks' parsers read.
+    """Return the reporter's outcomes as a log for the benchmarks' parsers.
 
     Args:
         report: the reporter's lines.
-        printed: whether it is to look as unittest's, Django's and SymPy's runners print it, and not as pytest does.
-        order: outcomes in the order in which their tests come, others after them; none: as they ran.
+        printed: whether to use the format of unittest's, Django's and SymPy's runners instead of pytest's.
+        order: outcomes in the order of their tests, others after them; empty: in the order of execution.
     """
     lines = []
     ranks = {outcome: rank for rank, outcome in enumerate(order)}

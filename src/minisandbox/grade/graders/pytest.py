@@ -1,4 +1,4 @@
-"""The pytest grader: the task's own command, with our plugin, in a sandbox that is ready for it."""
+"""The pytest grader: runs the task's command with our plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PytestRunner:
 
     Args:
         command: the task's test command, a shell command to which arguments can be appended.
-        files: files to run, relative to the workdir; none for what the command itself chooses.
+        files: files to run, relative to the workdir; empty if the command chooses.
         timeout: seconds the run may take.
         hash_seed: the seed of Python's string hashes.
     """
@@ -39,15 +39,15 @@ class PytestRunner:
 
         Args:
             box: the sandbox.
-            chosen: the tests to run, by their ids without parameters; none for all.
+            chosen: the tests to run, by their ids without parameters; empty for all.
 
         Returns:
-            What they showed; whatever the code under test does, it is a value.
+            The results of the tests; code under test cannot make this function raise.
 
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        # pytest's cache lies outside of the repository: a submission could bring one, and options such as --lf obey it
+        # keep pytest's cache outside of the repository: a submission could contain one, which options such as --lf obey
         cache = ("-o", f"cache_dir={self._reporter.directory}/cache")
         options = ("-p", self._reporter.module, *cache, *_OPTIONS, *self._files)
         environment = self._environment(box)
@@ -69,7 +69,7 @@ def files_of(tests: Sequence[str]) -> tuple[str, ...]:
     """Return the files that hold pytest node ids, sorted.
 
     Raises:
-        InvalidValue: an id is not pytest's.
+        InvalidValue: an id is not a pytest node id.
     """
     for test in tests:
         if "::" not in test:

@@ -1,4 +1,4 @@
-"""The script grader: a script runs in a sandbox and writes the reward into a file."""
+"""The script grader: runs a script in a sandbox, and reads the reward from a file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from minisandbox.tasks import ScriptGrader, Solution, Task
 from minisandbox.types import ExecResult, ImageSpec, KiB, Limits, Outcome
 
 LIVE = "live_grading"
-"""The kind of a flag: the reward is from the agent's own sandbox, whose every tool the agent could change."""
+"""Kind of a flag: the reward comes from the agent's own sandbox, where the agent could change every tool."""
 REGRADED = "regraded"
-"""The kind of a flag: a clean sandbox, with only what the task carries, passes as well."""
+"""Kind of a flag: a clean sandbox with only the task's carried files passes as well."""
 
 _LARGEST_REWARD = 64 * KiB
 _STEP_TIMEOUT = 60.0
-# No reward that the agent left is read, and no link of its leads elsewhere.
+# Remove rewards and links that the agent may have left.
 _CLEAR = """\
 folder=$1; shift
 rm -rf -- "$@"
@@ -53,7 +53,7 @@ class ScriptRunner:
         """Run the script, and read the reward.
 
         Returns:
-            The reward; or a doubt that says why it is missing.
+            The reward, or a doubt that explains why there is none.
 
         Raises:
             MiniSandboxError: the sandbox has ended, or the script's files cannot be put into it.
@@ -70,7 +70,7 @@ class ScriptRunner:
             user=grader.user or None,
         )
         run = SuiteRun(Report(), None, result.exit_code, result.duration, log_of(result))
-        # what is tested can write a reward, and then kill the script before it writes its own
+        # code under test can write a reward, and kill the script before it writes its own
         reward, problem = self._reward(box, result) if result.outcome is Outcome.EXITED else (None, "")
         return replace(run, reward=reward, doubt=None if reward is not None else _doubt(result, problem))
 
@@ -113,10 +113,10 @@ def parse_reward(text: str, *, is_json: bool) -> float:
 
     Args:
         text: the file's content.
-        is_json: whether it is an object of rewards, of which ``reward`` or the only one counts; otherwise a number.
+        is_json: whether it is an object of rewards, in which ``reward`` or the only one counts; otherwise a number.
 
     Raises:
-        ValueError: it is neither, a reward is not a finite number, or none of several rewards is called ``reward``.
+        ValueError: the file is malformed, a reward is not finite, or none of several rewards is named ``reward``.
     """
     if not is_json:
         return _finite(float(text))
@@ -146,7 +146,7 @@ def _finite(value: object) -> float:
 
 
 def solve(box: Sandbox, solution: Solution) -> SuiteRun | None:
-    """Run a task's solution, whose exit status says nothing; returns what kept it from its end, or None.
+    """Run a task's solution, and return why it did not exit, or None. Its exit status is ignored.
 
     Raises:
         MiniSandboxError: the sandbox has ended, or the solution's files cannot be put into it.
@@ -167,31 +167,31 @@ def grade_work(
     limits: Limits | None = None,
     confirm: str = ONCE,
 ) -> Grade:
-    """Grade the work in the sandbox where an agent has done it.
+    """Grade the work in an agent's sandbox.
 
-    ``live``: there, while the agent's processes go on, as Harbor's ``shared`` verifier does. The agent could change
-    every tool that the script uses, so the grade has the flag :data:`LIVE`. With ``always``, and for the share of
-    ``share(P)``, a clean sandbox gets what the task carries, and is judged as well; unless it passes there, the grade
-    is unconfirmed. ``fresh``: in the clean sandbox alone, as Harbor's ``separate`` verifier. A pass that is not judged
-    again has the flag :data:`.NOT_CONFIRMED`.
+    ``live`` grades in that sandbox while the agent's processes run, like Harbor's ``shared`` verifier. The agent could
+    change every tool that the script uses, so the grade has the flag :data:`LIVE`. With ``always``, and for the share
+    of ``share(P)``, the carried files are also judged in a clean sandbox; if they fail there, the grade is unconfirmed.
+    ``fresh`` grades only in the clean sandbox, like Harbor's ``separate`` verifier. A pass that is not judged again has
+    the flag :data:`.NOT_CONFIRMED`.
 
     Args:
         task: a task with a script grader.
         box: the agent's sandbox, which may be attached.
-        image: its image, of which the clean sandbox is made.
+        image: its image, which the clean sandbox uses as well.
         timeout: seconds the script may take; the task's own if None.
         limits: what the clean sandbox may use; the task's own if None.
         confirm: which passes are confirmed, as for :func:`.grade`.
 
     Returns:
-        The grade. Failures of ours are grades too, with the verdict ``infra_error``.
+        The grade. Infrastructure errors become grades with the verdict ``infra_error``.
     """
     assert isinstance(task.grader, ScriptGrader)
     grader, started = task.grader, time.monotonic()
     runner = ScriptRunner(grader, grader.timeout if timeout is None else timeout)
     live = grader.mode == "live"
     flags = (Flag(LIVE, "", "judged in the agent's own sandbox"),) if live else ()
-    # the default re-grades nothing: work outside of what is carried would lose its reward
+    # the default re-grades nothing: work outside of the carried files would lose its reward
     requested = confirm != GradingOptions().confirm and is_confirmed(confirm, flagged=False)
     regraded = live and bool(grader.carry) and requested
     try:
@@ -203,7 +203,7 @@ def grade_work(
                 result = _compared(result, clean)
             elif result.resolved:
                 result = replace(result, flags=(*flags, Flag(NOT_CONFIRMED, "", "only the script reports it")))
-    except FileAccessError as error:  # of what the agent left
+    except FileAccessError as error:  # a file that the agent left
         detail = f"what it left cannot be carried to a clean sandbox: {error}"
         result = Grade(task.instance_id, Reason.PATCH_INVALID.verdict, Reason.PATCH_INVALID, detail, flags=flags)
     except (MiniSandboxError, OSError) as error:
@@ -214,7 +214,7 @@ def grade_work(
 def _run_clean(
     task: Task, image: ImageSpec, carried: Carried | None, runner: ScriptRunner, limits: Limits | None
 ) -> SuiteRun:
-    """Run the script in a sandbox that has nothing of the agent's but what is carried."""
+    """Run the script in a clean sandbox with the agent's carried files."""
     assert carried is not None
     with task_sandbox(task, image, limits, task.needs.grader_network) as clean:
         carried.put(clean)
@@ -222,7 +222,7 @@ def _run_clean(
 
 
 def _compared(live: Grade, clean: Grade) -> Grade:
-    """Return a live pass, with what a clean sandbox said of it; a pass that it does not share is unconfirmed."""
+    """Compare a live pass with the grade of a clean sandbox; if they differ, the pass is unconfirmed."""
     detail = f"in a clean sandbox: {clean.reason}: {clean.detail}"
     if clean.resolved:
         return replace(live, flags=(*live.flags, Flag(REGRADED, "", detail)))

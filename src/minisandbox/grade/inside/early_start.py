@@ -1,12 +1,12 @@
-"""A ``sitecustomize`` that has pytest and our plugin loaded before anything of the repository can be imported.
+"""A ``sitecustomize`` that loads pytest and our plugin before any module of the repository can be imported.
 
 It runs inside a sandbox, under the task's own interpreter: Python 2.7 to 3.14, standard library only. An interpreter
-imports it while it starts, before it puts the current directory on ``sys.path``; a module of the repository that is
-called as one that pytest looks for would otherwise run before the plugin does, and do with pytest as it likes.
+imports it at its start, before the current directory is on ``sys.path``. Otherwise a module of the repository with the
+name of a module that pytest imports would run before the plugin, and could change pytest.
 
-Next to it lies a file, "repository": its directory and, a line each, the modules that its image has at places from which
-tests import. Where pytest needs one of these, as it does in repositories of pytest's own parts, it is loaded later, as
-without this module. Those that PYTHONPATH leads to are taken from there (not in Python 2).
+The file "repository" next to it lists the repository's directory and, one per line, the image's modules in directories
+from which tests import. If pytest needs one of these, as in repositories of pytest's own parts, pytest is loaded later, as
+without this module. Modules on PYTHONPATH are loaded from there (not in Python 2).
 """
 
 import os
@@ -26,7 +26,7 @@ def _arguments():
 
 
 def _program(arguments):
-    """Return the name of the module or script that an interpreter runs, and what comes after it."""
+    """Return the name of the module or script that an interpreter runs, and the arguments after it."""
     at = 1
     while at < len(arguments):
         argument = arguments[at]
@@ -39,9 +39,9 @@ def _program(arguments):
 
 
 def _plugin():
-    """Return the plugin's name where this interpreter is to run pytest with it, and None otherwise.
+    """Return the plugin's name if this interpreter is to run pytest with it, otherwise None.
 
-    Others leave it alone: what starts pytest (tox, poetry) hands the variable on.
+    Programs that start pytest (tox, poetry) ignore the variable and pass it on.
     """
     if VARIABLE not in os.environ:
         return None
@@ -56,7 +56,7 @@ def _plugin():
 
 
 class _OnlyOfTheImage(object):
-    """Finds what the image had where it was; nothing that a submission may have added, nor the tested modules."""
+    """Finds the image's modules, but neither modules that a submission may have added nor the tested ones."""
 
     def __init__(self, lines, path):
         repository, self._path = lines[0], [os.path.abspath(place) for place in path if place]
@@ -68,7 +68,7 @@ class _OnlyOfTheImage(object):
             self._there.get(os.path.normpath(directory), self._tested).add(name)
 
     def find_spec(self, name, path=None, target=None):
-        if path is not None:  # of a package, which lies where it was found
+        if path is not None:  # a submodule of a package that was found
             return None
         self.find_module(name)
         if not any(name in names for names in self._there.values()):
@@ -86,7 +86,7 @@ def _is_within(path, directory):
 
 
 def _installed(path, repository):
-    """Whether a place of ``sys.path`` is none of the repository's; environments may lie in that too (tox)."""
+    """Return whether an entry of ``sys.path`` is outside of the repository, or in an environment inside of it (tox)."""
     prefixes = [sys.prefix, sys.exec_prefix]
     inner_prefixes = [prefix for prefix in prefixes if _is_within(prefix, repository)]
     return not _is_within(path, repository) or any(_is_within(path, prefix) for prefix in inner_prefixes)
@@ -103,7 +103,7 @@ def _load(plugin):
     standard = [finder for finder in finders if _kind_of(finder) in _OWN_FINDERS]
     image = _OnlyOfTheImage(lines, path)
     had_arguments = hasattr(sys, "argv")
-    if not had_arguments:  # before Python 3.8 they come later
+    if not had_arguments:  # Python before 3.8 sets them later
         sys.argv = [""]
     sys.path[:] = image.outside
     sys.meta_path[:] = [image] + standard
@@ -116,7 +116,7 @@ def _load(plugin):
         for name in config.default_plugins:
             __import__("_pytest." + name)
         __import__(plugin)
-    except Exception:  # it will be loaded as it would have been, and say then what is wrong
+    except Exception:  # pytest will be loaded normally, and report the error
         _forget(before)
     finally:
         sys.path[:] = path
@@ -126,7 +126,7 @@ def _load(plugin):
 
 
 def _forget(before):
-    """Have modules imported anew; not those of the standard library, which are the same the second time."""
+    """Make modules be imported again, except those of the standard library, which cannot differ."""
     library = os.path.dirname(os.path.abspath(os.__file__))
     for name in set(sys.modules) - before:
         origin = getattr(sys.modules[name], "__file__", None) or ""
@@ -135,7 +135,7 @@ def _forget(before):
 
 
 def _next():
-    """Run the module that would have been imported in this one's place."""
+    """Run the ``sitecustomize`` that would have been imported instead of this one."""
     for directory in sys.path:
         if os.path.abspath(directory) == HERE:
             continue

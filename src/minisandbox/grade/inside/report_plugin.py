@@ -1,13 +1,13 @@
-"""A pytest plugin that passes on pytest's reports, line by line, to a reader outside the sandbox.
+"""A pytest plugin that sends pytest's reports, line by line, to a reader outside the sandbox.
 
 It runs inside a sandbox, under the task's own interpreter: Python 2.7 to 3.14, pytest 3 to 9, standard library only.
-The sandbox has it under a random module name, and the module of the lines next to it. A variable says where the lines go.
-Without it (pytest-xdist's workers, nested runs) the plugin does nothing.
+Its module has a random name, and the module of the lines is next to it. A variable names the pipes; without the variable
+(pytest-xdist's workers, nested runs) the plugin does nothing.
 
 A line is [node id, when, outcome]. ``when`` is setup, call, teardown, subtest or collect; or place, with the line of the
 test's file at which a test failed, or seconds. The first line is [null, "start", {...}], the last one
 [null, "end", {"exit_status", "records"}]. [null, "collected", {node id: {name: value}}] has the parameters of
-tests. With the key may come the functions to run: other tests are collected, and not run.
+tests. The functions to run may follow the key; other tests are collected, but not run.
 
 PYTEST_DONT_REWRITE: it has no assertions, and is loaded before pytest could rewrite them.
 """
@@ -25,7 +25,7 @@ _OUTSIDE = re.compile(r"^(?:\.\./)+[^/]+/")
 
 
 def _spelled(value, spell=ascii if bytes is not str else repr, depth=0):
-    """Return the text of a plain value, which is the same for equal values; None for all others."""
+    """Return the text of a plain value, the same for equal values, or None for other values."""
     kind = type(value)
     if value is None or kind in (bool, int, float, complex, str, bytes):
         return spell(value)
@@ -39,7 +39,7 @@ def _spelled(value, spell=ascii if bytes is not str else repr, depth=0):
 
 
 def _parameters(item):
-    """Return the names of a test's parameters, each with the text of its value if that is plain."""
+    """Return the names of a test's parameters, each with the text of its value, or None if it is not plain."""
     callspec = getattr(item, "callspec", None)
     values = {}
     for name, value in getattr(callspec, "params", {}).items():
@@ -49,7 +49,7 @@ def _parameters(item):
 
 
 def _line_of(item, call):
-    """Return the innermost line of the test's own file at which it failed; None if there is none."""
+    """Return the innermost line of the test's own file at which it failed, or None."""
     file, line, trace = str(item.fspath), None, call.excinfo.tb
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:
@@ -83,9 +83,9 @@ class ReportPlugin(object):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
-        """Run the chosen tests alone, and all of them: changed ones fail, and -x or --maxfail must not end the run.
+        """Run exactly the chosen tests: changed ones fail, and -x or --maxfail must not end the run.
 
-        Not for pytest-xdist, whose workers run the tests.
+        Not with pytest-xdist, whose workers run the tests.
         """
         if not self._items or session.config.pluginmanager.hasplugin("dsession"):
             return None

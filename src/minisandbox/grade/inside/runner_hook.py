@@ -1,12 +1,12 @@
-"""A ``sitecustomize`` that passes on the reports of unittest's and SymPy's runners, line by line, to a reader outside the sandbox.
+"""A ``sitecustomize`` that sends the reports of unittest's and SymPy's runners, line by line, to a reader outside.
 
 It runs inside a sandbox, under the task's own interpreter: Python 3.4 to 3.14, standard library only. A variable holds a
 setting for the lines (see the module of them) and the name of the program that runs the tests: interpreters that the
-test command starts for something else leave it alone. Nothing is imported before the program imports it.
+test command starts for other programs ignore it. Nothing is imported before the program imports it.
 
 Lines are [name, "call", outcome]; a subtest that failed is [name, "subtest", "failed"]; [name, "place", line] comes before
-a failure. With the key may come the names of the tests to run. The name is what the runner
-prints. The last line is written when the outermost runner has ended; runners that the tests make themselves say nothing.
+a failure. The names of the tests to run may follow the key. Names are those that the runner prints. The last line is
+written when the outermost runner ends; runners that tests create write nothing.
 """
 
 import importlib.util
@@ -67,7 +67,7 @@ def _described(result, test):
 
 
 def _watch_unittest_runner(module, channel):
-    """unittest.runner: the outermost run's result is the one that counts."""
+    """unittest.runner: only the outermost run's result counts."""
     runner = module.TextTestRunner
     run, make_result = runner.run, runner._makeResult
 
@@ -91,7 +91,7 @@ def _watch_unittest_runner(module, channel):
 
 
 def _keep_chosen(suite, chosen):
-    """Take the tests that are not to run out of a suite."""
+    """Remove the tests that were not chosen from a suite."""
     for test in list(suite):
         if hasattr(test, "_tests"):
             _keep_chosen(test, chosen)
@@ -100,7 +100,7 @@ def _keep_chosen(suite, chosen):
 
 
 def _names_of(test):
-    """Return what runners print for a test: its name, and the first line of its description."""
+    """Return a test's name in the runners' output, and the first line of its description."""
     name, described = str(test), getattr(test, "shortDescription", lambda: None)()
     return name, name.replace(".%s)" % getattr(test, "_testMethodName", ""), ")"), described
 
@@ -165,7 +165,7 @@ def _watch_sympy(module, channel):
 
 
 class _Channel(object):
-    """Where the lines go, and whose."""
+    """The writer of the lines, and its state."""
 
     def __init__(self, write, written, chosen):
         self._write, self._written, self.chosen = write, written, chosen
@@ -185,7 +185,7 @@ class _Channel(object):
         self._write(name, when, outcome)
 
     def tell_place(self, name, file, exc_info):
-        """Tell the innermost line of the test's own file at which it failed."""
+        """Report the innermost line of the test's own file at which it failed."""
         trace, line = exc_info[2] if isinstance(exc_info, tuple) else None, None
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == file:
@@ -199,7 +199,7 @@ class _Channel(object):
 
 
 class _Finder(object):
-    """Finds the watched modules as everybody does, and has them watched once they are loaded."""
+    """Finds the observed modules as usual, and installs the observers once they are loaded."""
 
     def __init__(self, channel):
         self._channel = channel

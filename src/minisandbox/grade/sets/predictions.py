@@ -1,4 +1,4 @@
-"""Predictions: the patches that are to be evaluated, in the layouts in which the field's agents leave them."""
+"""Read predictions, the patches to evaluate, in the layouts of common agents."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from minisandbox.tasks import Task
 from minisandbox.tasks.formats.jsonl import json_lines, json_value
 
 GOLD = "gold"
-"""Instead of a file: the tasks' own references, under the name that swebench has for them."""
+"""Stands for the tasks' references instead of a file, as in swebench."""
 EMPTY = "empty"
-"""Instead of a file: no change, graded all the same."""
+"""Stands for an empty patch per task instead of a file; unlike an empty prediction, it is graded."""
 NAMELESS = "unknown"
-"""The model of a prediction that names none."""
+"""The model of a prediction without a model."""
 
 _NAMES = ("preds.json", "all_preds.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model says about one task.
+    """A model's prediction for one task.
 
     Attributes:
         instance_id: the task's id.
         model: ``model_name_or_path``.
-        patch: its patch, ``model_patch``; empty where it has none.
-        place: where it was read.
-        problem: why it cannot be used, or "".
-        stands_for: :data:`GOLD` or :data:`EMPTY` where it is none of a model's; "" otherwise.
+        patch: its patch, ``model_patch``; may be empty.
+        place: its file and position.
+        problem: why it is unusable, or "".
+        stands_for: :data:`GOLD` or :data:`EMPTY`, or "" for a model's prediction.
     """
 
     instance_id: str
@@ -42,7 +42,7 @@ class Prediction:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a model submitted no patch, as swebench has it: null, or no character at all."""
+        """Whether a model submitted no patch in swebench's sense: null or an empty string."""
         return not (self.patch or self.problem or self.stands_for)
 
 
@@ -50,16 +50,15 @@ def read_predictions(path: Path) -> tuple[Prediction, ...]:
     """Read predictions.
 
     Args:
-        path: ``preds.json`` (an object by id, or a list), a JSONL file with one prediction in each line, one ``.pred``
-            file, or a directory with any number of those, as SWE-agent has it, below folders or not. A directory
-            without them is asked for its ``preds.json`` or ``all_preds.jsonl``.
+        path: ``preds.json`` (an object by id, or a list), a JSONL file with one prediction per line, a ``.pred`` file,
+            or a directory with ``.pred`` files at any depth, as SWE-agent writes them. In a directory without them,
+            ``preds.json`` or ``all_preds.jsonl`` is read.
 
     Returns:
-        The predictions, in the order in which they were read. One that names its task and cannot be used has a
-        ``problem``.
+        The predictions, in the order of the files. An unusable one that names its task has a ``problem``.
 
     Raises:
-        PredictionError: a file cannot be read, an entry does not say which task it is for, or two are for the same.
+        PredictionError: a file cannot be read, an entry names no task, or two entries name the same task.
     """
     predictions: dict[str, Prediction] = {}
     for prediction in _from_directory(path) if path.is_dir() else _from_file(path):
@@ -77,7 +76,7 @@ def read_predictions(path: Path) -> tuple[Prediction, ...]:
 
 
 def reference_predictions(tasks: Iterable[Task]) -> tuple[Prediction, ...]:
-    """Return a prediction for each task that stands for its reference."""
+    """Return a prediction per task that stands for its reference."""
     return tuple(Prediction(task.instance_id, GOLD, stands_for=GOLD) for task in tasks)
 
 
@@ -87,7 +86,7 @@ def empty_predictions(tasks: Iterable[Task]) -> tuple[Prediction, ...]:
 
 
 def _from_directory(path: Path) -> Iterator[Prediction]:
-    files = sorted(file for file in path.rglob("*.pred") if file.is_file())  # no pipe, which would be waited for
+    files = sorted(file for file in path.rglob("*.pred") if file.is_file())  # opening a named pipe would block
     if not files:
         files = [path / name for name in _NAMES if (path / name).is_file()][:1]
     if not files:
@@ -106,7 +105,7 @@ def _from_file(path: Path) -> Iterator[Prediction]:
 
 
 def _entries(path: Path) -> list[tuple[object, str, str | None]]:
-    """Return each entry of a file with its place, and with its key where it has one."""
+    """Return each entry of a file with its position, and its key, if any."""
     try:
         data = path.read_bytes()
         if path.suffix == ".jsonl":
@@ -136,7 +135,7 @@ def _prediction(entry: object, position: str, *, key: str | None = None) -> Pred
     """Read one entry.
 
     Raises:
-        PredictionError: it does not say which task it is for.
+        PredictionError: the entry names no task.
     """
     fields = entry if isinstance(entry, dict) else {}
     name, model, patch = fields.get("instance_id", key), fields.get("model_name_or_path"), fields.get("model_patch")
@@ -163,7 +162,7 @@ def _prediction(entry: object, position: str, *, key: str | None = None) -> Pred
 
 
 def _problem(entry: object, fields: Mapping[str, object]) -> str:
-    """Say why an entry cannot be used, or nothing."""
+    """Return why an entry is unusable, or ""."""
     if not isinstance(entry, dict):
         return f"is of type {type(entry).__name__}, not an object"
     if "model_patch" not in fields:
@@ -178,7 +177,7 @@ def _problem(entry: object, fields: Mapping[str, object]) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a string can be written anywhere: JSON's escapes can name half of a surrogate pair."""
+    """Return whether a string is valid Unicode: JSON's escapes allow unpaired surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:
