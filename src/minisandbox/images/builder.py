@@ -127,7 +127,7 @@ class Maker:
         def make(staging: Path) -> Made:
             self.session.cancellation.check()
             self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
-            with store.hold(*planned.below, *planned.needs):  # a collection may run meanwhile
+            with store.hold(*planned.below, *planned.needs):  # a garbage collection may run meanwhile
                 work = step.prepare(staging)
                 if isinstance(work, Made):
                     return work
@@ -146,7 +146,7 @@ class Maker:
                 on_wait=waits,
                 stacked_with=planned.below,
             )
-        except UnfitTree as error:  # the step's own doing, as its failing would be
+        except UnfitTree as error:  # the step's fault, like a failing command
             raise BuildError(
                 f"what build step {step.name!r} of image {plan.name!r} wrote cannot be kept: {error.what}",
                 step=step.name,
@@ -194,7 +194,7 @@ def record_image(plan: Plan, store: Store) -> Image:
     if plan.lock is not None:
         _check_lock(image, plan.lock)
     image = image_of(put_if_new(store, record), store)
-    store.remove_failure(plan.name)  # of an image that was there all the time
+    store.remove_failure(plan.name)  # a complete image has no failure
     return image
 
 

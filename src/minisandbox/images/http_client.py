@@ -136,7 +136,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         """Follow a redirect."""
         try:
             return cast("http.client.HTTPResponse | None", super().http_error_302(req, fp, code, msg, headers))
-        except ValueError:  # its address is malformed
+        except ValueError:  # the redirect's URL is malformed
             fp.close()
             raise
 

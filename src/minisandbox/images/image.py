@@ -87,7 +87,7 @@ class Image:
             return None
         with self.store.hold(self.tests_layer):  # a frozen layer gets its tree back
             path = self.store.layer_tree(self.tests_layer) / "hidden"
-        if path.is_symlink() or not path.is_dir():  # a link there could show any directory of the host
+        if path.is_symlink() or not path.is_dir():  # reject links: a symlink could expose any host directory
             raise StoreError(f"{path} is not a directory", reason="the layer is damaged", hint="build the image again")
         return path
 

@@ -89,8 +89,7 @@ class Plan:
         aside = list(self.aside)
         pending = {planned.key for planned in (*self.steps, *aside)}
         for planned in self.steps:
-            # what is aside comes as soon as it can: other stages; and the tests before the task, as nothing needs them,
-            # and a hidden file that is not there costs less then
+            # side steps come early: other stages; and the tests, so that a missing hidden file is reported first
             while ready := [one for one in aside if pending.isdisjoint((*one.below, *one.needs))]:
                 aside.remove(ready[0])
                 pending.discard(ready[0].key)
@@ -186,7 +185,7 @@ class Planner:
                 self._images[base] = stored(self.store, base.reference, base.platform) or pull(
                     base.reference, store=self.store, platform=base.platform or None
                 )
-            except RegistryError as error:  # it may be the name of an image that is yet to be built here
+            except RegistryError as error:  # the name may be of an image that is not built yet
                 raise error.about(base.reference)  # noqa: B904 - it is the same error
         return self._images[base]
 
@@ -303,7 +302,7 @@ class Chain:
     interpreter: Interpreter | None = None
     source: r.Source | None = None
     checked_out: PlannedStep | None = None
-    key: str = field(init=False)  # what the next step's key depends on: everything below, however it is stored
+    key: str = field(init=False)  # the next step's key is derived from it
 
     def __post_init__(self) -> None:
         self.key = self.ground.key

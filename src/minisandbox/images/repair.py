@@ -52,7 +52,7 @@ class Repair:
             StoreError: the layer cannot be published.
         """
         image, parent = self.failure.image, self.failure.layers[-1]
-        if not self.failure.own_root:  # an image of its own may have no bash, and its times decide nothing
+        if not self.failure.own_root:  # an image with its own root may have no bash, and its times do not matter
             settle = step_script("by_hand", "install_settle", WORKDIR=self.failure.workdir)
             self.box.exec(["bash", "-c", settle], cwd="/", timeout=_SETTLING).check()
         self.box.stop()

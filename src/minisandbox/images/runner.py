@@ -234,10 +234,10 @@ def _reaching(context: StepContext, work: Work) -> Iterator[tuple[Access, Served
         try:
             yield host_access(url, host_settings(), context.step) if work.host else index_access(url), served
         except BuildError as error:
-            if served.full is not None:  # what could not be kept is gone by now, and there is room again
+            if served.full is not None:  # the partial download is removed, so the disk has space again
                 raise served.full from error
             error.reason = "\n".join(filter(None, (*_index_reasons(served), error.reason))) or None
-            if served.failed is not None:  # the step might have succeeded otherwise
+            if served.failed is not None:  # without that failure the step might have succeeded
                 raise IndexUnavailable(
                     f"build step {context.step!r} of image {context.image!r} failed while the package index did",
                     reason=error.reason,
@@ -265,7 +265,7 @@ def _run_in_sandbox(context: StepContext, work: Work, access: Access) -> Made:
         _write_files(box, context, work)
         _run_commands(box, context, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
-    # reading a step's files may take as long as the step: a host is not held up by what it left behind
+    # bound the time for reading a step's files, which the step controls
     return Made(upper / "tree", facts, patience=max(context.timeout, LEAST_READING))
 
 
@@ -361,7 +361,7 @@ def _run_commands(box: Sandbox, context: StepContext, work: Work) -> None:
         result = box.exec(command.argv, timeout=remaining, env=work.environment)
         log += logged(f"$ {command.title}", result)
         spoke = spoke or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
-        if spoke:  # a log that says nothing would take a block for each step of each image
+        if spoke:  # an empty log would take a disk block for each step
             write_log(context.log, bytes(log))
         if not result.ok:
             raise failure(context, command.title, result, work)

@@ -229,7 +229,7 @@ class _Work:
         ]
         heapq.heapify(self._ready)
         self._open = set(self._nodes)
-        if plans:  # before anything waits on it
+        if plans:  # before any step waits for it
             self._maker.make_base(next(iter(plans.values())))
         self._remaining = set(self._nodes)
 
@@ -265,7 +265,7 @@ class _Work:
                     running.add(key)
                     threading.Thread(target=self._make, name="build", args=(key,), daemon=True).start()
                 with suppress(queue.Empty):
-                    key, outcome = self._ended.get(timeout=1.0)  # with a time-out: somebody may call it off
+                    key, outcome = self._ended.get(timeout=1.0)  # with a timeout, to notice a cancellation
                     running.discard(key)
                     for plan in self._end(key, outcome):
                         finished(plan)
@@ -318,7 +318,7 @@ class _Work:
     def _fail(self, key: str, error: MiniSandboxError) -> None:
         node = self._nodes[key]
         for name in node.names:
-            own_error = copy(error)  # names this image, not the one whose plan the layer was made by
+            own_error = copy(error)  # the error names this image, not the one whose plan built the layer
             own_error.what = own_error.what.replace(f"image {node.plan.name!r}", f"image {name!r}")
             if key not in self._known:
                 note_failure(self._store, self._plans[name], node.planned, own_error)
@@ -362,7 +362,7 @@ class Building:
     ) -> None:
         self.images: dict[str, Future[Image]] = {name: Future() for name in recipes}
         for future in self.images.values():
-            future.set_running_or_notify_cancel()  # who no longer waits for one does not end it for the others
+            future.set_running_or_notify_cancel()  # one caller's cancellation must not affect the others
         self._cancellation = Cancellation()
 
         def make() -> Built:

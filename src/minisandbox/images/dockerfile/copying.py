@@ -61,7 +61,7 @@ def copy_layer(
     try:
         owner = find_owner(copy.owner, below) if copy.owner else None
     except ValueError as error:
-        if copy.sources or copy.documents:  # engines make the WORKDIR of an unknown USER as root
+        if copy.sources or copy.documents:  # engines create the WORKDIR of an unknown USER as root
             refuse(copy, str(error), "make the user in a RUN before, or give numbers")
     if keep_owners and max(owner or (0,)) > (last := last_id()):
         refuse(copy, f"this process's sandboxes have no ids above {last}", f"give an id up to {last}")
@@ -213,7 +213,7 @@ class _Members:
                 if member.kind == HARD_LINK:
                     target = _parts(reader, member, member.target)
                     member.target = _name((*root, *target))
-                if path == root and member.kind == DIRECTORY:  # the destination is there
+                if path == root and member.kind == DIRECTORY:  # the destination exists
                     continue
                 yield from self._folders(path[:-1])
                 extracted.paths.add(path)

@@ -360,7 +360,7 @@ class _State:
 
     def _entrypoint(self, instruction: Instruction) -> None:
         self._config["Entrypoint"] = self._line(instruction)
-        if not self._has_command:  # one of the base was meant for the base's entrypoint
+        if not self._has_command:  # the base's command belongs to the base's entrypoint
             self._config.pop("Cmd", None)
 
     def _line(self, instruction: Instruction) -> list[str]:

@@ -194,7 +194,7 @@ def _typed(parsed: DockerfileInstruction) -> Instruction:
     args = tuple(parsed.args)
     if parsed.name in ("ENV", "LABEL"):  # triples: name, value, how they were joined
         args = tuple(arg for number, arg in enumerate(args) if number % 3 < 2)
-    elif parsed.name == "ONBUILD":  # which the library leaves out
+    elif parsed.name == "ONBUILD":  # the library omits it
         args = tuple(filter(None, (parsed.original.strip()[len("ONBUILD") :].strip(),)))
     heredocs = tuple(
         Heredoc(heredoc.name, heredoc.content, heredoc.expand, heredoc.chomp) for heredoc in parsed.heredocs

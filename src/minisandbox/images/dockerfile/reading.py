@@ -40,7 +40,7 @@ def base_images(recipe: Buildable) -> Iterator[OciBase]:
         return
     base = recipe.base
     if isinstance(base, DockerfileBase):
-        with suppress(MiniSandboxError):  # planning names what is wrong
+        with suppress(MiniSandboxError):  # planning reports the error
             text, files = _text(base.dockerfile), Context(base.context.resolve(), base.dockerfile.resolve())
             yield from base_images(evaluate(parse_dockerfile(text), options_of(base), lambda _: {}, files))
     yield from _images_of(base)
@@ -70,7 +70,7 @@ def evaluated(dockerfile: Path, context: Path, options: BuildOptions, container:
     """
     text = _text(dockerfile)
     files = Context(context.resolve(), dockerfile.resolve())
-    open_context(files.root, files.dockerfile)  # whether there is one
+    open_context(files.root, files.dockerfile)  # raise if there is no such directory
 
     def config(base: OciBase) -> Config:
         image = container(base)

@@ -336,5 +336,5 @@ def cache(store: Path, identity: str, owners: str, staging: Path, mode: int, own
         yield directory
     finally:
         with suppress(FileNotFoundError):
-            if not cached.exists():  # else another RUN was sooner; the staging directory is removed with all in it
+            if not cached.exists():  # otherwise another RUN was faster, and this copy goes with the staging directory
                 directory.rename(cached)

@@ -132,7 +132,7 @@ def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
             name = part
             matches = [((*called, name), resolve(tree, (*real, name))) for called, real in matches]
             continue
-        with warnings.catch_warnings(action="ignore"):  # of re, about a "[" in a class
+        with warnings.catch_warnings(action="ignore"):  # re warns about a "[" in a class
             matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # no exclusion here
         matches = [
             ((*called, name), resolve(tree, (*real, name)))

@@ -80,7 +80,7 @@ def _read(file: Path) -> Mapping[str, JSONValue]:
         values = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise InvalidValue(f"{file} cannot be read", reason=error.strerror, hint="it holds credentials") from error
-    except ValueError as error:  # its text is not repeated: it holds secrets
+    except ValueError as error:  # do not quote the text: it contains secrets
         raise InvalidValue(f"{file} is not JSON", reason=type(error).__name__, hint="log in again") from None
     if not isinstance(values, dict):
         raise InvalidValue(f"{file} is no JSON object", hint="log in again with `podman login` or `docker login`")
@@ -142,7 +142,7 @@ def _of_helper(values: Mapping[str, JSONValue], host: str, file: Path) -> Creden
             reason=type(error).__name__,
             hint=f"{file} names this program: install it, or remove the entry",
         ) from None
-    if not isinstance(answer, dict):  # it has none for this registry
+    if not isinstance(answer, dict):  # the helper has no credentials for this registry
         return None
     user, secret = str(answer.get("Username") or ""), str(answer.get("Secret") or "")
     return Credentials("" if user == _TOKEN_USER else user, secret) if secret else None

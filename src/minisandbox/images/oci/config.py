@@ -72,7 +72,7 @@ def volumes(fields: Mapping[str, JSONValue]) -> tuple[PurePosixPath, ...]:
 def _read_field(name: str, field: JSONValue, notes: list[str]) -> JSONValue:
     """Return a field in the form that engines write, or None if it is malformed."""
     kind = _KINDS.get(name)
-    if kind is None or field is None:  # engines keep no unknown field, and nothing here reads one
+    if kind is None or field is None:  # engines drop unknown fields
         return field
     if kind is list and isinstance(field, str):  # moby, StrSlice.UnmarshalJSON
         field = [field]

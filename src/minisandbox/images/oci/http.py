@@ -136,7 +136,7 @@ class Connection:
             with error:
                 self._explain(error, f"/{path}")
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if isinstance(error, MiniSandboxError):  # some of ours are OSErrors as well
+            if isinstance(error, MiniSandboxError):  # some of our errors are OSErrors
                 raise
             raise self._unreachable(error) from None
 

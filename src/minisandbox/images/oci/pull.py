@@ -212,7 +212,7 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
     parsed = parse_reference(reference)
     with suppress(NotFound):
         record = store.image(name_of(reference, parsed_platform))
-        here = isinstance(parsed, Remote) and is_of(parsed, record.notes)  # a file may have another content by now
+        here = isinstance(parsed, Remote) and is_of(parsed, record.notes)  # a file may have changed
         if here and parsed_platform.fits(m.parse_platform(record.notes["platform"])):
             return image_of(record, store)
     for record in archived(store, reference):
@@ -330,7 +330,7 @@ class _Taking:
                     hint="nothing of this layer was published; the image is damaged, or somebody replaced the layer",
                 )
         facts, remote = _facts(done), self.source.remote
-        if remote is not None:  # a push there need not send it
+        if remote is not None:  # a push to the same registry can skip the blob
             kind = layer.blob.media_type.rpartition("+")[2].rpartition(".")[2]
             facts[PULLED] = f"{kind} {layer.blob.digest} {layer.blob.size} {remote.host} {remote.repository}"
         return Made(staging / "tree", facts=facts, digests=done.digests)
@@ -345,7 +345,7 @@ class _Taking:
         user = config.user
         if set(user.split(":")) <= {"", "0", "root"}:
             user = ""
-        if user and not keeps_owners():  # it could not write to its own files
+        if user and not keeps_owners():  # the user could not write to its own files
             lost[f"commands run as root, not as {user}"] = None
             user = ""
         if lost:
@@ -488,6 +488,6 @@ def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator
             with file.open("xb") as out:
                 shutil.copyfileobj(sys.stdin.buffer, out)
         archive = open_archive(file, work)
-        # of docker's archives with both, only manifest.json has whole names
+        # in docker's archives with both, only manifest.json has full names
         docker = kind == "docker-archive" if kind else archive.has("manifest.json")
         yield (DockerArchive if docker else Layout)(archive, tag)

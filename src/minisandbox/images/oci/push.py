@@ -143,7 +143,7 @@ class _Registry:
                 return blob
         blob = ensure_blob(self.store.root, key, self.compression)
         if blob.digest not in self._coming and (blob.digest in checked or not self._has(blob.digest)):
-            file = self._files.enter_context(blob.path.open("rb"))  # now: a collection may remove it
+            file = self._files.enter_context(blob.path.open("rb"))  # open now: a garbage collection may remove it
             self._coming[blob.digest] = self._pool.submit(self._send, blob.digest, blob.size, file, session)
             self.sent, self.size = self.sent + 1, self.size + blob.size
         return blob
@@ -191,7 +191,7 @@ class _Registry:
             yield recorded, (record.places if record is not None else {}).get(self.target.host, self.target.repository)
         layer = self.store.layer(key)
         match = _PULLED.fullmatch(layer.facts.get(PULLED, ""))  # a record may come from another store
-        if match and match[1] == self.compression and not self.private:  # a copy's lists are those of our own blobs
+        if match and match[1] == self.compression and not self.private:  # a private copy lists our own blobs
             _, digest, size, host, repository = match.groups()
             blob = LayerBlob(self.store.root, str(layer.step.get("diff_id", "")), digest, int(size))
             yield blob, repository if host == self.target.host else self.target.repository
@@ -206,7 +206,7 @@ class _Registry:
         """Send a blob; after an interruption, resume."""
         for attempt in range(ATTEMPTS):
             try:
-                if attempt and self._has(digest):  # the answer was lost, not the blob
+                if attempt and self._has(digest):  # the response was lost, not the blob
                     return
                 session, done = self._progress(session) if session and attempt else (session or self._begin(), 0)
                 if done < size:

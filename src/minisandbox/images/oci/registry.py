@@ -231,7 +231,7 @@ class Registry:
             try:
                 check_hash(hashed, blob.digest, f"a layer that registry {connection.remote.host} sends")
             except ImageRefused:
-                file.truncate(0)  # nothing of it can be used
+                file.truncate(0)  # a damaged part cannot be resumed
                 if last:
                     raise
                 return False
@@ -245,7 +245,7 @@ class Registry:
         require_room(file.fileno(), blob.size - done, f"download {blob.digest}")
         self.report(f"fetching {blob.digest[:19]}" + (f", from byte {done} on" if done else ""))
         with connection.get(f"blobs/{blob.digest}", offset=done) as answer:
-            if done and answer.status != 206:  # it cannot resume
+            if done and answer.status != 206:  # the registry ignored the range
                 file.truncate(0)
                 raise _Broken("it cannot resume")
             if answer.headers.get_content_type() == "text/html":
@@ -279,7 +279,7 @@ class Registry:
         """Cancel running downloads; received parts are kept for the next attempt."""
         self._over.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for path in self._used:  # another pull may have published a layer while its blob came here
+        for path in self._used:  # another pull may have published a layer during the download
             remove_download(self.store, path)
 
 

@@ -228,14 +228,14 @@ class _Reader:
         data = b"".join(self.tree.read(path + name, _HEADERS) for name in files.get(kind, ()))
         fields = dict(re.findall(r"(?m)^(Name|Version):[ \t]*(\S+)", data.decode("utf-8", "replace").split("\n\n")[0]))
         name, version = fields.get("Name", ""), fields.get("Version", "")
-        if _PROJECT.fullmatch(name) is None or stem.startswith("~"):  # what pip left behind
+        if _PROJECT.fullmatch(name) is None or stem.startswith("~"):  # pip's leftovers
             return None
         reason = self._reason(path) or ("" if _is_version(version) else f"{_plain(version)!r} is no version")
         return _Distribution(name, version, reason)
 
     def _reason(self, path: str) -> str:
         """Return why no package index has a distribution: its recorded origin (PEP 610)."""
-        if self.tree.read(f"{path}/INSTALLER").strip() == b"conda":  # says where its package was built
+        if self.tree.read(f"{path}/INSTALLER").strip() == b"conda":  # conda's direct_url names the build directory
             return ""
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             origin = json.loads(self.tree.read(f"{path}/direct_url.json") or "{}")

@@ -206,7 +206,7 @@ def _patterns(environment: Mapping[str, str], home: Path) -> Iterator[Path]:
 def _executables(directory: Path) -> list[Path]:
     try:
         names = [name for name in os.listdir(directory) if _NAME.fullmatch(name)]
-    except OSError:  # not there, or not ours to read
+    except OSError:  # missing or unreadable
         return []
     paths = []
     for name in sorted(names):

@@ -16,9 +16,9 @@ _MOST = 16 << 20
 _MOST_FILES = 100
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _HASH = re.compile(r"\s+--hash[= ]\S+")
-# conda's name=version=build where the build is for a Python: those are distributions too, most by the same name
+# conda's name=version=build of a Python build: a distribution too, mostly by the same name
 _CONDA = re.compile(r"([A-Za-z0-9._-]+)=([^=\s]+)=(py\S*)")
-# conda's names of what an index has under another one; "" for what no index has
+# conda's names of projects that an index names differently; "" for those that no index has
 _CONDA_NAMES = {
     "antlr-python-runtime": "antlr4-python3-runtime",
     "brotli-python": "brotli",

@@ -125,7 +125,7 @@ class Listings:
         for link in links:
             if version_in(project, link.filename) is not None:
                 files.setdefault(link.filename, link)
-        if failures:  # what the others had before counts as well, and all are asked again by the next process
+        if failures:  # keep the earlier files of failed indexes; the next process requests all again
             files = {**files, **(old.files if old else {})}
             return Listing(files, time.time(), "; ".join(map(str, failures)))
         listing = Listing(files, time.time())
@@ -140,7 +140,7 @@ class Listings:
             write_atomic(path, json.dumps({"format": _FORMAT, "fetched": listing.fetched, "files": rows}).encode())
 
     def _kept(self, project: str) -> Listing | None:
-        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # only a cache: it is asked again
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # only a cache: request it again
             cached = json.loads(self._path(project).read_bytes())
             if cached["format"] == _FORMAT:
                 links = [Link(**row) for row in cached["files"]]

@@ -94,7 +94,7 @@ class Web:
                 raise SourceError(what, reason=f"the server answered {error.code} {error.reason}".rstrip()) from None
             yield None
         except (OSError, HTTPException, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in FULL:  # what came could not be kept
+            if isinstance(error, OSError) and error.errno in FULL:  # the download could not be stored
                 raise
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
             raise SourceError(what, reason=reason, hint=_HINT) from None

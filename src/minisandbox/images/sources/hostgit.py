@@ -65,7 +65,7 @@ def run_git(
     with git:
         try:
             output, errors = git.communicate(stdin, timeout)
-        except BaseException:  # whatever it is, what was started does not outlive it
+        except BaseException:  # do not leave git running after any exception
             os.killpg(git.pid, signal.SIGTERM)  # its helpers are in its group
             raise
     return subprocess.CompletedProcess(command, git.returncode, output, errors)

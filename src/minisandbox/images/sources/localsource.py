@@ -123,7 +123,7 @@ def _tracked(root: Path) -> list[str] | None:
 
 def _listed(root: Path, *options: str) -> list[str] | None:
     command = ["-C", str(root), "ls-files", "-z", *options, "--", "."]
-    # taking all files of a work tree where git fails would silently take the ignored ones too
+    # if git fails, falling back to all files would include ignored ones
     is_work_tree = any((place / ".git").exists() for place in (root, *root.parents))
     try:
         done = run_git(command, timeout=_LIST_TIMEOUT)
@@ -163,7 +163,7 @@ def _read(top: int, path: str) -> tuple[str, bytes] | None:
             return None
         if info.st_size > _LARGEST:
             raise SourceError(f"{path!r} is too large for a source", reason=f"it has {info.st_size} bytes")
-        # the very file that was looked at, whatever has its name now
+        # read the inode that was checked, not the path
         with open(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return ("program" if info.st_mode & stat.S_IXUSR else "file"), file.read(info.st_size)
     finally:

@@ -95,7 +95,7 @@ class Mirrors:
             DiskFull: the disk is full.
         """
         repository = self._repository(source, timeout)
-        # a shallow commit's parents are not there, and nobody asks for them: its tree is whole
+        # a shallow commit has no parents here, but its tree is complete
         tree = _git(["-C", str(repository), "rev-parse", "--verify", f"{source.commit}^{{tree}}"], source).strip()
         objects, merged = repository, _Merged([], [], [])
         self._merge(merged, source, repository, b"", timeout)
@@ -300,7 +300,7 @@ def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
     Raises:
         SourceError: another failure; fetching more of the repository would fail as well, or take hours.
     """
-    refspec = f"{source.commit}:refs/kept/{source.commit}"  # what no name leads to may be cleared away
+    refspec = f"{source.commit}:refs/kept/{source.commit}"  # git may remove unreferenced objects
     command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--depth=1", "--", _place(source), refspec]
     done = _run(command, source, timeout=timeout, check=False, fetches=True)
     if done.returncode == 0:
