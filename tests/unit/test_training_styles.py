@@ -21,11 +21,18 @@ from minisandbox.cli.main import main
 from minisandbox.models import Message, ToolCall
 from minisandbox.models.history import for_history
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
-from minisandbox.trajectories.converting import LEFT, STALE, Converter
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.sources import read_examples
-from minisandbox.trajectories.styles import CannotSay, DecodedCall, ParsedAnswer, style_of
-from minisandbox.trajectories.ticks import command_line
+from minisandbox.trajectories.styles import (
+    LEFT,
+    STALE,
+    CannotSay,
+    Converter,
+    DecodedCall,
+    ParsedAnswer,
+    command_line,
+    style_of,
+)
 
 COLLECT = """
 import sys

@@ -18,8 +18,8 @@ from minisandbox.errors import InvalidValue, MissingExtra, TrajectoryError
 from minisandbox.models import Message
 from minisandbox.models.bytewise import decode_answer
 from minisandbox.models.engine.conversations import Conversations
-from minisandbox.trajectories.converting import Converter
 from minisandbox.trajectories.sources import read_examples
+from minisandbox.trajectories.styles import Converter
 from minisandbox.trajectories.tokenised import (
     IGNORED,
     Tokenizer,

@@ -17,7 +17,7 @@ from minisandbox.errors import TrajectoryError
 from minisandbox.grade import Flag, Grade, Reason, Verdict
 from minisandbox.models import Message, TokenRow, TokenUsage, ToolCall
 from minisandbox.trajectories import VERSION, Failure, StepRecord, Timings, Trajectory, TurnRecord
-from minisandbox.trajectories.tokens import row_from_json, row_to_json
+from minisandbox.trajectories.codec import row_from_json, row_to_json
 
 GRADE = Grade(
     "a__b-1",

@@ -16,10 +16,9 @@ from minisandbox.agents.text_format import beside_action
 from minisandbox.models import Message
 from minisandbox.rollouts.rundir import RunReader, is_run
 from minisandbox.trajectories import Trajectory
-from minisandbox.trajectories.converting import STYLES
 from minisandbox.trajectories.example import Example, example_of
 from minisandbox.trajectories.sources import Reading, read_examples
-from minisandbox.trajectories.styles import CannotSay, DecodedCall, ParsedAnswer, Style, style_of
+from minisandbox.trajectories.styles import STYLES, CannotSay, DecodedCall, ParsedAnswer, Style, style_of
 
 
 class TextStyle:

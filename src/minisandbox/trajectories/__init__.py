@@ -1,6 +1,5 @@
 """Trajectories: the durable records of rollouts."""
 
-from minisandbox.trajectories.records import Failure, StepRecord, Timings, TurnRecord
-from minisandbox.trajectories.trajectory import VERSION, Trajectory
+from minisandbox.trajectories.trajectory import VERSION, Failure, StepRecord, Timings, Trajectory, TurnRecord
 
 __all__ = ["VERSION", "Failure", "StepRecord", "Timings", "Trajectory", "TurnRecord"]

@@ -23,9 +23,8 @@ from minisandbox.models import Message, Role, TokenRow, Tokens, ToolCall
 from minisandbox.models.graph import TokenGraph
 from minisandbox.trajectories.codec import from_json, to_json
 from minisandbox.trajectories.example import Example
-from minisandbox.trajectories.records import StepRecord, TurnRecord
 from minisandbox.trajectories.styles import style_of
-from minisandbox.trajectories.trajectory import Trajectory
+from minisandbox.trajectories.trajectory import StepRecord, Trajectory, TurnRecord
 
 if TYPE_CHECKING:
     import atif

@@ -1,4 +1,4 @@
-"""Styles: the three ways in which responses of SWE-smith's published data sets express tool calls.
+"""Styles: how responses of SWE-smith's published data sets express tool calls, and conversion between them.
 
 A style parses a response into a thought and tool calls, and writes a response from them. The output equals that of
 SWE-smith's own transformation (``swesmith.train.traj_mgr.utils``, 0.0.9), byte for byte.
@@ -6,14 +6,19 @@ SWE-smith's own transformation (``swesmith.train.traj_mgr.utils``, 0.0.9), byte 
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from minisandbox.errors import TrajectoryError
 from minisandbox.models import Message, ToolCall
 from minisandbox.models.history import NO_JSON
+from minisandbox.trajectories.example import Example
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
@@ -214,3 +219,242 @@ def style_of(messages: Sequence[Message]) -> str:
     if any(f"```{word}\n" in text for word in ("bash", "edit", "submit")):
         return "text"
     return "ticks" if "```" in text else ""
+
+
+BASH = "bash"
+EDITOR = "str_replace_editor"
+SUBMIT = "submit"
+_FENCE = re.compile(r"^```(\S*)[ \t]*$", re.MULTILINE)
+_OPTIONS = ("file_text", "view_range", "old_str", "new_str", "insert_line")
+"""The editor's options in the order of its signature, where they follow the command and the path."""
+
+
+class TicksStyle:
+    """The format of SWE-agent's ``thought_action`` parser: the last block fenced by three backticks is the action.
+
+    The block holds a command line, which SWE-agent builds from a tool's signature (``sweagent/tools/commands.py``).
+    For the editor, each missing argument leaves a space. The writer reproduces these spaces; the reader does not need
+    them.
+    """
+
+    name = "ticks"
+    answers_calls = False
+
+    def read(self, message: Message) -> ParsedAnswer:
+        """Return the action in the last block.
+
+        Raises:
+            CannotSay: there is no block, or it is empty.
+        """
+        text = message.content
+        opened: list[re.Match[str]] = []
+        block: tuple[re.Match[str], re.Match[str]] | None = None
+        for fence in _FENCE.finditer(text):
+            if opened and not fence[1]:
+                start = opened.pop()
+                block = block if opened else (start, fence)
+            else:
+                opened.append(fence)
+        if block is None:
+            raise CannotSay("the answer has no block between lines of backticks")
+        first, last = block
+        parts = (text[: first.start()], text[last.end() :])
+        thought = "\n\n".join(part.strip() for part in parts if part.strip())
+        return ParsedAnswer(thought, (_call(text[first.end() + 1 : last.start()].removesuffix("\n")),))
+
+    def write(self, answer: ParsedAnswer) -> Message:
+        """Return the message, in SWE-smith's layout.
+
+        Raises:
+            CannotSay: there are several calls, the tool is unknown, or the result would be parsed as another call.
+        """
+        if len(answer.calls) != 1:
+            raise CannotSay(f"the ticks style allows one action per answer, not {len(answer.calls)}")
+        action = command_line(answer.calls[0])
+        if _FENCE.search(action):
+            raise CannotSay("the action contains a line of backticks, which would end its block")
+        return Message("assistant", f"{answer.thought}\n\n```\n{action}\n```")
+
+
+def command_line(call: DecodedCall) -> str:
+    """Return the command line that SWE-agent builds for a call.
+
+    Args:
+        call: a call of bash, the editor, or submit.
+
+    Raises:
+        CannotSay: the tool is unknown, or the line would be parsed as another call.
+    """
+    if call.name == BASH:
+        line = str(call.arguments.get("command", ""))
+    elif call.name == EDITOR:
+        line = _of_editor(call)
+    elif call.name == SUBMIT:
+        line = SUBMIT
+    else:
+        raise CannotSay(f"the ticks style cannot express the tool {call.name[:80]!r}")
+    again = _call(line)
+    if (again.name, dict(again.arguments)) != (call.name, dict(call.arguments)):
+        raise CannotSay(f"in the ticks style, this call of {call.name} would be read as another")
+    return line
+
+
+def _of_editor(call: DecodedCall) -> str:
+    arguments = call.arguments
+    unknown = sorted(set(arguments) - {"command", "path", *_OPTIONS})
+    if unknown:
+        raise CannotSay(f"{EDITOR} has no parameter {unknown[0][:80]!r}")
+    tokens = [EDITOR, *(shlex.quote(str(arguments.get(name, ""))) for name in ("command", "path"))]
+    tokens += [f"--{name} {_option(arguments[name])}" if name in arguments else "" for name in _OPTIONS]
+    return " ".join(tokens).strip()
+
+
+def _option(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(str(item) for item in value)
+    return shlex.quote(value) if isinstance(value, str) else str(value)
+
+
+def _call(action: str) -> DecodedCall:
+    """Parse an action; anything but the editor and submit is a bash command."""
+    if not action.strip():
+        raise CannotSay("the block is empty")
+    if action.strip() == SUBMIT:
+        return DecodedCall(SUBMIT)
+    if action.startswith(EDITOR):
+        try:
+            tokens = shlex.split(action)
+        except ValueError:
+            tokens = []
+        arguments = _arguments(tokens[1:]) if tokens[:1] == [EDITOR] else None
+        if arguments is not None:
+            return DecodedCall(EDITOR, arguments)
+    return DecodedCall(BASH, {"command": action})
+
+
+def _arguments(tokens: list[str]) -> dict[str, object] | None:
+    """Parse the editor's arguments; return None if they are not a plain editor call."""
+    if len(tokens) < 2:
+        return None
+    arguments: dict[str, object] = {"command": tokens[0], "path": tokens[1]}
+    remaining = tokens[2:]
+    while remaining:
+        name, remaining = remaining[0].removeprefix("--"), remaining[1:]
+        count = 2 if name == "view_range" else 1
+        if name not in _OPTIONS or name in arguments or len(remaining) < count:
+            return None
+        values, remaining = remaining[:count], remaining[count:]
+        if name not in ("view_range", "insert_line"):
+            arguments[name] = values[0]
+            continue
+        try:
+            numbers = [int(json.loads(value)) for value in values]
+        except (ValueError, TypeError, RecursionError):
+            return None
+        arguments[name] = numbers if name == "view_range" else numbers[0]
+    return arguments
+
+
+STYLES: Mapping[str, Style] = {style.name: style for style in (ToolStyle(), XmlStyle(), TicksStyle())}
+"""SWE-smith's three styles, by name."""
+
+Rewrite = Callable[[str, str, str], str]
+"""Rewrites a prompt that describes one style (second argument) to describe another (third)."""
+
+LEFT = "answers left unchanged because they hold no action"
+STALE = "prompts that may describe another style"
+
+
+class Converter:
+    """Converts examples to one style. Examples already in that style stay unchanged.
+
+    Args:
+        style: the name of the target style.
+        styles: all known styles, by name.
+        system: replaces every system prompt; None keeps them.
+        rewrite: adapts prompts when the style changes; None keeps them.
+        tools: the model's tools, for examples that become tool calls and list no tools.
+
+    Attributes:
+        notes: counts for the report.
+    """
+
+    def __init__(
+        self,
+        style: str,
+        *,
+        styles: Mapping[str, Style] = STYLES,
+        system: str | None = None,
+        rewrite: Rewrite | None = None,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> None:
+        self._to = styles[style]
+        self._styles = styles
+        self._system = system
+        self._rewrite = rewrite
+        self._tools = tuple(tools)
+        self.notes: Counter[str] = Counter()
+
+    def convert(self, example: Example) -> Example:
+        """Return an example in the target style.
+
+        Raises:
+            CannotSay: its own style is unknown, or the target style cannot express a call.
+        """
+        messages = example.messages
+        if example.style != self._to.name:
+            if example.style not in self._styles:
+                raise CannotSay(f"{example.traj_id}: its style is not known", hint="name it: --style STYLE")
+            messages = tuple(self._messages(messages, self._styles[example.style]))
+            messages = self._prompts(messages, example.style)
+        if self._system is not None:
+            dialogue = messages[1:] if messages and messages[0].role == "system" else messages
+            messages = (Message("system", self._system), *dialogue)
+        tools = (example.tools or self._tools) if self._to.answers_calls else ()
+        return replace(example, messages=messages, style=self._to.name, tools=tools)
+
+    def _messages(self, messages: Sequence[Message], source: Style) -> Iterator[Message]:
+        calls: tuple[str, ...] = ()
+        number = 0
+        for from_model, group in itertools.groupby(messages, lambda message: message.role == "assistant"):
+            if not from_model:
+                yield from self._results(list(group), calls)
+                continue
+            for message in group:
+                answer = self._read(message, source)
+                if answer is None:
+                    calls = ()
+                    yield Message("assistant", message.content, reasoning=message.reasoning)
+                    continue
+                named = tuple(replace(call, id=f"call_{number + index}") for index, call in enumerate(answer.calls))
+                number += len(named)
+                calls = tuple(call.id for call in named)
+                yield replace(self._to.write(ParsedAnswer(answer.thought, named)), reasoning=message.reasoning)
+
+    def _read(self, message: Message, source: Style) -> ParsedAnswer | None:
+        try:
+            return source.read(message)
+        except CannotSay:
+            self.notes[LEFT] += 1
+            return None
+
+    def _results(self, messages: list[Message], calls: tuple[str, ...]) -> Iterator[Message]:
+        """Yield the messages between responses, with the roles of the target style."""
+        if not self._to.answers_calls or not calls:
+            yield from (Message("user", message.content) if message.role == "tool" else message for message in messages)
+            return
+        if len(calls) > len(messages):
+            raise CannotSay(f"{len(calls)} calls have only {len(messages)} results")
+        for index, message in enumerate(messages):
+            yield Message("tool", message.content, tool_call_id=calls[index]) if index < len(calls) else message
+
+    def _prompts(self, messages: tuple[Message, ...], source: str) -> tuple[Message, ...]:
+        """Return the messages before the first response, adapted."""
+        opening = tuple(itertools.takewhile(lambda message: message.role != "assistant", messages))
+        rewrite = self._rewrite or (lambda text, _from, _to: text)
+        adapted = tuple(
+            replace(message, content=rewrite(message.content, source, self._to.name)) for message in opening
+        )
+        if adapted == opening and self._system is None:
+            self.notes[STALE] += 1
+        return adapted + messages[len(opening) :]

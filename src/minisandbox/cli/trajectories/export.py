@@ -14,10 +14,9 @@ from minisandbox.cli.trajectories.data import add_sources, examples_of, finish, 
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.rollouts import export_harbor, export_sweagent
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
-from minisandbox.trajectories.converting import Converter
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.reports import StageReport
-from minisandbox.trajectories.styles import CannotSay
+from minisandbox.trajectories.styles import CannotSay, Converter
 from minisandbox.trajectories.tokenised import (
     TokenisedRow,
     Tokenizer,
