@@ -7,17 +7,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from minisandbox.agents import open_agent
 from minisandbox.errors import InvalidValue, NotFound, PackageError, TaskFileError
+from minisandbox.grade.graders.script import ScriptRunner
 from minisandbox.plugins import GROUPS, plugin_names
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import task_from_row
-from minisandbox.types import ImageSpec
+from minisandbox.tasks import ScriptGrader, task_from_row
+from minisandbox.types import ExecResult, ImageSpec
 
 HERE = Path(__file__).parent
 ROWS = (
@@ -67,6 +69,24 @@ def test_a_backend_creates_sandboxes(installed: Path, spec: ImageSpec, monkeypat
     monkeypatch.syspath_prepend(str(installed))
     with Sandbox.create(replace(spec, backend="labelled")) as box:
         assert box.exec("echo $MADE_BY").stdout == "labelled\n"
+
+
+@dataclass(frozen=True, slots=True)
+class FailingGrader(ScriptGrader):
+    """A plug-in with a bug."""
+
+    kind: ClassVar[str] = "failing"
+
+    def reward(self, box: Sandbox, result: ExecResult) -> float:
+        raise KeyError(result.stdout)
+
+
+@pytest.mark.kernel
+def test_a_grader_that_fails_gives_no_reward(box: Sandbox) -> None:
+    run = ScriptRunner(FailingGrader("echo 1"), timeout=60.0).run(box)
+    assert run.reward is None
+    assert run.doubt is not None
+    assert "the grader 'failing' failed: KeyError" in run.doubt.detail
 
 
 def distribution(folder: Path, name: str, group: str, entry: str) -> None:
