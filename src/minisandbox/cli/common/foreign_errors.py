@@ -10,6 +10,7 @@ from minisandbox.errors import HostError, MiniSandboxError, MissingExtra, Packag
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "accelerate": ("local", "train"),
+    "atif": ("atif",),
     "datasets": ("data", "train"),
     "gguf": ("local",),
     "inspect_ai": ("inspect",),
@@ -18,6 +19,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "minisweagent": ("mini",),
     "peft": ("train",),
     "pyarrow": ("data",),
+    "pydantic": ("atif",),
     "ray": ("ray",),
     "swebench": ("swe",),
     "swerex": ("swerex",),
