@@ -110,7 +110,7 @@ def parse_authority(text: str, default_port: int | None = None) -> HostPort:
 def _host(text: str) -> str:
     name = text.strip("[]").lower().removesuffix(".")
     try:
-        # what ends in a number is an address to inet_aton(3), as which 127.1 and 0x7f000001 are this host
+        # inet_aton(3) takes names that end in a number as addresses; 127.1 and 0x7f000001 are this host
         if text.startswith("[") or _NUMBER.fullmatch(name.rpartition(".")[2]):
             return str(ipaddress.IPv6Address(name) if text.startswith("[") else ipaddress.IPv4Address(name))
     except ValueError:
@@ -426,7 +426,7 @@ def parse_hop(url: str) -> Hop:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port or 80
-    except ValueError:  # whose text has what may be a part of a password
+    except ValueError:  # the error's text may contain a part of a password
         raise ValueError("invalid address of a proxy; in passwords, '/', '#' and '@' are %2F, %23 and %40") from None
     if parts.scheme.lower() != "http" or not parts.hostname:
         raise ValueError(f"the proxy's address begins with {parts.scheme}://, only http:// is supported")

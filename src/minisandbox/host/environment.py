@@ -17,8 +17,8 @@ from . import fixes, registry
 
 _GIB = 1 << 30
 _OLDEST, _OLDEST_TRIED = (5, 14), (6, 1)
-_FILES = 4096  # what one sandbox's commands get by default
-_OWN_PROCESSES = 1024  # what one sandbox may have by default
+_FILES = 4096  # default limit of one sandbox's commands
+_OWN_PROCESSES = 1024  # default limit of one sandbox
 _PROCESSES = 4 * _OWN_PROCESSES
 _INSTANCES = 128
 _MACHINE_FILES = _OWN_PROCESSES * _FILES + 65536  # all processes of one sandbox with default limits, and the host's
@@ -272,7 +272,7 @@ def _controllers(group: Path) -> set[str]:
 
 def _usable_roots(root: str, membership: str) -> cgroups.CgroupRoots:
     """Return where groups can be created, after trying it."""
-    name = f"{registry.owner_name()}{registry.DOCTOR}"  # what outlives us is reclaimed
+    name = f"{registry.owner_name()}{registry.DOCTOR}"  # the reaper removes groups that outlive this process
     roots = cgroups.find_roots(root, membership)
     try:
         usable = cgroups.enable_controllers(roots)

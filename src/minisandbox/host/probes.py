@@ -40,7 +40,7 @@ _DEADLINE = 5.0  # seconds for one trial: each takes milliseconds, unless the ke
 _NOBODY = 65534
 _SIZE = 16 << 20
 PREFIX = ".minisandbox-doctor-"
-_LEFTOVER = 3600.0  # seconds after which a directory of ours must be that of a killed doctor
+_LEFTOVER = 3600.0  # seconds after which a directory of ours must belong to a killed doctor
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2  # linux/prctl.h, linux/seccomp.h
 
 
@@ -456,7 +456,7 @@ def _try(probe: Probe, lab: Lab) -> dict[str, object]:
 def _make_directory(near: str) -> str:
     try:
         return tempfile.mkdtemp(prefix=PREFIX, dir=near)
-    except OSError:  # that the store cannot be written is another check's finding; the kernel can be tried all the same
+    except OSError:  # an unwritable store is another check's finding; the kernel can be tried all the same
         return tempfile.mkdtemp(prefix=PREFIX)
 
 
@@ -470,6 +470,6 @@ def _remove_leftovers(near: str) -> None:
 def _remove(directory: str) -> None:
     """Remove what trials wrote; overlayfs leaves directories of mode 000 behind."""
     for path, names, _ in os.walk(directory):
-        for name in names:  # no symbolic links are among them: only our trials wrote here
+        for name in names:  # there are no symbolic links: only our trials wrote here
             os.chmod(os.path.join(path, name), 0o700)
     shutil.rmtree(directory, ignore_errors=True)

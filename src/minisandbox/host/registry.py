@@ -143,7 +143,7 @@ def is_dead(owner: str) -> bool:
     if len(parts) != 4 or not (parts[0].isascii() and parts[0].isdigit()):
         return True
     pid, started, boot, namespaces = parts
-    if boot != boot_id() and _UNKNOWN not in (boot, boot_id()):  # one that cannot be read proves nothing
+    if boot != boot_id() and _UNKNOWN not in (boot, boot_id()):  # an unreadable boot id proves nothing
         return True
     if namespaces != _namespaces():
         return False

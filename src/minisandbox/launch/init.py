@@ -100,10 +100,10 @@ def _become(
         group.join()
     sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
     with contextlib.suppress(OSError):  # nothing is held yet
-        sc.umount(HOLD, sc.MNT_DETACH)  # the copies would keep what is given up while this one waits to be a sandbox
+        sc.umount(HOLD, sc.MNT_DETACH)  # copies of these mounts would keep released trees while this spare waits
     if network == "off":
         _raise_loopback()
-    else:  # abstract sockets belong to the network namespace; before the first fork, or each worker had its own
+    else:  # abstract sockets belong to the network namespace; fork no worker before this
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     if network == "off":
@@ -185,7 +185,7 @@ class Init:
         self._primary = 0
         self._failures = 0
         self._wakeup, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # SIGCHLD has the zygote's handler, which does nothing: what counts is the byte on the pipe
+        # SIGCHLD has the zygote's handler, which does nothing: the byte on the pipe counts
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._poll = select.poll()
         for descriptor in (self._notes, self._wakeup, _LIFELINE):
@@ -282,8 +282,8 @@ class Init:
                 if os.WIFEXITED(status) and os.WEXITSTATUS(status) == worker.FAILED:
                     self._count_failure()
             else:
-                with contextlib.suppress(BlockingIOError):  # it is full: that wakes as well
-                    os.write(self._wakeup_write, b"\0")  # there may be more; the rest of the loop has its turn first
+                with contextlib.suppress(BlockingIOError):  # a full pipe wakes pid 1 as well
+                    os.write(self._wakeup_write, b"\0")  # there may be more; the loop goes round first
         if orphans:
             self._end_orphans()
 
@@ -308,7 +308,7 @@ class Init:
         self._failures += 1
         if self._failures > _MAX_FAILURES:
             self._end(worker.FAILED)
-        time.sleep(0.02 * self._failures)  # there are no processes or memory left: that may pass
+        time.sleep(0.02 * self._failures)  # processes or memory are used up: that may pass
 
     def _end_orphans(self) -> None:
         """End what fell to pid 1: a worker is the subreaper of its command, so these are a killed worker's.

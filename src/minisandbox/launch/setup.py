@@ -117,7 +117,7 @@ def _make_home() -> OSError | None:
     sc.close_range(_FIRST_HOME)
     try:
         sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)  # into the host's own an ordinary user could not come back
-        for name in ("mnt", "uts", "net"):  # they get the numbers of _HOME
+        for name in ("mnt", "uts", "net"):  # the new descriptors get the numbers of _HOME
             os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         return error
@@ -217,7 +217,7 @@ class _Making:
                     descriptors = [control, door, *([executor.disk] if executor.disk >= 0 else [])]
                     socket.send_fds(leader, [numbers], descriptors)
                     if prepared:
-                        with contextlib.suppress(BrokenPipeError):  # it has no early worker, or no more
+                        with contextlib.suppress(BrokenPipeError):  # there is no early worker, or it has exited
                             socket.send_fds(leader, [numbers], descriptors)
             except _Refused as error:
                 controller.send(error.args[0])

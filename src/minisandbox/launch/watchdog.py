@@ -77,7 +77,7 @@ class Watchdog:
         started = time.process_time()
         # children that come and go share their parent's memory: only who is there at both looks counts at the second
         pids = [pid for pid in every_pid() if pid not in ours and (not self._suspects or pid in self._suspects)]
-        near = sum(map(_resident, pids)) > self._limit  # seldom; what follows takes ten times as long
+        near = sum(map(_resident, pids)) > self._limit  # rarely true; the exact check takes ten times as long
         too_much = near and self._is_too_much(pids)
         if too_much and self._suspects:
             self._counters.note_memory()  # first: a worker reads it as soon as its command has ended
@@ -109,7 +109,7 @@ class DiskWatchdog:
     def __init__(self, limit: DiskLimit) -> None:
         self._limit = limit
         self._due = self._count_due = self._count_due_near = 0.0
-        self._settling = False  # the next count finds what commands that were ended have left
+        self._settling = False  # the next count finds what killed commands have left
         self._begin()
 
     def wait(self) -> float:
@@ -183,7 +183,7 @@ def _resident(pid: int) -> int:
             pages = int(os.read(table, 128).split()[1])
         finally:
             os.close(table)
-    except OSError:  # it has ended
+    except OSError:  # the process has exited
         return 0
     if pages:
         return pages * _PAGE

@@ -98,7 +98,7 @@ def _make_groups(roots: cgroups.CgroupRoots, owner: str) -> cgroups.OwnerCgroups
         return None
     try:
         return cgroups.OwnerCgroups(roots, owner)
-    except OSError:  # what permissions promised the kernel may refuse, in a container for instance
+    except OSError:  # the kernel may refuse despite the permissions, in a container for instance
         return None
 
 
@@ -272,7 +272,7 @@ class _Zygote:
         """Go back to one spare."""
         self._wanted = 1
         while len(self._spares) > self._wanted:
-            self._spares.pop().source.close()  # it ends, and is reaped
+            self._spares.pop().source.close()  # the spare exits, and is reaped
 
     def _reap(self) -> None:
         """Collect processes that have ended. Those that every sandbox needs are replaced when it is quiet."""

@@ -147,7 +147,7 @@ def as_finished(
             call.add_done_callback(functools.partial(note, number))
         for _ in calls:
             number, call = ended.get()
-            if not isinstance(call.exception(), _StoppedError):  # else the error that stopped it is still to come
+            if not isinstance(call.exception(), _StoppedError):  # otherwise the error that stopped it is still to come
                 yield number, call.result()
     finally:
         stop.set()

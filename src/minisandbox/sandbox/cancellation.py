@@ -58,5 +58,5 @@ class Cancellation:
             self._cancelled = True
             boxes = list(self._boxes)
         for box in boxes:
-            with suppress(MiniSandboxError):  # it hangs, and ends with this process
+            with suppress(MiniSandboxError):  # the thread hangs, and dies with this process
                 box.stop()

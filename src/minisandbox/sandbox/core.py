@@ -350,7 +350,7 @@ class Core:
             run = self._living("reset")
             check_room(trees, self.limits.disk, f"reset of sandbox {self.id}")
             run.end()
-            del run  # and with it what was written
+            del run  # releases the written files
             self._go_on(trees)
 
     def _living(self, what: str) -> SandboxRun:

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 
-_RAISING = threading.Lock()  # the limit is the process's: one thread must not restore what another has raised
+_RAISING = threading.Lock()  # the limit is per process: a thread must not lower a limit that another thread has raised
 
 
 def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:

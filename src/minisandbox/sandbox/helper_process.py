@@ -61,7 +61,7 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
             env={},
             start_new_session=True,  # Ctrl-C is for the controller to handle
         )
-        os.fchmod(loader.descriptor, 0)  # it runs now; code inside must neither open nor execute it again
+        os.fchmod(loader.descriptor, 0)  # the program runs now; code inside must neither open nor execute it again
         assert process.stdin is not None
         process.stdin.write("\0".join((str(package), *settings)).encode("utf-8", "surrogateescape"))
         process.stdin.close()

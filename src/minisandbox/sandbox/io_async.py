@@ -295,7 +295,7 @@ class AsyncSharedConnection(Connection[Channel]):
         self.tell()
 
     def _watch_no_more(self) -> None:
-        with contextlib.suppress(RuntimeError):  # no loop runs: then none watches
+        with contextlib.suppress(RuntimeError):  # without a running loop there are no watchers
             loop = asyncio.get_running_loop()
             loop.remove_reader(self.socket)
             loop.remove_writer(self.socket)

@@ -107,7 +107,7 @@ class Gateway:
                 except OSError as error:
                     if is_last or not isinstance(error, ConnectionError):
                         raise HostError(f"the network's gateway cannot be reached: {error}") from error
-                    self._drop()  # it was killed
+                    self._drop()  # the gateway was killed
 
     def refusals(self, name: str) -> Refusals:
         """Return what was refused to a sandbox so far."""

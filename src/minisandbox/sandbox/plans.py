@@ -23,7 +23,7 @@ _VIEWER_SCRATCH = 1 << 20
 _OWN_PROCESSES = 8
 """Pid 1 and workers, which the kernel counts with the rest."""
 USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# What of /proc is about the host, not about the sandbox. The first lines are what Docker masks (moby/profiles);
+# Files of /proc that describe the host, not the sandbox. Docker masks those in the first lines (moby/profiles);
 # programs inside do not need the rest either.
 _HIDDEN = (
     "acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list",
@@ -220,7 +220,7 @@ def make_viewer_plan(request: SandboxRequest, trees: int) -> p.Plan:
     operations: list[p.Operation] = [
         *_resize(_VIEWER_SCRATCH),
         p.Directory("empty"),
-        p.Attach(p.ROOT, source=p.ROOT),  # what becomes the root must be a mount (pivot_root(2))
+        p.Attach(p.ROOT, source=p.ROOT),  # pivot_root(2) requires that the new root is a mount
         *(p.Attach(f"layers/{slot}", slot=str(slot)) for slot in range(len(image.layers))),
         *(p.Attach(f"root/trees/{trees - 1 - slot}", slot=f"s{slot}") for slot in range(trees)),
         p.Overlay("root/base", (*_layers(image), "empty"), "", ""),
@@ -429,12 +429,12 @@ def _group_limits(limits: Limits, enforcement: Mapping[str, str]) -> Iterator[tu
 def _rlimits(request: SandboxRequest) -> Iterator[tuple[str, int]]:
     limits = request.limits
     yield "CORE", 0
-    _, maximum = resource.getrlimit(resource.RLIMIT_NPROC)  # which an ordinary user's sandboxes share
+    _, maximum = resource.getrlimit(resource.RLIMIT_NPROC)  # an ordinary user's sandboxes share this limit
     processes = limits.processes if maximum < 0 else min(limits.processes, max(maximum - _OTHERS_PROCESSES, 1))
     if processes < limits.processes or not _grouped(request.enforcement, "processes"):
         yield "NPROC", processes
     if limits.memory is not None and not _grouped(request.enforcement, "memory"):
-        yield "DATA", limits.memory  # what one process may take between two looks of the watchdog
+        yield "DATA", limits.memory  # the most that one process may take between two looks of the watchdog
     yield "NOFILE", limits.open_files
     if limits.file_size is not None:
         yield "FSIZE", limits.file_size

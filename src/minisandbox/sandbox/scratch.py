@@ -136,7 +136,7 @@ def leftovers() -> Iterator[ScratchLeftover]:
     places = {place for _, place in _noted()} | {place for place in [_place()] if place}
     for path in (path for place in sorted(places) for path in _made_in(place)):
         owner = path.name.removeprefix(_PREFIX).rpartition("-")[0]
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # the directory is gone
             if path.lstat().st_uid == os.geteuid() and registry.is_dead(owner):
                 yield ScratchLeftover(_KIND, path, owner)
 

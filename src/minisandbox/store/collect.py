@@ -92,7 +92,7 @@ def collect(
     if freeze:
         _freeze_first(store, done, budget, unused_for, frozenset(keep) | store.pins(), grace, dry_run, report)
         unused_for = None
-        budget = None if dry_run else budget  # what will have to be removed besides cannot be told before
+        budget = None if dry_run else budget  # further removals are not known before the freezing
     with store_faults("collect what is not needed"), store.alone():
         work = _Collection(store, done, grace, dry_run, report)
         work.leftovers()
@@ -339,7 +339,7 @@ class _Collection:
                     if _older(info.st_mtime, grace):
                         what = f"copy {path.name[:16]} of a layer for push and export"
                         self._remove(path, what, info.st_blocks * 512)
-                elif path.name not in frozen and not self.dry_run:  # it was counted with its layer
+                elif path.name not in frozen and not self.dry_run:  # its size was counted with its layer
                     path.unlink()
 
     def remove_logs(self, grace: float) -> None:
@@ -353,7 +353,7 @@ class _Collection:
 
     def orphans(self) -> None:
         """Remove objects that no layer has."""
-        # not their bytes: those that only the removed layers had are counted with the layers
+        # not their bytes: objects of removed layers are counted with the layers
         self.done.orphans = self.store.pool.remove_orphans(dry_run=self.dry_run)[0]
         if self.done.orphans and not self.done.layers:
             self.report(f"{self.done.orphans} objects that no layer has")

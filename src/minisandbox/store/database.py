@@ -38,7 +38,7 @@ class Database:
     def __init__(self, path: Path | None, *, wait: float = _WAIT, readonly: bool = False) -> None:
         self._path = path or Path(":memory:")
         with self._faults():
-            # one thread at a time uses it, but not always the same
+            # one thread at a time uses the connection, but not always the same
             self._database = _connect(path, wait, readonly)
             try:
                 self.journal = "" if readonly else _journal(self._database)

@@ -184,5 +184,5 @@ def _lines(packed: bytes) -> Iterator[bytes]:
                 if len(line) > _LONGEST or remaining < 0:
                     raise ValueError("it unpacks to more than a list can have")
                 yield line
-        except Exception as error:  # zlib.error and what else a flipped byte leads to in its reader
+        except Exception as error:  # zlib.error, and whatever a flipped byte raises in the reader
             raise ValueError(str(error)) from error

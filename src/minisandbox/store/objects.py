@@ -97,7 +97,7 @@ class Pool:
             try:
                 with suppress(_FullInode):
                     while not self._given(name, path) and not self._take(entry, path, name, spare):
-                        pass  # it was damaged and is gone now
+                        pass  # the pool's inode was damaged and is gone now
                     return copy
             except OSError as error:
                 if error.errno == errno.EMLINK:
@@ -127,7 +127,7 @@ class Pool:
             with suppress(FileNotFoundError):
                 os.unlink(path)  # layers that have this inode keep it; verify finds them
             return False
-        # Not by a rename over it: ext4 then writes back what is replaced (auto_da_alloc), 2 ms for each file.
+        # Not by rename(2) over the file: ext4 then writes back the replaced file (auto_da_alloc), 2 ms each.
         aside = f"{spare}/aside"
         os.rename(name, aside)
         try:

@@ -223,7 +223,7 @@ class Store(Catalogue):
             if fd is None:
                 return False
             try:
-                # Its own lock makes it a half-made thing of ours; no directory is made, for the disk may be full.
+                # Its own lock protects the renamed directory; no directory is created, because the disk may be full.
                 trash = self.root / "staging" / f"removed.{secrets.token_hex(6)}"
                 layer.rename(trash)
                 remove_tree(trash)

@@ -154,7 +154,7 @@ class _Level:
     @classmethod
     def of(cls, prefix: str, views: _Views, below: str) -> _Level:
         names = _names(views)
-        if below.startswith(prefix) and below != prefix:  # it is on the way there
+        if below.startswith(prefix) and below != prefix:  # this directory is on the way there
             names &= {below[len(prefix) :].split("/", maxsplit=1)[0]}
         return cls(prefix, views, sorted(names, reverse=True))
 
@@ -181,7 +181,7 @@ def _names(views: _Views) -> set[str]:
     names: set[str] = set()
     for upper in views.uppers:
         names.update(os.listdir(upper.fd))
-    if views.base is not views.below and views.base is not None:  # replaced: what was there may be gone
+    if views.base is not views.below and views.base is not None:  # replaced: entries of the image may be deleted
         names.update(os.listdir(views.base.fd))
     return names
 

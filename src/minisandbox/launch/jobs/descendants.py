@@ -145,7 +145,7 @@ def usage(upper: DiskLimit | None = None) -> dict[str, float]:
     cpu = memory = processes = 0
     for pid in every_pid():
         fields = stat_fields(pid)
-        if not fields:  # it has just ended
+        if not fields:  # the process has just exited
             continue
         # proc_pid_stat(5), from the state on: 1 is the parent; 11 to 14 CPU ticks; 21 resident pages
         cpu += sum(int(field) for field in fields[11:15])

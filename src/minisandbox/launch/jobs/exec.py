@@ -130,7 +130,7 @@ class Leader:
                 return False
             if pid == 0:
                 return False
-            if os.WIFSTOPPED(status):  # it asked to be traced by its parent, and would wait for ever
+            if os.WIFSTOPPED(status):  # the leader asked to be traced by its parent, and would wait forever
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                 continue
@@ -155,8 +155,8 @@ class Leader:
         First its process group, by one call that no fork can outrun (kill(2)): a search for hundreds of processes is
         slow while each of them competes for the processor.
         """
-        if self.pid > 0 and not self.ended:  # not reaped: the number is still its own
-            with contextlib.suppress(OSError):  # it has no group of its own yet
+        if self.pid > 0 and not self.ended:  # not reaped: the pid cannot be reused
+            with contextlib.suppress(OSError):  # the leader has no process group yet
                 os.killpg(self.pid, signal.SIGKILL)
         descendants.kill_all(self.reap)
         if self.status is None:
@@ -164,8 +164,8 @@ class Leader:
 
     def signal(self, number: int) -> None:
         """Send a signal to the leader alone."""
-        if not self.ended:  # not reaped: the number is still its own
-            with contextlib.suppress(OSError):  # it has just ended
+        if not self.ended:  # not reaped: the pid cannot be reused
+            with contextlib.suppress(OSError):  # the process has just exited
                 os.kill(self.pid, number)
 
     def has_left_running(self) -> bool:

@@ -177,7 +177,7 @@ class _Process:
 
 def _resize(terminal: int, size: list[int]) -> None:
     rows, columns = size
-    with contextlib.suppress(OSError):  # it may just have gone
+    with contextlib.suppress(OSError):  # the process may just have exited
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
@@ -364,13 +364,13 @@ class _Supervisor:
             connection, _ = door.accept()
         except OSError:
             return
-        while self._holder is not None and self._holder.hung_up:  # it did so just before the other one came
+        while self._holder is not None and self._holder.hung_up:  # the old holder hung up just before the new one came
             self._listen(self._holder)
         if not self._over and self._holder is None:
             self._holder = Link(connection)
             self._give_kept(self._holder)
             return
-        with connection, contextlib.suppress(OSError):  # it went away
+        with connection, contextlib.suppress(OSError):  # the new holder has hung up
             if not self._over:
                 connection.send(encode(_BUSY), socket.MSG_DONTWAIT)
 

@@ -104,7 +104,7 @@ class _Bash:
                 del self._unwritten[: os.write(self._stdin, self._unwritten[:CHUNK])]
         except BlockingIOError:
             pass
-        except BrokenPipeError:  # it has ended, or has become another program
+        except BrokenPipeError:  # bash has exited, or has become another program
             self._unwritten.clear()
 
     def interest(self) -> dict[int, int]:
@@ -144,7 +144,7 @@ class _Bash:
 
     def directory(self) -> str | None:
         """Return its working directory, whatever it is doing; None if it cannot be told."""
-        with contextlib.suppress(OSError):  # it runs as another user
+        with contextlib.suppress(OSError):  # bash runs as another user
             path = os.readlink(f"/proc/{self.leader.pid}/cwd")
             return path if os.path.isdir(path) else None
         return None

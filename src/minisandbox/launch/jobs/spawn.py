@@ -141,7 +141,7 @@ def _raise_score(pid: int) -> None:
         except OSError:
             return
         else:
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the child has just exited
                 os.write(descriptor, score)
             os.close(descriptor)
             return
@@ -259,7 +259,7 @@ def _first_that_starts(paths: list[str], start: Callable[[str], int]) -> int:
     failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     for path in paths:
         try:
-            os.stat(path)  # a small part of what a start that fails costs
+            os.stat(path)  # a small part of the cost of a failed start
             return start(path)
         except (FileNotFoundError, NotADirectoryError):
             continue

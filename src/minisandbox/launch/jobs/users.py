@@ -58,7 +58,7 @@ class Account:
 
     def own(self, descriptor: int) -> None:
         """Give it a pipe of ours, so that it can open /dev/stdout, which checks permissions (proc(5))."""
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # not /dev/null, which belongs to all
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # not /dev/null, which all processes share
             os.fchown(descriptor, self.uid, self.gid)
 
     def become(self) -> None:
@@ -147,7 +147,7 @@ def _rows(path: str) -> Iterator[list[str]]:
     finally:
         os.close(descriptor)
     lines = text.decode("utf-8", "surrogateescape").split("\n")
-    yield from (line.split(":") for line in lines if "\0" not in line)  # no environment can hold it
+    yield from (line.split(":") for line in lines if "\0" not in line)  # an environment cannot hold a NUL
 
 
 def _ranges(path: str) -> Iterator[tuple[int, int]]:

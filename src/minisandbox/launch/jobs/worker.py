@@ -162,5 +162,5 @@ def _serve(connection: socket.socket, wakeup: int, notes: int, counters: LimitCo
                 return None
             files.serve(job)
         except (EOFError, ConnectionResetError):
-            pass  # the controller hung up before it had said what it wanted, or in the middle of sending
+            pass  # the controller hung up before its request was complete
         return None

@@ -120,7 +120,7 @@ def enable_controllers(roots: CgroupRoots) -> CgroupRoots:
 
 def _enable(directory: str, setting: str) -> None:
     additions = " ".join(f"+{name}" for name in NEEDED)
-    for _ in range(_ATTEMPTS):  # the next attempt moves what is forked meanwhile
+    for _ in range(_ATTEMPTS):  # the next attempt moves processes forked meanwhile
         try:
             sc.write_setting(setting, additions)
         except OSError as error:
@@ -130,7 +130,7 @@ def _enable(directory: str, setting: str) -> None:
             return
         os.makedirs(f"{directory}/{LEAF}", 0o755, exist_ok=True)
         for pid in _words(f"{directory}/cgroup.procs"):
-            with contextlib.suppress(ProcessLookupError):  # it has ended
+            with contextlib.suppress(ProcessLookupError):  # the process has exited
                 sc.write_setting(f"{directory}/{LEAF}/cgroup.procs", pid)
     raise OSError(errno.EBUSY, "processes stay in the control group", directory)
 
@@ -247,7 +247,7 @@ class Cgroup:
     def lift_quota(self) -> None:
         """Stop limiting the CPU: processes that end have memory to free first, and would wait for their turn."""
         if "cpu" in self.directories:
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # the group is gone
                 sc.write_setting(self._quota(), _QUOTA[self.version][1])
 
     def _quota(self) -> str:

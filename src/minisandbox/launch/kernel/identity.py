@@ -144,7 +144,7 @@ def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
         return RANGE_SIZE
     sc.write_setting("/proc/self/setgroups", "deny")
     for kind, number in (("uid", uid), ("gid", gid)):
-        with contextlib.suppress(PermissionError):  # one of the two programs may have done its part
+        with contextlib.suppress(PermissionError):  # one of the two mappers may have succeeded
             sc.write_setting(f"/proc/self/{kind}_map", f"{OUTER_ID} {number} 1")
     with open("/proc/self/uid_map", encoding="ascii") as table:
         if not table.read() and uid == 0:  # an EPERM would count as a refusal of user namespaces
@@ -289,7 +289,7 @@ def _ranges_in_use() -> set[int]:
     """Return the ranges that contain the id of a process, as far as ``/proc`` shows processes."""
     ranges = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has exited
             ranges.add((os.stat(f"/proc/{name}").st_uid - BLOCK_START) // RANGE_SIZE)
     return {index for index in ranges if 0 <= index < BLOCK_RANGES}
 

@@ -127,7 +127,7 @@ class Executor:
     def _make_scratch(self, size: int) -> None:
         options = _tmpfs_sizes(size) | {"mode": "0755"}
         idmapped = self.idmap_fd is not None and tmpfs_can_be_idmapped(self.idmap_fd)
-        if idmapped:  # else it belongs to the file-system ids of this process
+        if idmapped:  # otherwise the files belong to the file-system ids of this process
             options |= {"uid": "0", "gid": "0"}  # as on the disk of a layer: each sandbox sees it through its own map
         self._scratch = sc.new_filesystem("tmpfs", 0, **options)
         _cover_scratch_point(self._scratch)
@@ -184,7 +184,7 @@ class Executor:
             self._write_file(p.File(_EMPTY_FILE, "", 0o444))
             for empty in (_EMPTY_FILE, _EMPTY_DIRECTORY):
                 _bind_read_only(empty)
-        there = set(os.listdir(proc.path))  # not every name is of this kernel
+        there = set(os.listdir(proc.path))  # some names are missing on this kernel
         for name in there.intersection(proc.hidden):
             _hide(f"{proc.path}/{name}")
         for name in there.intersection(proc.frozen):

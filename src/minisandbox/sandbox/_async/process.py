@@ -226,7 +226,7 @@ class AsyncProcess:
         """
         try:
             if self._owned and not self._connection.closed:
-                with contextlib.suppress(SandboxGone, InvalidValue, WaitTimeout):  # it is over anyway
+                with contextlib.suppress(SandboxGone, InvalidValue, WaitTimeout):  # the process has exited anyway
                     await self.kill()
                     await self.wait(KILL_PATIENCE)
         finally:

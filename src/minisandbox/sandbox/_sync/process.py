@@ -227,7 +227,7 @@ class Process:
         """
         try:
             if self._owned and not self._connection.closed:
-                with contextlib.suppress(SandboxGone, InvalidValue, WaitTimeout):  # it is over anyway
+                with contextlib.suppress(SandboxGone, InvalidValue, WaitTimeout):  # the process has exited anyway
                     self.kill()
                     self.wait(KILL_PATIENCE)
         finally:

@@ -46,7 +46,7 @@ class ContainerCore:
     def __init__(self, client: Client, image: ImageSpec, limits: Limits, network: Network) -> None:
         started = time.monotonic()
         self.id = f"box-{secrets.token_hex(6)}"
-        self.image = replace(image, clean=False)  # what was written since is not known
+        self.image = replace(image, clean=False)  # the engine does not tell what was written since
         self.limits = limits
         self.environment: dict[str, str] = {}
         self._client, self._network = client, network
@@ -259,7 +259,7 @@ class ContainerCore:
         if self._pid != os.getpid():  # a fork inherited it
             return
         if first is None:
-            if not self._log.closed:  # it may be half-made
+            if not self._log.closed:  # the container may be half-made
                 self._client.succeeds("rm", "--force", self.id)
         else:
             self._end(first)

@@ -134,7 +134,7 @@ class Connection(Generic[Channel]):
                 sent = self.socket.send(self._pending)
             except BlockingIOError:
                 return
-            except OSError:  # the peer has gone; its last answer is still to be read
+            except OSError:  # the peer has hung up; its last answer is still unread
                 break
             del self._pending[:sent]
         self._pending.clear()

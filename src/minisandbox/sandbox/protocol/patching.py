@@ -78,8 +78,8 @@ for path in "${nested[@]}"; do
         | git update-index --add --remove -z --stdin >&2
 done
 """
-# Only of what was written since the commit: paths of what is there, so many as the third argument says, and of what is
-# gone. A file that git ignores is ignored if it is not in the index.
+# Compares only files written since the commit: $3 is the number of existing paths; the paths of deleted files follow.
+# A file that git ignores is ignored if it is not in the index.
 _WRITTEN = r"""there=("${@:4:$3}") gone=("${@:4+$3}")
 if [ ${#gone[@]} != 0 ]; then printf '%s\0' "${gone[@]}" | git update-index --force-remove -z --stdin >&2; fi
 if [ ${#there[@]} != 0 ]; then
@@ -163,7 +163,7 @@ def written_files(changes: Iterable[Change], repository: PurePosixPath) -> Writt
         if change.type in (FileType.FILE, FileType.SYMLINK):
             (deleted if change.kind is ChangeKind.DELETED else there).append(str(path))
             size += len(str(path))
-        elif change.kind is ChangeKind.MODIFIED:  # it may have been a file
+        elif change.kind is ChangeKind.MODIFIED:  # the path may have been a file
             return None
     return None if size > _MOST_WRITTEN else Written(tuple(there), tuple(deleted))
 
@@ -186,7 +186,7 @@ def _checked_patch(result: ExecResult, patch: bytes) -> bytes:
         CommandFailed: it did not.
     """
     if not result.ok:
-        shown = replace(result, command="git diff")  # what was run is pages long
+        shown = replace(result, command="git diff")  # the command is pages long
         raise CommandFailed(shown, hint=_HELD if result.outcome is Outcome.TIMEOUT else None)
     return patch
 
@@ -208,7 +208,7 @@ def find_written(
         return None
     try:
         changes = core.changes(image.workdir, _LOOKING if timeout is None else min(timeout, _LOOKING), _MOST_FOUND)
-    except (MiniSandboxError, OSError):  # who asks all of it tells the reason, if it is one for that too
+    except (MiniSandboxError, OSError):  # the full comparison reports the error, if it fails, too
         return None
     return written_files(changes, image.workdir) if core.alive else None
 
@@ -243,11 +243,13 @@ def make_patch(
     try:
         if result.ok:
             yield from file_operations.read(f"{work}/patch", cwd="/", limit=limit, sink=sink)
-    except FileAccessError:  # not finally: who is interrupted carries out no further call
+    except FileAccessError:  # not finally: an interrupted caller makes no further call
         yield from discard
         raise
     yield from discard
-    if written is not None and result.outcome is Outcome.EXITED and not result.ok:  # git leaves out what it cannot take
+    if (
+        written is not None and result.outcome is Outcome.EXITED and not result.ok
+    ):  # git refused a listed file: compare all
         return (yield from make_patch(core, path, None, base=base, limit=limit, timeout=timeout))
     return _checked_patch(result, sink.getvalue())
 
@@ -260,6 +262,6 @@ def _run_as_owner(
     with contextlib.suppress(FileAccessError):  # git will say why
         owner = (yield from file_operations.stat(".", cwd=directory(core, path))).uid
     if owner != 0:
-        with contextlib.suppress(InvalidValue):  # there is one id only, and the owner has none
+        with contextlib.suppress(InvalidValue):  # there is only one id, and the owner has none
             return (yield from run(core, command, cwd=path, timeout=timeout, user=owner))
     return (yield from run(core, command, cwd=path, timeout=timeout, user=0))

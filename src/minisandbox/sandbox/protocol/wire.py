@@ -27,7 +27,7 @@ NONSENSE = (AssertionError, ArithmeticError, LookupError, RecursionError, TypeEr
 _ACCOUNT = ("HOME", "USER", "LOGNAME")
 _LARGEST_ID = (1 << 32) - 2
 _LONGEST_ESCAPE = 12  # bytes of JSON for one character: two surrogates
-_LARGEST_REQUEST = frames.MAX_HEADER - (64 << 10)  # with room for what else is in it: directory, user, ...
+_LARGEST_REQUEST = frames.MAX_HEADER - (64 << 10)  # with space for the other fields: directory, user, ...
 
 
 class Call:

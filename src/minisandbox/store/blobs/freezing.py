@@ -157,7 +157,7 @@ class _Freezing:
 
     def _remove_tree(self, tree: Path) -> None:
         trash = self.store.root / "staging" / f"frozen.{secrets.token_hex(6)}"
-        with hold_flock(tree, DIRECTORY):  # a half-made thing of ours, until we are dead
+        with hold_flock(tree, DIRECTORY):  # a staging directory, locked until this process exits
             rename_directory(tree, trash)
             sync_directory(tree.parent)
             remove_tree(trash)

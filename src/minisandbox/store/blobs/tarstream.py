@@ -158,7 +158,7 @@ class TarReader:
                 records["path"] = text.rstrip(b"\0")
             elif flag == b"K":
                 records["linkpath"] = text.rstrip(b"\0")
-            elif flag == b"x":  # what a global header says is ignored, as Go's archive/tar and so the engines do
+            elif flag == b"x":  # global headers are ignored, as by Go's archive/tar and so by the engines
                 records |= self._records(text)
             following = self._next_header()
             if following is None:

@@ -325,7 +325,7 @@ class _Unpacker:
             self._date(member, name, parent)
         else:  # a sandbox has its own /dev, and device files work nowhere else in it
             self.done.notes["device files are left out"] += where[:1] != ("dev",)
-            self._note_whiteout(folder, f"{WHITEOUT}{name}")  # nor is what the layers below have there
+            self._note_whiteout(folder, f"{WHITEOUT}{name}")  # a device hides what the layers below have under its name
             return
         folder.children[name] = node
 

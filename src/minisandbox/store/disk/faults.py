@@ -38,7 +38,7 @@ def store_faults(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except MiniSandboxError:  # some of ours are OSErrors as well; they have said it already
+    except MiniSandboxError:  # some of our own errors are OSErrors, too; their message is complete
         raise
     except OSError as error:
         if error.errno in FULL:

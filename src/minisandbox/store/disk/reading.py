@@ -95,7 +95,7 @@ def _read(file: IO[bytes], where: str, limit: int) -> bytes:
     size, data = os.fstat(file.fileno()).st_size, bytearray()
     while size <= limit and (chunk := file.read(min(_CHUNK, limit + 1 - len(data)))):
         data += chunk
-    if max(size, len(data)) > limit:  # it may have grown, and files of /proc have no size
+    if max(size, len(data)) > limit:  # the file may have grown, and files of /proc have size 0
         raise StoreError(
             f"{where} is too large",
             reason=f"it has more than {limit} bytes",
