@@ -71,7 +71,7 @@ def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[tupl
     """
     for root in roots:
         had = [_had(tree, f"{folder}/{root}".strip("/")) for tree, folder in trees]
-        if root and any(_PACKAGE in found for found in filter(None, had)):
+        if root and any(_PACKAGE in names_there for names_there in filter(None, had)):
             yield f"{root}/{_PACKAGE}"
         elif None not in had:
             yield from (f"{root}/{name}" for name in names.difference(*filter(None, had)))

@@ -115,8 +115,8 @@ def derive_test_lists(
         Tests that passed in every run with the reference and in none without; then tests that passed in every run.
         Flaky tests are in neither. Both are in execution order.
     """
-    with_it = frozenset.intersection(*(one.passed for one in solved))
-    always_without = frozenset.intersection(*(one.passed for one in unsolved))
-    ever_without = frozenset[str]().union(*(one.passed for one in unsolved))
+    with_it = frozenset.intersection(*(run.passed for run in solved))
+    always_without = frozenset.intersection(*(run.passed for run in unsolved))
+    ever_without = frozenset[str]().union(*(run.passed for run in unsolved))
     order = [test for test, _ in solved[0].outcomes if test in with_it]
     return tuple(t for t in order if t not in ever_without), tuple(t for t in order if t in always_without)

@@ -150,7 +150,7 @@ def validate(
     reference = tuple(grade_reference(task, image, timeout=timeout, limits=limits, confirm=policy) for _ in range(runs))
     empty = tuple(grade_untouched(task, image, timeout=timeout, limits=limits) for _ in range(runs))
     flaky = tuple(sorted(_wavering(reference) | _wavering(empty)))
-    broken = next((one for one in reference + empty if one.resolved is None), None)
+    broken = next((grade for grade in reference + empty if grade.resolved is None), None)
     leaks = find_leaks(task, image) if broken is None else ()
     notes = tuple(_about_misreading(task, misreading) for misreading in reference[0].misread)
     validation = Validation(
@@ -189,7 +189,7 @@ def _has_reference(task: Task) -> bool:
 
 def _wavering(runs: Sequence[Grade]) -> set[str]:
     """Return the named tests whose outcome or presence differs between runs."""
-    outcomes = [set(one.outcomes) for one in runs]
+    outcomes = [set(run.outcomes) for run in runs]
     differing = outcomes[0].union(*outcomes[1:]) - outcomes[0].intersection(*outcomes[1:])
     return {test for test, _ in differing}
 

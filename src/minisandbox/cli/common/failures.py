@@ -1,4 +1,4 @@
-"""Errors that keep tasks from having a result: each is printed once, with the number of tasks that it affects."""
+"""Print the errors that prevent results, each once, with the number of tasks that it affects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def raise_failures(failures: Mapping[str, MiniSandboxError], things: str = "task
     """Print each error once, with the number of tasks that it affects; raise the first one.
 
     Args:
-        failures: the errors, by task; nothing happens if there is none.
+        failures: the errors, by task; may be empty.
         things: what the keys name.
 
     Raises:

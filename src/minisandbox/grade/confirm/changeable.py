@@ -99,8 +99,8 @@ class ChangeableTests:
         counts: Counter[str] = Counter()
         for function in self.functions:
             for item in function.named:
-                able = (one for one in function.variants if any(item in failing for failing in one.failing))
-                kinds = (one.variant.kind.value for one in able)
+                able = (checked for checked in function.variants if any(item in failing for failing in checked.failing))
+                kinds = (checked.variant.kind.value for checked in able)
                 counts[next(kinds, "none")] += 1
         counts["none"] += max(0, total - counts.total())
         return +counts
@@ -145,7 +145,7 @@ def _path(workspace: Workspace) -> Path | None:
 def _read(path: Path) -> ChangeableTests | None:
     try:
         data = json.loads(path.read_bytes())
-        functions = tuple(_function(each) for each in data["functions"])
+        functions = tuple(map(_function, data["functions"]))
         return ChangeableTests(functions) if data["format"] == _FORMAT else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -161,7 +161,9 @@ def _function(data: Any) -> Changeable:
         data["seconds"],
         data["definition"],
         tuple(data["broken"]),
-        tuple(CheckedVariant(_variant(**one["variant"]), tuple(one["failing"])) for one in data["variants"]),
+        tuple(
+            CheckedVariant(_variant(**checked["variant"]), tuple(checked["failing"])) for checked in data["variants"]
+        ),
     )
 
 
@@ -239,7 +241,7 @@ class _Check:
         readout = Readout(run, self._files)
         for test, name in self._names.items():
             items = readout.items(name, test).values()
-            places = dict.fromkeys(found.place for found in items if self._is_named(found.test) and found.place)
+            places = dict.fromkeys(item.place for item in items if self._is_named(item.test) and item.place)
             self._broken[test] = tuple(places)
             self._variants.get(test, []).sort(key=lambda variant: self._distance(test, variant))
 

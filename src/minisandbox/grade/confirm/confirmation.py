@@ -108,7 +108,7 @@ class Confirmation:
             expected = mismatches(self._files, self._control("the reference's run", _NO_EDITION, ()).report.parameters)
         except _UnconfirmedError as error:
             return _unconfirmed(graded, error)
-        foreign = [each for each in differences if each not in expected]
+        foreign = [difference for difference in differences if difference not in expected]
         detail = f"collected tests differ from their files: {_some(foreign)}"
         return _tampered(graded, _TamperedError(Reason.COLLECTION_CHANGED, detail)) if foreign else graded
 

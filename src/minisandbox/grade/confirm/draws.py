@@ -135,7 +135,7 @@ def _changes(function: Changeable, dice: random.Random) -> list[Change]:
     """Return changes of a test: first one per position, then other values at the same positions."""
     if not function.variants:
         return []
-    places = [(one, _shuffled(len(one.texts), dice)) for one in _ordered(_places(function), function, dice)]
+    places = [(variant, _shuffled(len(variant.texts), dice)) for variant in _ordered(_places(function), function, dice)]
     rounds = range(max(len(numbers) for _, numbers in places))
     return [(variant, numbers[turn]) for turn in rounds for variant, numbers in places if turn < len(numbers)]
 
@@ -162,7 +162,7 @@ def _versions(function: Changeable, count: int, dice: random.Random) -> list[Cha
 def _version(function: Changeable, *changes: Change | None) -> Changes:
     """Return a version of a test in which values replace all unchanged names."""
     edited = [change for change in changes if change]
-    named = [one.variant for one in function.variants if one.variant.own and function.copies]
+    named = [checked.variant for checked in function.variants if checked.variant.own and function.copies]
     values = inlined(name for name in named if not any(name.overlaps(variant) for variant, _ in edited))
     return (*values, *((variant, number) for variant, number in edited if number >= 0 or variant.own))
 
@@ -188,7 +188,7 @@ def _lines_until(function: Changeable, checked: CheckedVariant) -> float:
     """Return the lines from the first failure on the untouched code to a changed test's failure; infinite if above."""
     lines = [math.inf]
     for broken, position in itertools.product(
-        function.broken, {position for each in checked.failing for position in each.values()}
+        function.broken, {position for items in checked.failing for position in items.values()}
     ):
         (label, _, start), (other, _, end) = broken.rpartition("+"), position.rpartition("+")
         if label == other and start and end and int(end) >= int(start):
@@ -200,11 +200,11 @@ def _add(drawn: VersionDraw, group: Sequence[Changeable], versions: list[Changes
     for function in group:
         drawn.wanted[function.test] = versions
         drawn.passing[function.test] = function.passing
-        checked = {one.variant: one.failing for one in function.variants}
+        failing_of = {checked.variant: checked.failing for checked in function.variants}
         for changes in versions:
             places: dict[str, frozenset[str]] = {}
             for variant, number in changes:
-                failing = checked[variant][number] if number >= 0 and variant in checked else {}
+                failing = failing_of[variant][number] if number >= 0 and variant in failing_of else {}
                 for item, line in failing.items():
                     places[item] = places.get(item, frozenset()) | {line}
             drawn.failing[function.test, changes] = places

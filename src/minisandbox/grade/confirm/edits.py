@@ -200,7 +200,11 @@ def assigned_values(nodes: Iterable[ast.AST], name: str) -> Iterator[ast.expr]:
     """Yield the values that assignments among the nodes give to a variable, or an attribute such as ``self.x``."""
     for node in nodes:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and name in [_text(each) for each in targets]:
+        if (
+            isinstance(node, ast.Assign | ast.AnnAssign)
+            and node.value
+            and name in [_text(target) for target in targets]
+        ):
             yield node.value
 
 

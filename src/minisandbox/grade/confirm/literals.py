@@ -135,7 +135,7 @@ def _characters(start: int, token: str) -> Iterator[int]:
         return
     begin, body = match.start("body"), match["body"]
     is_raw = "r" in match["prefix"].lower()
-    escaped = set() if is_raw else {at for one in _ESCAPE.finditer(body) for at in range(*one.span())}
+    escaped = set() if is_raw else {at for escape in _ESCAPE.finditer(body) for at in range(*escape.span())}
     for at, sign in enumerate(body):
         if sign.isascii() and sign.isalnum() and at not in escaped:
             yield start + begin + at

@@ -61,7 +61,7 @@ def carried_files(box: Sandbox, paths: Sequence[str], workdir: PurePosixPath) ->
     """
     with tempfile.TemporaryDirectory(prefix="minisandbox-carry-") as folder:
         copies: list[tuple[PurePosixPath, Path | None]] = []
-        for path in dict.fromkeys(workdir / one for one in paths):
+        for path in dict.fromkeys(workdir / path for path in paths):
             if len(path.parts) < 2:
                 continue
             copy = Path(folder) / str(len(copies))
