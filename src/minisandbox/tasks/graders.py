@@ -23,7 +23,7 @@ class PytestGrader:
 
     Attributes:
         command: shell command that runs pytest in the image's working directory; the grader adds files and options.
-        timeout: seconds that the tests of one grading may take.
+        timeout: the time limit of the tests of one grading, in seconds.
     """
 
     kind: ClassVar[str] = "pytest"
@@ -49,11 +49,11 @@ class LogGrader:
         command: shell command that runs the tests in the image's working directory.
         parser: ``swebench5:parse_log_...`` (swebench 5.0.2), ``swebench:OWNER/NAME`` or ``swebench:parse_log_...``
             (4.1.0), or ``swesmith:PROFILE``.
-        rule: what SWE-bench calls ``eval_type``: ``pass_and_fail`` takes a test that the log lacks for failed,
-            ``fail_only`` for passed.
-        reporter: what watches the runner from inside and has to agree with the log: ``pytest`` (a plugin),
-            ``unittest`` (a hook in the runners of unittest, Django and SymPy), or ``none``: the log alone is believed.
-        timeout: seconds that the tests of one grading may take.
+        rule: SWE-bench's ``eval_type``: tests missing in the log count as failed with ``pass_and_fail``, as passed with
+            ``fail_only``.
+        reporter: a second source of results, which must agree with the log: ``pytest`` (a plugin), ``unittest`` (a hook
+            in the runners of unittest, Django and SymPy), or ``none``: only the log decides.
+        timeout: the time limit of the tests of one grading, in seconds.
     """
 
     kind: ClassVar[str] = "log"
@@ -87,20 +87,20 @@ class ScriptGrader:
 
     Attributes:
         command: shell command, run in ``workdir``.
-        files: a directory of this machine that only the grader sees, or None; it is copied to ``files_at``.
-        files_at: where ``files`` lie inside.
-        reward_file: where the script writes the reward inside: a number. A file of the same name with ``.json`` wins
-            over it: an object of numbers, of which ``reward`` or the only one counts. The agent cannot write either:
-            what it left there is deleted before the script runs.
-        mode: ``fresh``: a new sandbox with the submission applied to clean code; ``live``: the sandbox the agent
-            worked in, once its processes have ended. A live verdict is marked: the agent could change every tool
-            that the script uses.
-        timeout: seconds that the script may take.
+        files: a host directory for the grader only, copied to ``files_at``; or None.
+        files_at: the directory of ``files`` inside the sandbox.
+        reward_file: the file inside to which the script writes the reward, a number. A file of the same name with
+            ``.json`` takes precedence: an object of numbers, whose ``reward`` or only value counts. Both are deleted
+            before the script runs, so the agent cannot write them.
+        mode: ``fresh``: a new sandbox with the submission applied to clean code; ``live``: the agent's sandbox, after
+            its processes have ended. A live verdict is marked, because the agent could change every tool that the
+            script uses.
+        timeout: the script's time limit in seconds.
         environment: variables of the script alone.
-        user: who runs it; "" for the image's user.
-        workdir: where it runs; "" for the image's working directory.
-        carry: paths inside, relative ones from the image's working directory, of which a clean sandbox gets what the
-            agent's holds: the submission of ``fresh``, and of the re-grade of a ``live`` verdict. Empty: the patch.
+        user: the user who runs it; "" for the image's user.
+        workdir: its working directory; "" for the image's.
+        carry: paths that are copied from the agent's sandbox to a clean one, absolute or relative to the image's
+            working directory: the submission of ``fresh``, and of the re-grade of a ``live`` verdict. Empty: the patch.
     """
 
     kind: ClassVar[str] = "script"

@@ -85,11 +85,11 @@ def read_task(path: Path, context: LoadContext) -> Task:
 
     Args:
         path: the directory.
-        context: ``environment`` "pins" builds the Dockerfile of a task that names an image, too.
+        context: with the ``environment`` "pins", a task's Dockerfile is built even if the task names an image.
 
     Raises:
-        TaskFileError: a file is missing or wrong, or the task asks for what is not supported; ``path``, ``line`` and
-            ``field`` say where.
+        TaskFileError: a file is missing or malformed, or the task needs an unsupported feature; ``path``, ``line`` and
+            ``field`` have the position.
     """
     config = _read_config(path, trusted=context.places is None)
     _check_supported(config)
@@ -118,7 +118,7 @@ class _Config:
         path: the task's directory.
         source: its text.
         values: its tables and keys.
-        trusted: whether it may read this machine's environment variables, and name files outside of its directory.
+        trusted: whether it may read the host's environment variables, and name files outside its directory.
     """
 
     path: Path

@@ -40,8 +40,8 @@ class Judgement:
     """The results of a task's tests, by the benchmark's parser and rules.
 
     Attributes:
-        statuses: each named test that the log has, with the parser's word: PASSED, FAILED, ERROR, SKIPPED, XFAIL.
-        found: whether the benchmark takes it for the log of a run: one with a test in it, or with no failure to report.
+        statuses: the status of each named test in the log: PASSED, FAILED, ERROR, SKIPPED, XFAIL.
+        found: whether the benchmark accepts the log as that of a test run: it has a test, or reports no failure.
         resolved: whether the task is resolved.
         failed_fail_to_pass: the FAIL_TO_PASS tests that did not count as passed.
         failed_pass_to_pass: the PASS_TO_PASS tests that did not count as passed.
@@ -59,8 +59,8 @@ class Misreading:
     """Result lines of a log that a parser misreads.
 
     Attributes:
-        what: how many tests, and how.
-        tests: their names, as the runner prints them.
+        what: the number of tests and the kind of misreading.
+        tests: the names of the tests, as printed by the runner.
     """
 
     what: str
@@ -73,13 +73,13 @@ class Specification:
 
     Attributes:
         python: the interpreter.
-        packages: what conda installs, or the kind of file of the repository that says it: ``requirements.txt`` or
+        packages: conda packages, or the kind of the repository's file that lists them: ``requirements.txt`` or
             ``environment.yml``.
-        pip_packages: what pip installs after that.
+        pip_packages: pip packages, installed afterwards.
         commands: shell commands that install the repository.
-        before_tests: shell commands that come before the tests.
-        test_command: what runs the tests, with the files of the row.
-        requirements_files: where a ``requirements.txt`` of the repository may lie.
+        before_tests: shell commands that run before the tests.
+        test_command: the command that runs the row's test files.
+        requirements_files: possible paths of the repository's ``requirements.txt``.
     """
 
     python: str
@@ -96,14 +96,14 @@ class Profile:
     """SWE-smith's build and test specification for one repository.
 
     Attributes:
-        name: the profile's: ``owner__name.commit``.
+        name: the profile's name: ``owner__name.commit``.
         repo: ``owner/name``.
-        commit: the commit that the bugs are put into.
-        mirror: the repository that has the bugs as branches.
+        commit: the commit into which bugs are introduced.
+        mirror: the repository with one branch per bug.
         python: the interpreter.
         commands: shell commands that install the repository.
-        test_command: what runs the tests.
-        timeout: seconds that all tests may take.
+        test_command: the command that runs the tests.
+        timeout: the time limit of all tests in seconds.
     """
 
     name: str
@@ -316,7 +316,7 @@ class _Pool:
             if len(self._servers) < MOST:
                 self._servers.append(_Server(self._packages))
                 return self._servers[-1]
-        return self._free.get()  # what each process does has a deadline
+        return self._free.get()  # every request has a deadline
 
 
 class _Server:
