@@ -25,7 +25,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from minisandbox.errors import SourceError
 from minisandbox.images.python.index import without_credentials
-from minisandbox.images.python.simple_api import Link, listed_files, same_version, version_in
+from minisandbox.images.python.simple_api import IndexLink, listed_files, same_version, version_in
 from minisandbox.images.python.web import Web
 from minisandbox.index_settings import IndexSettings
 from minisandbox.store.disk.durable import write_atomic
@@ -88,7 +88,7 @@ class Index:
             return replace(self._contents_of(near), kind=NEAR)
         return Contents(MISSING) if link is None else self._contents_of(link)
 
-    def _contents_of(self, link: Link) -> Contents:
+    def _contents_of(self, link: IndexLink) -> Contents:
         kept = self._folder / f"{link.filename}.json.gz"
         with suppress(FileNotFoundError):
             return _decoded(kept.read_bytes())
@@ -96,11 +96,11 @@ class Index:
         write_atomic(kept, gzip.compress(json.dumps(asdict(found)).encode(), 6, mtime=0))
         return found
 
-    def _links(self, pin: Pin) -> list[Link]:
+    def _links(self, pin: Pin) -> list[IndexLink]:
         """The files of one version."""
         kept = self._folder / f"{pin.name}=={pin.version}.links.json"
         with suppress(FileNotFoundError):
-            return [Link(**row) for row in json.loads(kept.read_bytes())]
+            return [IndexLink(**row) for row in json.loads(kept.read_bytes())]
         try:
             files = _project_files(pin.name, self._settings)
         except SourceError as error:
@@ -112,7 +112,7 @@ class Index:
         write_atomic(kept, json.dumps([asdict(link) for link in found]).encode())
         return found
 
-    def _look_into(self, link: Link) -> Contents:
+    def _look_into(self, link: IndexLink) -> Contents:
         if link.filename.endswith(".whl"):
             size, members = self._web.members(link.url)
             return Contents(WHEEL, link.filename, size, tuple(members))
@@ -123,7 +123,7 @@ class Index:
 
 
 @cache
-def _project_files(name: str, settings: IndexSettings) -> list[Link]:
+def _project_files(name: str, settings: IndexSettings) -> list[IndexLink]:
     return listed_files(name, Web(settings))[0]
 
 
@@ -133,7 +133,7 @@ def _decoded(data: bytes) -> Contents:
     return Contents(value["kind"], value["file"], value["size"], members)
 
 
-def choose(python: str, links: list[Link]) -> Link | None:
+def choose(python: str, links: list[IndexLink]) -> IndexLink | None:
     """Return what an installer on Linux (x86_64) would take: the best wheel, else the source archive; or None."""
     if (wheel := _best_wheel(python, links)) is not None:
         return wheel
@@ -141,14 +141,14 @@ def choose(python: str, links: list[Link]) -> Link | None:
     return min(archives, key=lambda link: _ARCHIVES.index(_ending(link.filename)), default=None)
 
 
-def nearest(python: str, links: list[Link]) -> Link | None:
+def nearest(python: str, links: list[IndexLink]) -> IndexLink | None:
     """Return the wheel of the interpreter that is nearest to one for which there is none."""
     number = int(python.partition(".")[2])
     others = sorted(range(5, 15), key=lambda minor: abs(minor - number))
     return next((found for minor in others if (found := _best_wheel(f"3.{minor}", links)) is not None), None)
 
 
-def _best_wheel(python: str, links: list[Link]) -> Link | None:
+def _best_wheel(python: str, links: list[IndexLink]) -> IndexLink | None:
     ranks = _ranks(python)
     wheels = [(rank, link.filename, link) for link in links if (rank := _rank(link.filename, ranks)) is not None]
     return min(wheels, key=lambda found: found[:2])[2] if wheels else None

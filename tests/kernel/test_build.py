@@ -28,7 +28,7 @@ from minisandbox.images import (
     load_image,
     total_size,
 )
-from minisandbox.images.base import Entry, base_entries
+from minisandbox.images.base import BaseEntry, base_entries
 from minisandbox.images.image import Image
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import current_controller
@@ -127,9 +127,9 @@ def test_an_upgrade_of_the_host_makes_the_base_alone_anew(
     store = Store.open(tmp_path / "store")
     recipe = _recipe(project, install=("echo made > made",))
     old = build(recipe, store=store, name="upgraded")
-    added = Entry("etc/services", stat.S_IFREG | 0o644, b"upgraded 1/tcp\n")
+    added = BaseEntry("etc/services", stat.S_IFREG | 0o644, b"upgraded 1/tcp\n")
 
-    def upgraded() -> tuple[Entry, ...]:
+    def upgraded() -> tuple[BaseEntry, ...]:
         entries = {one.path: one for one in (*base_entries(), added)}
         return tuple(entries[path] for path in sorted(entries))
 

@@ -17,7 +17,7 @@ from tests.unit.private_server import make_authority, serve_files
 
 from minisandbox import certificates, wheels
 from minisandbox.errors import HostError, MiniSandboxError
-from minisandbox.images.oci.http import Connection
+from minisandbox.images.oci.http import RegistryClient
 from minisandbox.images.oci.reference import Remote
 from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.web import Web
@@ -93,7 +93,9 @@ def page(server: str, place: Path) -> None:
 
 
 def manifest(server: str, place: Path) -> None:
-    with Connection(Remote(urlsplit(server).netloc, "private", "1"), pause=lambda _: None).get("manifests/1") as answer:
+    with RegistryClient(Remote(urlsplit(server).netloc, "private", "1"), pause=lambda _: None).get(
+        "manifests/1"
+    ) as answer:
         assert answer.read() == b"{}"
 
 

@@ -23,9 +23,9 @@ from tests.unit.store_tools import key_of
 import minisandbox
 from minisandbox.cli.main import parser
 from minisandbox.images import BuildOptions, Image
-from minisandbox.images.base import Entry
+from minisandbox.images.base import BaseEntry
 from minisandbox.images.dockerfile.reading import evaluated
-from minisandbox.images.plan import Plan, Planner
+from minisandbox.images.plan import ImagePlan, Planner
 from minisandbox.images.python.interpreters import Interpreter
 from minisandbox.spec import Buildable, GitSource, Lock, OciBase, Package, PythonRecipe, Recipe, ScratchBase, Source
 from minisandbox.store import Made, Store
@@ -47,8 +47,8 @@ PINS = "dependencies:\n  - pip=21.2.2=py36h06a4308_0\n  - python=3.6.13=h12debd9
 class FixedPlanner(Planner):
     """A planner for a machine that is always the same: no key depends on the one that runs the test."""
 
-    def base(self) -> tuple[Entry, ...]:
-        return (Entry("etc", 0o40755),)
+    def base(self) -> tuple[BaseEntry, ...]:
+        return (BaseEntry("etc", 0o40755),)
 
     def platform(self) -> str:
         return "f" * 64
@@ -125,7 +125,7 @@ def benchmark_rows() -> Iterator[dict[str, object]]:
         yield from map(json.loads, (GOLDEN.parent / "data" / f"{name}.jsonl").read_text("utf-8").splitlines())
 
 
-def shown(name: str, plan: Plan) -> str:
+def shown(name: str, plan: ImagePlan) -> str:
     base = " ".join(key[:12] for key in plan.ground.layers)
     steps = [f"  {step.key[:12]} {step.step.name}" for step in (*plan.steps, *plan.aside)]
     return "\n".join([name, f"  {base} base", *steps, f"  {plan.content[:12]} content"])

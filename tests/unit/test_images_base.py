@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from minisandbox.images.base import Entry, base_entries, base_key, platform_key, write_base
+from minisandbox.images.base import BaseEntry, base_entries, base_key, platform_key, write_base
 
 
 def _host(root: Path) -> Path:
@@ -35,7 +35,7 @@ def _host(root: Path) -> Path:
     return root
 
 
-def _by_path(entries: tuple[Entry, ...]) -> dict[str, Entry]:
+def _by_path(entries: tuple[BaseEntry, ...]) -> dict[str, BaseEntry]:
     return {entry.path: entry for entry in entries}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, PatchError, SourceError
 from minisandbox.images.plan import Planner
-from minisandbox.images.sources.localsource import Snapshot, take_snapshot
+from minisandbox.images.sources.localsource import SourceSnapshot, take_snapshot
 from minisandbox.spec import (
     CheckOut,
     CutHistory,
@@ -164,7 +164,7 @@ def test_a_directory_of_many_images_is_read_once(tmp_path: Path, monkeypatch: py
     (tmp_path / "source/file").write_text("text\n")
     taken: list[LocalSource] = []
 
-    def counted(source: LocalSource) -> Snapshot:
+    def counted(source: LocalSource) -> SourceSnapshot:
         taken.append(source)
         return take_snapshot(source)
 

@@ -12,7 +12,7 @@ import pytest
 
 from minisandbox.errors import SourceError
 from minisandbox.images.builder import Maker
-from minisandbox.images.plan import Ground, Plan
+from minisandbox.images.plan import Ground, ImagePlan
 from minisandbox.images.runner import BuildStep, PlannedStep
 from minisandbox.images.schedule import _Work
 from minisandbox.store import LayerRecord, Store, step_key
@@ -27,13 +27,13 @@ def _step(name: str) -> PlannedStep:
     return PlannedStep(BuildStep(name, {"kind": name}, cast("Any", None)), step_key(None, {"name": name}), (), (), 60.0)
 
 
-def _work(store: Store, plans: list[Plan]) -> _Work:
+def _work(store: Store, plans: list[ImagePlan]) -> _Work:
     maker = cast("Maker", SimpleNamespace(session=SimpleNamespace(store=store), make_base=lambda _: None))
     return _Work(maker, {plan.name: plan for plan in plans}, None, 1, retry_failed=True)
 
 
-def _plan(name: str, *steps: PlannedStep) -> Plan:
-    return Plan(name, Ground(("base",), ""), steps)
+def _plan(name: str, *steps: PlannedStep) -> ImagePlan:
+    return ImagePlan(name, Ground(("base",), ""), steps)
 
 
 def test_a_failure_leaves_out_what_only_failed_images_need(store: Store) -> None:
@@ -51,7 +51,7 @@ def test_a_failure_leaves_out_what_only_failed_images_need(store: Store) -> None
 def test_a_step_waits_for_what_it_needs_and_is_not_made_over(store: Store) -> None:
     stage = _step("stage")
     copy = replace(_step("copy"), needs=(stage.key,))
-    work = _work(store, [Plan("one", Ground((), ""), (copy,), (stage,))])
+    work = _work(store, [ImagePlan("one", Ground((), ""), (copy,), (stage,))])
     made = LayerRecord(stage.key, None, {}, 1.0, 0, 0, 0.0)
     assert work._next() == stage.key
     assert work._next() is None

@@ -33,7 +33,7 @@ from benchmarks.scale.survey import without_cuda
 from benchmarks.scale.tasks import Row, add_rows, bug_bytes, changed_objects, commit_of, find_mirror, repository_of
 from benchmarks.scale.trees import BEST, LOOSE, PACK, Object, Repository
 
-from minisandbox.images.python.simple_api import Link
+from minisandbox.images.python.simple_api import IndexLink
 from minisandbox.index_settings import IndexSettings
 
 EXPORT = """\
@@ -68,8 +68,8 @@ def test_names_of_exports_say_repository_and_commit() -> None:
     assert commit_of("pdfminer__pdfminer.six.1a8bd2f7") == "1a8bd2f7"
 
 
-def links(*names: str) -> list[Link]:
-    return [Link(f"https://example.invalid/{name}") for name in names]
+def links(*names: str) -> list[IndexLink]:
+    return [IndexLink(f"https://example.invalid/{name}") for name in names]
 
 
 def test_an_interpreter_gets_the_wheel_that_an_installer_would_take() -> None:

@@ -75,7 +75,7 @@ _RUNTIME_LINKS = {"hosts": "../run/hosts", "resolv.conf": "../run/resolv.conf", 
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BaseEntry:
     """A file, directory or link of the base layer.
 
     Attributes:
@@ -89,7 +89,7 @@ class Entry:
     data: bytes = b""
 
 
-def base_entries(host: Path = Path("/")) -> tuple[Entry, ...]:
+def base_entries(host: Path = Path("/")) -> tuple[BaseEntry, ...]:
     """List the entries of the base layer.
 
     Args:
@@ -105,11 +105,11 @@ def base_entries(host: Path = Path("/")) -> tuple[Entry, ...]:
     for path in list(entries):
         for parent in Path(path).parents:
             if (name := str(parent)) != ".":
-                entries.setdefault(name, Entry(name, stat.S_IFDIR | 0o755))
+                entries.setdefault(name, BaseEntry(name, stat.S_IFDIR | 0o755))
     return tuple(entries[path] for path in sorted(entries))
 
 
-def base_key(entries: tuple[Entry, ...]) -> str:
+def base_key(entries: tuple[BaseEntry, ...]) -> str:
     """Return the key of the base layer: the hash of its content."""
     return _hash(_MARK, entries)
 
@@ -130,7 +130,7 @@ def platform_key(host: Path = Path("/")) -> str:
     return _hash(_PLATFORM_MARK + repr((platform.machine(), distribution)).encode(), (*_directories(), *_made()))
 
 
-def _hash(mark: bytes, entries: tuple[Entry, ...]) -> str:
+def _hash(mark: bytes, entries: tuple[BaseEntry, ...]) -> str:
     digest = hashlib.sha256(mark)
     for entry in entries:
         digest.update(b"%s\0%o\0%d\0" % (os.fsencode(entry.path), entry.mode, len(entry.data)))
@@ -138,7 +138,7 @@ def _hash(mark: bytes, entries: tuple[Entry, ...]) -> str:
     return digest.hexdigest()
 
 
-def write_base(entries: tuple[Entry, ...], tree: Path) -> None:
+def write_base(entries: tuple[BaseEntry, ...], tree: Path) -> None:
     """Write the base layer into a new directory.
 
     Raises:
@@ -158,7 +158,7 @@ def write_base(entries: tuple[Entry, ...], tree: Path) -> None:
         path.chmod(stat.S_IMODE(entry.mode))
 
 
-def _entries(host: Path) -> Iterator[Entry]:
+def _entries(host: Path) -> Iterator[BaseEntry]:
     yield from _directories()
     for name in USR_LINKS:
         yield from _top_level(host, name)
@@ -167,30 +167,30 @@ def _entries(host: Path) -> Iterator[Entry]:
     yield from _made()
 
 
-def _directories() -> Iterator[Entry]:
+def _directories() -> Iterator[BaseEntry]:
     for path, mode in _DIRECTORIES:
-        yield Entry(path, stat.S_IFDIR | mode)
+        yield BaseEntry(path, stat.S_IFDIR | mode)
 
 
-def _made() -> Iterator[Entry]:
+def _made() -> Iterator[BaseEntry]:
     for name, text in _MADE.items():
-        yield Entry(f"etc/{name}", stat.S_IFREG | 0o644, text.encode())
+        yield BaseEntry(f"etc/{name}", stat.S_IFREG | 0o644, text.encode())
     for name, target in _RUNTIME_LINKS.items():
-        yield Entry(f"etc/{name}", stat.S_IFLNK | 0o777, target.encode())
+        yield BaseEntry(f"etc/{name}", stat.S_IFLNK | 0o777, target.encode())
 
 
-def _top_level(host: Path, name: str) -> Iterator[Entry]:
+def _top_level(host: Path, name: str) -> Iterator[BaseEntry]:
     """Yield a link into /usr as on the host, or an empty directory as a mount point for a real one."""
     path = host / name
     if path.is_symlink():
         target = os.readlink(path)
         if target.removeprefix("/").split("/")[0] in {"usr", *USR_LINKS}:  # also lib64 -> lib, where lib is real
-            yield Entry(name, stat.S_IFLNK | 0o777, os.fsencode(target))
+            yield BaseEntry(name, stat.S_IFLNK | 0o777, os.fsencode(target))
     elif path.is_dir():
-        yield Entry(name, stat.S_IFDIR | 0o755)
+        yield BaseEntry(name, stat.S_IFDIR | 0o755)
 
 
-def _copied(host: Path, name: str) -> Iterator[Entry]:
+def _copied(host: Path, name: str) -> Iterator[BaseEntry]:
     """Yield a file or directory of the allow-list; it may be a link to a directory, its contents may not."""
     path = host / name
     if path.is_dir() and not (path.is_symlink() and _shown(os.readlink(path), name)):
@@ -201,12 +201,12 @@ def _copied(host: Path, name: str) -> Iterator[Entry]:
         yield from _single(path, name)
 
 
-def _single(path: Path, name: str) -> Iterator[Entry]:
+def _single(path: Path, name: str) -> Iterator[BaseEntry]:
     """Yield a file or link; a link that leaves the visible files becomes a copy of its target."""
     if path.is_symlink() and _shown(os.readlink(path), name):
-        yield Entry(name, stat.S_IFLNK | 0o777, os.fsencode(os.readlink(path)))
+        yield BaseEntry(name, stat.S_IFLNK | 0o777, os.fsencode(os.readlink(path)))
     elif path.is_file() and not name.startswith("etc/alternatives/") and os.access(path, os.R_OK):
-        yield Entry(name, stat.S_IFREG | 0o644, path.read_bytes())
+        yield BaseEntry(name, stat.S_IFREG | 0o644, path.read_bytes())
 
 
 def _leads_to_directory(path: Path) -> bool:

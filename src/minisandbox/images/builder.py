@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import BuildError, MiniSandboxError, PatchError, UnfitTree
-from minisandbox.images.base import Entry, base_key
+from minisandbox.images.base import BaseEntry, base_key
 from minisandbox.images.image import Image, image_of, make_base, put_if_new
-from minisandbox.images.plan import Plan, Planner
+from minisandbox.images.plan import ImagePlan, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.python.lock import lock_of
 from minisandbox.images.python.packages import PackageIndex
-from minisandbox.images.runner import PlannedStep, Session, StepContext, Work, run_step
+from minisandbox.images.runner import BuildSession, PlannedStep, StepContext, Work, run_step
 from minisandbox.images.steps import MERGED
 from minisandbox.spec import Buildable, Lock, Recipe
 from minisandbox.store import FailureRecord, ImageRecord, LayerRecord, Made, Store, step_key
@@ -52,7 +52,7 @@ def build(
     planner = Planner(store, mirrors)
     plan = planner.plan(name, recipe)
     with PackageIndex(store) as index:
-        maker = Maker(Session(store, index), planner.base(), progress)
+        maker = Maker(BuildSession(store, index), planner.base(), progress)
         maker.make_base(plan)
         for planned in plan.all_steps():
             try:
@@ -98,17 +98,17 @@ class Maker:
         progress: called for each step as it starts and ends.
     """
 
-    session: Session
-    base: tuple[Entry, ...]
+    session: BuildSession
+    base: tuple[BaseEntry, ...]
     progress: Progress | None = None
 
-    def make_base(self, plan: Plan) -> LayerRecord:
+    def make_base(self, plan: ImagePlan) -> LayerRecord:
         """Return the base layer, in which our own tools run; build it if it is missing."""
         record, is_new = make_base(self.session.store, self.base)
         self._tell(plan, "base", StepState.FINISHED if is_new else StepState.CACHED, record.key, record)
         return record
 
-    def make(self, plan: Plan, planned: PlannedStep) -> LayerRecord:
+    def make(self, plan: ImagePlan, planned: PlannedStep) -> LayerRecord:
         """Return the layer of a step; build it if it is missing. The layers below exist.
 
         Raises:
@@ -157,14 +157,20 @@ class Maker:
         return record
 
     def _tell(
-        self, plan: Plan, step: str, state: StepState, key: str, record: LayerRecord | None = None, detail: str = ""
+        self,
+        plan: ImagePlan,
+        step: str,
+        state: StepState,
+        key: str,
+        record: LayerRecord | None = None,
+        detail: str = "",
     ) -> None:
         if self.progress is not None:
             seconds, size = (record.seconds, record.bytes) if record is not None else (0.0, 0)
             self.progress(BuildEvent(plan.name, step, state, key, seconds, size, detail))
 
 
-def record_image(plan: Plan, store: Store) -> Image:
+def record_image(plan: ImagePlan, store: Store) -> Image:
     """Record the image of a plan whose layers all exist.
 
     Raises:
@@ -198,7 +204,7 @@ def record_image(plan: Plan, store: Store) -> Image:
     return image
 
 
-def _notes(plan: Plan, store: Store) -> dict[str, str]:
+def _notes(plan: ImagePlan, store: Store) -> dict[str, str]:
     notes = {planned.step.name: planned.step.detail for planned in plan.steps if planned.step.detail}
     facts = {name: text for key in plan.layers for name, text in store.layer(key).facts.items()}
     if merged := facts.get(MERGED):
@@ -226,7 +232,7 @@ def _check_lock(image: Image, lock: Lock) -> None:
         )
 
 
-def note_failure(store: Store, plan: Plan, planned: PlannedStep, error: MiniSandboxError) -> None:
+def note_failure(store: Store, plan: ImagePlan, planned: PlannedStep, error: MiniSandboxError) -> None:
     """Record that a step of an image failed, unless a full disk or an unreachable index is the cause."""
     if not isinstance(error, BuildError | PatchError):
         return

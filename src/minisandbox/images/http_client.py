@@ -22,7 +22,7 @@ _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_PAUSE = 120.0
 
 
-class Client:
+class HttpClient:
     """Opens URLs. Threads may share it.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.images.base import Entry, base_entries, base_key, platform_key, write_base
+from minisandbox.images.base import BaseEntry, base_entries, base_key, platform_key, write_base
 from minisandbox.images.oci.config import volumes
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.disk.faults import store_faults
@@ -208,7 +208,7 @@ def host_image(store: Store, name: str = HOST_IMAGE) -> Image:
     return image_of(put_if_new(store, image), store)
 
 
-def make_base(store: Store, entries: tuple[Entry, ...]) -> tuple[LayerRecord, bool]:
+def make_base(store: Store, entries: tuple[BaseEntry, ...]) -> tuple[LayerRecord, bool]:
     """Return the base layer with these entries, and whether this call made it."""
 
     def make(work: Path) -> Made:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from minisandbox import spec as r
 from minisandbox.errors import MiniSandboxError, RegistryError
 from minisandbox.images import steps as making
-from minisandbox.images.base import Entry, base_entries, base_key, platform_key
+from minisandbox.images.base import BaseEntry, base_entries, base_key, platform_key
 from minisandbox.images.image import DEFAULT_PATH, Image
 from minisandbox.images.kept import kept_step, read_kept
 from minisandbox.images.python.interpreters import Interpreter, find_interpreter
 from minisandbox.images.runner import BuildStep, PlannedStep
-from minisandbox.images.sources.localsource import Snapshot, take_snapshot
+from minisandbox.images.sources.localsource import SourceSnapshot, take_snapshot
 from minisandbox.images.sources.mirrors import Mirrors
 from minisandbox.images.steps import system_step
 from minisandbox.spec import Context, CopyFiles, Lock, RunCommand
@@ -58,7 +58,7 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ImagePlan:
     """The steps of one image.
 
     Attributes:
@@ -120,7 +120,7 @@ class Planner:
             self._looked[key] = look()
         return cast("_T", self._looked[key])
 
-    def base(self) -> tuple[Entry, ...]:
+    def base(self) -> tuple[BaseEntry, ...]:
         """Return the entries of the base layer."""
         with store_faults("read the host's /etc"):
             return self._once("/etc", base_entries)
@@ -138,7 +138,7 @@ class Planner:
         """
         return self._once(("python", text), lambda: find_interpreter(text))
 
-    def snapshot(self, source: r.LocalSource) -> Snapshot:
+    def snapshot(self, source: r.LocalSource) -> SourceSnapshot:
         """Return the files of a local source, listed and hashed once.
 
         Raises:
@@ -189,7 +189,7 @@ class Planner:
                 raise error.about(base.reference)  # noqa: B904 - it is the same error
         return self._images[base]
 
-    def plan(self, name: str, recipe: r.Buildable) -> Plan:
+    def plan(self, name: str, recipe: r.Buildable) -> ImagePlan:
         """Plan an image.
 
         Args:
@@ -207,7 +207,7 @@ class Planner:
         plan = self.chain(name, recipe.recipe() if isinstance(recipe, r.PythonRecipe) else recipe).plan()
         return replace(plan, aside=tuple(self._wanted(plan)))
 
-    def _wanted(self, plan: Plan) -> Iterator[PlannedStep]:
+    def _wanted(self, plan: ImagePlan) -> Iterator[PlannedStep]:
         """Yield the side steps, without those that only existing layers need."""
         by_key = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
         ahead, needed = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
@@ -344,12 +344,12 @@ class Chain:
         )
         self.recipe = recipe
 
-    def plan(self) -> Plan:
+    def plan(self) -> ImagePlan:
         """Return the plan of the image."""
         self.go_on(self.recipe)
         ground = replace(self.ground, environment=self.variables)
         steps, aside = tuple(self.steps), tuple(self.aside)
-        return Plan(self.name, ground, steps, aside, self.tests, self.key, self.recipe.lock)
+        return ImagePlan(self.name, ground, steps, aside, self.tests, self.key, self.recipe.lock)
 
     def add(self, step: r.Step) -> None:
         """Add a step of the recipe."""

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
 from minisandbox.images.places import BUILD, IMAGE, MOUNTS
-from minisandbox.images.python.index import Access, host_access, index_access
+from minisandbox.images.python.index import StepAccess, host_access, index_access
 from minisandbox.images.python.lock import PACKAGES, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.index_settings import host_settings
@@ -60,7 +60,7 @@ _REASONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class StepCommand:
     """One command of a step.
 
     Attributes:
@@ -90,7 +90,7 @@ class Work:
             image's tree at :data:`IMAGE`; nothing is needed of the image.
     """
 
-    commands: tuple[Command, ...]
+    commands: tuple[StepCommand, ...]
     files: tuple[tuple[str, bytes], ...] = ()
     mounts: tuple[Mount, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class PlannedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class BuildSession:
     """The state that all steps of one build share.
 
     Attributes:
@@ -183,7 +183,7 @@ class StepContext:
     layers: tuple[Path, ...]
     staging: Path
     log: Path
-    session: Session
+    session: BuildSession
     helper: Path
 
     @property
@@ -224,10 +224,10 @@ def run_step(context: StepContext, work: Work) -> Made:
 
 
 @contextmanager
-def _reaching(context: StepContext, work: Work) -> Iterator[tuple[Access, Served | None]]:
+def _reaching(context: StepContext, work: Work) -> Iterator[tuple[StepAccess, Served | None]]:
     """Provide the step's network access; add the package index's messages to its error."""
     if work.index is None:
-        yield host_access(None, host_settings(), context.step) if work.host else Access(Network.off(), {}), None
+        yield host_access(None, host_settings(), context.step) if work.host else StepAccess(Network.off(), {}), None
         return
     served = Served(work.index)
     with context.session.index.serve(served) as url:
@@ -253,7 +253,7 @@ def _index_reasons(served: Served) -> Iterator[str]:
     yield from served.complaints[:_COMPLAINTS]
 
 
-def _run_in_sandbox(context: StepContext, work: Work, access: Access) -> Made:
+def _run_in_sandbox(context: StepContext, work: Work, access: StepAccess) -> Made:
     upper = context.staging / "upper"
     upper.mkdir(mode=0o755)
     mounts = (*work.mounts, *access.mounts)

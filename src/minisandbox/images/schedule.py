@@ -17,10 +17,10 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.images.builder import Maker, known_failure, note_failure, record_image
 from minisandbox.images.image import Image
-from minisandbox.images.plan import Plan, Planner
+from minisandbox.images.plan import ImagePlan, Planner
 from minisandbox.images.progress import Progress
 from minisandbox.images.python.packages import PackageIndex
-from minisandbox.images.runner import PlannedStep, Session
+from minisandbox.images.runner import BuildSession, PlannedStep
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.spec import Buildable
 from minisandbox.store import LayerRecord, Store
@@ -122,7 +122,7 @@ def build_all(
     planner.fetch(evaluated.values(), progress, on_remaining, note)
     plans = outcomes.plan(evaluated, planner)
     with PackageIndex(store) as index:
-        session = Session(store, index, budget.step_memory, cancellation or Cancellation())
+        session = BuildSession(store, index, budget.step_memory, cancellation or Cancellation())
         work = _Work(Maker(session, planner.base(), progress), plans, on_remaining, budget.workers, retry_failed)
         work.run(outcomes.record)
     outcomes.failures |= {name: error.about(name) for name, error in work.failures.items()}
@@ -156,9 +156,9 @@ class _Known:
                 self.failures[name] = copy(error).about(name)  # a shared source raises one error object
         return evaluated
 
-    def plan(self, recipes: Mapping[str, Buildable], planner: Planner) -> dict[str, Plan]:
+    def plan(self, recipes: Mapping[str, Buildable], planner: Planner) -> dict[str, ImagePlan]:
         """Plan images; record those whose layers all exist."""
-        plans: dict[str, Plan] = {}
+        plans: dict[str, ImagePlan] = {}
         for name, recipe in recipes.items():
             try:
                 plans[name] = plan = planner.plan(name, recipe)
@@ -169,7 +169,7 @@ class _Known:
                     self.record(plan)
         return plans
 
-    def record(self, plan: Plan) -> None:
+    def record(self, plan: ImagePlan) -> None:
         """Record an image whose layers all exist, once."""
         if plan.name in self.images or plan.name in self.failures:
             return
@@ -193,7 +193,7 @@ class _Node:
         next: the keys of those that wait for it.
     """
 
-    plan: Plan
+    plan: ImagePlan
     planned: PlannedStep
     names: list[str]
     waits: set[str]
@@ -206,7 +206,7 @@ class _Work:
     def __init__(
         self,
         maker: Maker,
-        plans: Mapping[str, Plan],
+        plans: Mapping[str, ImagePlan],
         on_remaining: Callable[[str], None] | None,
         workers: int,
         retry_failed: bool,
@@ -233,7 +233,7 @@ class _Work:
             self._maker.make_base(next(iter(plans.values())))
         self._remaining = set(self._nodes)
 
-    def _add(self, plan: Plan) -> None:
+    def _add(self, plan: ImagePlan) -> None:
         for planned in plan.all_steps():
             if planned.key in self._nodes:
                 self._nodes[planned.key].names.append(plan.name)
@@ -248,7 +248,7 @@ class _Work:
             self._wanted[planned.key] += 1
             self._needs.setdefault(plan.name, []).append(planned.key)
 
-    def run(self, finished: Callable[[Plan], None]) -> None:
+    def run(self, finished: Callable[[ImagePlan], None]) -> None:
         """Build all layers that can be built.
 
         Args:
@@ -298,7 +298,7 @@ class _Work:
             raise known_failure(replace(failure, image=node.plan.name), self._store)
         return self._maker.make(node.plan, node.planned)
 
-    def _end(self, key: str, outcome: LayerRecord | BaseException) -> list[Plan]:
+    def _end(self, key: str, outcome: LayerRecord | BaseException) -> list[ImagePlan]:
         """Handle the end of a step; return the plans of images that are now complete."""
         self._remaining.discard(key)
         if isinstance(outcome, MiniSandboxError):

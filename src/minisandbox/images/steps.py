@@ -17,9 +17,9 @@ from minisandbox.images.python.interpreters import PROBE_TIMEOUT, Interpreter
 from minisandbox.images.python.lock import INSTALLED
 from minisandbox.images.python.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.python.torch_builds import names_torch, without_cuda
-from minisandbox.images.runner import BuildStep, Command, Work, mount_points
+from minisandbox.images.runner import BuildStep, StepCommand, Work, mount_points
 from minisandbox.images.scripts import script
-from minisandbox.images.sources.localsource import Snapshot
+from minisandbox.images.sources.localsource import SourceSnapshot
 from minisandbox.images.sources.mirrors import Mirrors, origin
 from minisandbox.images.sources.sdist import fetch_sdist
 from minisandbox.patches import explain_line_endings, parse_patch, touched_files
@@ -112,7 +112,7 @@ def run_step_of(step: r.Run, workdir: PurePosixPath) -> BuildStep:
     title = " ".join(step.argv)
 
     def prepare(_: Path) -> Work:
-        command = Command(title, step.argv)
+        command = StepCommand(title, step.argv)
         variables = {**dict(step.environment), **dict(step.unkeyed)}
         index = EVERYTHING if step.network == "index" else None
         return Work((command,), environment=variables, index=index, host=step.network == "host")
@@ -174,7 +174,7 @@ def sdist_step(source: r.SdistSource, store: Store, workdir: PurePosixPath) -> B
     return _archive_step(definition, archive, f"{source.name} {source.version}", workdir, strip=1)
 
 
-def local_step(source: r.LocalSource, snapshot: Snapshot, workdir: PurePosixPath) -> BuildStep:
+def local_step(source: r.LocalSource, snapshot: SourceSnapshot, workdir: PurePosixPath) -> BuildStep:
     """Return the step that copies a directory of this machine to the workdir."""
 
     def archive(staging: Path) -> Path:
@@ -254,7 +254,7 @@ def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[Bui
     }  # fmt: skip
 
     def prepare(_: Path) -> Work:
-        commands = tuple(Command(text.strip(), ("/bin/sh", "-ec", text)) for text in step.commands)
+        commands = tuple(StepCommand(text.strip(), ("/bin/sh", "-ec", text)) for text in step.commands)
         return _reaching(Work(commands, environment=dict(step.environment)), step)
 
     yield BuildStep("install", definition, prepare, "; ".join(step.commands))
@@ -362,11 +362,11 @@ def tool_script(step: str, workdir: PurePosixPath, *names: str) -> str:
     return step_script(step, "tools", *names, ROOT=str(IMAGE), WORKDIR=f"{IMAGE}{workdir}", INSIDE=str(workdir))
 
 
-def _bash(title: str, text: str) -> Command:
-    return Command(title, ("bash", "-c", text))
+def _bash(title: str, text: str) -> StepCommand:
+    return StepCommand(title, ("bash", "-c", text))
 
 
-def _given(text: str) -> Command:
+def _given(text: str) -> StepCommand:
     """Return a recipe's command: it stops at errors, with stderr joined to stdout."""
     return _bash(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
 

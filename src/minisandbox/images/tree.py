@@ -19,7 +19,7 @@ class LinkError(Exception):
     """A path leads out of its tree, or in a circle."""
 
 
-class Tree(Protocol):
+class FileTree(Protocol):
     """A tree of untrusted files."""
 
     @property
@@ -91,7 +91,7 @@ class ImageTree:
         return None
 
 
-def resolve(tree: Tree, path: Parts, *, strict: bool = False) -> Parts:
+def resolve(tree: FileTree, path: Parts, *, strict: bool = False) -> Parts:
     """Return the path without links.
 
     Args:

@@ -126,8 +126,8 @@ def test_a_registry_of_this_machine_sends_nobody_elsewhere(
 def test_credentials_are_not_sent_to_a_token_server_without_tls(
     store: Store, image: MadeImage, monkeypatch: pytest.MonkeyPatch, server: Registry
 ) -> None:
-    monkeypatch.setattr(http.Connection, "_may_be_plain", False)
-    monkeypatch.setattr(http.Connection, "_base", lambda self: f"http://{self.remote.host}")
+    monkeypatch.setattr(http.RegistryClient, "_may_be_plain", False)
+    monkeypatch.setattr(http.RegistryClient, "_base", lambda self: f"http://{self.remote.host}")
     server.token = "T0KEN"
     with pytest.raises(RegistryError, match="not sent without TLS"):
         pull(server.add(image, "1"), store=store)

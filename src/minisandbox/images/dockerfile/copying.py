@@ -17,9 +17,9 @@ from typing import NoReturn
 
 from minisandbox.errors import ImageRefused
 from minisandbox.images.dockerfile.parsing import refuse
-from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source
+from minisandbox.images.dockerfile.sources import WHITEOUT, CopySource, Item
 from minisandbox.images.dockerfile.trees import split
-from minisandbox.images.tree import LinkError, Parts, Tree, resolve
+from minisandbox.images.tree import FileTree, LinkError, Parts, resolve
 from minisandbox.launch.kernel.identity import LAST_ID, last_id
 from minisandbox.spec import CopyFiles
 from minisandbox.store.blobs.below import Below
@@ -40,7 +40,13 @@ _WHO = {"u": (stat.S_IRWXU, 6), "g": (stat.S_IRWXG, 3), "o": (stat.S_IRWXO, 0)}
 
 
 def copy_layer(
-    copy: CopyFiles, sources: tuple[Source, ...], tree: Tree, directory: Path, below: Below, *, keep_owners: bool
+    copy: CopyFiles,
+    sources: tuple[CopySource, ...],
+    tree: FileTree,
+    directory: Path,
+    below: Below,
+    *,
+    keep_owners: bool,
 ) -> Unpacked:
     """Write the layer of a COPY.
 
@@ -72,7 +78,7 @@ def copy_layer(
 class _Made:
     """The image with the files copied so far, which replace the image's own links."""
 
-    def __init__(self, image: Tree) -> None:
+    def __init__(self, image: FileTree) -> None:
         self.closed = False
         self.paths: set[Parts] = set()
         self._image = image
@@ -86,7 +92,12 @@ class _Members:
     """The members of the layer, as a reader of archives yields them."""
 
     def __init__(
-        self, copy: CopyFiles, sources: tuple[Source, ...], tree: Tree, image: Tree, owner: tuple[int, int] | None
+        self,
+        copy: CopyFiles,
+        sources: tuple[CopySource, ...],
+        tree: FileTree,
+        image: FileTree,
+        owner: tuple[int, int] | None,
     ) -> None:
         self._copy, self._sources, self._tree, self._image, self._owner = copy, sources, tree, image, owner
         self._content: Iterator[bytes] = iter(())
@@ -144,7 +155,7 @@ class _Members:
             elif not stat.S_ISDIR(info.st_mode):
                 refuse(self._copy, f"the destination: /{'/'.join(part)} is not a directory")
 
-    def _members(self, source: Source, root: Parts, *, alone: bool) -> Iterator[Member]:
+    def _members(self, source: CopySource, root: Parts, *, alone: bool) -> Iterator[Member]:
         for item in source.items:
             if self._copy.extract and not source.is_folder and item.member.kind == FILE and self._archive(item):
                 yield from self._extracted(item, root)
@@ -246,7 +257,7 @@ def _name(path: Parts) -> bytes:
     return "/".join(path).encode("utf-8", "surrogateescape")
 
 
-def find_owner(text: str, image: Tree) -> tuple[int, int]:
+def find_owner(text: str, image: FileTree) -> tuple[int, int]:
     """Return the ids that ``[USER][:[GROUP]]`` means in an image, as BuildKit reads it.
 
     A user's group is the one of its line in ``/etc/passwd``; an id's group is the same number. Without a user it is
@@ -262,7 +273,7 @@ def find_owner(text: str, image: Tree) -> tuple[int, int]:
     return uid, gid
 
 
-def find_home(user: str, image: Tree) -> str:
+def find_home(user: str, image: FileTree) -> str:
     """Return the home directory of a user: a name or an id; "" is root."""
     user = user or "0"
     for row in _rows(image, "passwd"):
@@ -271,7 +282,7 @@ def find_home(user: str, image: Tree) -> str:
     return "/root" if user in ("0", "root") else "/"
 
 
-def _find(image: Tree, file: str, name: str, columns: tuple[int, ...]) -> tuple[int, ...]:
+def _find(image: FileTree, file: str, name: str, columns: tuple[int, ...]) -> tuple[int, ...]:
     if name == "root":
         return (0,) * len(columns)
     if name.isascii() and name.isdecimal():
@@ -284,7 +295,7 @@ def _find(image: Tree, file: str, name: str, columns: tuple[int, ...]) -> tuple[
     raise ValueError(f"the image's /etc/{file} has no {name!r}")
 
 
-def _rows(image: Tree, file: str) -> Iterator[list[str]]:
+def _rows(image: FileTree, file: str) -> Iterator[list[str]]:
     try:
         path = resolve(image, ("etc", file))
     except LinkError:

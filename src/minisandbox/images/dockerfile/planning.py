@@ -11,11 +11,11 @@ from typing import Protocol
 from minisandbox.errors import MiniSandboxError
 from minisandbox.images.dockerfile.copying import copy_layer
 from minisandbox.images.dockerfile.running import run_layer
-from minisandbox.images.dockerfile.sources import Source, content_digest, definition, list_sources
+from minisandbox.images.dockerfile.sources import CopySource, content_digest, definition, list_sources
 from minisandbox.images.dockerfile.trees import ContextTree
 from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.runner import BuildStep, StepContext
-from minisandbox.images.tree import Tree
+from minisandbox.images.tree import FileTree
 from minisandbox.spec import Context, CopyFiles, OciBase, ResolvedMount, RunCommand, StageBase
 from minisandbox.store import Made, Store
 from minisandbox.store.blobs.below import Below
@@ -34,10 +34,10 @@ class _Origin:
 
     key: str
     layers: tuple[str, ...]
-    read: Callable[[], tuple[tuple[Source, ...], Tree]]
+    read: Callable[[], tuple[tuple[CopySource, ...], FileTree]]
 
 
-class Chain(Protocol):
+class StepChain(Protocol):
     """The steps below a step: :class:`minisandbox.images.plan.Chain`."""
 
     @property
@@ -55,7 +55,7 @@ class Chain(Protocol):
         """Return the key of another image's or stage's content, and the keys of its layers."""
 
 
-def plan_step(step: RunCommand | CopyFiles, chain: Chain) -> tuple[BuildStep, tuple[str, ...]]:
+def plan_step(step: RunCommand | CopyFiles, chain: StepChain) -> tuple[BuildStep, tuple[str, ...]]:
     """Plan a step of a Dockerfile.
 
     Args:
@@ -74,7 +74,7 @@ def plan_step(step: RunCommand | CopyFiles, chain: Chain) -> tuple[BuildStep, tu
         raise error.about(f"line {step.line}")  # noqa: B904 - it is the same error
 
 
-def _plan_copy(copy: CopyFiles, chain: Chain) -> tuple[BuildStep, tuple[str, ...]]:
+def _plan_copy(copy: CopyFiles, chain: StepChain) -> tuple[BuildStep, tuple[str, ...]]:
     origin, store, below = _origin(copy, chain), chain.store, chain.layers
     owners = "kept" if keeps_owners() else "one"
 
@@ -86,7 +86,7 @@ def _plan_copy(copy: CopyFiles, chain: Chain) -> tuple[BuildStep, tuple[str, ...
     return BuildStep(f"line {copy.line}", values, prepare, _shown(copy)), origin.layers
 
 
-def _plan_run(run: RunCommand, chain: Chain) -> tuple[BuildStep, tuple[str, ...]]:
+def _plan_run(run: RunCommand, chain: StepChain) -> tuple[BuildStep, tuple[str, ...]]:
     binds = {mount: _bind(run, mount) for mount in run.mounts if mount.wanted.kind == "bind"}
     origins = {mount: _origin(copy, chain) for mount, copy in binds.items()}
     owners = "kept" if keeps_owners() else "one"
@@ -119,14 +119,14 @@ def _bind(run: RunCommand, mount: ResolvedMount) -> CopyFiles:
     return CopyFiles(run.line, run.text, mount.origin, (mount.wanted.source or ".",), (), "/m")
 
 
-def _origin(copy: CopyFiles, chain: Chain) -> _Origin:
+def _origin(copy: CopyFiles, chain: StepChain) -> _Origin:
     if isinstance(copy.origin, Context):
         files = chain.files(copy.origin)
         sources = list_sources(copy, files)
         return _Origin(content_digest(sources, files), (), lambda: (sources, files))
     store, (key, layers) = chain.store, chain.origin(copy.origin)
 
-    def read() -> tuple[tuple[Source, ...], Tree]:
+    def read() -> tuple[tuple[CopySource, ...], FileTree]:
         tree = _below(store, layers)
         return list_sources(copy, tree), tree
 

@@ -16,7 +16,7 @@ from minisandbox.images.dockerfile.evaluation import PIPES
 from minisandbox.images.dockerfile.parsing import refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.oci.pull import keeps_owners
-from minisandbox.images.python.index import Access, host_access
+from minisandbox.images.python.index import StepAccess, host_access
 from minisandbox.images.runner import (
     LEAST_READING,
     StepContext,
@@ -168,7 +168,9 @@ def _secret_variables(run: RunCommand) -> dict[str, str]:
 
 def _execute(run: RunCommand, context: StepContext, upper: Path, placement: Placement) -> ExecResult:
     network = run.network
-    outside = host_access(None, host_settings(), f"line {run.line}") if network.mode == "host" else Access(network, {})
+    outside = (
+        host_access(None, host_settings(), f"line {run.line}") if network.mode == "host" else StepAccess(network, {})
+    )
     environment = {
         **network_environment(network), **outside.environment, **dict(run.unkeyed),
         "HOME": _home(run, context), **dict(run.variables),

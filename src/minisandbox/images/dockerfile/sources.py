@@ -12,7 +12,7 @@ from e2b_dockerfile_utils import PatternMatcher
 
 from minisandbox.images.dockerfile.parsing import refuse
 from minisandbox.images.dockerfile.trees import find, find_link, is_pattern, split
-from minisandbox.images.tree import LinkError, Parts, Tree
+from minisandbox.images.tree import FileTree, LinkError, Parts
 from minisandbox.spec import Context, CopyFiles
 from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, LINK, Member
 from minisandbox.types import JSONValue
@@ -39,7 +39,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CopySource:
     """The files of one source.
 
     Attributes:
@@ -51,7 +51,7 @@ class Source:
     is_folder: bool
 
 
-def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
+def list_sources(copy: CopyFiles, tree: FileTree) -> tuple[CopySource, ...]:
     """List the files to copy.
 
     Args:
@@ -65,7 +65,7 @@ def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
         excluded = PatternMatcher(list(copy.excludes)) if copy.excludes else None
     except ValueError as error:
         refuse(copy, f"--exclude: {error}")
-    sources: list[Source] = []
+    sources: list[CopySource] = []
     for text in copy.sources:
         try:
             matches = find(tree, text)
@@ -79,7 +79,7 @@ def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
     return tuple(sources)
 
 
-def _refuse_missing(copy: CopyFiles, tree: Tree, text: str) -> NoReturn:
+def _refuse_missing(copy: CopyFiles, tree: FileTree, text: str) -> NoReturn:
     where, hint = "that image", None
     if isinstance(copy.origin, Context):
         where, hint = "the context", "is it left out by .dockerignore?"
@@ -91,8 +91,8 @@ def _refuse_missing(copy: CopyFiles, tree: Tree, text: str) -> NoReturn:
 
 
 def _listed(
-    copy: CopyFiles, tree: Tree, text: str, called: Parts, real: Parts, excluded: PatternMatcher | None
-) -> Source:
+    copy: CopyFiles, tree: FileTree, text: str, called: Parts, real: Parts, excluded: PatternMatcher | None
+) -> CopySource:
     info = tree.status(real)
     assert info is not None
     is_folder = stat.S_ISDIR(info.st_mode)
@@ -108,11 +108,11 @@ def _listed(
         lister.add_content(real, prefix, ())
     elif excluded is None or not excluded.matches(called[-1]):
         lister.add(real, (*prefix, called[-1]))
-    return Source(tuple(lister.items), is_folder)
+    return CopySource(tuple(lister.items), is_folder)
 
 
 class _Lister:
-    def __init__(self, copy: CopyFiles, tree: Tree, excluded: PatternMatcher | None) -> None:
+    def __init__(self, copy: CopyFiles, tree: FileTree, excluded: PatternMatcher | None) -> None:
         self.items: list[Item] = []
         self._copy, self._tree, self._excluded = copy, tree, excluded
         self._inodes: dict[tuple[int, int], Parts] = {}
@@ -169,7 +169,7 @@ class _Lister:
         return None if first == target else first
 
 
-def content_digest(sources: tuple[Source, ...], tree: Tree) -> str:
+def content_digest(sources: tuple[CopySource, ...], tree: FileTree) -> str:
     """Return a hash of the copied names, modes, links and contents, without times and a context's owners."""
     hashed = hashlib.sha256()
     for source in sources:

@@ -13,7 +13,7 @@ from pathlib import Path
 from e2b_dockerfile_utils import PatternMatcher
 
 from minisandbox.errors import DockerfileError
-from minisandbox.images.tree import LinkError, Parts, Tree, resolve
+from minisandbox.images.tree import FileTree, LinkError, Parts, resolve
 from minisandbox.launch.kernel import syscalls
 from minisandbox.store.blobs.below import attributes_of
 
@@ -115,7 +115,7 @@ def split(path: str) -> Parts:
     return tuple(parts)
 
 
-def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
+def find(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:
     """Return the paths that match a source with wildcards, each as named and without links.
 
     Args:
@@ -144,7 +144,7 @@ def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
     return [(called, real) for called, real in matches if tree.status(real) is not None]
 
 
-def find_link(tree: Tree, path: str) -> tuple[str, str] | None:
+def find_link(tree: FileTree, path: str) -> tuple[str, str] | None:
     """Return the first symlink in a path that does not exist, with its target; None if it has none."""
     real: Parts = ()
     parts = split(path)

@@ -18,7 +18,7 @@ from typing import NoReturn, Self
 
 from minisandbox import __version__
 from minisandbox.errors import MiniSandboxError, NotFound, RegistryError
-from minisandbox.images.http_client import ATTEMPTS, Client, retry_after, split_url
+from minisandbox.images.http_client import ATTEMPTS, HttpClient, retry_after, split_url
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.reference import DOCKER_HUB, Remote
 from minisandbox.redaction import redact
@@ -73,7 +73,7 @@ class RateLimit:
 
 
 @dataclass(slots=True)
-class Connection:
+class RegistryClient:
     """The API of one registry for one repository. Threads may share it.
 
     Attributes:
@@ -88,7 +88,7 @@ class Connection:
     _authorization: str = ""
     _scheme: str = ""
     _secrets: list[str] = field(default_factory=list)
-    _client: Client | None = None
+    _client: HttpClient | None = None
 
     def rest(self) -> None:
         """Release memory: one of hundreds of connections may be used much later."""
@@ -178,10 +178,10 @@ class Connection:
         except (OSError, http.client.HTTPException):
             return False
 
-    def _opener(self) -> Client:
+    def _opener(self) -> HttpClient:
         if self._client is None:  # loading the certificates takes longer than a request
             paths = [path for folder in _CERTIFICATES for path in sorted(Path(folder, self.remote.host).glob("*.crt"))]
-            self._client = Client(authorities=paths, verify=not self.remote.insecure, schemes=self._schemes)
+            self._client = HttpClient(authorities=paths, verify=not self.remote.insecure, schemes=self._schemes)
         return self._client
 
     # --- authentication ---

@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class LayoutDirectory:
     """The files of a directory.
 
     Attributes:
@@ -117,7 +117,7 @@ class Archive:
             yield cast("IO[bytes]", _Part(file, extent[1]))
 
 
-Files = Directory | Archive
+Files = LayoutDirectory | Archive
 
 
 def _missing(where: str, name: str) -> ImageRefused:
@@ -193,19 +193,19 @@ class _OnDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout(_OnDisk):
+class OciLayout(_OnDisk):
     """An OCI layout (image-layout.md)."""
 
     @property
     def kind(self) -> str:
         """Return the kind of its reference."""
-        return "oci" if isinstance(self.files, Directory) else "oci-archive"
+        return "oci" if isinstance(self.files, LayoutDirectory) else "oci-archive"
 
     def tags(self) -> list[str]:
         """Return the tags of its images; "" for one without."""
         return list(dict.fromkeys(one.name for one in self._index()))
 
-    def tagged(self, tag: str) -> Layout:
+    def tagged(self, tag: str) -> OciLayout:
         """Return the source of one of its images."""
         return replace(self, tag=tag)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, NotFound
-from minisandbox.images.base import Entry, write_base
+from minisandbox.images.base import BaseEntry, write_base
 from minisandbox.images.image import DEFAULT_PATH, Image, archived, image_of, is_reference, put_if_new
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE, REPLACE, parse_copy, renamed, take_copy
-from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, open_archive
+from minisandbox.images.oci.layout import DockerArchive, LayoutDirectory, OciLayout, open_archive
 from minisandbox.images.oci.reference import (
     ARCHIVE_NAMES,
     Local,
@@ -39,7 +39,7 @@ from minisandbox.types import JSONValue, human_size
 if TYPE_CHECKING:
     from minisandbox.images.oci.registry import Registry
 
-    Source = Registry | Layout | DockerArchive
+    Source = Registry | OciLayout | DockerArchive
 
 KIND = "container layer"
 """The ``kind`` of the step that makes a layer of a container image."""
@@ -396,10 +396,10 @@ def ensure_root(store: Store, hold: Lease | None = None) -> LayerRecord:
     return store.ensure_layer(root_key(), parent=None, step=step, make=_make_root, hold=hold)[0]
 
 
-def _root_entries() -> tuple[Entry, ...]:
+def _root_entries() -> tuple[BaseEntry, ...]:
     """Return the entries of the top layer: mount points, and links to the sandbox's own files of /etc."""
-    folders = (Entry(path, stat.S_IFDIR | mode) for path, mode in _MOUNT_POINTS)
-    links = (Entry(f"etc/{name}", stat.S_IFLNK | 0o777, target.encode()) for name, target in _LINKS.items())
+    folders = (BaseEntry(path, stat.S_IFDIR | mode) for path, mode in _MOUNT_POINTS)
+    links = (BaseEntry(f"etc/{name}", stat.S_IFLNK | 0o777, target.encode()) for name, target in _LINKS.items())
     return (*folders, *links)
 
 
@@ -476,10 +476,10 @@ def tag_name(tag: str, path: Path) -> str:
 
 
 @contextmanager
-def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator[Layout | DockerArchive]:
+def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator[OciLayout | DockerArchive]:
     """Open a layout or an archive; without a kind, detect it."""
     if kind == "oci" or (not kind and path.is_dir()):
-        yield Layout(Directory(path), tag)
+        yield OciLayout(LayoutDirectory(path), tag)
         return
     with store.staging("import") as work:
         file = path
@@ -490,4 +490,4 @@ def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator
         archive = open_archive(file, work)
         # in docker's archives with both, only manifest.json has full names
         docker = kind == "docker-archive" if kind else archive.has("manifest.json")
-        yield (DockerArchive if docker else Layout)(archive, tag)
+        yield (DockerArchive if docker else OciLayout)(archive, tag)

@@ -18,7 +18,7 @@ from minisandbox.images.http_client import ATTEMPTS, backoff
 from minisandbox.images.image import find_record
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.export import check_portable, described, write_image
-from minisandbox.images.oci.http import Connection
+from minisandbox.images.oci.http import RegistryClient
 from minisandbox.images.oci.pull import PULLED, Tell
 from minisandbox.images.oci.reference import Remote, parse_reference, places_of
 from minisandbox.store import Store
@@ -123,10 +123,10 @@ class _Registry:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "push"))
     _files: ExitStack = field(default_factory=ExitStack)
     _over: threading.Event = field(default_factory=threading.Event)
-    _connection: Connection = field(init=False)
+    _connection: RegistryClient = field(init=False)
 
     def __post_init__(self) -> None:
-        self._connection = Connection(self.target, self._pause, "pull,push")
+        self._connection = RegistryClient(self.target, self._pause, "pull,push")
 
     def layer(self, key: str) -> LayerBlob:
         """Send the blob of a layer, unless the registry has it, in this repository or in another."""

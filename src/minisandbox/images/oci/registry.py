@@ -17,7 +17,7 @@ from typing import IO
 from minisandbox.errors import DiskFull, ImageRefused, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images.http_client import ATTEMPTS, backoff, read_bounded
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.http import Connection, RateLimit
+from minisandbox.images.oci.http import RateLimit, RegistryClient
 from minisandbox.images.oci.reference import Remote, places_of
 from minisandbox.store import Store
 from minisandbox.store.blobs.streams import Blob, check_digest, check_hash, new_hash, require_room
@@ -54,7 +54,7 @@ class Registry:
     on_layer: Callable[[m.Layer], None] = lambda _: None
     limit: RateLimit | None = None
     cached_manifest: m.Manifest | None = None
-    _connection: Connection | None = None
+    _connection: RegistryClient | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "blob"))
     _coming: dict[str, Future[Path]] = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -80,12 +80,12 @@ class Registry:
         places = places_of(self.reference)
         for remote in places[:-1]:
             try:
-                return self._found(Connection(remote, self._pause), platform)
+                return self._found(RegistryClient(remote, self._pause), platform)
             except (RegistryError, NotFound) as error:
                 self.report(f"mirror {remote.host}: {error.what}")
-        return self._found(Connection(places[-1], self._pause), platform)
+        return self._found(RegistryClient(places[-1], self._pause), platform)
 
-    def _found(self, connection: Connection, platform: m.Platform) -> m.Manifest:
+    def _found(self, connection: RegistryClient, platform: m.Platform) -> m.Manifest:
         digest, values = m.find_manifest(
             self.reference.version, lambda version: self._text(connection, version), platform, self.name
         )
@@ -93,7 +93,7 @@ class Registry:
         self._connection = connection
         return m.Manifest(digest, self._config(connection, config), tuple(layers), config.media_type)
 
-    def _text(self, connection: Connection, version: str) -> tuple[str, bytes]:
+    def _text(self, connection: RegistryClient, version: str) -> tuple[str, bytes]:
         """Return a manifest's digest and text."""
         with _complete(self.name), connection.get(f"manifests/{version}", m.ACCEPTED) as answer:
             text = read_bounded(answer, m.MOST_MANIFEST)
@@ -110,7 +110,7 @@ class Registry:
         check_hash(new_hash(check_digest(digest), text), digest, f"the manifest that {connection.remote.host} sends")
         return digest, text
 
-    def _config(self, connection: Connection, descriptor: m.Descriptor) -> bytes:
+    def _config(self, connection: RegistryClient, descriptor: m.Descriptor) -> bytes:
         with _complete(self.name), connection.get(f"blobs/{descriptor.digest}") as answer:
             text = read_bounded(answer, m.MOST_CONFIG)
         if text is None:
@@ -125,7 +125,7 @@ class Registry:
     # --- blobs ---
 
     @property
-    def _ready(self) -> Connection:
+    def _ready(self) -> RegistryClient:
         """Return the connection to the registry that had the manifest."""
         assert self._connection is not None
         return self._connection
@@ -240,7 +240,7 @@ class Registry:
             return True
 
     def _append(
-        self, connection: Connection, blob: m.Descriptor, file: IO[bytes], hashed: hashlib._Hash, done: int
+        self, connection: RegistryClient, blob: m.Descriptor, file: IO[bytes], hashed: hashlib._Hash, done: int
     ) -> None:
         require_room(file.fileno(), blob.size - done, f"download {blob.digest}")
         self.report(f"fetching {blob.digest[:19]}" + (f", from byte {done} on" if done else ""))

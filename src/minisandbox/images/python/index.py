@@ -96,7 +96,7 @@ def find_uv() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class StepAccess:
     """Network, variables and mounts of a step with network.
 
     Attributes:
@@ -110,17 +110,17 @@ class Access:
     mounts: tuple[Mount, ...] = ()
 
 
-def index_access(url: str) -> Access:
+def index_access(url: str) -> StepAccess:
     """Return the access to the package index alone, through the proxy of sandboxes.
 
     Args:
         url: our own index's address on the host's loopback.
     """
     direct = dict.fromkeys(("no_proxy", "NO_PROXY"), "")  # the sandbox's own loopback has no index
-    return Access(Network.allow(urlsplit(url).netloc, private=True), {**_index_variables(url), **direct})
+    return StepAccess(Network.allow(urlsplit(url).netloc, private=True), {**_index_variables(url), **direct})
 
 
-def host_access(url: str | None, settings: IndexSettings, step: str) -> Access:
+def host_access(url: str | None, settings: IndexSettings, step: str) -> StepAccess:
     """Return the access to the host's network, with its proxies and certificates; packages come from our index.
 
     Args:
@@ -143,9 +143,9 @@ def host_access(url: str | None, settings: IndexSettings, step: str) -> Access:
     proxies["no_proxy"] = ",".join(filter(None, (proxies.get("no_proxy", ""), "127.0.0.1")))
     variables = {**({} if url is None else _index_variables(url)), **proxies}
     if settings.cert is None:
-        return Access(Network.host(), variables)
+        return StepAccess(Network.host(), variables)
     mount = Mount(settings.cert.resolve(), MOUNTS / "certificates.pem")
-    return Access(Network.host(), {**variables, **certificates.variables(mount.target)}, (mount,))
+    return StepAccess(Network.host(), {**variables, **certificates.variables(mount.target)}, (mount,))
 
 
 def _index_variables(url: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from minisandbox.errors import DiskFull, MiniSandboxError, SourceError
 from minisandbox.images.python.index import index_settings
-from minisandbox.images.python.simple_api import JSON_TYPE, Link, Listings, html_page, json_page, version_in
+from minisandbox.images.python.simple_api import JSON_TYPE, IndexLink, Listings, html_page, json_page, version_in
 from minisandbox.images.python.torch_builds import has_builds, is_for_cpu, with_cpu_index
 from minisandbox.images.python.web import Web, fetch_file
 from minisandbox.index_settings import IndexSettings
@@ -127,7 +127,7 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that disconnect."""
 
-    def files(self, project: str, served: Served) -> dict[str, Link]:
+    def files(self, project: str, served: Served) -> dict[str, IndexLink]:
         """Return the files of a project that a step may see; with a lock, its files, without a request to an index.
 
         Raises:
@@ -135,10 +135,10 @@ class _Server(ThreadingHTTPServer):
         """
         if served.view.locked is not None:
             mine = (one for one in served.view.locked if version_in(project, one.file) is not None)
-            return {one.file: Link(f"/{quote(one.file)}", one.sha256) for one in mine}
+            return {one.file: IndexLink(f"/{quote(one.file)}", one.sha256) for one in mine}
         return self._listed(project, served)
 
-    def _listed(self, project: str, served: Served) -> dict[str, Link]:
+    def _listed(self, project: str, served: Served) -> dict[str, IndexLink]:
         cpu, before = bool(served.view.torch_backend) and has_builds(project), served.view.before
         listing = (self._cpu if cpu else self._all).get(project, before=before)
         links = dict(listing.files)

@@ -37,7 +37,7 @@ _SCHEMES = frozenset({"http", "https", "file"})
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class IndexLink:
     """A file on an index page.
 
     Attributes:
@@ -79,7 +79,7 @@ class Listing:
         failure: the error of an index that could not be read, or "".
     """
 
-    files: Mapping[str, Link]
+    files: Mapping[str, IndexLink]
     fetched: float
     failure: str = ""
 
@@ -121,7 +121,7 @@ class Listings:
             if old is None:
                 raise
             return Listing(old.files, time.time(), f"{error}; an earlier answer is used")
-        files: dict[str, Link] = {}
+        files: dict[str, IndexLink] = {}
         for link in links:
             if version_in(project, link.filename) is not None:
                 files.setdefault(link.filename, link)
@@ -143,7 +143,7 @@ class Listings:
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # only a cache: request it again
             cached = json.loads(self._path(project).read_bytes())
             if cached["format"] == _FORMAT:
-                links = [Link(**row) for row in cached["files"]]
+                links = [IndexLink(**row) for row in cached["files"]]
                 return Listing({link.filename: link for link in links}, float(cached["fetched"]))
         return None
 
@@ -153,7 +153,7 @@ class Listings:
         return self.store.root / "index" / f"{hashlib.sha256(places.encode()).hexdigest()}.json"
 
 
-def listed_files(name: str, web: Web) -> tuple[list[Link], list[SourceError]]:
+def listed_files(name: str, web: Web) -> tuple[list[IndexLink], list[SourceError]]:
     """Return what every configured index links to for a project; ``find_links`` pages are not filtered by name.
 
     Returns:
@@ -162,7 +162,7 @@ def listed_files(name: str, web: Web) -> tuple[list[Link], list[SourceError]]:
     Raises:
         SourceError: an index cannot be read and no other has anything.
     """
-    links: list[Link] = []
+    links: list[IndexLink] = []
     failures: list[SourceError] = []
     for url in _pages(name, web.settings):
         try:
@@ -188,7 +188,7 @@ def _pages(name: str, settings: IndexSettings) -> Iterator[str]:
         yield link if urlsplit(link).scheme in _SCHEMES else Path(link).expanduser().absolute().as_uri()
 
 
-def _links(page: Page) -> Iterator[Link]:
+def _links(page: Page) -> Iterator[IndexLink]:
     if page.content_type.endswith("json"):
         try:
             yield from [_json_link(file, page.url) for file in json.loads(page.content)["files"]]
@@ -203,16 +203,16 @@ def _links(page: Page) -> Iterator[Link]:
         url, fragment = urldefrag(urljoin(base, anchor["href"]))
         metadata = anchor.get("data-core-metadata", "") or anchor.get("data-dist-info-metadata", "")
         requires = anchor.get("data-requires-python", "")
-        yield Link(url, _hash_in(fragment), requires, anchor.get("data-yanked"), metadata=_hash_in(metadata))
+        yield IndexLink(url, _hash_in(fragment), requires, anchor.get("data-yanked"), metadata=_hash_in(metadata))
 
 
 def _hash_in(text: str) -> str:
     return text.partition("sha256=")[2].partition("&")[0].lower()
 
 
-def _json_link(file: Mapping[str, Any], base: str) -> Link:
+def _json_link(file: Mapping[str, Any], base: str) -> IndexLink:
     yanked, metadata = file.get("yanked") or False, file.get("core-metadata") or file.get("dist-info-metadata")
-    return Link(
+    return IndexLink(
         urljoin(base, str(file["url"])),
         str(file.get("hashes", {}).get("sha256", "")).lower(),
         str(file.get("requires-python") or ""),
@@ -222,7 +222,7 @@ def _json_link(file: Mapping[str, Any], base: str) -> Link:
     )
 
 
-def json_page(project: str, files: Iterable[Link]) -> bytes:
+def json_page(project: str, files: Iterable[IndexLink]) -> bytes:
     """Return a project's page in JSON (PEP 691), which alone has upload times."""
     rows = [
         {
@@ -239,7 +239,7 @@ def json_page(project: str, files: Iterable[Link]) -> bytes:
     return json.dumps({"meta": {"api-version": "1.1"}, "name": project, "files": rows}).encode()
 
 
-def html_page(files: Iterable[Link]) -> bytes:
+def html_page(files: Iterable[IndexLink]) -> bytes:
     """Return a project's page in HTML (PEP 503), for old versions of pip."""
     lines = ["<!DOCTYPE html>", "<html><body>"]
     for link in files:

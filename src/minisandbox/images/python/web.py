@@ -16,7 +16,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from minisandbox.errors import SourceError
-from minisandbox.images.http_client import Client
+from minisandbox.images.http_client import HttpClient
 from minisandbox.images.python.index import without_credentials
 from minisandbox.index_settings import IndexSettings
 from minisandbox.spec import shown
@@ -53,7 +53,7 @@ class Web:
     """
 
     settings: IndexSettings
-    _clients: dict[bool, Client] = field(default_factory=dict)
+    _clients: dict[bool, HttpClient] = field(default_factory=dict)
 
     def read(self, url: str, accept: str = "*/*") -> Page | None:
         """Read a page: ``https``, ``http`` or ``file``, where a directory is a page with links to its files.
@@ -99,7 +99,7 @@ class Web:
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
             raise SourceError(what, reason=reason, hint=_HINT) from None
 
-    def client(self, url: str) -> Client:
+    def client(self, url: str) -> HttpClient:
         """Return the client for a URL, by whether its server's certificate is checked."""
         verify = urlsplit(url).hostname not in {name.partition(":")[0] for name in self.settings.trusted_hosts}
         if verify not in self._clients:
@@ -107,7 +107,7 @@ class Web:
             if "all" in proxies:
                 proxies = {"http": proxies["all"], "https": proxies["all"], **proxies}
             authorities = [self.settings.cert] if self.settings.cert is not None else []
-            self._clients[verify] = Client(
+            self._clients[verify] = HttpClient(
                 urllib.request.ProxyHandler(proxies),  # it honours no_proxy
                 _Credentials(self.settings.urls),
                 authorities=authorities,

@@ -31,7 +31,7 @@ _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SourceSnapshot:
     """The files of a local source at one moment.
 
     Attributes:
@@ -65,7 +65,7 @@ class Snapshot:
                 archive.addfile(*_member(path, kind, entry[1]))
 
 
-def take_snapshot(source: LocalSource) -> Snapshot:
+def take_snapshot(source: LocalSource) -> SourceSnapshot:
     """List and hash the files of a local source.
 
     Raises:
@@ -85,7 +85,7 @@ def take_snapshot(source: LocalSource) -> Snapshot:
         raise SourceError(f"cannot read {root}", reason=str(error)) from error
     if not files:
         raise SourceError(f"{root} has no files")
-    return Snapshot(root, files)
+    return SourceSnapshot(root, files)
 
 
 @contextmanager

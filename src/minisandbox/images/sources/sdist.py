@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from minisandbox.errors import SourceError
 from minisandbox.images.python.index import index_settings
-from minisandbox.images.python.simple_api import Link, listed_files, same_version, version_in
+from minisandbox.images.python.simple_api import IndexLink, listed_files, same_version, version_in
 from minisandbox.images.python.web import Web, fetch_file
 from minisandbox.index_settings import IndexSettings
 from minisandbox.spec import SdistSource
@@ -40,7 +40,7 @@ def fetch_sdist(source: SdistSource, store: Store, settings: IndexSettings | Non
     return fetch_file(_choose(source, links).url, source.sha256, store, web)[0]
 
 
-def _choose(source: SdistSource, links: list[Link]) -> Link:
+def _choose(source: SdistSource, links: list[IndexLink]) -> IndexLink:
     label = f"{source.name} {source.version}"
     names = ((version_in(source.name, link.filename), link) for link in links if not link.filename.endswith(".whl"))
     archives = [(version, link) for version, link in names if version is not None]
