@@ -46,7 +46,7 @@ _SECOND = "a second request on the same connection"
 
 @dataclass(frozen=True, slots=True)
 class ProxyTerms:
-    """What a proxy is to do.
+    """The configuration of a proxy.
 
     Attributes:
         allowed: what the sandbox may reach.
@@ -60,7 +60,7 @@ class ProxyTerms:
 
 
 class Reports:
-    """Where refusals are reported: a counter that misses none, and texts as far as the controller reads them.
+    """Reports of refusals: an exact counter, and messages as long as the controller reads them.
 
     Args:
         texts: datagram socket, not blocking.

@@ -80,7 +80,7 @@ class RefusedError(Exception):
 
 
 class HostPort(NamedTuple):
-    """Where a request goes.
+    """The destination of a request.
 
     Attributes:
         host: a name in lower case without a trailing dot, or an IP address in its one spelling.
@@ -126,7 +126,7 @@ def is_address(host: str) -> bool:
 
 
 def shown(text: str | bytes) -> str:
-    """Return what a sandbox sent in a form that fits one line of a log."""
+    """Return bytes from a sandbox in a form that fits one line of a log."""
     printable = ascii(text.decode("latin-1") if isinstance(text, bytes) else text)[1:-1]
     return printable if len(printable) <= 200 else f"{printable[:200]}..."
 
@@ -136,7 +136,7 @@ def shown(text: str | bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one sandbox may reach.
+    """The hosts that one sandbox may reach.
 
     Attributes:
         hosts: patterns as :meth:`minisandbox.types.Network.allow` spells them.
@@ -438,7 +438,7 @@ def parse_hop(url: str) -> Hop:
 
 
 def not_a_tunnel(head: bytes) -> str:
-    """Return what is wrong with an answer to CONNECT; "" if a tunnel follows it (RFC 9110, section 9.3.6)."""
+    """Return the fault of an answer to CONNECT; "" if a tunnel follows it (RFC 9110, section 9.3.6)."""
     status = re.match(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: |\r|$)", head)
     if not status or not status[1].startswith(b"2"):
         return status[1].decode() if status else "no HTTP"

@@ -25,7 +25,7 @@ _DEADLINE = 60.0  # seconds for all trials; they take a fraction of one
 
 
 class CheckStatus(StrEnum):
-    """How a feature stands."""
+    """The state of a feature."""
 
     OK = "ok"
     DEGRADED = "degraded"
@@ -144,7 +144,7 @@ def _real_sandbox(directory: Path, make_sandbox: Callable[[Path], None], blockin
 
 
 def environment_check(name: str, finding: environment.Finding, needed_for: tuple[str, ...]) -> Check:
-    """Make a check of what was read, not tried."""
+    """Create a check from a finding, without a trial."""
     return Check(name, CheckStatus(finding.status), finding.detail, needed_for, finding.fix)
 
 
@@ -189,7 +189,7 @@ def _blocks(check: Check, feature: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one trial said."""
+    """The result of one trial."""
 
     ok: bool
     detail: str
@@ -199,7 +199,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialAnswer:
-    """What all trials said, and how this process stands."""
+    """The results of all trials, and the privileges of this process."""
 
     privileged: bool
     trials: dict[str, Trial]
@@ -230,7 +230,7 @@ def _no_answer(reason: str) -> TrialAnswer:
 
 
 def _judge(name: str, answer: TrialAnswer, store: Check) -> Check:
-    """From a trial to a check: what failed matters more or less by what depends on it in this mode."""
+    """Turn a trial into a check; how bad a failure is depends on what needs the feature in this mode."""
     trial, needed_for = answer.trials[name], _NEEDED_FOR[name]
     if name == "overlay-store" and _writes_to_disk(answer):
         needed_for = ("sandbox", *needed_for)
@@ -256,7 +256,7 @@ def _writes_to_disk(answer: TrialAnswer) -> bool:
 
 
 def _upper(answer: TrialAnswer) -> Check:
-    """Say where sandboxes write to, and what that costs."""
+    """Report where sandboxes write to, and its cost."""
     if _without_user_namespaces(answer) or not answer.trials["tmpfs-xattrs"].tried:
         return Check("upper", CheckStatus.UNTRIED, "could not be tried without user-namespaces", ("sandbox",))
     if not _writes_to_disk(answer):

@@ -36,7 +36,7 @@ _UNFIT_STORES = {"vfat", "ramfs"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was read.
+    """A property of the machine.
 
     Attributes:
         status: ``ok``, ``degraded`` or ``missing``.

@@ -46,7 +46,7 @@ _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2  # linux/prctl.h, linux/seccomp.h
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Where trials may write.
+    """Directories that trials may write to.
 
     Attributes:
         store: a directory on the store's file system, made for this run and removed after it.
@@ -129,7 +129,7 @@ def _told(read: int, child: int) -> str:
 
 
 class _Relayed(OSError):
-    """What a child of a trial was refused."""
+    """An OSError of a trial's child process."""
 
     def __str__(self) -> str:
         return str(self.strerror)

@@ -254,7 +254,7 @@ class Records:
         return self._inside(f"make the socket {name}", lambda directory: listeners.listen(directory, name))
 
     def remove(self, sandbox_id: str) -> None:
-        """Forget a sandbox and its listeners. What cannot be removed goes with what else a dead owner leaves."""
+        """Remove the record and listeners of a sandbox. The reaper removes what cannot be removed now."""
         with contextlib.suppress(OSError):
             os.unlink(self.directory / f"{sandbox_id}.json")
         listeners.remove(self.directory, sandbox_id)

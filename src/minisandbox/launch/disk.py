@@ -88,7 +88,7 @@ def kept_in_memory() -> int:
 
 
 class Room(NamedTuple):
-    """What a file system has left.
+    """Free space of a file system.
 
     Attributes:
         bytes: free bytes.
@@ -100,7 +100,7 @@ class Room(NamedTuple):
 
 
 def room(upper: int) -> Room:
-    """Return what the file system that holds an upper has left; no bytes if it takes no further files."""
+    """Return the free space of an upper's file system; 0 bytes if it cannot hold further files."""
     info = os.fstatvfs(upper)
     full = info.f_files > 0 and info.f_favail == 0
     return Room(0 if full else info.f_bavail * info.f_frsize, info.f_favail)
@@ -113,7 +113,7 @@ def _written() -> int:
 
 
 class DiskLimit:
-    """What one sandbox may write to its upper on disk, shared by its pid 1 and its workers.
+    """The limit of a sandbox's upper on disk, shared by its pid 1 and its workers.
 
     Args:
         upper: descriptor of the directory.
@@ -136,7 +136,7 @@ class DiskLimit:
 
     @property
     def allowed(self) -> int:
-        """Bytes beyond which commands are ended: the limit, or what lies there if that is more, so that it can go."""
+        """Bytes beyond which commands are killed: the limit, or the present size if larger, to allow removals."""
         return self._state.allowed
 
     @property
@@ -159,7 +159,7 @@ class DiskLimit:
         return state.counted + max(0, written) + size > self.limit - self.limit // 8
 
     def note_count(self, size: int, free: Room) -> None:
-        """Note a count, and allow what was found, and no more.
+        """Record a count; a size above the limit stays allowed, growth does not.
 
         Args:
             size: its bytes.
@@ -210,7 +210,7 @@ class DiskLimit:
 
 
 class _State(NamedTuple):
-    """What is known, for all processes.
+    """The counts that all processes share.
 
     Attributes:
         ended: how often commands were ended.

@@ -266,7 +266,7 @@ class Init:
                 self._primary = 0
 
     def _reap(self) -> None:
-        """Collect what has ended; then look for orphans, once: a killed worker can leave thousands of processes."""
+        """Reap exited children, then look for orphans once: a killed worker can leave thousands of processes."""
         orphans = False
         with contextlib.suppress(ChildProcessError):
             for _ in range(_MOST_AT_ONCE):

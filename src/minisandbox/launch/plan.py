@@ -376,7 +376,7 @@ class Plan:
 
     @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
     def to_json(self) -> bytes:
-        """Serialise what setup workers need, the preparations on a line of their own; :meth:`from_json` reads it."""
+        """Serialise the plan for setup workers, the preparations on a separate line; :meth:`from_json` reads it."""
         fields = {
             "takes": _rows(self.takes),
             "operations": _rows(self.operations),

@@ -231,7 +231,7 @@ class _Making:
             raise read_failure(answer)
 
     def _map(self, leader: int) -> tuple[_Held, int]:
-        """Map its ids; returns what is held of it, and its proc file system."""
+        """Map the sandbox's ids; return its descriptors and its proc file system."""
         if self.refusal:
             raise self.refusal
         with socket.socket(fileno=os.dup(leader)) as partner:
@@ -284,7 +284,7 @@ class _Making:
 
     @contextlib.contextmanager
     def _inside(self, held: _Held, *, network: bool = False) -> Iterator[None]:
-        """Be in namespaces of the sandbox, and who it is; come home afterwards."""
+        """Enter namespaces of the sandbox with its identity, and return afterwards."""
         visited = ((held.mount, sc.CLONE_NEWNS), (held.names, sc.CLONE_NEWUTS), (held.network, sc.CLONE_NEWNET))
         there = visited if network else visited[:2]
         try:

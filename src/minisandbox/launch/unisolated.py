@@ -21,7 +21,7 @@ _CONTROL, _LIFELINE = 3, 4
 
 
 def main(control: int, numbers: dict[str, int]) -> None:
-    """Serve jobs until the owner hangs up; then kill what is left.
+    """Serve jobs until the owner hangs up; then kill all remaining processes.
 
     Args:
         control: the descriptor of the socket on which jobs arrive.

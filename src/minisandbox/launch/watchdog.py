@@ -39,7 +39,7 @@ _SHARED = (b"Pss_Anon", b"Pss_Shmem", b"SwapPss")
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """What /proc shows of a process (proc_pid_status(5)).
+    """The memory use of a process, from /proc (proc_pid_status(5)).
 
     Attributes:
         parent: pid of its parent.
@@ -134,7 +134,7 @@ class DiskWatchdog:
         self._took = 0.0
 
     def _go_on(self, ours: Collection[int], seconds: float, free: Room) -> None:
-        """Count for a while; judge what was found so far."""
+        """Count for a while, and kill commands if the files counted so far exceed the limit."""
         started, over = time.monotonic(), False
         for _ in self._steps:
             if time.monotonic() > started + seconds:

@@ -517,7 +517,7 @@ def _can_write_to_memory(identity: Identity) -> bool:
 
 
 def _measure(descriptors: list[int]) -> int:
-    """Count the bytes in an upper on disk, whose files only this process can look at as an ordinary user's."""
+    """Count the bytes in an upper on disk; for an ordinary user, only this process can read all its files."""
     (tree,) = descriptors
     upper = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
     try:
@@ -552,7 +552,7 @@ class _Spare:
 
 @dataclass(frozen=True, slots=True)
 class SpawnOptions:
-    """What a request asks of the zygote itself; the rest is in the plan.
+    """Options of a request for the zygote itself; the plan contains the rest.
 
     Attributes:
         network: ``off`` or ``host``.

@@ -29,7 +29,7 @@ ImageOf = Callable[[Item], "Image"]
 
 
 class JobRecord(Protocol):
-    """What a job results in: a dataclass of texts, numbers and enumerations, and of tuples of those or of dataclasses.
+    """The result of a job: a dataclass of strings, numbers, enumerations, tuples of these, and dataclasses.
 
     Its ``seconds`` are set to what the job took, without preparing the image.
     """

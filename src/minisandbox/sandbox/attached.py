@@ -18,7 +18,7 @@ from minisandbox.types import ImageSpec, Limits, Refusals, SandboxInfo
 
 
 class AttachedCore:
-    """What :class:`.core.Core` is to an owner, for other processes of the same user. Make one with :meth:`attach`.
+    """The backend of a sandbox of another process of this user. Create it with :meth:`attach`.
 
     Attributes:
         id: its name, unique on this machine.

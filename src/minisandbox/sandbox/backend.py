@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class SandboxCore(Protocol):
-    """What a handle asks of its sandbox: :class:`.core.Core`, an attached one's, or that of a fake."""
+    """The backend of a handle: :class:`.core.Core`, an attached sandbox, a container, or a fake."""
 
     @property
     def id(self) -> str:
@@ -94,7 +94,7 @@ class SandboxCore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Returned(Generic[T]):
-    """What an operation returned."""
+    """The value that an operation returned."""
 
     value: T
 

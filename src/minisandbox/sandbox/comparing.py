@@ -68,7 +68,7 @@ def changes(
     timeout: float | None,
     max_characters: int,
 ) -> tuple[Change, ...]:
-    """Compare what lies in sealed trees, or is being written to the last of them, with an image.
+    """Compare sealed trees, and the upper that is being written, with an image.
 
     Args:
         launcher: who makes the sandbox that looks.

@@ -317,7 +317,7 @@ class Core:
         return Snapshot(f"snap-{secrets.token_hex(6)}", self._request.image, time.time(), trees, lease)
 
     def fork(self, count: int) -> list[Self]:
-        """Make sandboxes over what is there now; see :meth:`minisandbox.Sandbox.fork`."""
+        """Create sandboxes from the present state; see :meth:`minisandbox.Sandbox.fork`."""
         if type(count) is not int or not 1 <= count <= _MOST_FORKS:
             raise InvalidValue(f"fork({count!r})", hint=f"give how many sandboxes: 1 to {_MOST_FORKS}")
         trees = self.snapshot().trees()
@@ -337,7 +337,7 @@ class Core:
         return forks
 
     def reset(self, to: Snapshot | None) -> None:
-        """Forget what was written; see :meth:`minisandbox.Sandbox.reset`."""
+        """Discard all changes; see :meth:`minisandbox.Sandbox.reset`."""
         trees = self._origin if to is None else to.trees()
         if to is not None and to.image != self._request.image:
             raise InvalidValue(
@@ -422,7 +422,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a sandbox's forks have in common with it besides the request.
+    """Settings that a sandbox's forks inherit, in addition to the request.
 
     Attributes:
         environment: variables that every command gets, over the image's.

@@ -89,7 +89,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """How to start an interpreter.
+    """The command line that starts an interpreter.
 
     Attributes:
         program: path of the file to execute.
@@ -103,7 +103,7 @@ class Loader:
 
 
 def sealed_loader(interpreter: str) -> Loader:
-    """Copy an interpreter's loader, so that no file of the host is accessible to what the interpreter forks.
+    """Copy an interpreter's loader into memory, so that its forks have no access to a file of the host.
 
     Args:
         interpreter: its path.

@@ -157,7 +157,7 @@ class Launcher:
         self._forgotten.append(number)
 
     def flush(self) -> None:
-        """Give up now what was forgotten, so that its memory is free; a request that is under way does it at its end.
+        """Release forgotten trees now, to free their memory; a request in progress does so when it ends.
 
         It never waits: a garbage collection inside a request, which holds the lock, may stop an abandoned sandbox.
         """

@@ -110,12 +110,12 @@ class Gateway:
                     self._drop()  # the gateway was killed
 
     def refusals(self, name: str) -> Refusals:
-        """Return what was refused to a sandbox so far."""
+        """Return the refusals of a sandbox so far."""
         refusals = self._refusals.get(name)
         return refusals.collect() if refusals is not None else Refusals()
 
     def forget(self, name: str) -> None:
-        """Release what a sandbox that has ended holds here."""
+        """Release the resources of a stopped sandbox."""
         with self._lock:
             if (refusals := self._refusals.pop(name, None)) is not None:
                 if self._process is not None:
@@ -137,7 +137,7 @@ class Gateway:
 
 
 class _Refusals:
-    """What was refused to one sandbox, in all its lives.
+    """The refusals of one sandbox, in all its runs.
 
     Its proxies count on an eventfd and send reasons to a socket, before a client inside gets its answer. So both are
     up to date when they are read; the gateway passes on nothing.
@@ -155,7 +155,7 @@ class _Refusals:
         self._is_closed = False
 
     def collect(self) -> Refusals:
-        """Read and log what was reported."""
+        """Read and log the reports."""
         with self._lock:
             if not self._is_closed:
                 with contextlib.suppress(OSError):
@@ -215,7 +215,7 @@ class _Process:
             self._epoll.register(number, select.EPOLLIN)
 
     def unwatch(self, refusals: _Refusals) -> None:
-        """Stop logging what is refused to a sandbox."""
+        """Stop logging the refusals of a sandbox."""
         if self._watched.pop(number := refusals.texts.fileno(), None) is not None:
             self._epoll.unregister(number)
 

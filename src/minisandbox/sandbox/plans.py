@@ -209,7 +209,7 @@ def _left(request: SandboxRequest) -> int:
 
 
 def make_viewer_plan(request: SandboxRequest, trees: int) -> p.Plan:
-    """Lay out a sandbox that only looks at what another has written, and at its image (:mod:`.comparing`).
+    """Plan a sandbox that only reads another sandbox's uppers and image (:mod:`.comparing`).
 
     Args:
         request: what the other was made from.
@@ -328,7 +328,7 @@ def _writable(
 
 
 def with_disk_upper(plan: p.Plan, upper: Path) -> p.Plan:
-    """Make a plan that of a run whose writes go to this directory on disk: forks share all the rest."""
+    """Return the plan with this directory on disk as upper; forks share all the rest."""
     takes = (p.DiskUpper(str(upper), one.slot) if isinstance(one, p.DiskUpper) else one for one in plan.takes)
     return replace(plan, takes=tuple(takes))
 
@@ -344,7 +344,7 @@ def _layers(image: ImageSpec) -> tuple[str, ...]:
 
 
 def _missing(request: SandboxRequest) -> Iterator[p.Complete]:
-    """Make the directories that the image names; over sealed trees, what was removed stays removed."""
+    """Create the directories that the image names, except over sealed trees, where they may have been removed."""
     named = (request.image.workdir, *request.image.volumes)
     if not request.sealed and (paths := tuple(str(path) for path in named if path.name)):
         yield p.Complete(p.ROOT, paths)

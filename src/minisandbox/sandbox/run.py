@@ -103,7 +103,7 @@ class SandboxRun:
             pass
 
     def _receive(self) -> str:
-        """Take the next message about its making; returns what it is about.
+        """Receive the next message about the creation of the sandbox; return its event.
 
         Raises:
             SandboxCreationError: the sandbox will not be.

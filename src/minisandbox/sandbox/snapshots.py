@@ -24,7 +24,7 @@ _OWN_FILES = 64
 
 
 class Tree:
-    """What one sandbox wrote: a mount that lives as long as this object, or a sandbox made over it.
+    """The sealed upper of one sandbox: a mount that lives as long as this object, or a sandbox created from it.
 
     Args:
         launcher: who made the sandbox.

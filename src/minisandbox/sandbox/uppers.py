@@ -137,7 +137,7 @@ def check_limits(limits: Limits | None) -> None:
 
 
 def check_mounts(mounts: Sequence[Mount]) -> None:
-    """Refuse mounts that keep what is written to them: those are for builds.
+    """Reject writable mounts: they are for builds.
 
     Raises:
         InvalidValue: there is one.

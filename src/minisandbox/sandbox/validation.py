@@ -81,7 +81,7 @@ def check_command(command: object) -> None:
 
 
 def check_texts(name: str, mapping: object) -> None:
-    """Refuse what is not a mapping of texts to texts, such as variables of an environment.
+    """Reject values other than a mapping of strings to strings, such as environment variables.
 
     Args:
         name: of the argument.
@@ -100,7 +100,7 @@ def check_texts(name: str, mapping: object) -> None:
 
 
 def check_path(name: str, path: object) -> None:
-    """Refuse what is not a path inside a sandbox.
+    """Reject values other than a path inside a sandbox.
 
     Raises:
         InvalidValue: the path is invalid.

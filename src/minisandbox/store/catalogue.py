@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What is known by name in a store.
+    """The records of a store by name.
 
     Attributes:
         root: the store's directory.
@@ -163,7 +163,7 @@ class Catalogue:
             write_atomic(self._failure(record.image), record.to_json())
 
     def failure(self, name: str) -> FailureRecord:
-        """Return what is known of the failed build of an image.
+        """Return the record of an image's failed build.
 
         Raises:
             NotFound: there is no record of a failed build of that image.
@@ -180,7 +180,7 @@ class Catalogue:
                 ) from None
 
     def failures(self) -> list[FailureRecord]:
-        """Return what is known of every failed build, in the order of the images' names."""
+        """Return the records of all failed builds, in the order of the images' names."""
         return [self.failure(path.stem) for path in sorted((self.root / "failed").glob("[!.]*.json"))]
 
     def remove_failure(self, name: str) -> None:

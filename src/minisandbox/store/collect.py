@@ -31,7 +31,7 @@ GRACE = 3600.0
 
 @dataclass(slots=True)
 class Collected:
-    """What was removed, or would be.
+    """The images, layers and leftovers that were removed, or would be.
 
     Attributes:
         images: names of images.
@@ -110,7 +110,7 @@ def remove_images(
     dry_run: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Collected:
-    """Remove images by their names, and what failed builds left, with the layers that nothing else has.
+    """Remove images by name, and leftovers of failed builds, with the layers that belong to nothing else.
 
     A layer in use stays; :func:`collect` removes it later.
 
@@ -197,7 +197,7 @@ def remove_download(store: Store, path: Path) -> bool:
 
 
 def use_of_image(store: Store, image: ImageRecord) -> Use:
-    """Return how much an image is used: no more than the least used of its layers, as a use is one of each of them."""
+    """Return the use of an image: that of its least used layer, because each use of it uses all its layers."""
     uses = [use_of(store.layer_directory(key), image.created) for key in image.layers] or [Use(0, image.created)]
     return Use(min(use.count for use in uses), min(use.last for use in uses))
 
@@ -264,7 +264,7 @@ class _Collection:
         among: Collection[str] | None = None,
         copies: float = math.inf,
     ) -> None:
-        """Remove images, and what nothing else needs.
+        """Remove images, and the layers that nothing else needs.
 
         Args:
             sizes: the store as it is.

@@ -49,7 +49,7 @@ class Holder:
         self._held: weakref.WeakValueDictionary[Path, _Held] = weakref.WeakValueDictionary()
 
     def take(self, layer: Path, lies: Path | None = None, *, frozen: bool = False) -> _Held:
-        """Return what holds a layer for as long as it is referenced; see :meth:`Lease.add`."""
+        """Return an object that holds a layer as long as it is referenced; see :meth:`Lease.add`."""
         with self._lock:
             held = self._held.get(layer)
             if held is None:
@@ -172,7 +172,7 @@ def in_use(layer: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How much a layer is used.
+    """The use of a layer.
 
     Attributes:
         count: how many sandboxes were made over it.
@@ -206,7 +206,7 @@ def stamp(layer: Path, *, count: bool) -> None:
 
 
 def use_of(layer: Path, published: float) -> Use:
-    """Return how much a layer is used.
+    """Return the use of a layer.
 
     Args:
         layer: its directory.

@@ -17,7 +17,7 @@ from minisandbox.store.store import Store
 
 
 class ImageStatus(enum.Enum):
-    """What can be done with an image."""
+    """The state of an image."""
 
     READY = "ready"
     BROKEN = "broken"

@@ -20,7 +20,7 @@ from minisandbox.store.records import LayerRecord
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a maker hands to the store.
+    """The tree that a maker hands to the store.
 
     Attributes:
         tree: the finished tree, inside the directory that the maker was given.
@@ -99,7 +99,7 @@ class Publication:
         return layer, record
 
     def _settle(self) -> list[Entry]:
-        """Exchange files with the pool; return what is in the tree."""
+        """Exchange files with the pool; return the entries of the tree."""
         with ExitStack() as opened:
             entries = list(scan(self.output.tree, opened, Allowance(self.output.patience), self.output.digests))
             if self.output.expected and list_digest(entries) != self.output.expected:
@@ -125,7 +125,7 @@ class Publication:
                     self._note(entry, key, copy)
 
     def _give(self) -> None:
-        """Give the pool what it lacks."""
+        """Give the pool the objects that it lacks."""
         for entry, key in self._missing:
             first = self.copies.get(entry.path, self._next.get(key, 0))
             copy = self.pool.share(entry, key, self._where(entry), first=first, spare=self.spare)

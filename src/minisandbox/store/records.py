@@ -21,7 +21,7 @@ MOST = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """What is kept as a JSON file of its own."""
+    """A record in a JSON file of its own."""
 
     def to_json(self) -> bytes:
         """Return the record as JSON text."""
@@ -117,7 +117,7 @@ def _frozen(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class LayerRecord(StoreRecord):
-    """What is known of a published layer.
+    """The record of a published layer.
 
     Attributes:
         key: its address.
@@ -144,7 +144,7 @@ class LayerRecord(StoreRecord):
 
 @dataclass(frozen=True, slots=True)
 class BlobRecord(StoreRecord):
-    """What is known of a layer's compressed forms, whether they are in the store now or not.
+    """The record of a layer's compressed forms, which may have been removed from the store.
 
     Attributes:
         diff_id: the digest of its tar.
@@ -161,7 +161,7 @@ class BlobRecord(StoreRecord):
 
 @dataclass(frozen=True, slots=True)
 class ImageRecord(StoreRecord):
-    """What is known of an image.
+    """The record of an image.
 
     Attributes:
         name: what people call it.
@@ -194,7 +194,7 @@ class ImageRecord(StoreRecord):
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord(StoreRecord):
-    """What is known of an image whose build failed: enough to look into its last good state.
+    """The record of a failed build, with what opening its last good state needs.
 
     Attributes:
         image: the name of the image.

@@ -97,7 +97,7 @@ class RunDirectory:
                 )
 
     def _sweep(self) -> None:
-        """Remove what a killed process left half-written."""
+        """Remove the half-written files of killed processes."""
         for directory in (self.path, *(self.path / folder for folder in self.folders)):
             for leftover in directory.glob(f".*.{HALF_WRITTEN}"):
                 leftover.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ BLOB = "blob "
 
 @dataclass(frozen=True, slots=True)
 class LayerSize:
-    """What one layer takes.
+    """Disk use of one layer.
 
     Attributes:
         record: what is known of it.
@@ -43,7 +43,7 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """What one image takes among the images of its store.
+    """Disk use of one image among the images of its store.
 
     Attributes:
         unique: bytes that go with it: of inodes that no other image has.
@@ -157,7 +157,7 @@ class StoreSizes:
         return Counter(name for layer in self.layers.values() for name in layer.objects)
 
     def image(self, name: str) -> ImageSize:
-        """Return what an image takes; unique is what its removal would free."""
+        """Return the disk use of an image; ``unique`` is what its removal would free."""
         unique = self.freed(self.only_of([name]))
         return ImageSize(unique, self.together(self._stacks[name]) - unique)
 
@@ -169,7 +169,7 @@ class StoreSizes:
 
 
 class Removal:
-    """What is freed as layers are removed one after the other.
+    """The bytes freed as layers are removed one after the other.
 
     Args:
         sizes: the store as it is.

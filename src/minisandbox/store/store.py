@@ -47,7 +47,7 @@ class Store(Catalogue):
 
     @classmethod
     def open(cls, root: Path | str | None = None, *, read_only: bool = False) -> Store:
-        """Open a store; make it if it is not there; remove what dead makers left in it.
+        """Open a store, and create it if missing; remove the leftovers of dead processes.
 
         A store on a read-only file system, or one that belongs to another user, is opened for reading.
 
@@ -121,7 +121,7 @@ class Store(Catalogue):
         return Pool(self.root / "objects")
 
     def layer(self, key: str) -> LayerRecord:
-        """Return what is known of a published layer.
+        """Return the record of a published layer.
 
         Raises:
             NotFound: there is no such layer.
@@ -336,7 +336,7 @@ def _unsized(key: str, parent: str | None, step: Mapping[str, JSONValue], result
 
 
 def _remove_torn(root: Path) -> None:
-    """Remove what a killed process had not finished writing (:func:`.write_atomic`)."""
+    """Remove the half-written files of killed processes (:func:`.write_atomic`)."""
     for directory in (root, root / "images", root / "failed", root / "logs", root / "blobs"):
         for path in directory.glob(".*"):
             with suppress(OSError):  # its writer was quicker

@@ -22,7 +22,7 @@ _MOST_TOLD = 20
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What is wrong with one layer.
+    """The damage of one layer.
 
     Attributes:
         key: the layer.
@@ -41,7 +41,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a verification found.
+    """The result of a verification.
 
     Attributes:
         checked: how many layers were looked at.

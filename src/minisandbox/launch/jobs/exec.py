@@ -349,7 +349,7 @@ def serve(job: WorkerJob, wakeup: int) -> Command | None:
 
 
 def rehearse(job: WorkerJob, wakeup: int) -> None:
-    """Do all that a command takes but to start it: what this process touches now it need not copy later."""
+    """Do everything that a command needs, except starting it: pages touched now need not be copied later."""
     command = Command.start(job, start_nothing)
     command.end_at_once()
     command.watch(job, wakeup)
@@ -383,6 +383,6 @@ def milliseconds(seconds: float | None) -> float | None:
 
 
 def readable(descriptor: int) -> int:
-    """Return how many bytes wait in a pipe: to read only those, since a writer may never stop."""
+    """Return the number of unread bytes in a pipe; read only those, because a writer may never stop."""
     count: int = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
     return count

@@ -46,7 +46,7 @@ _NOTED = struct.Struct("=I")
 
 @dataclass(frozen=True, slots=True)
 class CgroupRoots:
-    """Where groups can be made.
+    """The directories in which control groups can be created.
 
     Attributes:
         version: 2 or 1; 0 if no groups can be made.
@@ -254,7 +254,7 @@ class Cgroup:
         return f"{self.directories['cpu']}/{_QUOTA[self.version][0]}"
 
     def remove(self) -> None:
-        """Remove the group, whose processes have ended; the kernel may need a moment to see that."""
+        """Remove the group once its processes have exited; the kernel may need a moment to notice."""
         for directory in set(self.directories.values()):
             _remove(directory, time.monotonic() + _PATIENCE)
 
@@ -293,7 +293,7 @@ class CgroupFds:
 
 
 class LimitCounters:
-    """What one sandbox's limits have refused, shared by its pid 1 and its workers.
+    """Counters of one sandbox's refused requests, shared by its pid 1 and its workers.
 
     A worker marks where the counters stand when a command starts, and reports at its end which limits it met.
 

@@ -61,7 +61,7 @@ _NEEDED = 1 << 21 | 1 << 7 | 1 << 6  # SYS_ADMIN, SETUID, SETGID
 
 @dataclass(slots=True)
 class Identity:
-    """Who one sandbox is: ids, and the user namespace in which they are so.
+    """The identity of one sandbox: its ids, and the user namespace that maps them.
 
     Attributes:
         first_id: host id (as the launcher sees it) that is uid and gid 0 inside.
@@ -482,7 +482,7 @@ def hold_namespace(identity: Identity) -> None:
 
 
 def _keep_counted_limits(*, mapped: bool) -> None:
-    """Lower the limits of what the kernel counts for a user and not for a sandbox.
+    """Lower the limits of resources that the kernel counts per user, not per sandbox.
 
     To the kernel, all sandboxes of an ordinary user are that user. POSIX message queues are disabled: a user's 819,200
     bytes are only nine queues of the usual size.

@@ -173,7 +173,7 @@ class Executor:
             os.close(tree)
 
     def _mount_proc(self, proc: p.Proc) -> None:
-        """Mount and restrict it in scratch, where paths are what they seem.
+        """Mount and restrict proc in scratch, where paths contain no links.
 
         A bind by mount(2) is one call, has the flags of its source, and there are thirty for each sandbox.
         """

@@ -157,7 +157,7 @@ def _install(program: bytes) -> None:
 
 
 def verify() -> None:
-    """Try two harmless calls whose answers show that the filter is there.
+    """Make two harmless system calls whose results prove that the filter is installed.
 
     Raises:
         OSError: a call went through that should not.

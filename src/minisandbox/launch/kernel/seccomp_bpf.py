@@ -41,7 +41,7 @@ def decide(verdict: int) -> Code:
 
 
 def check_arguments(clauses: Iterable[Clause], verdict: int) -> Code:
-    """Give the first clause's verdict whose tests hold, else ``verdict``."""
+    """Return code for the verdict of the first clause whose tests hold, otherwise ``verdict``."""
     code = decide(verdict)
     for clause in reversed(tuple(clauses)):
         body = decide(clause.verdict)

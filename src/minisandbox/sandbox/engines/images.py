@@ -26,7 +26,7 @@ _PACK = "exec tar --create --one-file-system --numeric-owner --directory / --exc
 
 
 def reference_of(image: ImageSpec) -> str:
-    """Return what an engine calls an image: a name with a hash of its layers."""
+    """Return the engine's reference of an image: a name with a hash of its layers."""
     content = "\n".join([str(image.host_usr), *map(str, image.layers)])
     name = re.sub("[^a-z0-9]+", "-", image.name.lower()).strip("-") or "image"
     return f"localhost/minisandbox/{name[:80]}:{hashlib.sha256(content.encode()).hexdigest()[:16]}"

@@ -243,7 +243,7 @@ class ProcessChannel(_Channel):
         self._say({"verb": "resize", "size": [terminal.rows, terminal.columns]})
 
     def _spend(self) -> None:
-        """Move standard input to what may be sent, as far as the credit goes."""
+        """Move standard input to the send queue, as far as the credit allows."""
         while self._unsent and self._credit:
             piece = bytes(self._unsent[: min(_PIECE, self._credit)])
             del self._unsent[: len(piece)]

@@ -28,7 +28,7 @@ _PIECE = 1 << 18
 
 
 class AnyChannel(Protocol):
-    """What the channels of processes and shells have in common."""
+    """The common interface of the channels of processes and shells."""
 
     started: bool
     done: bool
@@ -201,7 +201,7 @@ class Connection(Generic[Channel]):
 
 
 class Queue:
-    """How long those who wait in line for a shell may have to wait: its scripts run one after the other."""
+    """The callers that wait for a shell, which runs one script at a time, and their deadlines."""
 
     def __init__(self) -> None:
         self._under_way = 0

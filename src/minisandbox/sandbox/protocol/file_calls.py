@@ -62,7 +62,7 @@ def request(verb: str, path: str | PurePosixPath, cwd: str, **options: object) -
 
 
 class _FileCall(Call):
-    """What the calls of this module share.
+    """Base of the calls of this module.
 
     Attributes:
         about: what an error's text is about, if that is more than the path that the worker names.

@@ -159,7 +159,7 @@ class Download:
         return Transfer(self._files, self._size, tuple(self._skipped))
 
     def close(self) -> None:
-        """Remove what was not published, and let go."""
+        """Remove an unpublished copy, and close the descriptors."""
         self._builder.close()
         try:
             with contextlib.suppress(FileNotFoundError):

@@ -247,9 +247,7 @@ def make_patch(
         yield from discard
         raise
     yield from discard
-    if (
-        written is not None and result.outcome is Outcome.EXITED and not result.ok
-    ):  # git refused a listed file: compare all
+    if written is not None and result.outcome is Outcome.EXITED and not result.ok:  # git refused a file: compare all
         return (yield from make_patch(core, path, None, base=base, limit=limit, timeout=timeout))
     return _checked_patch(result, sink.getvalue())
 
@@ -257,7 +255,7 @@ def make_patch(
 def _run_as_owner(
     core: SandboxCore, command: Sequence[str], path: str | PurePosixPath | None, timeout: float | None
 ) -> Operation[ExecResult]:
-    """Run git as whose a repository is: it refuses those of others, and runs what their settings name."""
+    """Run git as the owner of a repository: git refuses others', and runs programs that its settings name."""
     owner = 0
     with contextlib.suppress(FileAccessError):  # git will say why
         owner = (yield from file_operations.stat(".", cwd=directory(core, path))).uid

@@ -31,7 +31,7 @@ _LARGEST_REQUEST = frames.MAX_HEADER - (64 << 10)  # with space for the other fi
 
 
 class Call:
-    """What every call shares: framing, the error answer, the end.
+    """Base of all calls: framing, the error answer, the end.
 
     Attributes:
         done: whether it was answered.
@@ -202,7 +202,7 @@ def command_request(
 
 
 def _check_size(request: frames.Header) -> None:
-    """Refuse what is too large to be sent: the sandbox would hang up, which looks as if the command was killed."""
+    """Reject a request that is too large: the sandbox would hang up, as if the command had been killed."""
     size = len(frames.encode(request))
     if size > _LARGEST_REQUEST:
         raise InvalidValue(
@@ -268,7 +268,7 @@ class ExecCall(Call):
 
 
 def check_runnable(command: str | tuple[str, ...], env: Mapping[str, str], timeout: float | None) -> None:
-    """Refuse what cannot be run.
+    """Reject a command that cannot be run.
 
     Raises:
         InvalidValue: an argument cannot be used.

@@ -31,7 +31,7 @@ _TIMEOUT = 3600.0
 
 @dataclass(slots=True)
 class Frozen:
-    """What was frozen, or would be.
+    """The images and layers that were frozen, or would be.
 
     Attributes:
         images: names of images of which layers were frozen.
@@ -111,7 +111,7 @@ class _Freezing:
     done: Frozen = field(default_factory=Frozen)
 
     def run(self, names: Sequence[str]) -> None:
-        """Freeze what only these images have, and those that are frozen already."""
+        """Freeze the layers that belong only to these images and to frozen ones."""
         sizes = StoreSizes(self.store, self.store.images())
         cold = {name for name, image in sizes.images.items() if any(map(self.store.is_frozen, stack_of(image)))}
         exclusive = sizes.only_of({*names, *cold})

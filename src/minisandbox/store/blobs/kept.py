@@ -82,7 +82,7 @@ def ensure_blob(root: Path, key: str, compression: str, work: Path | None = None
 
 
 def known_blob(root: Path, key: str, compression: str) -> LayerBlob | None:
-    """Return what a layer remembers of a blob, which may have gone; None if it never had it.
+    """Return a layer's record of a blob, which may have been removed; None if there is none.
 
     Raises:
         StoreError: the layer's record of its blobs is damaged.
@@ -104,7 +104,7 @@ def is_there(blob: LayerBlob) -> bool:
 
 
 def read_blobs(root: Path, key: str) -> BlobRecord | None:
-    """Return what a layer remembers of its blobs; None if it never had one.
+    """Return a layer's record of its blobs; None if there is none.
 
     Raises:
         StoreError: the record is damaged.
@@ -205,7 +205,7 @@ def _kept(root: Path, key: str, compression: str) -> LayerBlob:
 
 
 def _made(root: Path, key: str, compression: str, folder: Path) -> LayerBlob:
-    """Write a blob to a file of a name that says that it is not whole; what a killed process leaves is removed."""
+    """Write a blob to a temporary file; those of killed processes are removed."""
     path = folder / f".{key[:12]}.{secrets.token_hex(6)}"
     try:
         with path.open("xb") as file:

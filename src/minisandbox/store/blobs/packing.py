@@ -192,7 +192,7 @@ def _content(entry: Entry, open_file: Opener) -> Iterator[bytes]:
 
 
 def _check(entry: Entry) -> None:
-    """Refuse what a reader of the tar would refuse, or take for something else."""
+    """Reject entries that a reader of the tar would refuse or misread."""
     try:
         os.fsencode(entry.path + entry.target + entry.same)
     except UnicodeEncodeError:

@@ -64,7 +64,7 @@ def new_hash(digest: str, data: bytes = b"") -> hashlib._Hash:
 
 
 def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
-    """Compare the hash of what was read with its digest.
+    """Compare the hash of the read bytes with their digest.
 
     Raises:
         ImageRefused: the digests differ.

@@ -36,7 +36,7 @@ _NANO = 10**9
 
 
 class Stream(Protocol):
-    """What an archive is read from."""
+    """Source of an archive's bytes."""
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class Member:
 
 
 class MemberReader(Protocol):
-    """What members come from, each with its content before the next."""
+    """Source of members; the content of each is read before the next."""
 
     def __iter__(self) -> Iterator[Member]:
         """Yield the members."""
@@ -124,7 +124,7 @@ class TarReader:
         )
 
     def __iter__(self) -> Iterator[Member]:
-        """Yield the members; what is not read of a member's content is skipped.
+        """Yield the members; unread content of a member is skipped.
 
         Raises:
             ImageRefused: the archive is malformed or ends early.

@@ -45,7 +45,7 @@ LATEST = (1 << 33) * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one layer may take.
+    """Limits of one layer.
 
     Attributes:
         content: bytes of its files.
@@ -62,7 +62,7 @@ class Bounds:
 
 @dataclass(slots=True)
 class Unpacked:
-    """What unpacking found.
+    """The result of unpacking a layer.
 
     Attributes:
         digests: the SHA-256 of each file's content, by inode.

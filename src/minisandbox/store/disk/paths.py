@@ -43,7 +43,7 @@ def default_root(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def home_directory(environment: Mapping[str, str]) -> Path | None:
-    """Return the user's home: ``$HOME``, else what the password file says; None where neither does."""
+    """Return the user's home: ``$HOME``, otherwise the password file's; None if neither is set."""
     if home := environment.get("HOME"):
         return Path(home)
     try:

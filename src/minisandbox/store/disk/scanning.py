@@ -25,7 +25,7 @@ _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.
 
 @dataclass(slots=True)
 class Allowance:
-    """How long reading one tree may take: holes, copies that share blocks and a million names cost their maker nothing.
+    """Time limit for reading one tree: holes, shared blocks and a million names are cheap to create, not to read.
 
     Attributes:
         seconds: from now on; None: as long as it takes.
@@ -97,7 +97,7 @@ def _listed(folder: str, opened: ExitStack | None) -> list[os.DirEntry[str]]:
 
 
 def scan(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
-    """Yield the entry of everything in a tree that is about to be published, and clear it of what no layer keeps.
+    """Yield the entries of a tree that is about to be published, and clear the tree of what layers do not keep.
 
     That is overlayfs's own notes, and sockets: their servers have ended, and no archive holds them.
 

@@ -38,7 +38,7 @@ def staging_directory(root: Path, label: str) -> Iterator[Path]:
 
 
 def reclaim(root: Path) -> int:
-    """Remove what dead makers left behind in a store; what is locked is in use and stays.
+    """Remove the staging directories of dead processes; locked ones are in use.
 
     Returns:
         How many directories were removed.

@@ -13,7 +13,7 @@ from minisandbox.launch.jobs import trees
 
 @dataclass(frozen=True, slots=True)
 class TreeSize:
-    """What a tree takes on disk.
+    """Disk use of a tree.
 
     Attributes:
         bytes: blocks taken, in bytes; a file with several names in the tree counts once.
@@ -44,7 +44,7 @@ def remove_tree(path: Path) -> None:
 
 
 def measure_tree(path: Path) -> TreeSize:
-    """Measure what a tree takes on disk.
+    """Measure the disk use of a tree.
 
     Args:
         path: the directory.
