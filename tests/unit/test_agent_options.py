@@ -26,7 +26,7 @@ from minisandbox.agents import (
 )
 from minisandbox.agents.options import from_mapping, to_mapping
 from minisandbox.agents.prompts import PLACEHOLDERS, Prompts, Template
-from minisandbox.cli.common.agent_options import LIMITS, OPTIONS, add_agent_arguments, agent_limits, agent_options
+from minisandbox.cli.common.rollout_options import LIMITS, OPTIONS, add_agent_arguments, agent_limits, agent_options
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.models import Message
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisandbox.cli.common.model_options import add_model_arguments, model_options
+from minisandbox.cli.common.rollout_options import add_model_arguments, model_options
 from minisandbox.errors import BadAnswer, InvalidValue, ModelRefused
 from minisandbox.models import (
     Message,

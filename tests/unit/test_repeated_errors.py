@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.cli.common.failures import raise_failures
-from minisandbox.cli.common.output import Repeats
+from minisandbox.cli.common.output import Repeats, raise_failures
 from minisandbox.cli.main import main
 from minisandbox.errors import BuildError, HostError, MiniSandboxError, SourceError
 

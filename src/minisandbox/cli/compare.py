@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
-from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.output import (
     Column,
     Progress,
@@ -20,6 +19,7 @@ from minisandbox.cli.common.output import (
     put,
     require_positive,
 )
+from minisandbox.cli.common.run_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.task_sets import add_tasks_arguments, load
 from minisandbox.errors import GradingError
 from minisandbox.grade import GradingOptions, Status, Validated, run_validations

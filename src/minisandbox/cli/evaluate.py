@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.backends import add_backend_argument, backend_of
-from minisandbox.cli.common.cluster_options import add_cluster_argument
-from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.output import (
     Column,
     Once,
@@ -20,6 +17,13 @@ from minisandbox.cli.common.output import (
     put,
     require_positive,
     say,
+)
+from minisandbox.cli.common.run_options import (
+    add_backend_argument,
+    add_cluster_argument,
+    add_grading_arguments,
+    backend_of,
+    grading_options,
 )
 from minisandbox.cli.common.set_runs import SetRun
 from minisandbox.cli.common.task_sets import add_run_arguments, add_tasks_arguments, load_both

@@ -16,7 +16,6 @@ import minisandbox
 from minisandbox.agents import Agent, EmptyAgent, OracleAgent
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
-from minisandbox.cli.common.failures import raise_failures
 from minisandbox.cli.common.output import (
     Column,
     Progress,
@@ -26,6 +25,7 @@ from minisandbox.cli.common.output import (
     print_json,
     print_table,
     put,
+    raise_failures,
     require_positive,
 )
 from minisandbox.cli.common.set_runs import show_progress

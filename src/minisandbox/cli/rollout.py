@@ -13,12 +13,7 @@ from pathlib import Path
 from minisandbox.agents import Agent, AgentLimits, open_agent
 from minisandbox.agents.options import to_mapping
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.agent_options import add_agent_arguments, agent_limits, agent_options
-from minisandbox.cli.common.backends import add_backend_argument, backend_config, backend_of
 from minisandbox.cli.common.builds import Builder
-from minisandbox.cli.common.cluster_options import add_cluster_argument, print_nodes
-from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
-from minisandbox.cli.common.model_options import add_model_arguments, model_options
 from minisandbox.cli.common.output import (
     Column,
     add_json_option,
@@ -30,6 +25,22 @@ from minisandbox.cli.common.output import (
     say,
 )
 from minisandbox.cli.common.output import Progress as Output
+from minisandbox.cli.common.rollout_options import (
+    add_agent_arguments,
+    add_model_arguments,
+    agent_limits,
+    agent_options,
+    model_options,
+)
+from minisandbox.cli.common.run_options import (
+    add_backend_argument,
+    add_cluster_argument,
+    add_grading_arguments,
+    backend_config,
+    backend_of,
+    grading_options,
+    print_nodes,
+)
 from minisandbox.cli.common.task_sets import add_tasks_arguments, load
 from minisandbox.cli.rollout_display import BackgroundReporter, Display
 from minisandbox.cli.tasks.selection import found, parse_range

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
-from minisandbox.cli.common.cluster_options import add_cluster_argument, print_nodes
 from minisandbox.cli.common.output import Progress, add_json_option, print_json, put
+from minisandbox.cli.common.run_options import add_cluster_argument, print_nodes
 from minisandbox.cli.common.task_sets import add_local_sources_option
 from minisandbox.errors import InvalidValue
 from minisandbox.rollouts import ImageOf

@@ -6,9 +6,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.backends import add_backend_argument, backend_of
-from minisandbox.cli.common.cluster_options import add_cluster_argument
-from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.output import (
     Column,
     Once,
@@ -19,6 +16,13 @@ from minisandbox.cli.common.output import (
     print_table,
     put,
     require_positive,
+)
+from minisandbox.cli.common.run_options import (
+    add_backend_argument,
+    add_cluster_argument,
+    add_grading_arguments,
+    backend_of,
+    grading_options,
 )
 from minisandbox.cli.common.set_runs import SetRun
 from minisandbox.cli.common.task_sets import add_run_arguments, add_tasks_arguments, load_both

@@ -1,9 +1,10 @@
-"""Print tables for people, JSON for programs, and progress on stderr."""
+"""Print tables for people, JSON for programs; progress, and the errors of many tasks, on stderr."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import enum
 import io
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Self, TextIO
 
-from minisandbox.errors import InvalidValue, clean
+from minisandbox.errors import InvalidValue, MiniSandboxError, clean
 
 Once = Callable[[str, str], str]
 """The method :meth:`Repeats.once`."""
@@ -311,3 +312,32 @@ def same_error(name: str, text: str) -> str:
         text: the error.
     """
     return _OWN.sub("", text.replace(name, ""))
+
+
+def raise_failures(failures: Mapping[str, MiniSandboxError], things: str = "tasks") -> None:
+    """Print each error once, with the number of tasks that it affects; raise the first one.
+
+    Args:
+        failures: the errors, by task; may be empty.
+        things: what the keys name.
+
+    Raises:
+        MiniSandboxError: the first error.
+    """
+    groups: dict[tuple[type, str], list[str]] = {}
+    for name, error in failures.items():
+        key = type(error), same_error(name, f"{error.what}; {error.reason}")
+        groups.setdefault(key, []).append(name)
+    errors = [_summary(failures[names[0]], names, things) for names in groups.values()]
+    for error in errors[1:]:
+        say(f"minisandbox: {error}")
+    if errors:
+        raise errors[0]
+
+
+def _summary(error: MiniSandboxError, names: list[str], things: str) -> MiniSandboxError:
+    if len(names) == 1:
+        return error.about(names[0])
+    summary = copy.copy(error)
+    summary.what = f"{len(names)} {things}: {error.what.removeprefix(f'{names[0]}: ')} (first: {names[0]})"
+    return summary

@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from minisandbox.cli.common.backends import backend_config, backend_of
 from minisandbox.cli.common.builds import Builder
-from minisandbox.cli.common.cluster_options import cluster_checks, print_nodes
 from minisandbox.cli.common.output import Once, Progress, human_seconds
+from minisandbox.cli.common.run_options import backend_config, backend_of, cluster_checks, print_nodes
 from minisandbox.cli.common.task_sets import cpus
 from minisandbox.grade import DATABASE
 from minisandbox.grade import Progress as Event

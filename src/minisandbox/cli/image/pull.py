@@ -11,7 +11,6 @@ from pathlib import Path
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
-from minisandbox.cli.common.failures import raise_failures
 from minisandbox.cli.common.output import (
     Column,
     Progress,
@@ -21,6 +20,7 @@ from minisandbox.cli.common.output import (
     print_json,
     print_table,
     put,
+    raise_failures,
     require_positive,
 )
 from minisandbox.cli.common.task_sets import add_tasks_option, load

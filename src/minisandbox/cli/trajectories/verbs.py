@@ -1,4 +1,4 @@
-"""``minisandbox trajectories``: read the rollouts of a run. Other verbs are in ``trajectories_*``."""
+"""``minisandbox trajectories``: the verbs, and those that read the rollouts of a run: ls, show."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from swerex.exceptions import (
@@ -12,6 +13,7 @@ from swerex.exceptions import (
     NonZeroExitCodeError,
     SessionDoesNotExistError,
     SessionExistsError,
+    SwerexException,
 )
 from swerex.runtime.abstract import (
     AbstractRuntime,
@@ -35,10 +37,33 @@ from swerex.runtime.abstract import (
 )
 from swerex.utils.log import get_logger
 
-from minisandbox.integrations.swerex.errors import as_swerex_errors
+from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError
 from minisandbox.integrations.swerex.session import BashSession
 from minisandbox.sandbox import AsyncSandbox
 from minisandbox.types import ExecResult, FileType, Outcome
+
+
+class SandboxFailure(SwerexException, RuntimeError):
+    """The sandbox has ended, or failed to do what was requested; never an error of the command."""
+
+
+@contextmanager
+def as_swerex_errors() -> Iterator[None]:
+    """Raise file errors as the matching OSError, and others as SandboxFailure.
+
+    Invalid arguments stay ValueErrors.
+    """
+    try:
+        yield
+    except FileAccessError as error:
+        if error.errno is None:
+            raise OSError(str(error)) from error
+        raise OSError(error.errno, str(error)) from error  # becomes FileNotFoundError etc.
+    except InvalidValue:
+        raise
+    except MiniSandboxError as error:
+        raise SandboxFailure(str(error)) from error
+
 
 _MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
 

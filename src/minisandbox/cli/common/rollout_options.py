@@ -1,4 +1,4 @@
-"""Options for the model of a command; their types and defaults are those of ModelOptions and Sampling."""
+"""Options of a rollout: its agent, limits and model; fields of AgentOptions, AgentLimits, ModelOptions and Sampling."""
 
 from __future__ import annotations
 
@@ -7,13 +7,53 @@ import json
 from collections.abc import Iterable
 from typing import get_args
 
-from minisandbox.cli.common.fields import FieldOption, read_options
+from minisandbox.agents import AGENTS, AgentLimits, AgentOptions
+from minisandbox.cli.common.fields import FieldOption, options_of, read_options
 from minisandbox.cli.common.sandbox_options import parse_pair
 from minisandbox.errors import InvalidValue
 from minisandbox.models import ModelOptions, Prices, Sampling
 from minisandbox.models.dialect import TokensWanted
 
-_OPTIONS = (
+OPTIONS = options_of(AgentOptions, {"extra": "--agent-option"})
+LIMITS = options_of(
+    AgentLimits,
+    {name: f"--{name.removesuffix('s')}-limit" for name in ("steps", "tokens", "context", "cost")}
+    | {"seconds": "--time-limit"},
+    none=True,
+)
+
+
+def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--agent``, the agents' options and the limits of a rollout."""
+    group = parser.add_argument_group("the agent")
+    names = f"{', '.join(AGENTS)}, an agent of another package, or package.module:Class"
+    group.add_argument("--agent", required=True, metavar="NAME", help=names)
+    for option in OPTIONS:
+        option.add(group)
+    group = parser.add_argument_group("limits of a rollout, each a number or 'none'")
+    for option in LIMITS:
+        option.add(group)
+
+
+def agent_options(args: argparse.Namespace) -> AgentOptions:
+    """Read the options of agents that :func:`add_agent_arguments` declares.
+
+    Raises:
+        InvalidValue: a value is invalid.
+    """
+    return read_options(AgentOptions, args, OPTIONS)
+
+
+def agent_limits(args: argparse.Namespace) -> AgentLimits:
+    """Read the limits that :func:`add_agent_arguments` declares.
+
+    Raises:
+        InvalidValue: a limit is not positive.
+    """
+    return read_options(AgentLimits, args, LIMITS)
+
+
+_MODEL = (
     FieldOption("--model", ModelOptions, "model", "NAME",
                 "the model's name at its server; local: the embedded model; scripted:FILE: responses from a file"),
     FieldOption("--api-base", ModelOptions, "api_base", "URL", "the server's address: http://localhost:8000/v1"),
@@ -40,7 +80,7 @@ _OPTIONS = (
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the model."""
     group = parser.add_argument_group("the model")
-    for option in _OPTIONS:
+    for option in _MODEL:
         option.add(group)
     names = ", ".join(Prices.__slots__)
     group.add_argument(
@@ -68,13 +108,13 @@ def model_options(args: argparse.Namespace) -> ModelOptions | None:
         InvalidValue: a value is invalid, or an option was given without ``--model``.
     """
     if args.model is None:
-        unused = [option.flag for option in _OPTIONS if option.value(args) != option.default]
+        unused = [option.flag for option in _MODEL if option.value(args) != option.default]
         unused += ["--price"] * bool(args.model_prices) + ["--sampling"] * bool(args.model_extra)
         if unused:
             raise InvalidValue(f"{unused[0]} needs --model", hint="--model NAME --api-base URL, or --model local")
         return None
-    sampling = read_options(Sampling, args, _OPTIONS, extra=_extra(args.model_extra))
-    return read_options(ModelOptions, args, _OPTIONS, sampling=sampling, prices=_prices(args.model_prices))
+    sampling = read_options(Sampling, args, _MODEL, extra=_extra(args.model_extra))
+    return read_options(ModelOptions, args, _MODEL, sampling=sampling, prices=_prices(args.model_prices))
 
 
 def _prices(pairs: Iterable[str]) -> Prices:

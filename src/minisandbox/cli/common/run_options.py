@@ -1,0 +1,104 @@
+"""Options of commands that work through a task set: ``--backend``, ``--cluster``, and the fields of GradingOptions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+
+from minisandbox.cli.common.fields import options_of, read_options
+from minisandbox.cli.common.output import Progress, plain, put
+from minisandbox.errors import InvalidValue
+from minisandbox.grade import GradingOptions
+from minisandbox.plugins import plugin_names
+from minisandbox.rollouts.cluster import Cluster, ClusterChecks, NodeReport
+from minisandbox.types import ENGINES, human_size
+
+_DEFAULT_BACKEND = "sandbox"
+
+
+def add_backend_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--backend``."""
+    parser.add_argument(
+        "--backend",
+        metavar="NAME",
+        default=_DEFAULT_BACKEND,
+        help="what makes the sandboxes: namespaces (sandbox, the default); podman or docker, to compare with, of this "
+        "machine or of DOCKER_HOST; or the backend of another package",
+    )
+
+
+def backend_of(args: argparse.Namespace) -> str:
+    """Return the chosen backend as :attr:`.ImageSpec.backend` names it; "" for a command without the option.
+
+    Raises:
+        InvalidValue: there is no such backend; or the command runs on a cluster.
+    """
+    name = getattr(args, "backend", _DEFAULT_BACKEND)
+    if name == _DEFAULT_BACKEND:
+        return ""
+    if name not in ENGINES and name not in (added := plugin_names("backends", (_DEFAULT_BACKEND, *ENGINES))):
+        raise InvalidValue(
+            f"there is no backend {name!r}", hint=f"use {', '.join((_DEFAULT_BACKEND, *ENGINES, *added))}"
+        )
+    if args.cluster is not None:
+        raise InvalidValue("--backend and --cluster cannot be combined", hint="run it on one machine")
+    return str(name)
+
+
+def backend_config(args: argparse.Namespace) -> dict[str, str]:
+    """Return the backend's part of a run's identity; empty for the default."""
+    engine = backend_of(args)
+    return {"backend": engine} if engine else {}
+
+
+def add_cluster_argument(group: argparse._ActionsContainer) -> None:
+    """Declare ``--cluster``."""
+    group.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="run on the nodes of a Ray cluster: HOST:PORT of its head, or auto for this machine's cluster. Each "
+        "node's own settings bound its rollouts and image builds; other numbers apply per node",
+    )
+
+
+def cluster_checks(args: argparse.Namespace, progress: Progress) -> ClusterChecks | None:
+    """Return the checks that ``--cluster`` runs on its nodes, or None for this machine."""
+    if getattr(args, "cluster", None) is None:
+        return None
+    return ClusterChecks(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note), args.workers)
+
+
+def print_nodes(nodes: Iterable[NodeReport], *, as_json: bool = False) -> None:
+    """Print the work of each node, and the transfers between nodes."""
+    if as_json:
+        put(json.dumps({"nodes": [plain(node) for node in nodes]}), flush=True)
+        return
+    for node in nodes:
+        twice = sum(count > 1 for count in node.layers.values())
+        received = f"{len(node.layers)} layers ({twice} more than once), {human_size(node.bytes)}"
+        put(
+            f"node {node.name}: {node.rollouts} done; {node.built} images built or present; {node.fetched} received "
+            f"from other nodes: {received}, {human_size(node.wire)} transferred"
+        )
+
+
+_GRADING = options_of(GradingOptions)
+
+
+def add_grading_arguments(group: argparse._ActionsContainer) -> None:
+    """Declare ``--timeout`` and ``--confirm``."""
+    for option in _GRADING:
+        option.add(group)
+
+
+def grading_options(args: argparse.Namespace) -> GradingOptions:
+    """Read the options that :func:`add_grading_arguments` declares.
+
+    Raises:
+        InvalidValue: a value is invalid.
+    """
+    try:
+        return read_options(GradingOptions, args, _GRADING)
+    except InvalidValue as error:
+        raise InvalidValue(f"--{error.what}", hint=error.hint) from error
