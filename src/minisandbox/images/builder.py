@@ -105,7 +105,7 @@ class Maker:
     def make_base(self, plan: ImagePlan) -> LayerRecord:
         """Return the base layer, in which our own tools run; build it if it is missing."""
         record, is_new = make_base(self.session.store, self.base)
-        self._tell(plan, "base", StepState.FINISHED if is_new else StepState.CACHED, record.key, record)
+        self._report(plan, "base", StepState.FINISHED if is_new else StepState.CACHED, record.key, record)
         return record
 
     def make(self, plan: ImagePlan, planned: PlannedStep) -> LayerRecord:
@@ -122,11 +122,11 @@ class Maker:
             self.session.cancellation.check()
             if not states:
                 states.append(StepState.WAITING)
-                self._tell(plan, step.name, StepState.WAITING, key, detail=step.detail)
+                self._report(plan, step.name, StepState.WAITING, key, detail=step.detail)
 
         def make(staging: Path) -> Made:
             self.session.cancellation.check()
-            self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
+            self._report(plan, step.name, StepState.STARTED, key, detail=step.detail)
             with store.hold(*planned.below, *planned.needs):  # a garbage collection may run meanwhile
                 work = step.prepare(staging)
                 if isinstance(work, Made):
@@ -153,10 +153,10 @@ class Maker:
                 reason=error.reason,
                 hint=error.hint,
             ) from error
-        self._tell(plan, step.name, StepState.FINISHED if is_new else StepState.CACHED, key, record, step.detail)
+        self._report(plan, step.name, StepState.FINISHED if is_new else StepState.CACHED, key, record, step.detail)
         return record
 
-    def _tell(
+    def _report(
         self,
         plan: ImagePlan,
         step: str,

@@ -205,9 +205,9 @@ class Planner:
         """
         check_name(name)
         plan = self.chain(name, recipe.recipe() if isinstance(recipe, r.PythonRecipe) else recipe).plan()
-        return replace(plan, aside=tuple(self._wanted(plan)))
+        return replace(plan, aside=tuple(self._needed_aside(plan)))
 
-    def _wanted(self, plan: ImagePlan) -> Iterator[PlannedStep]:
+    def _needed_aside(self, plan: ImagePlan) -> Iterator[PlannedStep]:
         """Yield the side steps, without those that only existing layers need."""
         by_key = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
         ahead, needed = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
@@ -307,7 +307,7 @@ class Chain:
     def __post_init__(self) -> None:
         self.key = self.ground.key
         self.environment = dict(self.ground.environment)
-        self._add_kept()
+        self._add_layers_by_hand()
 
     @property
     def store(self) -> Store:
@@ -385,7 +385,7 @@ class Chain:
 
         built, needs = plan_step(step, self)
         self._append(replace(self._planned(built), needs=needs))
-        self._add_kept()
+        self._add_layers_by_hand()
 
     def origin(self, base: r.OciBase | r.StageBase) -> tuple[str, tuple[str, ...]]:
         """Plan the image or stage that a Dockerfile copies from; return its key and layers."""
@@ -437,7 +437,7 @@ class Chain:
     def _put(self, step: BuildStep, *, user: str = "", workdir: PurePosixPath | None = None) -> None:
         """Add a step on top."""
         self._append(self._planned(step, user, workdir))
-        self._add_kept()
+        self._add_layers_by_hand()
 
     def _put_apart(self, step: BuildStep, over: PlannedStep | None = None) -> PlannedStep:
         """Add a step independent of the chain, or of all of it but one such step, so that images share its layer."""
@@ -446,14 +446,14 @@ class Chain:
         planned = replace(self._planned(step), key=key, below=below)
         self.steps.append(planned)
         self.key = step_key(self.key, step.definition)
-        self._add_kept()
+        self._add_layers_by_hand()
         return planned
 
     def _append(self, planned: PlannedStep) -> None:
         self.steps.append(planned)
         self.key = planned.key
 
-    def _add_kept(self) -> None:
+    def _add_layers_by_hand(self) -> None:
         """Add the layers made by hand over the last step."""
         while (layer := self.layers_by_hand.get(self.layers[-1])) is not None:
             self._append(replace(self._planned(kept_step(self.name, layer)), key=layer))

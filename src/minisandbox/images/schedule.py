@@ -117,7 +117,7 @@ def build_all(
         DiskFull: the container images do not fit into the store; nothing was pulled or built.
     """
     planner, note = Planner(store, mirrors), note or (lambda _: None)
-    outcomes = _Known(store, on_image or (lambda _: None))
+    outcomes = _Outcomes(store, on_image or (lambda _: None))
     evaluated, budget = outcomes.evaluate(recipes), budget or Budget()
     planner.fetch(evaluated.values(), progress, on_remaining, note)
     plans = outcomes.plan(evaluated, planner)
@@ -133,7 +133,7 @@ def build_all(
     return Built(images, {name: outcomes.failures[name] for name in recipes if name in outcomes.failures}, work.seconds)
 
 
-class _Known:
+class _Outcomes:
     """The finished images, and the errors of the others.
 
     Args:
@@ -144,7 +144,7 @@ class _Known:
     def __init__(self, store: Store, on_image: Callable[[Image], None]) -> None:
         self.images: dict[str, Image] = {}
         self.failures: dict[str, MiniSandboxError] = {}
-        self._store, self._tell = store, on_image
+        self._store, self._on_image = store, on_image
 
     def evaluate(self, recipes: Mapping[str, Callable[[], Buildable]]) -> dict[str, Buildable]:
         """Evaluate the recipes; an error becomes the failure of its image."""
@@ -178,7 +178,7 @@ class _Known:
         except MiniSandboxError as error:
             self.failures[plan.name] = error.about(plan.name)
         else:
-            self._tell(self.images[plan.name])
+            self._on_image(self.images[plan.name])
 
 
 @dataclass(slots=True)
@@ -217,11 +217,11 @@ class _Work:
         self._store = maker.session.store
         self._unmade: Counter[str] = Counter()  # by image, the layers that it waits for
         self._on_remaining = on_remaining or (lambda _: None)
-        self._known = {} if retry_failed else {failure.key: failure for failure in self._store.failures()}
+        self._earlier_failures = {} if retry_failed else {failure.key: failure for failure in self._store.failures()}
         self._ended: queue.SimpleQueue[tuple[str, LayerRecord | BaseException]] = queue.SimpleQueue()
         self._nodes: dict[str, _Node] = {}
         self._needs: dict[str, list[str]] = {}  # by image, the keys of its nodes
-        self._wanted: Counter[str] = Counter()  # by key, how many images need it that have not failed
+        self._demand: Counter[str] = Counter()  # by key, how many images need it that have not failed
         for plan in plans.values():
             self._add(plan)
         self._ready = [
@@ -245,7 +245,7 @@ class _Work:
             else:
                 continue
             self._unmade[plan.name] += 1
-            self._wanted[planned.key] += 1
+            self._demand[planned.key] += 1
             self._needs.setdefault(plan.name, []).append(planned.key)
 
     def run(self, finished: Callable[[ImagePlan], None]) -> None:
@@ -294,7 +294,7 @@ class _Work:
             self._ended.put((key, error))
 
     def _made(self, node: _Node) -> LayerRecord:
-        if (failure := self._known.get(node.planned.key)) is not None:
+        if (failure := self._earlier_failures.get(node.planned.key)) is not None:
             raise known_failure(replace(failure, image=node.plan.name), self._store)
         return self._maker.make(node.plan, node.planned)
 
@@ -320,7 +320,7 @@ class _Work:
         for name in node.names:
             own_error = copy(error)  # the error names this image, not the one whose plan built the layer
             own_error.what = own_error.what.replace(f"image {node.plan.name!r}", f"image {name!r}")
-            if key not in self._known:
+            if key not in self._earlier_failures:
                 note_failure(self._store, self._plans[name], node.planned, own_error)
             if name not in self.failures:
                 self.failures[name] = own_error
@@ -329,8 +329,8 @@ class _Work:
     def _give_up(self, name: str) -> None:
         """Drop the layers that only a failed image still needs."""
         for key in self._needs[name]:
-            self._wanted[key] -= 1
-            if not self._wanted[key] and key in self._open:
+            self._demand[key] -= 1
+            if not self._demand[key] and key in self._open:
                 self._open.discard(key)
                 self._remaining.discard(key)
 

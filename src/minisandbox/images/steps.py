@@ -237,7 +237,7 @@ def install_step(step: r.Install, interpreter: Interpreter | None, described: st
     }
 
     def prepare(_: Path) -> Work:
-        commands = (_bash("history", history), *map(_given, step.commands), _bash("install", settle))
+        commands = (_bash("history", history), *map(_recipe_command, step.commands), _bash("install", settle))
         facts = () if interpreter is None else (INSTALLED,)
         variables = {"LAST_TAG": last, **dict(step.environment)}
         return _reaching(_with_uv(Work(commands, environment=variables, facts=facts)), step)
@@ -366,7 +366,7 @@ def _bash(title: str, text: str) -> StepCommand:
     return StepCommand(title, ("bash", "-c", text))
 
 
-def _given(text: str) -> StepCommand:
+def _recipe_command(text: str) -> StepCommand:
     """Return a recipe's command: it stops at errors, with stderr joined to stdout."""
     return _bash(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
 

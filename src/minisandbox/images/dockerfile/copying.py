@@ -75,7 +75,7 @@ def copy_layer(
     return unpack_members(reader, directory, below, keep_owners=keep_owners)
 
 
-class _Made:
+class _CopiedTree:
     """The image with the files copied so far, which replace the image's own links."""
 
     def __init__(self, image: FileTree) -> None:
@@ -101,7 +101,7 @@ class _Members:
     ) -> None:
         self._copy, self._sources, self._tree, self._image, self._owner = copy, sources, tree, image, owner
         self._content: Iterator[bytes] = iter(())
-        self._known: set[Parts] = set()
+        self._written: set[Parts] = set()
 
     def refuse(self, reason: str, name: bytes | None = None) -> NoReturn:
         """Refuse a member."""
@@ -146,10 +146,10 @@ class _Members:
         """Yield the missing parent directories."""
         for depth in range(1, len(path) + 1):
             part = path[:depth]
-            if part in self._known:
+            if part in self._written:
                 continue
             info = self._image.status(part)
-            self._known.add(part)
+            self._written.add(part)
             if info is None:
                 yield self._owned(Member(_name(part), DIRECTORY, 0o755, 0, 0, MADE, 0))
             elif not stat.S_ISDIR(info.st_mode):
@@ -171,12 +171,12 @@ class _Members:
     def _placed(self, member: Member, root: Parts, target: str, alone: bool) -> Member:
         """Return a member at its destination, with the owner and mode of the instruction."""
         path = root if alone else (*root, *target.split("/"))
-        info = self._image.status(path) if path not in self._known else None
+        info = self._image.status(path) if path not in self._written else None
         if info is not None and stat.S_ISDIR(info.st_mode) != (member.kind == DIRECTORY):
             what = ("a file", "a directory") if member.kind != DIRECTORY else ("a directory", "something else")
             refuse(self._copy, f"{what[0]} cannot replace {what[1]}: /{'/'.join(path)}")
         if member.kind == DIRECTORY:
-            self._known.add(path)
+            self._written.add(path)
         if self._copy.mode and member.kind not in (LINK, HARD_LINK):
             try:
                 mode = changed_mode(self._copy.mode, member.mode, is_folder=member.kind == DIRECTORY)
@@ -216,7 +216,7 @@ class _Members:
             yield stream
 
     def _extracted(self, item: Item, root: Parts) -> Iterator[Member]:
-        extracted = _Made(self._image)
+        extracted = _CopiedTree(self._image)
         with self._opened(item) as stream:
             reader = TarReader(stream)
             for member in reader:
@@ -228,12 +228,12 @@ class _Members:
                     continue
                 yield from self._folders(path[:-1])
                 extracted.paths.add(path)
-                self._known.add(path)
+                self._written.add(path)
                 self._content = reader.content()
                 yield self._owned(replace(member, name=_name(path)))
             # engines do not read what follows the archive's end: it may be padding or anything else
 
-    def _inside(self, extracted: _Made, reader: TarReader, member: Member, root: Parts) -> Parts:
+    def _inside(self, extracted: _CopiedTree, reader: TarReader, member: Member, root: Parts) -> Parts:
         """Return the destination of a member of an archive; its parent directories may be links of the image."""
         parts = _parts(reader, member, member.name)
         if not parts:

@@ -216,7 +216,7 @@ class _Evaluation:
         config: Config = {}
         if reference == "scratch":
             base = ScratchBase()
-        elif (stage := self._known(reference, block.number)) is not None:
+        elif (stage := self._earlier_stage(reference, block.number)) is not None:
             base, config = stage, stage.recipe.config
         else:
             base = OciBase(reference, platform)
@@ -231,7 +231,7 @@ class _Evaluation:
             state.apply(instruction)
         return StageBase(state.finished(base))
 
-    def _known(self, reference: str, before: int) -> StageBase | None:
+    def _earlier_stage(self, reference: str, before: int) -> StageBase | None:
         for block in reversed(self._blocks[:before]):
             if block.name == reference.lower():
                 return self.stage(block.number)

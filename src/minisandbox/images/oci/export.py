@@ -210,19 +210,19 @@ class _Layout:
     work: Path
     put: Callable[[str, bytes | Path], None]
     sizes: dict[str, int] = field(default_factory=dict)
-    _known: dict[str, LayerBlob] = field(default_factory=dict)
+    _written_layers: dict[str, LayerBlob] = field(default_factory=dict)
     _documents: set[str] = field(default_factory=set)
 
     def layer(self, key: str) -> LayerBlob:
         """Write the blob of a layer, unless an earlier image contains it."""
-        if key not in self._known:
-            blob = self._known[key] = ensure_blob(self.store.root, key, self.compression, self.work)
+        if key not in self._written_layers:
+            blob = self._written_layers[key] = ensure_blob(self.store.root, key, self.compression, self.work)
             if blob.digest not in self.sizes:
                 self.put(m.blob_path(blob.digest), blob.path)
                 self.sizes[blob.digest] = blob.size
             if blob.path.parent == self.work:
                 blob.path.unlink()
-        return self._known[key]
+        return self._written_layers[key]
 
     def document(self, digest: str, text: bytes) -> None:
         """Write a configuration or a manifest."""

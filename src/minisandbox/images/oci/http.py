@@ -241,7 +241,7 @@ class RegistryClient:
 
     def _explain(self, error: urllib.error.HTTPError, path: str = "") -> NoReturn:
         """Raise the error for an unsuccessful response."""
-        message = self._said(error)
+        message = self._server_message(error)
         verb = "deliver" if self.rights == "pull" else "take"
         what = f"registry {self.remote.host} does not {verb} {self.remote.repository}"
         status = f"it answered {error.code} {http.client.responses.get(error.code, '')}".rstrip() + message
@@ -276,7 +276,7 @@ class RegistryClient:
             f"Credentials are read from {files}"
         )
 
-    def _said(self, error: urllib.error.HTTPError) -> str:
+    def _server_message(self, error: urllib.error.HTTPError) -> str:
         """Return the registry's error message (distribution-spec, "Error Codes") without secrets."""
         try:
             rows = json.loads(error.read(_MOST_ERROR))["errors"]

@@ -147,7 +147,7 @@ def take(
         notes = {"reference": str(reference), "digest": image.digest, "platform": str(image.platform)}
         if names := archive_names(manifest.names):
             notes[ARCHIVE_NAMES] = names
-        return _Taking(store, source, image, report).run(name or name_of(str(reference), platform), notes)
+        return _Pull(store, source, image, report).run(name or name_of(str(reference), platform), notes)
     except ImageRefused as error:
         raise error.about(source.name)  # noqa: B904 - it is the same error
 
@@ -288,7 +288,7 @@ def require_space(store: Store, layers: Collection[m.Layer], what: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taking:
+class _Pull:
     """One pull."""
 
     store: Store

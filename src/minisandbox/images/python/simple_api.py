@@ -95,7 +95,7 @@ class Listings:
 
     store: Store
     web: Web
-    _known: dict[str, Listing] = field(default_factory=dict)
+    _listings: dict[str, Listing] = field(default_factory=dict)
 
     def get(self, project: str, *, before: datetime | None = None) -> Listing:
         """Return the files of a project; if no index can be read now, those of an earlier response.
@@ -107,14 +107,14 @@ class Listings:
         Raises:
             SourceError: no index can be read, and no earlier answer is kept.
         """
-        listing = self._known.get(project) or self._kept(project)
+        listing = self._listings.get(project) or self._cached(project)
         oldest = time.time() - FRESH if before is None else min(time.time() - FRESH, before.timestamp())
         if listing is None or listing.fetched < oldest:
-            listing = self._ask(project, listing)
-        self._known[project] = listing
+            listing = self._request(project, listing)
+        self._listings[project] = listing
         return listing
 
-    def _ask(self, project: str, old: Listing | None) -> Listing:
+    def _request(self, project: str, old: Listing | None) -> Listing:
         try:
             links, failures = listed_files(project, self.web)
         except SourceError as error:
@@ -129,17 +129,17 @@ class Listings:
             files = {**files, **(old.files if old else {})}
             return Listing(files, time.time(), "; ".join(map(str, failures)))
         listing = Listing(files, time.time())
-        self._keep(project, listing)
+        self._save(project, listing)
         return listing
 
-    def _keep(self, project: str, listing: Listing) -> None:
+    def _save(self, project: str, listing: Listing) -> None:
         rows = [asdict(link) for link in listing.files.values()]
         path = self._path(project)
         with suppress(OSError):  # only a cache
             path.parent.mkdir(mode=0o700, exist_ok=True)
             write_atomic(path, json.dumps({"format": _FORMAT, "fetched": listing.fetched, "files": rows}).encode())
 
-    def _kept(self, project: str) -> Listing | None:
+    def _cached(self, project: str) -> Listing | None:
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # only a cache: request it again
             cached = json.loads(self._path(project).read_bytes())
             if cached["format"] == _FORMAT:

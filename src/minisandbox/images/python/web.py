@@ -120,15 +120,15 @@ class _Credentials(urllib.request.BaseHandler):
     """Adds an index's credentials to requests to its server, which also serves its files, and to no other."""
 
     def __init__(self, urls: Iterable[str]) -> None:
-        self._known: dict[tuple[str, str | None, int | None], str] = {}
+        self._headers: dict[tuple[str, str | None, int | None], str] = {}
         for parts in map(urlsplit, urls):
             if parts.username is not None:
                 pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-                self._known.setdefault(_server(parts), "Basic " + base64.b64encode(pair.encode()).decode())
+                self._headers.setdefault(_server(parts), "Basic " + base64.b64encode(pair.encode()).decode())
 
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
         """Add the credentials to a request, redirected or not."""
-        if credentials := self._known.get(_server(urlsplit(request.full_url))):
+        if credentials := self._headers.get(_server(urlsplit(request.full_url))):
             request.add_unredirected_header("Authorization", credentials)
         return request
 

@@ -151,11 +151,11 @@ class Mirrors:
 
     def describe(self, source: GitSource) -> str:
         """Return git's description of a commit by its last tag; "" if no local repository has both."""
-        places = (*self._given(source), self._mirror(source))
+        places = (*self._local_clones(source), self._mirror(source))
         repository = next((path for path in places if _has(path, source)), None)
         return "" if repository is None else _described(repository, source)
 
-    def _given(self, source: GitSource) -> list[Path]:
+    def _local_clones(self, source: GitSource) -> list[Path]:
         return [] if self.clones is None else _repositories(self.clones, source)
 
     def _mirror(self, source: GitSource) -> Path:
@@ -163,7 +163,7 @@ class Mirrors:
 
     def _repository(self, source: GitSource, timeout: float, *, local: bool = True) -> Path:
         """Return a repository with a commit; fetch it if necessary. ``local`` allows paths of this machine."""
-        local_clones, mirror = self._given(source), self._mirror(source)
+        local_clones, mirror = self._local_clones(source), self._mirror(source)
         is_refused = _is_local(source.url) and not local
         for path in local_clones if is_refused else (*local_clones, mirror):
             if _has(path, source):
@@ -390,7 +390,7 @@ def _failure(source: GitSource, message: str) -> SourceError | DiskFull:
     what = f"fetch {source.commit[:12]} from {_shown(source)}"
     if "No space left on device" in message or "Disk quota exceeded" in message:
         return disk_full(what)
-    lines = _told(source, message)
+    lines = _git_messages(source, message)
     hint = "check the address and your access to it; on a machine without network give --repo-mirrors DIR"
     if "dubious ownership" in message:
         hint = "the repository belongs to another user: `git config --global --add safe.directory PATH` trusts it"
@@ -399,7 +399,7 @@ def _failure(source: GitSource, message: str) -> SourceError | DiskFull:
     return SourceError(f"cannot {what}", reason=" / ".join(lines[-4:]), hint=hint)
 
 
-def _told(source: GitSource, message: str) -> list[str]:
+def _git_messages(source: GitSource, message: str) -> list[str]:
     """Return git's messages line by line, with secrets removed from the URL: git keeps the query."""
     for form in (source.url, without_credentials(source.url)):
         message = message.replace(form, _shown(source))
