@@ -62,7 +62,7 @@ class SandboxRequest:
         sealed: how many sealed trees lie over the image.
         held: bytes that these take, of ``limits.disk``.
         disk_upper: whether a directory of the store's disk takes the writes, where memory cannot
-            (:class:`.uppers.DiskUpper`).
+            (:class:`.uppers.UpperDirectory`).
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
         pretend_owners: whether changes of owners answer success and do nothing: of builds with one id.
         keep_tmp: whether a build's /tmp is part of its layer.
