@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from minisandbox.agents.oracle import apply_command
+from minisandbox.agents.baselines import apply_command
 from minisandbox.grade import Grade, Verdict, grade
 from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.submission import reference_change

@@ -35,9 +35,8 @@ from aiohttp import web
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelError
 from minisandbox.models.dialect import PROBE, answer_body, read_request, wants_tokens
 from minisandbox.models.endpoint import SESSION_HEADER
-from minisandbox.models.faults import FAULTS, Fault
 from minisandbox.models.protocol import Completion, Message, Request, Tokens, TokenUsage
-from minisandbox.models.scripted import Answerer, Reply, Script, ScriptedModel
+from minisandbox.models.scripted import FAULTS, Answerer, Fault, Reply, Script, ScriptedModel
 from minisandbox.models.serving import LARGEST_REQUEST
 
 _PATIENCE = 30.0

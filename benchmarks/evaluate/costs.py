@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from unittest import mock
 
-from minisandbox.agents.oracle import apply_command
+from minisandbox.agents.baselines import apply_command
 from minisandbox.grade import Grade, GradingOptions, Verdict, grade
 from minisandbox.grade.confirm.changeable import changeable_tests
 from minisandbox.grade.judging import SuiteRun

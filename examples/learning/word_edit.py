@@ -6,8 +6,7 @@ from functools import lru_cache
 
 from examples.learning.mutations import Function, WordEdit, apply_edit, find_function, in_place, place_of
 
-from minisandbox.agents.protocol import EXIT_ERROR, EXIT_FORMAT, Ending
-from minisandbox.agents.session import Session
+from minisandbox.agents.session import EXIT_ERROR, EXIT_FORMAT, Ending, Session
 from minisandbox.errors import FileAccessError
 from minisandbox.models import Message
 from minisandbox.tasks import Task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minisandbox.agents.oracle import apply_command
+from minisandbox.agents.baselines import apply_command
 from minisandbox.tasks import Task
 
 ATTEMPTS = 4

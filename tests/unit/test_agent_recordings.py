@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.agents import ReplayAgent
-from minisandbox.agents.oracle import apply_command
+from minisandbox.agents.baselines import apply_command
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import Reference
 

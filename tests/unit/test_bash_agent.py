@@ -30,7 +30,7 @@ from minisandbox.agents import (
     View,
 )
 from minisandbox.agents.actions import MAX_TEXT
-from minisandbox.agents.observation import warning
+from minisandbox.agents.bash import warning
 from minisandbox.errors import ModelRefused, ModelUnavailable
 from minisandbox.models import Completion, Message, Request, ScriptedModel, Tokens, ToolCall
 

@@ -27,8 +27,8 @@ from minisandbox.models import (
     client,
     open_model,
 )
-from minisandbox.models.faults import ENDS_WITH, FAULTS, Fault
 from minisandbox.models.refusals import Failed
+from minisandbox.models.scripted import ENDS_WITH, FAULTS, Fault
 
 pytestmark = pytest.mark.once
 SHORT = Timeouts(connect=10.0, total=0.5)  # of tries that must run into it

@@ -27,8 +27,15 @@ from minisandbox.models import (
     ScriptedModel,
     ToolCall,
 )
-from minisandbox.models.bytewise import VOCABULARY, decode_answer, encode_message, encode_prompt
-from minisandbox.models.faults import ENDS_WITH, FAULTS, Fault
+from minisandbox.models.scripted import (
+    ENDS_WITH,
+    FAULTS,
+    VOCABULARY,
+    Fault,
+    decode_answer,
+    encode_message,
+    encode_prompt,
+)
 
 pytestmark = pytest.mark.once
 SERVED = ["--model", "qwen", "--api-base", "http://localhost:8000/v1"]

@@ -9,7 +9,7 @@ import pytest
 
 from minisandbox.errors import SandboxCreationError, TrainingError
 from minisandbox.models import TokenRow
-from minisandbox.models.seeding import seed_of
+from minisandbox.models.protocol import seed_of
 from minisandbox.train.config import Groups
 from minisandbox.train.groups import Gatherer, Group, Result, Step, Wanted, advantages, tasks_of_step
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.training_tools import DATA, FLAG, MESSAGES, example, saved_tokenizer, trajectory
 
 from minisandbox.cli.main import main
-from minisandbox.models.bytewise import decode_answer
+from minisandbox.models.scripted import decode_answer
 from minisandbox.rollouts import RunDirectory
 from minisandbox.trajectories.sources import read_examples
 

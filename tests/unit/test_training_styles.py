@@ -19,7 +19,7 @@ from minisandbox.agents.actions import TOOLS, Bash, Create, Insert, StrReplace, 
 from minisandbox.agents.prompts import Prompts
 from minisandbox.cli.main import main
 from minisandbox.models import Message, ToolCall
-from minisandbox.models.history import for_history
+from minisandbox.models.dialect import for_history
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.sources import read_examples

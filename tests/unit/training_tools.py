@@ -10,8 +10,8 @@ import pytest
 
 from minisandbox.grade import Flag, Grade, Reason, Verdict
 from minisandbox.models import Message, TokenRow, TokenUsage
-from minisandbox.models.bytewise import encode_message, encode_prompt
 from minisandbox.models.protocol import Request
+from minisandbox.models.scripted import encode_message, encode_prompt
 from minisandbox.trajectories import Timings, Trajectory, TurnRecord
 from minisandbox.trajectories.example import Example
 

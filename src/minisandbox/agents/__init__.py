@@ -11,15 +11,25 @@ from minisandbox.agents.actions import (
     Submit,
     View,
 )
+from minisandbox.agents.baselines import EmptyAgent, OracleAgent
 from minisandbox.agents.bash import BashAgent
-from minisandbox.agents.empty import EmptyAgent
 from minisandbox.agents.formats import FORMATS, ActionFormat
 from minisandbox.agents.options import AgentOptions
-from minisandbox.agents.oracle import OracleAgent
-from minisandbox.agents.protocol import EXIT_ERROR, EXIT_FORMAT, SUBMITTED, Agent, Ending
 from minisandbox.agents.registry import AGENTS, open_agent
 from minisandbox.agents.replay import InShell, ReplayAgent
-from minisandbox.agents.session import AgentLimits, LimitReached, Record, Session, Step, Turn
+from minisandbox.agents.session import (
+    EXIT_ERROR,
+    EXIT_FORMAT,
+    SUBMITTED,
+    Agent,
+    AgentLimits,
+    Ending,
+    LimitReached,
+    Record,
+    Session,
+    Step,
+    Turn,
+)
 
 __all__ = [
     "AGENTS",

@@ -6,14 +6,391 @@ any input.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from minisandbox.agents.actions import Action, FormatError
-from minisandbox.agents.text_format import TextFormat
-from minisandbox.agents.tool_format import ToolFormat
-from minisandbox.agents.xml_format import XmlFormat
-from minisandbox.models import Message
+from minisandbox.agents.actions import (
+    BASH,
+    EDITOR,
+    SUBMIT,
+    TOOLS,
+    Action,
+    Bash,
+    Create,
+    FormatError,
+    Insert,
+    StrReplace,
+    Submit,
+    View,
+    action_of,
+    arguments_of,
+    name_of,
+)
+from minisandbox.models import Message, ToolCall
+
+EDIT = "edit"
+_WORDS = (BASH, EDIT, SUBMIT)
+_LEAST = 7
+_THOUGHT = ("<think>", "</think>")
+
+
+class _OneAction:
+    """A format without a tool template: the prompt describes it, a response has one action, user messages answer it."""
+
+    @property
+    def tools(self) -> tuple[Mapping[str, object], ...]:
+        """No tools: the prompt describes them."""
+        return ()
+
+    def observe(self, message: Message, number: int, text: str) -> Message:
+        """Return the user message that reports a result."""
+        del message, number
+        return Message("user", text)
+
+    def correct(self, message: Message, text: str) -> tuple[Message, ...]:
+        """Return the user message with a correction."""
+        del message
+        return (Message("user", text),)
+
+
+class TextFormat(_OneAction):
+    """Actions as fenced blocks; see ``docs/reference/action-formats.md``.
+
+    A block begins with a line of three or more backticks and a word, and ends with a line of at least as many
+    backticks. Blocks with other words, or without one, are part of the model's thoughts.
+    """
+
+    name = "text"
+    reminder = f"Answer with exactly one block: ```{BASH}, ```{EDIT} or ```{SUBMIT}, closed by a line of ```."
+
+    def parse(self, message: Message) -> tuple[Action, ...]:
+        """Return the response's one action.
+
+        Raises:
+            FormatError: it has no action, several, or a malformed one.
+        """
+        blocks = [
+            (language, lines) for language, lines in _blocks(without_thought(message.content)) if language in _WORDS
+        ]
+        if len(blocks) != 1:
+            raise FormatError(f"Your answer has {len(blocks) or 'no'} blocks of {', '.join(_WORDS)}; it must have one.")
+        language, lines = blocks[0]
+        if language == EDIT:
+            return (_edit(lines),)
+        if language == BASH:
+            return (action_of(BASH, {"command": "\n".join(lines)}),)
+        if any(line.strip() for line in lines):
+            raise FormatError(f"A {SUBMIT} block is empty.")
+        return (Submit(),)
+
+    def render(self, *actions: Action) -> Message:
+        """Return a response with one action.
+
+        Raises:
+            FormatError: there is not exactly one.
+        """
+        if len(actions) != 1:
+            raise FormatError(f"a response in this format has one action, not {len(actions)}")
+        language, body = _block_of(actions[0])
+        lines = body.split("\n") if body else []
+        longest = max((_fence(line)[0] for line in lines if not _fence(line)[1]), default=0)
+        fence = "`" * max(3, longest + 1)
+        return Message("assistant", "\n".join([fence + language, *lines, fence]))
+
+
+def without_thought(text: str) -> str:
+    """Return a response without leading thoughts that the engine left in the text."""
+    if text.lstrip().startswith(_THOUGHT[0]):
+        return text.partition(_THOUGHT[1])[2]
+    return text
+
+
+def beside_action(text: str) -> str:
+    """Return a response's text before and after its action.
+
+    Args:
+        text: a response that :meth:`TextFormat.parse` accepts.
+    """
+    lines = text.split("\n")
+    start, end = next(((start, end) for word, start, end in _spans(lines) if word in _WORDS), (len(lines) + 1, 0))
+    parts = ("\n".join(lines[: start - 1]), "\n".join(lines[end + 1 :]) if end else "")
+    return "\n\n".join(part.strip() for part in parts if part.strip())
+
+
+def _fence(line: str) -> tuple[int, str]:
+    """Return the number of backticks at the start of a line, and the rest."""
+    info = line.lstrip("`")
+    return len(line) - len(info), info.strip()
+
+
+def _blocks(text: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the fenced blocks of a text: the word at the fence, and the lines."""
+    lines = text.split("\n")
+    for language, start, end in _spans(lines):
+        yield language, lines[start:end]
+
+
+def _spans(lines: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield the fenced blocks of lines: the word, and the start and end of the lines between the fences."""
+    opened, language, start = 0, "", 0
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        length, info = _fence(line)
+        if opened and length >= opened and not info:
+            yield language, start, number
+            opened = 0
+        elif not opened and "`" not in info:  # ```like this``` is not a fence
+            opened, language, start = length, info, number + 1
+    if opened:
+        raise FormatError(
+            f"The block that begins with {'`' * min(opened, 9)}{language[:40]} is not closed. "
+            "If a block holds lines of ``` itself, begin and end it with ````."
+        )
+
+
+# --- edits -----------------------------------------------------------------------------------------------------------
+
+
+def _edit(lines: Sequence[str]) -> Action:
+    if not lines:
+        raise FormatError(f"The {EDIT} block is empty. Its first line says what to do: view, create, str_replace ...")
+    verb, path, numbers = _header(lines[0])
+    arguments: dict[str, object] = {"command": verb, "path": path}
+    body = lines[1:]
+    if verb == "view":
+        arguments["view_range"] = numbers or None
+        numbers = []
+        if any(line.strip() for line in body):
+            raise FormatError(f"{EDIT}: view is a single line.")
+    elif verb == "create":
+        arguments["file_text"] = "\n".join(body)
+    elif verb == "insert":
+        arguments |= {"insert_line": numbers[0] if numbers else None, "new_str": "\n".join(body)}
+        numbers = numbers[1:]
+    elif verb == "str_replace":
+        old, new = _search_and_replace(body)
+        arguments |= {"old_str": "\n".join(old), "new_str": "\n".join(new)}
+    if numbers:
+        raise FormatError(f"{EDIT}: there is more after the path than {verb} takes. Put a path with spaces in quotes.")
+    return action_of(EDITOR, arguments)
+
+
+def _header(line: str) -> tuple[str, str, list[int]]:
+    """Read ``VERB PATH NUMBER...``; a path in double quotes is a JSON string."""
+    verb, _, arguments = line.strip().partition(" ")
+    arguments = arguments.lstrip()
+    if arguments.startswith('"'):
+        try:
+            path, end = json.JSONDecoder().raw_decode(arguments)
+        except ValueError:
+            raise FormatError(f"{EDIT}: the quotes of the path are not closed.") from None
+        tail = arguments[end:]
+    else:
+        path, _, tail = arguments.partition(" ")
+    try:
+        return verb, path, [int(word) for word in tail.split()]
+    except ValueError:
+        raise FormatError(
+            f"{EDIT}: {tail.strip()[:80]!r} is no line number. Put a path with spaces in quotes."
+        ) from None
+
+
+def _search_and_replace(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the lines on both sides; the three markers have the same length, seven or more."""
+    body = list(lines)
+    while body and not body[-1].strip():
+        body.pop()
+    first = body[0].rstrip() if body else ""
+    length = len(first) - len(first.lstrip("<"))
+    opening, middle, closing = (mark * length + word for mark, word in (("<", " SEARCH"), ("=", ""), (">", " REPLACE")))
+    marks = [number for number, line in enumerate(body) if line.rstrip() == middle]
+    if length < _LEAST or first != opening or body[-1].rstrip() != closing:
+        raise FormatError(
+            f"{EDIT}: after str_replace PATH come the lines <<<<<<< SEARCH, the old text, =======, the new text, "
+            ">>>>>>> REPLACE."
+        )
+    if len(marks) != 1 or any(line.rstrip() == closing for line in body[:-1]):
+        raise FormatError(
+            f"{EDIT}: between SEARCH and REPLACE there must be one line {middle[:20]} that separates the texts. "
+            "If the text holds such lines itself, make all three markers longer."
+        )
+    return body[1 : marks[0]], body[marks[0] + 1 : -1]
+
+
+# --- rendering --------------------------------------------------------------------------------------------------------
+
+
+def _block_of(action: Action) -> tuple[str, str]:
+    """Return an action's word at the fence, and the block's text."""
+    match action:
+        case Bash(command):
+            return BASH, command
+        case Submit():
+            return SUBMIT, ""
+        case View(path, lines):
+            numbers = "" if lines is None else f" {lines[0]} {lines[1]}"
+            return EDIT, f"view {_quoted(path)}{numbers}"
+        case Create(path, text):
+            return EDIT, _joined(f"create {_quoted(path)}", text)
+        case Insert(path, line, text):
+            return EDIT, _joined(f"insert {_quoted(path)} {line}", text)
+        case StrReplace(path, old, new):
+            length = _LEAST
+            used_lines = {line.rstrip() for line in f"{old}\n{new}".split("\n")}
+            while "=" * length in used_lines or ">" * length + " REPLACE" in used_lines:
+                length += 1
+            parts = ("<" * length + " SEARCH", old, "=" * length, new, ">" * length + " REPLACE")
+            return EDIT, _joined(f"str_replace {_quoted(path)}", *(part for part in parts if part))
+
+
+def _joined(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
+
+
+def _quoted(path: str) -> str:
+    plain = path.isprintable() and not any(mark.isspace() or mark in "\"`'" for mark in path)
+    return path if plain else json.dumps(path)
+
+
+MOST_CALLS = 16
+"""Maximum calls in one response, which is one step of a rollout in any case."""
+
+
+class ToolFormat:
+    """Actions as tool calls. If one call is malformed, none of the response is performed."""
+
+    name = "tool"
+    reminder = f"Answer with a call of a tool: {BASH}, or {SUBMIT} when you are done."
+
+    @property
+    def tools(self) -> tuple[Mapping[str, object], ...]:
+        """The tools' schemas."""
+        return TOOLS
+
+    def parse(self, message: Message) -> tuple[Action, ...]:
+        """Return the response's actions, in order.
+
+        Raises:
+            FormatError: it has no calls, too many, or a malformed one.
+        """
+        if not message.tool_calls:
+            raise FormatError("Your answer calls no tool.")
+        if len(message.tool_calls) > MOST_CALLS:
+            raise FormatError(f"Your answer has {len(message.tool_calls)} calls; it may have {MOST_CALLS}.")
+        return tuple(_action(call) for call in message.tool_calls)
+
+    def render(self, *actions: Action) -> Message:
+        """Return a response with these actions as numbered calls."""
+        calls = (
+            ToolCall(f"call_{number}", name_of(action), json.dumps(arguments_of(action)))
+            for number, action in enumerate(actions)
+        )
+        return Message("assistant", "", tuple(calls))
+
+    def observe(self, message: Message, number: int, text: str) -> Message:
+        """Return the tool message with a call's result."""
+        return Message("tool", text, tool_call_id=message.tool_calls[number].id)
+
+    def correct(self, message: Message, text: str) -> tuple[Message, ...]:
+        """Return a tool message for each call, as engines require, or a user message if there was no call."""
+        if not message.tool_calls:
+            return (Message("user", text),)
+        return tuple(Message("tool", text, tool_call_id=call.id) for call in message.tool_calls)
+
+
+def _action(call: ToolCall) -> Action:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        what = str(error) if isinstance(error, json.JSONDecodeError) else "it is too deep, or a number is too long"
+        raise FormatError(f"The arguments of {call.name[:80]!r} are not JSON: {what[:200]}.") from None
+    if not isinstance(arguments, dict):
+        raise FormatError(f"The arguments of {call.name[:80]!r} are not a JSON object.")
+    return action_of(call.name, arguments)
+
+
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_NUMBERS = ("insert_line", "view_range")
+
+
+class XmlFormat(_OneAction):
+    """Actions in the format of SWE-agent's ``xml_function_calling``: one ``<function=NAME>`` with its parameters.
+
+    It only resembles XML: nothing is escaped, and a value ends at the first ``</parameter>``.
+    """
+
+    name = "xml"
+    reminder = f"Answer with exactly one function call: <function={BASH}>, or <function={SUBMIT}> when you are done."
+
+    def parse(self, message: Message) -> tuple[Action, ...]:
+        """Return the response's one action.
+
+        Raises:
+            FormatError: it has no action, several, or a malformed one.
+        """
+        text = without_thought(message.content)
+        start = text.find(_FUNCTION)
+        if start < 0:
+            raise FormatError("Your answer has no function call.")
+        name, position = _name(text, start + len(_FUNCTION))
+        arguments: dict[str, object] = {}
+        while (position := _next(text, position)) < len(text) and text.startswith(_PARAMETER, position):
+            key, begin = _name(text, position + len(_PARAMETER))
+            end = text.find(_PARAMETER_END, begin)
+            if end < 0:
+                raise FormatError(f"The parameter {key[:80]!r} is not closed by {_PARAMETER_END}.")
+            arguments[key] = _value(key, text[begin:end])
+            position = end + len(_PARAMETER_END)
+        if not text.startswith(_FUNCTION_END, position):
+            raise FormatError(f"The function call is not closed by {_FUNCTION_END}, or holds more than parameters.")
+        if text.find(_FUNCTION, position) >= 0:
+            raise FormatError("Your answer has several function calls; it must have one.")
+        return (action_of(name, arguments),)
+
+    def render(self, *actions: Action) -> Message:
+        """Return a response with one call.
+
+        Raises:
+            FormatError: there is not exactly one action, or a value contains the end of a parameter.
+        """
+        if len(actions) != 1:
+            raise FormatError(f"a response in this format has one action, not {len(actions)}")
+        lines = [f"{_FUNCTION}{name_of(actions[0])}>"]
+        for key, value in arguments_of(actions[0]).items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            if _PARAMETER_END in text:
+                raise FormatError(f"the value of {key!r} contains {_PARAMETER_END}")
+            lines.append(f"{_PARAMETER}{key}>\n{text}\n{_PARAMETER_END}")
+        return Message("assistant", "\n".join([*lines, _FUNCTION_END]))
+
+
+def _name(text: str, start: int) -> tuple[str, int]:
+    """Return a name up to ``>``, and the position after it."""
+    end = text.find(">", start, start + 100)
+    if end < 0:
+        raise FormatError(f"{text[start - 10 : start + 20]!r} has no name with a > after it.")
+    return text[start:end], end + 1
+
+
+def _next(text: str, position: int) -> int:
+    """Return the position after white space."""
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
+
+
+def _value(key: str, text: str) -> object:
+    """Return a value without the newlines around it; numbers are parsed as JSON."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    if key not in _NUMBERS:
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise FormatError(f"The parameter {key!r} is not a line number, or two as [1, 20].") from None
 
 
 class ActionFormat(Protocol):
@@ -57,7 +434,5 @@ class ActionFormat(Protocol):
         ...
 
 
-FORMATS: Mapping[str, ActionFormat] = {one.name: one for one in (TextFormat(), ToolFormat(), XmlFormat())}
+FORMATS: Mapping[str, ActionFormat] = {form.name: form for form in (TextFormat(), ToolFormat(), XmlFormat())}
 """The formats by name."""
-
-__all__ = ["FORMATS", "ActionFormat", "FormatError", "TextFormat", "ToolFormat", "XmlFormat"]

@@ -6,12 +6,11 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from minisandbox.agents.baselines import EmptyAgent, OracleAgent
 from minisandbox.agents.bash import BashAgent
-from minisandbox.agents.empty import EmptyAgent
 from minisandbox.agents.options import AgentOptions
-from minisandbox.agents.oracle import OracleAgent
-from minisandbox.agents.protocol import Agent
 from minisandbox.agents.replay import ReplayAgent
+from minisandbox.agents.session import Agent
 from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound
 from minisandbox.plugins import load_plugin, plugin_names
 

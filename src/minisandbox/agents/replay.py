@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.agents.edits import edit_of
-from minisandbox.agents.protocol import Ending
-from minisandbox.agents.session import Session
+from minisandbox.agents.session import Ending, Session
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.tasks import Task
 

@@ -1,4 +1,4 @@
-"""The session: an agent's access to the sandbox and the model. It records everything that the agent does."""
+"""The interface of agents, and their session: the access to the sandbox and the model, which records all they do."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from minisandbox.agents.actions import Edit
 from minisandbox.agents.edits import EditError, carry_out, command_of
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError
 from minisandbox.models import Completion, Message, Model, Request, Sampling, TokenGraph, TokenRow
-from minisandbox.models.history import for_history
+from minisandbox.models.dialect import for_history
 from minisandbox.sandbox import AsyncSandbox, AsyncShell
+from minisandbox.tasks import Task
 from minisandbox.types import ExecResult, Outcome
 
 KEPT_OUTPUT = 64 << 10
@@ -380,3 +381,54 @@ def _ends(data: bytes, dropped: int) -> tuple[bytes, int]:
         return data, dropped
     half = KEPT_OUTPUT // 2
     return data[:half] + _MISSING % missing + data[-half:], missing
+
+
+SUBMITTED = "submitted"
+"""The exit status of an agent that ended normally."""
+
+EXIT_ERROR = "exit_error"
+"""The exit status of an agent that could not continue."""
+
+EXIT_FORMAT = "exit_format"
+"""The exit status of an agent whose model wrote too many malformed actions in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of an agent's loop.
+
+    Attributes:
+        exit_status: the reason, in SWE-agent's terms: ``submitted``, ``exit_error``, ``exit_format`` and so on.
+        detail: an explanation, if there is more to say.
+    """
+
+    exit_status: str = SUBMITTED
+    detail: str = ""
+
+
+class Agent(Protocol):
+    """An agent: the loop around a policy. One instance serves many concurrent rollouts, and keeps no state of them."""
+
+    @property
+    def name(self) -> str:
+        """Its name in logs and trajectories."""
+        ...
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether it uses a model."""
+        ...
+
+    async def run(self, task: Task, session: Session) -> Ending:
+        """Work on a task until done. The submission is the changes in the sandbox's repository.
+
+        Args:
+            task: the task; an honest agent reads only its problem statement.
+            session: the sandbox and the model; everything done through it is recorded.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+            LimitReached: a limit of the rollout ended it.
+            ModelError: the model gave no usable response.
+        """
+        ...

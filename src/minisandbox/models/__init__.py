@@ -1,8 +1,7 @@
 """Models: they choose agents' actions, and report the tokens that were read and sampled."""
 
-from minisandbox.models.client import OpenAIModel
+from minisandbox.models.client import Gate, OpenAIModel
 from minisandbox.models.endpoint import Timeouts
-from minisandbox.models.gate import Gate
 from minisandbox.models.graph import TokenGraph, TokenRow
 from minisandbox.models.metering import Budget, Meter, Prices
 from minisandbox.models.options import ModelOptions, open_model

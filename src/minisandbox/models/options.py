@@ -10,10 +10,9 @@ from importlib import import_module
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
-from minisandbox.models.client import OpenAIModel, check_key
+from minisandbox.models.client import Gate, OpenAIModel, check_key
 from minisandbox.models.dialect import TokensWanted
 from minisandbox.models.endpoint import Timeouts, check_base
-from minisandbox.models.gate import Gate
 from minisandbox.models.metering import Budget, Meter, Metered, Prices
 from minisandbox.models.protocol import Model, Sampling
 from minisandbox.models.scripted import Script, ScriptedModel

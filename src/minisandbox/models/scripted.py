@@ -1,4 +1,4 @@
-"""A model that responds from a script: for tests, and for reproducible runs."""
+"""A model that responds from a script, for tests and reproducible runs; its faults, and its tokeniser."""
 
 from __future__ import annotations
 
@@ -7,15 +7,66 @@ import itertools
 import json
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self, get_args
 
-from minisandbox.errors import ContextExceeded, InvalidValue, ModelError, ModelRefused
-from minisandbox.models.bytewise import decode_answer, encode_message, encode_prompt
-from minisandbox.models.faults import ENDS_WITH, FAULTS, Fault
-from minisandbox.models.protocol import Completion, FinishReason, Message, Request, Tokens, TokenUsage
+from minisandbox.errors import BadAnswer, ContextExceeded, InvalidValue, ModelError, ModelRefused, ModelUnavailable
+from minisandbox.models.protocol import Completion, FinishReason, Message, Request, Role, Tokens, TokenUsage, ToolCall
+
+Fault = Literal[
+    "timeout",
+    "reset",
+    "reset_mid_answer",
+    "rate_limit",
+    "rate_limit_retry_after",
+    "server_error",
+    "invalid_json",
+    "empty_choices",
+    "empty_answer",
+    "aborted",
+    "context_length",
+    "huge",
+    "drip",
+    "wrong_token_counts",
+    "no_tokens",
+    "wrong_key",
+    "unknown_model",
+    "redirect",
+]
+"""
+``timeout``: no response. ``reset``, ``reset_mid_answer``: the connection is cut. ``rate_limit``: 429, and with
+``_retry_after`` the time to wait. ``server_error``: 500. ``invalid_json``; ``empty_choices``; ``empty_answer``;
+``aborted``: malformed responses. ``context_length``: 400, in vLLM's wording. ``huge``: 10 MB of text. ``drip``: a byte
+at a time, forever. ``wrong_token_counts``: a log-probability is missing. ``no_tokens``: no token ids, though requested.
+``wrong_key``: 401. ``unknown_model``: 404. ``redirect``: 307 to another host.
+"""
+
+FAULTS: tuple[Fault, ...] = get_args(Fault)
+
+ENDS_WITH: Mapping[Fault, type[ModelError]] = {
+    "timeout": ModelUnavailable,
+    "reset": ModelUnavailable,
+    "reset_mid_answer": ModelUnavailable,
+    "rate_limit": ModelUnavailable,
+    "rate_limit_retry_after": ModelUnavailable,
+    "server_error": ModelUnavailable,
+    "invalid_json": BadAnswer,
+    "empty_choices": BadAnswer,
+    "empty_answer": BadAnswer,
+    "aborted": BadAnswer,
+    "context_length": ContextExceeded,
+    "huge": BadAnswer,
+    "drip": ModelUnavailable,
+    "wrong_token_counts": BadAnswer,
+    "no_tokens": ModelRefused,
+    "wrong_key": ModelRefused,
+    "unknown_model": ModelRefused,
+    "redirect": ModelRefused,
+}
+"""The error of a request whose tries all meet the fault, with tokens requested."""
+
 
 ALL_OTHERS = "*"
 """In a script: the responses for instances without their own."""
@@ -131,7 +182,7 @@ class Script:
 
 
 class ScriptedModel:
-    """Responds from a script, with tokens of its own tokeniser (:mod:`minisandbox.models.bytewise`).
+    """Responds from a script, with tokens of its own tokeniser: one per byte, and one per mark.
 
     Attributes:
         in_flight: requests in progress.
@@ -227,3 +278,82 @@ def _of_lines(text: str) -> object:
         if before == name:
             raise InvalidValue(f"there are two lines for {name}")
     return {str(one["instance_id"]): one["answers"] for one in for_one}
+
+
+# The tokeniser has one token per byte, and one per mark between the parts of a message. It is reversible, and the
+# tokens of a continued conversation start with those of the shorter one.
+
+END = 256
+_ROLES: dict[Role, int] = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
+_TOOLS, _ANSWERS, _THOUGHT, _TEXT, _CALL, _NAME, _ARGUMENTS = range(261, 268)
+VOCABULARY = 268
+"""The number of different tokens."""
+
+
+def encode_prompt(request: Request) -> array[int]:
+    """Return the model's input: the tools, the messages, and the mark after which it answers."""
+    ids = array("i")
+    if request.tools:
+        ids.append(_TOOLS)
+        ids += _bytes(json.dumps([dict(tool) for tool in request.tools], sort_keys=True))
+        ids.append(END)
+    for message in request.messages:
+        ids.append(_ROLES[message.role])
+        ids += encode_message(message)
+    ids.append(_ROLES["assistant"])
+    return ids
+
+
+def encode_message(message: Message) -> array[int]:
+    """Return a message's tokens, from after its role's mark to its end mark."""
+    ids = array("i")
+    if message.tool_call_id is not None:
+        ids += _marked(_ANSWERS, message.tool_call_id)
+    if message.reasoning:
+        ids += _marked(_THOUGHT, message.reasoning)
+    if message.content:
+        ids += _marked(_TEXT, message.content) if ids else _bytes(message.content)
+    for call in message.tool_calls:
+        ids += _marked(_CALL, call.id)
+        for mark, text in ((_NAME, call.name), (_ARGUMENTS, call.arguments)):
+            ids += _marked(mark, text) if text else array("i")
+    ids.append(END)
+    return ids
+
+
+def decode_answer(ids: Sequence[int]) -> Message:
+    """Return the message of an assistant's tokens, which may be cut off."""
+    content, reasoning = "", ""
+    calls: list[ToolCall] = []
+    for mark, text in _parts(ids):
+        if mark in (0, _TEXT):
+            content += text
+        elif mark == _THOUGHT:
+            reasoning = text
+        elif mark == _CALL:
+            calls.append(ToolCall(text, "", ""))
+        elif mark == _NAME and calls:
+            calls[-1] = ToolCall(calls[-1].id, text, "")
+        elif mark == _ARGUMENTS and calls:
+            calls[-1] = ToolCall(calls[-1].id, calls[-1].name, text)
+    return Message("assistant", content, tuple(calls), reasoning=reasoning)
+
+
+def _parts(ids: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """Split tokens at the marks: each mark with the text after it; 0 for the text before the first."""
+    mark, text = 0, bytearray()
+    for token in ids:
+        if token < END:
+            text.append(token)
+            continue
+        yield mark, text.decode("utf-8", "ignore")
+        mark, text = token, bytearray()
+    yield mark, text.decode("utf-8", "ignore")
+
+
+def _marked(mark: int, text: str) -> array[int]:
+    return array("i", [mark]) + _bytes(text)
+
+
+def _bytes(text: str) -> array[int]:
+    return array("i", list(text.encode("utf-8", "replace")))  # array takes bytes as raw 4-byte items

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from minisandbox.agents import FORMATS
 from minisandbox.agents.actions import FormatError, action_of, arguments_of, name_of
+from minisandbox.agents.formats import beside_action
 from minisandbox.agents.prompts import Prompts
-from minisandbox.agents.text_format import beside_action
 from minisandbox.models import Message
 from minisandbox.rollouts.rundir import RunReader, is_run
 from minisandbox.trajectories import Trajectory

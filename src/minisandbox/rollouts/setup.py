@@ -12,7 +12,7 @@ from minisandbox.agents import Agent, AgentLimits
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import ONCE, confirmed_share
 from minisandbox.models import Model, Sampling
-from minisandbox.models.seeding import SeededModel
+from minisandbox.models.protocol import SeededModel
 from minisandbox.rollouts.grades import KnownGrades
 from minisandbox.tasks import Task
 from minisandbox.trajectories.codec import to_json

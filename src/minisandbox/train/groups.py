@@ -18,7 +18,7 @@ from typing import Protocol
 
 from minisandbox.errors import MiniSandboxError, TrainingError
 from minisandbox.models import TokenRow
-from minisandbox.models.seeding import seed_of
+from minisandbox.models.protocol import seed_of
 from minisandbox.train.config import Groups
 from minisandbox.train.rows import TrainingRow
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
 from minisandbox.models import Model
-from minisandbox.models.seeding import seed_of
+from minisandbox.models.protocol import seed_of
 from minisandbox.train.config import RlConfig
 from minisandbox.train.engines import check_engine, in_precision, open_engine, vllm_arguments
 from minisandbox.train.evaluation import Evaluator, Score

@@ -10,7 +10,7 @@ from typing import Protocol
 from minisandbox.agents import AgentLimits, AgentOptions, open_agent
 from minisandbox.grade import GradingOptions
 from minisandbox.models import Model, Sampling
-from minisandbox.models.seeding import SeededModel
+from minisandbox.models.protocol import SeededModel
 from minisandbox.rollouts import ImageOf, KnownGrades, RunDirectory, Setup, rollout_async
 from minisandbox.rollouts.rollout import graders
 from minisandbox.rollouts.setup import Draw

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from minisandbox.errors import TrajectoryError
 from minisandbox.models import Message, ToolCall
-from minisandbox.models.history import NO_JSON
+from minisandbox.models.dialect import NO_JSON
 from minisandbox.trajectories.example import Example
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"

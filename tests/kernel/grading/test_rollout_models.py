@@ -22,7 +22,7 @@ from minisandbox.errors import BudgetExceeded, DiskFull, ModelRefused
 from minisandbox.grade import Verdict
 from minisandbox.images import Image
 from minisandbox.models import Budget, Completion, Meter, OpenAIModel, Prices, Request, ScriptedModel, Timeouts
-from minisandbox.models.faults import ENDS_WITH, FAULTS, Fault
+from minisandbox.models.scripted import ENDS_WITH, FAULTS, Fault
 from minisandbox.rollouts import Batch, Budgets, RunReader, Setup, Summary, rollout_async, run_batch
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task

@@ -12,7 +12,7 @@ from minisandbox.agents import AgentOptions, BashAgent, OracleAgent, ReplayAgent
 from minisandbox.cli.main import main
 from minisandbox.images import Image
 from minisandbox.models import ScriptedModel
-from minisandbox.models.bytewise import decode_answer
+from minisandbox.models.scripted import decode_answer
 from minisandbox.rollouts import Setup, run_batch
 from minisandbox.tasks import Task
 

@@ -1,9 +1,8 @@
-"""The oracle: applies the task's reference patch, or runs its solution."""
+"""Agents without a model, as bounds: the oracle submits the reference, the empty agent nothing."""
 
 from __future__ import annotations
 
-from minisandbox.agents.protocol import EXIT_ERROR, Ending
-from minisandbox.agents.session import Session
+from minisandbox.agents.session import EXIT_ERROR, Ending, Session
 from minisandbox.tasks import Reference, Task
 
 _TIMEOUT = 120.0
@@ -40,3 +39,15 @@ def apply_command(reference: Reference) -> str:
     option = "-R " if reference.reverse else ""
     patch = reference.patch if reference.patch.endswith("\n") else reference.patch + "\n"
     return f"git apply {option}--whitespace=nowarn - <<'{mark}'\n{patch}{mark}\n"
+
+
+class EmptyAgent:
+    """Submits the unchanged repository."""
+
+    name = "empty"
+    needs_model = False
+
+    async def run(self, task: Task, session: Session) -> Ending:
+        """Return at once."""
+        del task, session
+        return Ending()
