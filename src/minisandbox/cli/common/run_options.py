@@ -14,7 +14,7 @@ from minisandbox.plugins import plugin_names
 from minisandbox.rollouts.cluster import Cluster, ClusterChecks, NodeReport
 from minisandbox.types import ENGINES, human_size
 
-_DEFAULT_BACKEND = "sandbox"
+_DEFAULT = "sandbox"
 
 
 def add_backend_argument(parser: argparse._ActionsContainer) -> None:
@@ -22,7 +22,7 @@ def add_backend_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--backend",
         metavar="NAME",
-        default=_DEFAULT_BACKEND,
+        default=_DEFAULT,
         help="what makes the sandboxes: namespaces (sandbox, the default); podman or docker, to compare with, of this "
         "machine or of DOCKER_HOST; or the backend of another package",
     )
@@ -34,13 +34,11 @@ def backend_of(args: argparse.Namespace) -> str:
     Raises:
         InvalidValue: there is no such backend; or the command runs on a cluster.
     """
-    name = getattr(args, "backend", _DEFAULT_BACKEND)
-    if name == _DEFAULT_BACKEND:
+    name = getattr(args, "backend", _DEFAULT)
+    if name == _DEFAULT:
         return ""
-    if name not in ENGINES and name not in (added := plugin_names("backends", (_DEFAULT_BACKEND, *ENGINES))):
-        raise InvalidValue(
-            f"there is no backend {name!r}", hint=f"use {', '.join((_DEFAULT_BACKEND, *ENGINES, *added))}"
-        )
+    if name not in ENGINES and name not in (added := plugin_names("backends", (_DEFAULT, *ENGINES))):
+        raise InvalidValue(f"there is no backend {name!r}", hint=f"use {', '.join((_DEFAULT, *ENGINES, *added))}")
     if args.cluster is not None:
         raise InvalidValue("--backend and --cluster cannot be combined", hint="run it on one machine")
     return str(name)
