@@ -1,4 +1,4 @@
-"""Plain data: what images are made from, as values that import nothing heavy."""
+"""Recipes of images as plain data classes. Importing them loads no part of the builder."""
 
 from __future__ import annotations
 

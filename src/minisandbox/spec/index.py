@@ -1,4 +1,4 @@
-"""Which interpreter and which files of the package index a build sees, and the lock of what it used."""
+"""The interpreter and the files of the package index that a build may use, and the lock of those that it used."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from minisandbox.errors import InvalidValue
 
 CPU = "cpu"
 TORCH_BACKENDS = ("", CPU)
-"""What a recipe may ask for: whatever its pins say, or builds of PyTorch without CUDA."""
+"""The PyTorch backends of recipes: "" for the builds that the pins name, "cpu" for builds without CUDA."""
 TORCH_BACKEND = "torch_backend"
-"""What the definition of a step, and a lock file, call it."""
+"""The key of the PyTorch backend in the definition of a step and in a lock file."""
 LOCK_FORMAT = 1
 _EXACT = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 _MINOR = re.compile(r"\d+\.\d+")
@@ -29,9 +29,9 @@ class PythonRequest:
     """A parsed request for an interpreter.
 
     Attributes:
-        text: as it was written.
-        specifiers: the versions that satisfy it.
-        ranged: whether it is a range (then the interpreter that runs MiniSandbox is preferred).
+        text: the request as the user wrote it.
+        specifiers: the versions that satisfy the request.
+        ranged: whether the request is a range; if so, the interpreter that runs MiniSandbox is preferred.
     """
 
     text: str
@@ -40,13 +40,13 @@ class PythonRequest:
 
     @classmethod
     def parse(cls, text: str) -> PythonRequest:
-        """Read ``"3.11"``, ``"3.11.7"`` or a PEP 440 range such as ``">=3.11,<3.15"``.
+        """Parse ``"3.11"``, ``"3.11.7"`` or a PEP 440 range like ``">=3.11,<3.15"``.
 
         Raises:
-            InvalidValue: it is none of these.
+            InvalidValue: the string is neither a version nor a range.
         """
         plain = text.strip()
-        if len(plain) > _LONGEST:  # of thousands of digits Python makes no number
+        if len(plain) > _LONGEST:  # Python refuses to convert thousands of digits to a number
             raise InvalidValue(
                 f"a Python version of {len(plain)} characters", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'"
             )
@@ -62,15 +62,15 @@ class PythonRequest:
         raise InvalidValue(f"{text!r} is not a Python version", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'")
 
     def accepts(self, version: str) -> bool:
-        """Whether an interpreter of that version satisfies the request; pre-releases only where they are named."""
+        """Return whether an interpreter version satisfies the request; a pre-release does only if it is named."""
         return self.specifiers.contains(Version(version))
 
 
 def parse_moment(text: str) -> datetime:
-    """Read a moment: ``2024-03-01`` (its beginning, UTC) or ISO 8601 with a time.
+    """Parse an ISO 8601 date (``2024-03-01`` means midnight UTC) or date with a time.
 
     Raises:
-        InvalidValue: it is neither.
+        InvalidValue: the string is not an ISO 8601 date.
     """
     try:
         moment = datetime.fromisoformat(text)
@@ -84,10 +84,10 @@ class Package:
     """One file that a step fetched from the package index.
 
     Attributes:
-        name: the project's normalised name.
-        version: its version, as the file's name has it.
-        file: the file's name: a wheel, or a source archive.
-        sha256: its hash.
+        name: the normalised name of the project.
+        version: the version in the file's name.
+        file: the name of the file: a wheel or a source archive.
+        sha256: the hash of the file.
     """
 
     name: str
@@ -98,12 +98,12 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class IndexView:
-    """Which files of the package index a step sees.
+    """The files of the package index that a step sees.
 
     Attributes:
-        exclude_newer: a date: packages uploaded later are not there; "" for all.
-        torch_backend: which builds of PyTorch there are; "" for all.
-        locked: the only files that are there; None for all.
+        exclude_newer: a date; packages uploaded later are invisible. "" for no limit.
+        torch_backend: the visible builds of PyTorch; "" for all builds.
+        locked: the only visible files; None for all files.
     """
 
     exclude_newer: str = ""
@@ -112,7 +112,7 @@ class IndexView:
 
     @property
     def before(self) -> datetime | None:
-        """The moment from which on uploads are not there."""
+        """The time from which on uploads are invisible; None for no limit."""
         return parse_moment(self.exclude_newer) if self.exclude_newer else None
 
     def __post_init__(self) -> None:
@@ -127,16 +127,16 @@ EVERYTHING = IndexView()
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """What an image was made of.
+    """The exact inputs of a built image, so that the same image can be built again.
 
     Attributes:
-        image: its name.
-        base: the key of its base layer: the fingerprint of what it takes from the host's ``/etc``.
-        python: facts of its interpreter: ``version``, ``build``, ``abi``, ``kind``; empty without one.
-        system: system packages with their versions.
-        installed: distributions with their versions, as they are in the image.
-        steps: by step, the files that it fetched: what was installed, and what things were built with.
-        torch_backend: which builds of PyTorch it was made of; "" for those that its requirements named.
+        image: the name of the image.
+        base: the key of the base layer, a hash of the files that it takes from the host's ``/etc``.
+        python: facts of the interpreter: ``version``, ``build``, ``abi``, ``kind``; empty without an interpreter.
+        system: versions of the system packages, by name.
+        installed: versions of the Python distributions in the image, by name.
+        steps: by step, the files that it fetched: installed packages and build dependencies.
+        torch_backend: the PyTorch backend of the image; "" for the builds that its requirements named.
     """
 
     image: str

@@ -1,4 +1,4 @@
-"""Recipes of Python projects, as rows of Python data sets state them."""
+"""Recipes of Python projects, with the fields that rows of Python data sets have."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from minisandbox.types import WORKDIR
 
 @dataclass(frozen=True, slots=True)
 class PythonRecipe:
-    """How to make an image of a Python project. See :func:`minisandbox.images.build`, which checks the fields.
+    """A recipe of an image of a Python project. :func:`minisandbox.images.build` checks the fields.
 
     Attributes:
         python: ``"3.11"``, ``"3.11.7"`` or ``">=3.11,<3.15"``; None for no interpreter beyond the host's ``/usr``.
-        requirements: pinned packages, installed before the source is there, so that images share them.
-        complete: whether ``requirements`` name everything, as ``pip freeze`` does: nothing else is installed with them,
-            and nobody asks whether they go together.
-        overrides: packages installed after the requirements, in a run of their own: they win over them.
-        source: what lies at ``/testbed``; None for an image without a repository.
-        install: shell commands, run at ``/testbed``.
+        requirements: pinned packages, installed before the source is checked out, so that images share their layer.
+        complete: whether ``requirements`` name every package, as ``pip freeze`` does. If so, nothing else is installed
+            with them, and their compatibility is not checked.
+        overrides: packages installed after the requirements, in a separate run, so that they replace those.
+        source: the source of the repository at ``/testbed``; None for an image without a repository.
+        install: shell commands, run in ``/testbed``.
         environment: further variables, for the install commands and for everything that runs in the image.
-        patch: applied to the source after it was installed and before anything is committed.
-        hidden: paths in the repository that are removed from it, and kept in the tests layer.
-        test_patch: the hidden tests' patch; only the tests layer gets it.
-        step_timeout: seconds one build step may take; listing and hashing its files may take as long, a minute at
-            least.
-        network: what the install commands reach: ``"off"``, ``"index"`` (the package index) or ``"host"``.
-        exclude_newer: a date such as ``"2024-03-01"``: packages uploaded later are not there; "" for all.
-        system: packages of the host's distribution, installed below everything else; takes root.
-        lock: the exact files of an image that is to be made again; None to let the index decide.
-        version: the project's version, for build tools that ask git for one where the source's own tags do not say; ""
-            for none.
-        torch_backend: ``"cpu"``: PyTorch's builds without CUDA and none of CUDA's libraries, whatever the requirements
-            say; "" for those that the requirements name.
+        patch: a patch that is applied to the installed source before it is committed.
+        hidden: paths in the repository that are removed from it and kept in the tests layer.
+        test_patch: the patch of the hidden tests; only the tests layer contains it.
+        step_timeout: the timeout of each build step in seconds. Listing and hashing the files of the step has the same
+            timeout, but at least a minute.
+        network: the network of the install commands: ``"off"``, ``"index"`` (the package index) or ``"host"``.
+        exclude_newer: a date, for example ``"2024-03-01"``; packages uploaded later are invisible. "" for no limit.
+        system: packages of the host's distribution, installed in the lowest step; requires root.
+        lock: the lock of an earlier image whose exact files are installed again; None to let the package index decide.
+        version: the project's version, for build tools that ask git for one, if the source's own tags do not give it;
+            "" for none.
+        torch_backend: ``"cpu"`` for builds of PyTorch without CUDA, and without CUDA's libraries, even if the
+            requirements name others; "" for the builds that the requirements name.
     """
 
     python: str | None = None
@@ -72,10 +72,10 @@ class PythonRecipe:
     torch_backend: str = ""
 
     def recipe(self) -> Recipe:
-        """Return the base and the steps.
+        """Return the recipe as a base and steps.
 
         Raises:
-            InvalidValue: a field cannot be used.
+            InvalidValue: a field is invalid.
         """
         if self.source is None and (self.install or self.patch or self.hidden or self.test_patch):
             raise InvalidValue(

@@ -1,4 +1,4 @@
-"""Recipes: how to make an image, as a base and steps over it."""
+"""Recipes of images: a base, and the steps that build on it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Variables = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class HostBase:
-    """The host's ``/usr`` and a small ``/etc``."""
+    """A base of the host's ``/usr`` and a small generated ``/etc``."""
 
 
 @dataclass(frozen=True, slots=True)
 class OciBase:
-    """A container image. Its environment, workdir, user and configuration are inherited.
+    """A container image as the base. The new image inherits its environment, workdir, user and configuration.
 
     Attributes:
-        reference: as :func:`minisandbox.images.pull` takes it; an image of the store is not pulled again.
-        platform: such as ``linux/arm64``; "" for this machine's.
+        reference: the reference, as in :func:`minisandbox.images.pull`; an image in the store is not pulled again.
+        platform: the platform, for example ``linux/arm64``; "" for that of this machine.
     """
 
     reference: str
@@ -42,15 +42,15 @@ class OciBase:
 
 @dataclass(frozen=True, slots=True)
 class ScratchBase:
-    """Nothing but mount points."""
+    """An empty base that has only mount points."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageBase:
-    """The image of another recipe, with its environment.
+    """The image of another recipe as the base. The new image inherits its environment.
 
     Attributes:
-        recipe: that recipe.
+        recipe: the other recipe.
     """
 
     recipe: Recipe
@@ -58,14 +58,14 @@ class StageBase:
 
 @dataclass(frozen=True, slots=True)
 class DockerfileBase:
-    """What a Dockerfile builds.
+    """The image that a Dockerfile builds, as the base.
 
     Attributes:
-        dockerfile: its path.
+        dockerfile: the path of the Dockerfile.
         context: the directory that COPY and ADD take files from.
-        args: values of its arguments (``--build-arg``).
-        target: the stage; "" for the last one.
-        platform: such as ``linux/arm64``; "" for this machine's.
+        args: values of the build arguments (``--build-arg``).
+        target: the stage to build; "" for the last stage.
+        platform: the platform, for example ``linux/arm64``; "" for that of this machine.
     """
 
     dockerfile: Path
@@ -80,15 +80,15 @@ Base = HostBase | OciBase | ScratchBase | StageBase | DockerfileBase
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a command.
+    """A step that runs a command.
 
     Attributes:
         argv: the command; no shell is involved.
         environment: variables for this command only.
-        workdir: where it starts; None for the recipe's.
-        user: as whom it runs; "" for root.
-        network: what it reaches: ``"off"``, ``"index"`` (the package index) or ``"host"``.
-        unkeyed: further variables, which do not decide its result, such as addresses of proxies.
+        workdir: the initial working directory; None for that of the recipe.
+        user: the user of the command; "" for root.
+        network: the network of the command: ``"off"``, ``"index"`` (the package index) or ``"host"``.
+        unkeyed: further variables that do not enter the cache key, for example addresses of proxies.
     """
 
     argv: tuple[str, ...]
@@ -108,19 +108,20 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunMount:
-    """One mount of a RUN.
+    """One mount of a RUN instruction (``RUN --mount``).
 
     Attributes:
-        kind: ``bind``, ``cache``, ``tmpfs``, ``secret``, or ``ssh``, which mounts nothing: no build has an SSH agent.
-        target: where, absolute; "" of a secret that is only a variable.
-        source: the path in ``origin`` that a bind shows.
-        origin: the stage or image of a bind; "" for the context.
-        identity: which cache or secret.
-        variable: the variable that gets a secret.
+        kind: ``bind``, ``cache``, ``tmpfs``, ``secret`` or ``ssh``. ``ssh`` mounts nothing, because no build has an SSH
+            agent.
+        target: the absolute path of the mount point; "" for a secret that is only a variable.
+        source: the path in ``origin`` that a bind mount shows.
+        origin: the stage or image of a bind mount; "" for the build context.
+        identity: the id of the cache or secret.
+        variable: the environment variable that holds the secret.
         required: whether a missing secret is an error.
-        mode: the permission bits of a cache or a secret; None for the usual ones.
-        owner: the user and group of a cache or a secret.
-        size: bytes of a tmpfs; 0: as the kernel has it.
+        mode: the permission bits of a cache or a secret; None for the default bits.
+        owner: the user and group ids of a cache or a secret.
+        size: the size of a tmpfs in bytes; 0 for the kernel's default.
     """
 
     kind: str
@@ -137,11 +138,11 @@ class RunMount:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The files that a build is given.
+    """The build context: the directory that COPY and ADD read.
 
     Attributes:
         root: the directory.
-        dockerfile: the Dockerfile, which may have a ``.dockerignore`` of its own.
+        dockerfile: the Dockerfile, which may have its own ``.dockerignore`` file.
     """
 
     root: Path
@@ -150,11 +151,11 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedMount:
-    """A mount of a RUN with its origin.
+    """A mount of a RUN instruction together with the file tree that it shows.
 
     Attributes:
-        wanted: what the RUN says.
-        origin: where a bind's source lies.
+        wanted: the mount as the RUN instruction states it.
+        origin: the context, image or stage that holds the source of a bind mount.
     """
 
     wanted: RunMount
@@ -163,11 +164,11 @@ class ResolvedMount:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file that stands in the Dockerfile itself.
+    """A here-document of a Dockerfile: a file whose content is in the Dockerfile itself.
 
     Attributes:
-        name: its name.
-        content: its content.
+        name: the name of the file.
+        content: the content of the file.
     """
 
     name: str
@@ -176,20 +177,20 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
-    """RUN.
+    """A RUN instruction of a Dockerfile.
 
     Attributes:
-        line: its line.
-        text: the instruction, for people.
+        line: the line number in the Dockerfile.
+        text: the instruction as shown in messages.
         argv: the command.
-        variables: what it sees, the image's own and arguments.
-        unkeyed: variables that do not decide its result: addresses of proxies.
-        workdir: where it starts.
-        user: as whom it runs; "" for root.
-        network: what it reaches.
-        mounts: what it sees of other places.
-        script: a document that begins with ``#!``, which ``argv`` starts at ``/dev/pipes``.
-        secrets: contents of secrets by id; they decide nothing.
+        variables: the environment variables of the command: those of the image, and the build arguments.
+        unkeyed: variables that do not enter the cache key: addresses of proxies.
+        workdir: the initial working directory.
+        user: the user of the command; "" for root.
+        network: the network of the command.
+        mounts: the mounts of the instruction.
+        script: a here-document that begins with ``#!``; ``argv`` runs it from ``/dev/pipes``.
+        secrets: contents of secrets by id; they do not enter the cache key.
     """
 
     line: int
@@ -207,19 +208,19 @@ class RunCommand:
 
 @dataclass(frozen=True, slots=True)
 class CopyFiles:
-    """COPY, ADD, or the directory that WORKDIR makes.
+    """A COPY or ADD instruction of a Dockerfile, or the directory that WORKDIR creates.
 
     Attributes:
-        line: its line.
-        text: the instruction, for people.
-        origin: what the sources are paths in.
-        sources: them, with wildcards.
-        documents: files of the Dockerfile itself.
-        destination: an absolute path; a slash at its end makes it a directory.
-        owner: whom the files belong to, ``USER[:GROUP]``; "" for root, or for the owners they have in another stage.
-        mode: their permission bits; "" for those they have.
-        excludes: patterns of what is left out.
-        keep_parents: whether the directories of a source's path are made too.
+        line: the line number in the Dockerfile.
+        text: the instruction as shown in messages.
+        origin: the context, image or stage that the files are copied from.
+        sources: paths in the origin, with wildcards.
+        documents: here-documents, copied like files.
+        destination: an absolute path; a trailing slash makes it a directory.
+        owner: the owner of the copies, ``USER[:GROUP]``; "" for root, or for the owners in another stage.
+        mode: the permission bits of the copies; "" for those of the sources.
+        excludes: patterns of files that are not copied.
+        keep_parents: whether the parent directories of a source are created too.
         extract: whether archives are unpacked (ADD).
     """
 
@@ -238,10 +239,10 @@ class CopyFiles:
 
 @dataclass(frozen=True, slots=True)
 class InstallSystem:
-    """Install packages of the host's distribution over the host's ``/usr``.
+    """A step that installs packages of the host's distribution on top of the host's ``/usr``.
 
     Attributes:
-        packages: their names, with versions or without.
+        packages: the package names, with or without versions.
     """
 
     packages: tuple[str, ...]
@@ -257,11 +258,11 @@ class InstallSystem:
 
 @dataclass(frozen=True, slots=True)
 class InstallPython:
-    """Make the environment of an interpreter of this machine.
+    """A step that creates a Python environment from an interpreter of this machine.
 
     Attributes:
-        python: as :class:`.PythonRequest` reads it.
-        index: what its installer sees.
+        python: the requested version, as :class:`.PythonRequest` reads it.
+        index: the files of the package index that the installer sees.
     """
 
     python: str
@@ -274,13 +275,13 @@ class InstallPython:
 
 @dataclass(frozen=True, slots=True)
 class InstallRequirements:
-    """Install pinned packages into the environment.
+    """A step that installs pinned packages into the environment.
 
     Attributes:
-        requirements: them.
-        complete: whether they name everything.
-        overrides: packages installed after them.
-        index: what the installer sees.
+        requirements: the pinned packages.
+        complete: whether the requirements name every package, so that nothing else is installed with them.
+        overrides: packages installed after the requirements.
+        index: the files of the package index that the installer sees.
     """
 
     requirements: tuple[str, ...]
@@ -296,10 +297,10 @@ class InstallRequirements:
 
 @dataclass(frozen=True, slots=True)
 class CheckOut:
-    """Put a repository's files at the recipe's workdir. Its layer is the same in every image.
+    """A step that writes a repository's files to the recipe's workdir. All images of one source share its layer.
 
     Attributes:
-        source: where they come from.
+        source: the source of the files.
     """
 
     source: Source
@@ -312,14 +313,14 @@ class CheckOut:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Install the checked out project.
+    """A step that installs the checked out project.
 
     Attributes:
-        commands: shell commands, run at the workdir.
-        environment: variables for them.
-        network: what they reach, as :attr:`Run.network`.
-        version: the version for build tools where the source's own tags do not say; "" for none.
-        index: what they see of the package index.
+        commands: shell commands, run in the workdir.
+        environment: variables for the commands.
+        network: the network of the commands, as for :attr:`Run.network`.
+        version: the version that build tools see if the source's own tags do not give one; "" for none.
+        index: the files of the package index that the commands see.
     """
 
     commands: tuple[str, ...]
@@ -338,11 +339,11 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class CutHistory:
-    """Make the checked out files a repository of one commit, without the hidden ones and copies of these.
+    """A step that turns the checked out files into a repository of one commit, without hidden files and their copies.
 
     Attributes:
-        patch: applied before.
-        hidden: paths that are removed.
+        patch: a patch that is applied before the commit.
+        hidden: paths of the hidden files, which are removed.
     """
 
     patch: str = ""
@@ -355,11 +356,11 @@ class CutHistory:
 
 @dataclass(frozen=True, slots=True)
 class HiddenTests:
-    """Keep files that only graders see, in a layer of their own; nothing of it is in the image.
+    """A step that keeps files for graders in a separate layer, which is no part of the image.
 
     Attributes:
-        hidden: paths of the checked out files.
-        test_patch: a patch of files to keep with them.
+        hidden: paths of checked out files to keep.
+        test_patch: a patch whose files are kept with the hidden files.
     """
 
     hidden: tuple[str, ...] = ()
@@ -378,17 +379,17 @@ Step = (
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make an image: a base, and steps over it. See :func:`minisandbox.images.build`.
+    """A recipe of an image: a base, and steps on top of it. See :func:`minisandbox.images.build`.
 
     Attributes:
-        base: what it starts from.
-        steps: what is done, in order.
+        base: the base of the image.
+        steps: the build steps, in order.
         environment: further variables for everything that runs in the image; no step sees them.
-        workdir: where commands start and repositories lie; None for the base's.
-        user: as whom the image's commands run; None for the base's.
-        config: how a container wants to be run (``Entrypoint``, ``Cmd``, ``Shell`` ...), over the base's.
-        step_timeout: seconds one step may take.
-        lock: what has to be installed in the end; None to let the index decide.
+        workdir: the initial directory of commands, and the directory of the repository; None for that of the base.
+        user: the user of the image's commands; None for that of the base.
+        config: the run configuration of a container (``Entrypoint``, ``Cmd``, ``Shell`` ...), on top of the base's.
+        step_timeout: the timeout of each step in seconds.
+        lock: the versions that the finished image must have; None to let the package index decide.
     """
 
     base: Base = HostBase()
@@ -402,7 +403,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without looking at this machine."""
-        for name, value in self.environment:  # images have names that no shell could set
+        for name, value in self.environment:  # allow names that no shell can set, because images have them
             if not name or "=" in name or "\0" in name + value:
                 raise InvalidValue(f"{name!r} cannot be an environment variable")
         kinds = [type(step) for step in self.steps]
@@ -428,10 +429,10 @@ def _check_files(hidden: tuple[str, ...], patch: str, name: str) -> None:
 
 
 def check_requirement(line: str) -> None:
-    """Refuse what is not one requirement: options and paths would read more than the recipe says.
+    """Check that a line is a single requirement; pip's options and paths could read files outside the recipe.
 
     Raises:
-        InvalidValue: it is not a PEP 508 requirement.
+        InvalidValue: the line is not a PEP 508 requirement.
     """
     try:
         Requirement(line)
@@ -443,10 +444,10 @@ def check_requirement(line: str) -> None:
 
 
 def check_repository_path(path: str) -> None:
-    """Refuse paths that do not lie inside the repository.
+    """Check that a path lies inside the repository.
 
     Raises:
-        InvalidValue: it is empty, absolute, or has ``..``, ``.git`` or a NUL in it.
+        InvalidValue: the path is empty or absolute, or contains ``..``, ``.git``, a newline or a NUL byte.
     """
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or "\0" in path or "\n" in path or {"..", ".git"} & set(parts):
@@ -454,20 +455,20 @@ def check_repository_path(path: str) -> None:
 
 
 def check_network(network: str) -> None:
-    """Refuse what is no network of a build step.
+    """Check that a string names a network of a build step.
 
     Raises:
-        InvalidValue: it is not one of :data:`NETWORKS`.
+        InvalidValue: the string is not in :data:`NETWORKS`.
     """
     if network not in NETWORKS:
         raise InvalidValue(f"network is {network!r}", hint=f"write one of {', '.join(NETWORKS)}")
 
 
 def check_environment(variables: Mapping[str, str]) -> None:
-    """Refuse names and values that no environment can hold.
+    """Check the names and values of environment variables.
 
     Raises:
-        InvalidValue: there is one.
+        InvalidValue: a name is not a valid shell variable name, or a value contains a NUL byte.
     """
     for name, value in variables.items():
         if _VARIABLE.fullmatch(name) is None or "\0" in value:

@@ -1,4 +1,4 @@
-"""Where a repository comes from."""
+"""Sources of a repository: a source archive, a git commit, a local directory or the base image."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SdistSource:
     """A source archive on the package index.
 
     Attributes:
-        name: the project.
-        version: its version.
+        name: the name of the project.
+        version: the version of the project.
         sha256: the archive's hash, 64 hexadecimal digits.
     """
 
@@ -32,7 +32,7 @@ class SdistSource:
         """Check the fields.
 
         Raises:
-            InvalidValue: one cannot be used.
+            InvalidValue: a field is invalid.
         """
         if _PROJECT.fullmatch(self.name) is None:
             raise InvalidValue(
@@ -52,8 +52,8 @@ class GitSource:
     """A commit of a git repository.
 
     Attributes:
-        url: where to fetch from: a URL or a local path, without control characters, and blanks at its ends.
-        commit: its full object name.
+        url: the URL or local path of the repository, without control characters and without surrounding blanks.
+        commit: the full object name of the commit.
     """
 
     url: str
@@ -63,9 +63,9 @@ class GitSource:
         """Check the fields.
 
         Raises:
-            InvalidValue: one cannot be used.
+            InvalidValue: a field is invalid.
         """
-        # urllib drops blanks at its beginning, and tabs and newlines anywhere: it would be another address to some
+        # urllib drops leading blanks, and all tabs and newlines, so git and urllib would read different addresses
         odd = self.url != self.url.strip() or any(not sign.isprintable() for sign in self.url)
         if not self.url or odd or self.url.startswith("-") or "::" in self.url:
             raise InvalidValue(
@@ -80,14 +80,14 @@ class GitSource:
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """A directory of this machine; the content of its files decides.
+    """A directory of this machine. The cache key of its layer is the content of its files.
 
-    Of a git checkout, the tracked and the untracked but not ignored files are taken; of any other directory, all.
+    From a git checkout, the tracked and the untracked but not ignored files are copied; from any other directory, all.
 
     Attributes:
         path: the directory.
-        within: directories, no links on the way to them, of which one must hold it when it is read; None: it may lie
-            anywhere.
+        within: allowed parent directories, whose paths contain no links; the source must lie in one of them when it is
+            read. None to allow any place.
     """
 
     path: Path
@@ -96,11 +96,11 @@ class LocalSource:
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """The repository that the base has at the recipe's workdir, or the files there.
+    """The repository, or plain files, that the base already has at the recipe's workdir.
 
     Attributes:
-        commit: the commit that its files are reset to unless that is checked out; "" to take them unchanged.
-        remove: absolute paths of the image that are removed.
+        commit: the commit that the files are reset to, unless it is checked out; "" to keep the files unchanged.
+        remove: absolute paths in the image that are removed.
     """
 
     commit: str = ""
@@ -120,11 +120,11 @@ Source = SdistSource | GitSource | LocalSource | ImageSource
 
 
 def is_commit(text: str) -> bool:
-    """Whether a text is a commit's full name."""
+    """Return whether a string is the full object name of a commit."""
     return _COMMIT.fullmatch(text) is not None
 
 
 def shown(address: str) -> str:
-    """Return an address fit for messages and records: without credentials, and without the query that may sign it."""
+    """Return an address for messages and records, without credentials and without a query, which may be a signature."""
     plain = _USER_OR_LOGIN.sub(r"\1", address)
-    return re.split("[?#]", plain, maxsplit=1)[0] if "://" in plain else plain  # paths may have "?" and "#"
+    return re.split("[?#]", plain, maxsplit=1)[0] if "://" in plain else plain  # a local path may contain "?" and "#"
