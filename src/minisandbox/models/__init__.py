@@ -1,4 +1,4 @@
-"""Models: they choose agents' actions, and report the tokens that were read and sampled."""
+"""Language models: complete an agent's conversation, and report the token ids read and sampled."""
 
 from minisandbox.models.client import Gate, OpenAIModel
 from minisandbox.models.endpoint import Timeouts

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from minisandbox.models.transport import Answer
 
 _LOG = logging.getLogger("minisandbox.models")
-_SELDOM = 2  # retries after failures that will probably repeat
-_OUTAGE = 3  # failed tries of a request after which a person hears of it
+_SELDOM = 2  # retries after a failure that will probably repeat
+_OUTAGE = 3  # failed tries of one request before a warning is logged
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _LONGEST_WAIT = 600.0
@@ -47,18 +47,19 @@ _NO_TOKENS = "use vLLM 0.10.2 or later, or --tokens no; without token ids the re
 class OpenAIModel:
     """A model behind a chat completions API. A run sends all its requests through one instance, on one event loop.
 
-    A failed try is repeated: ``retries`` times with growing pauses for transient failures (429, 5xx, lost connections);
-    twice for probably permanent ones (timeouts, malformed responses); never when the server rejects the request.
+    The client retries transient failures (429, 5xx, lost connections) up to ``retries`` times, with exponential
+    backoff. It retries failures that will probably repeat (timeouts, malformed responses) twice. It does not retry a
+    request that the server rejects.
 
     Args:
         model: the model's name at the server.
         api_base: the API's address: ``http://localhost:8000/v1``.
-        api_key: the server's key, "" for none. It is in no error, record or ``repr``: responses that contain a key
-            of 20 characters or more are rejected.
+        api_key: the server's key; "" for a server without keys. Errors, records and ``repr`` never contain the key:
+            a response that contains a key of 20 characters or more is rejected.
         tokens: whether to request token ids and log-probabilities (``yes``, ``auto``, ``no``).
         timeouts: the time limits of one try.
         retries: retries after transient failures.
-        gate: limits the number and rate of concurrent tries; None: 256 at once.
+        gate: limits the concurrency and the rate of tries; None for 256 concurrent tries.
         meter: the prices of tokens, and the run's budget.
         largest: maximum bytes of a response's text.
     """
@@ -76,7 +77,7 @@ class OpenAIModel:
         meter: Meter | None = None,
         largest: int = LARGEST_ANSWER,
     ) -> None:
-        # aiohttp takes a quarter of a second to import: only clients of servers need it
+        # aiohttp takes a quarter of a second to import, and other models do not need it
         from minisandbox.models.transport import Transport  # noqa: PLC0415 - see above
 
         if retries < 0:
@@ -115,9 +116,9 @@ class OpenAIModel:
         return replace(completion, tokens=None)
 
     async def _match_sampling(self, sampling: Sampling) -> bool:
-        """Return whether log-probabilities are of the sampled distribution; probes the server once if needed."""
+        """Return whether log-probabilities are of the sampled distribution; if necessary, probe the server once."""
         if sampling.temperature == 0 or (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0):
-            return True  # raw and processed are equal
+            return True  # raw and processed log-probabilities are equal
         async with self._probing:
             if self._processed is None:
                 tokens = (await self._answer(PROBE)).tokens
@@ -140,17 +141,17 @@ class OpenAIModel:
                 self._settle(call)
                 self._outage = False
                 return replace(completion, cost=call.cost, seconds=time.monotonic() - began, tries=call.tries)
-            # outside the except block: a chained exception could contain the key
+            # _pause raises outside the except block, because a chained exception could contain the key
             if not self._adapt(failed, fields, call):
                 pause = self._pause(failed, call, time.monotonic() - began)
                 _LOG.info("%s; again in %.1f s", failed.error.what, pause)
-                if sum(call.failures.values()) == _OUTAGE and not self._outage:  # once, for all requests
+                if sum(call.failures.values()) == _OUTAGE and not self._outage:  # warn once for all requests
                     self._outage = True
                     _LOG.warning("%s, %d times in a row; trying on for some minutes", failed.error.what, _OUTAGE)
                 await asyncio.sleep(pause)
 
     async def close(self) -> None:
-        """Close the connections; calling it again does nothing."""
+        """Close the connections; further calls do nothing."""
         await self._transport.close()
 
     async def _try(self, request: Request, fields: RequestBody, call: _Call) -> Completion:
@@ -168,12 +169,12 @@ class OpenAIModel:
 
     def _completion(self, answer: Answer, call: _Call, *, wants_ids: bool) -> Completion:
         try:
-            # on the event loop: json holds the interpreter lock anyway
-            # decoded as json does with bytes: the key must be searched in the very text that is parsed
+            # Parse on the event loop: json holds the interpreter lock, so a thread would not help.
+            # Decode as json decodes bytes, because the search for the key must see the same text as the parser.
             text = answer.body.decode(json.detect_encoding(answer.body), "surrogatepass")
             body = json.loads(text)
         except (ValueError, RecursionError):
-            # cleaned before it is cut: half a key would not be recognised
+            # redact the key before truncating, because half a key would not be recognised
             beginning = clean(answer.body[:4096].decode("utf-8", "replace"), self._key)[:_SHOWN]
             error = BadAnswer(f"{self._transport.server} sent malformed JSON: {beginning!r}")
             raise Failed(error, "seldom") from None
@@ -186,7 +187,7 @@ class OpenAIModel:
         return completion
 
     def _read(self, body: object, text: str) -> Completion:
-        """Parse a response, rejecting one that contains the key: it may end up in records."""
+        """Parse a response; reject a response that contains the key, because it would be recorded."""
         server = self._transport.server
         if answer_repeats_key(text, self._key):
             error = BadAnswer(
@@ -199,7 +200,7 @@ class OpenAIModel:
             return read_answer(body, self._largest)
         except BadAnswer as error:
             shown = error.about(server)
-        if contains_key(text, self._key):  # the error may quote a part of it that cuts the key in two
+        if contains_key(text, self._key):  # the error may quote a part of the key, which redaction would miss
             shown = BadAnswer(f"{server} sent a malformed response: {REPEATS_KEY}")
         raise Failed(shown, "seldom")
 
@@ -224,7 +225,7 @@ class OpenAIModel:
         return failed
 
     def _adapt(self, failed: Failed, fields: RequestBody, call: _Call) -> bool:
-        """Drop optional fields that the server rejected; return whether the request changed."""
+        """Leave out the optional fields that the server rejected; return whether the request changed."""
         if not isinstance(failed.error, ModelRefused) or not failed.named:
             return False
         new_name = "max_completion_tokens"
@@ -238,7 +239,7 @@ class OpenAIModel:
         return bool(refused)
 
     def _settle(self, call: _Call) -> None:
-        """Remember the fields that the server rejected, now that it has responded without them."""
+        """Remember the rejected fields for further requests, once the server has accepted a request without them."""
         new = call.left_out - self._left_out
         if new:
             if "return_token_ids" in new:
@@ -252,7 +253,7 @@ class OpenAIModel:
         """Return the seconds until the next try.
 
         Raises:
-            ModelError: there is no further try.
+            ModelError: all retries failed, or the server asks to wait too long.
         """
         call.failures[failed.again] = call.failures.get(failed.again, 0) + 1
         allowed = {"often": self._retries, "seldom": min(_SELDOM, self._retries), "never": 0}[failed.again]
@@ -270,13 +271,13 @@ class OpenAIModel:
 
 @dataclass(slots=True)
 class _Call:
-    """The state of one request over its tries.
+    """The state of one request across its tries.
 
     Attributes:
-        left_out: optional fields that the server rejected.
-        length_field: the server's name for the maximum length.
+        left_out: the optional fields that the server rejected.
+        length_field: the server's name for the field of the maximum length.
         tries: the number of tries so far.
-        cost: US dollars so far.
+        cost: the cost of all tries so far, in US dollars.
         failures: the number of failed tries by kind.
     """
 
@@ -301,10 +302,10 @@ def _with_tries(error: ModelError, tries: int, seconds: float) -> ModelError:
 
 
 def check_key(key: str) -> str:
-    """Return a key without surrounding white space.
+    """Return an API key without surrounding white space.
 
     Raises:
-        InvalidValue: it has impossible characters; the message does not show the key.
+        InvalidValue: the key has characters other than printable ASCII. The message does not show the key.
     """
     key = key.strip()
     if not (key.isascii() and key.isprintable()):
@@ -312,11 +313,11 @@ def check_key(key: str) -> str:
     return key
 
 
-_SPREAD = 0.1  # spreads requests that waited for the same moment
+_SPREAD = 0.1  # jitter, so that waiting requests do not all start at the same moment
 
 
 class Gate:
-    """A limit that every try of every request passes.
+    """Limit the concurrency and the rate of tries, over all requests of a run.
 
     Args:
         concurrency: maximum concurrent tries.
@@ -335,7 +336,7 @@ class Gate:
 
     @asynccontextmanager
     async def passage(self) -> AsyncIterator[None]:
-        """Wait for a slot; the block is the try."""
+        """Wait for a slot, and hold the slot during the block."""
         async with self._slots:
             turn = max(time.monotonic(), self._next)
             self._next = turn + self._gap
@@ -344,12 +345,12 @@ class Gate:
             yield
 
     def shut(self, seconds: float) -> None:
-        """Block all requests for some seconds, after the server asked one of them to wait."""
+        """Delay all requests by some seconds, because the server asked one request to wait."""
         self._closed_until = max(self._closed_until, time.monotonic() + seconds)
 
 
 class Turns:
-    """Admits one task per turn of the event loop: parsing a hundred responses at once would block it for 0.1 s."""
+    """Admit one task per turn of the event loop: parsing a hundred responses in one turn would block it for 0.1 s."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -361,5 +362,5 @@ class Turns:
 
 
 def spread(seconds: float) -> float:
-    """Return a randomly longer time, by at most a tenth."""
+    """Return a time that is randomly longer by at most a tenth."""
     return seconds * random.uniform(1.0, 1.0 + _SPREAD)  # noqa: S311 - jitter, not a secret

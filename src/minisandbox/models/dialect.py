@@ -1,4 +1,4 @@
-"""The chat completions API as JSON: requests and responses, in both directions, with vLLM's token ids."""
+"""Convert requests and responses to and from the JSON of the chat completions API, with vLLM's token ids."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from minisandbox.models.protocol import (
 )
 
 TokensWanted = Literal["no", "auto", "yes"]
-"""Whether to request token ids: ``auto`` takes them if the engine supports it."""
+"""Whether to request token ids: ``yes`` requires them, ``auto`` accepts an engine that does not report them."""
 
 TOKEN_FIELDS: Mapping[str, object] = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
-"""The fields that make vLLM return ids and log-probabilities; without ``top_logprobs`` it returns none."""
+"""Request fields for token ids and log-probabilities; without ``top_logprobs``, vLLM returns no log-probabilities."""
 
 PROBE = Request((Message("user", "Name any word."),), sampling=Sampling(top_k=1, max_tokens=4))
-"""Detects raw log-probabilities: those of the sampled distribution (``top_k`` 1) are all 0."""
+"""A request that detects whether an engine reports log-probabilities of the raw model.
 
-# Engines have defaults of their own for these (vLLM takes them from the model's generation_config.json), which would
-# change the distribution that Sampling describes.
+With ``top_k`` 1 only one token can be sampled, so the log-probabilities of the sampled distribution are all 0.
+"""
+
+# Set these fields explicitly: engines have their own defaults (vLLM reads the model's generation_config.json), which
+# would change the distribution that Sampling describes.
 _NEUTRAL: Mapping[str, object] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _OURS = frozenset({"model", "messages", "tools", "n", "stream", *TOKEN_FIELDS})
 _FINISH: Mapping[object, FinishReason] = {
@@ -42,17 +45,17 @@ _FINISH: Mapping[object, FinishReason] = {
     "function_call": "tool_calls",
 }
 _LONGEST_NAME = 200
-_MOST_TOKENS = 1 << 31  # bounds counts that go into arrays and databases
+_MOST_TOKENS = 1 << 31  # larger counts would not fit into arrays and databases
 
 
 _FORCING = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 
 
 def constraint_in(body: Mapping[str, object]) -> str | None:
-    """Return the field of a request that constrains the sampling, or None.
+    """Return the name of the request field that constrains the sampling, or None.
 
-    The log-probabilities of such responses are of the constrained distribution, up to 19 nats from the model's own,
-    which a trainer computes.
+    An engine reports log-probabilities of the constrained distribution. They differ by up to 19 nats from the model's
+    own, which a trainer computes.
     """
     if body.get("tool_choice") not in (None, "auto", "none"):
         return "tool_choice"
@@ -67,11 +70,11 @@ def constraint_in(body: Mapping[str, object]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RequestBody:
-    """The body of a request.
+    """The body of a request, in fields that can be left out for a server that rejects them and fields that cannot.
 
     Attributes:
         needed: the required fields.
-        optional: fields with default values, or for optional features.
+        optional: the fields that repeat a default value or request an optional feature.
     """
 
     needed: Mapping[str, object]
@@ -83,16 +86,16 @@ class RequestBody:
         return {**optional, **self.needed}
 
     def refused(self, text: str, left_out: frozenset[str]) -> frozenset[str]:
-        """Find the optional fields that an error response is about.
+        """Find the optional fields that the server rejected, from its error response.
 
-        A server that does not know one of vLLM's fields does not know the others.
+        A server that rejects one of vLLM's fields does not support the others either, so they are returned together.
 
         Args:
             text: the error response.
-            left_out: fields that the request already lacked.
+            left_out: the fields that the request has already left out.
 
         Returns:
-            Further fields to leave out, if any.
+            The further fields to leave out; empty if the error names none.
         """
         present = self.optional.keys() - left_out
         named = {name for name in present if name in text}
@@ -107,7 +110,7 @@ def request_fields(request: Request, model: str, tokens: TokensWanted) -> Reques
     """Convert a request to the API's fields.
 
     Raises:
-        InvalidValue: ``Sampling.extra`` has a field that is reserved.
+        InvalidValue: ``Sampling.extra`` has a reserved field, or constrains the sampling although tokens are required.
     """
     drawn = request.sampling
     if clash := sorted(_OURS & drawn.extra.keys()):
@@ -136,7 +139,7 @@ def request_fields(request: Request, model: str, tokens: TokensWanted) -> Reques
 
 
 def read_request(body: object) -> Request:
-    """Parse a request on the server's side; unknown fields go to ``Sampling.extra``.
+    """Parse a request that a server received; put unknown fields into ``Sampling.extra``.
 
     Raises:
         InvalidValue: the request is malformed.
@@ -183,7 +186,7 @@ def _given(body: Mapping[str, object], name: str, default: float) -> float | str
 
 
 def read_usage(body: object) -> TokenUsage:
-    """Return the token counts of a response; zeros where they are missing or impossible."""
+    """Return the token counts of a response; a missing or impossible count is 0."""
     usage = body.get("usage") if isinstance(body, Mapping) else None
     if not isinstance(usage, Mapping):
         return TokenUsage()
@@ -197,8 +200,8 @@ def read_answer(body: object, largest: int | None = None) -> Completion:
     """Parse a response.
 
     Args:
-        body: the JSON.
-        largest: maximum characters of its texts together; None for no limit.
+        body: the decoded JSON body.
+        largest: maximum characters of the text, reasoning and arguments together; None for no limit.
 
     Raises:
         BadAnswer: the response is malformed or contradicts itself.
@@ -234,7 +237,7 @@ def _choice(body: object) -> Mapping[str, object]:
 def _finish_reason(choice: Mapping[str, object]) -> FinishReason:
     reason = choice.get("finish_reason")
     if not isinstance(reason, str) or reason not in _FINISH:
-        # "abort": the engine was stopped, or gets new weights; "content_filter": a part is withheld
+        # "abort": the engine was stopped or is loading new weights; "content_filter": a part was withheld
         raise BadAnswer(f"the response ended with {str(reason)[:_LONGEST_NAME]!r}", reason="the response is incomplete")
     return _FINISH[reason]
 
@@ -281,12 +284,12 @@ def _check_counts(usage: TokenUsage, tokens: Tokens | None) -> None:
 
 
 def answer_body(completion: Completion, *, tokens: bool = False, number: int = 0) -> dict[str, object]:
-    """Return a response as a server sends it.
+    """Return the JSON body with which a server sends a response.
 
     Args:
         completion: the response.
-        tokens: whether to include its token ids and log-probabilities, if it has them.
-        number: the response's number, for its id.
+        tokens: whether to include the token ids and log-probabilities, if the response has them.
+        number: a number for the response's id.
     """
     choice: dict[str, object] = {
         "index": 0,
@@ -320,22 +323,23 @@ assert set(_FINISH.values()) == set(get_args(FinishReason))
 
 
 NO_JSON = "INVALID_JSON"
-"""The parameter in a history that holds call arguments which are not a JSON object."""
+"""The name of the parameter that wraps malformed call arguments in a history."""
 
 _INVALID = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST_TOOL_NAME = 64
 
 
 def for_history(message: Message, tools: Sequence[Mapping[str, object]] = ()) -> Message:
-    """Return a response with well-formed tool calls: valid tool names, and objects as arguments.
+    """Return a response with well-formed tool calls, for the history of further requests.
 
-    Models write malformed calls, and engines pass them on. Sent back unchanged, they make every further request fail:
-    vLLM parses the arguments of earlier calls as JSON before it fills in the chat template, and OpenAI validates the
-    names. The original arguments are kept as the text of one parameter.
+    Models write malformed calls, and engines pass them on. In the history, a malformed call makes every further request
+    fail: vLLM parses the arguments of earlier calls as JSON before it renders the chat template, and OpenAI validates
+    tool names. This function replaces invalid characters of names, and wraps arguments that are not a JSON object in an
+    object with one parameter.
 
     Args:
         message: the response.
-        tools: the tools offered; their names are valid.
+        tools: the tools offered to the model. Their names are kept unchanged.
     """
     if not message.tool_calls:
         return message
@@ -349,7 +353,7 @@ def _well_formed(call: ToolCall, is_offered: bool) -> ToolCall:
 
 
 def _object(arguments: str) -> str:
-    """Return arguments as the text of a JSON object, wrapped if they are something else."""
+    """Return arguments as the text of a JSON object; wrap anything else in an object."""
     try:
         value = json.loads(arguments or "{}", parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -358,5 +362,5 @@ def _object(arguments: str) -> str:
 
 
 def _refuse(name: str) -> object:
-    """Reject NaN and infinities, which only Python's parser accepts."""
+    """Reject NaN and infinities, which Python's JSON parser accepts but engines do not."""
     raise ValueError(name)

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from minisandbox.errors import InvalidValue
 
 SESSION_HEADER = "X-Session-Id"
-"""Names the rollout, so that a router can send all of its requests to the engine that caches it."""
+"""The header that names the rollout, so that a router can send all its requests to the engine with its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Timeouts:
 
     Attributes:
         connect: until the connection is established, DNS and TLS included.
-        read: until the first data of the response, and between two reads; None: the same as total.
+        read: until the first data of the response, and between two reads; None for the value of ``total``.
         total: the whole try.
     """
 
@@ -39,15 +39,15 @@ def check_base(base: str) -> str:
     """Return the address of an API without a trailing slash.
 
     Raises:
-        InvalidValue: it is not an HTTP address, or contains a secret.
+        InvalidValue: ``base`` is not an HTTP address, or contains a user name, password or query.
     """
     hint = "for instance http://localhost:8000/v1"
     try:
         parts = urlsplit(base)
-        parts.port  # noqa: B018 - the property raises if it is not a number
+        parts.port  # noqa: B018 - the property raises ValueError for a malformed port
     except ValueError as error:
         raise InvalidValue(f"--api-base is not an address: {error}", hint=hint) from None
-    if "@" in parts.netloc or parts.query or parts.fragment:  # not shown: it may be a secret
+    if "@" in parts.netloc or parts.query or parts.fragment:  # omit the address, which may contain a secret
         raise InvalidValue(
             "--api-base contains a user name, password or query",
             reason="the address is recorded with the run and shown in messages",
@@ -63,8 +63,8 @@ class Proxy:
     """An HTTP proxy.
 
     Attributes:
-        url: its address, without user name and password.
-        user: the user name; "" for none.
+        url: the proxy's address, without user name and password.
+        user: the user name; "" for a proxy without authentication.
         password: the user's password.
     """
 
@@ -81,7 +81,7 @@ class Proxy:
 
 
 def proxy_for(url: str) -> Proxy | None:
-    """Return the environment's proxy for an address; None for loopback addresses.
+    """Return the proxy that the environment sets for an address, or None; loopback addresses never use a proxy.
 
     Raises:
         InvalidValue: the environment names something other than an HTTP proxy.

@@ -1,7 +1,8 @@
-"""Training rows from responses: turns are linked by their tokens, never by their text.
+"""Build training rows from responses, linked by their token ids and never by their text.
 
-A response follows another if its prompt starts with all tokens of the other, prompt and sampled ones. A conversation
-that only grows becomes one row; where it forks, is summarised or is tokenized differently, there are several.
+A response continues an earlier response if its prompt starts with all tokens of the earlier response, prompt and
+sampled. A conversation that only grows becomes one row. A fork, a summary or a different tokenization starts another
+row.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from minisandbox.models.protocol import Tokens
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One sequence to train on. Over all rows of a rollout, each sampled token carries loss once.
+    """One training sequence. Across all rows of a rollout, each sampled token carries loss at most once.
 
     Attributes:
-        ids: the tokens (``array('i')``).
-        logprobs: natural logarithms of the probabilities they were sampled with; 0.0 for context (``array('d')``).
+        ids: the token ids (``array('i')``).
+        logprobs: natural logarithms of the sampling probabilities; 0.0 for context (``array('d')``).
         mask: per token, 1 if it carries loss, else 0: context, tokens that carry loss in an earlier row, and tokens
             sampled under a constraint.
-        turns: the numbers of the responses in it, in order, from 0.
+        turns: the numbers of the row's responses, in order, from 0.
     """
 
     ids: array[int]
@@ -39,7 +40,7 @@ class TokenRow:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A response: the part of its prompt after the previous node's tokens, and the sampled tokens."""
+    """A response: the part of its prompt that follows the tokens of the previous node, and its sampled tokens."""
 
     turn: int
     context: array[int]
@@ -50,7 +51,7 @@ class _Node:
     after: list[_Node] = field(default_factory=list)
 
     def is_at(self, prompt: array[int], start: int) -> int:
-        """Return where this node's tokens end in a prompt if they are at ``start``, else -1."""
+        """Return the end of this node's tokens in a prompt if they occur at ``start``, or -1."""
         middle = start + len(self.context)
         end = middle + len(self.sampled)
         matches = prompt[start:middle] == self.context and prompt[middle:end] == self.sampled
@@ -61,7 +62,7 @@ class TokenGraph:
     """The responses of one rollout.
 
     Attributes:
-        held: the number of stored tokens; the part of a prompt that repeats an earlier response is not stored.
+        held: the number of stored tokens. The part of a prompt that repeats an earlier response is stored only once.
     """
 
     def __init__(self) -> None:
@@ -84,13 +85,13 @@ class TokenGraph:
         return node.turn
 
     def rows(self) -> tuple[TokenRow, ...]:
-        """Return a row for each response without a successor, in order."""
+        """Return one row for each response that no later response continues, in order."""
         leaves = sorted((node for node in self._nodes() if not node.after), key=lambda node: node.turn)
         trained: set[int] = set()
         return tuple(_row(leaf, trained) for leaf in leaves)
 
     def _latest_before(self, prompt: array[int]) -> tuple[_Node | None, int]:
-        """Return the node whose tokens are the longest prefix of a prompt, and its length."""
+        """Return the node whose path is the longest prefix of a prompt, or None, and the length of the prefix."""
         best: tuple[_Node | None, int] = (None, 0)
         waiting = [(node, 0) for node in self._roots]
         while waiting:

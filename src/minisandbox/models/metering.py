@@ -17,7 +17,7 @@ class Prices:
     Attributes:
         prompt: US dollars per million tokens read.
         completion: US dollars per million tokens sampled.
-        cached: US dollars per million prompt tokens from the engine's cache; None: the same as ``prompt``.
+        cached: US dollars per million prompt tokens from the engine's cache; None for the price in ``prompt``.
     """
 
     prompt: float = 0.0
@@ -38,13 +38,13 @@ class Prices:
 
 
 class Budget:
-    """The budget of all requests of a run together. It is checked before each try and charged after it.
+    """The budget of a run, for all its requests together. It is checked before each try and charged after each try.
 
-    Requests in flight are not counted yet, so a run can exceed its budget by the responses in flight.
+    Requests in flight are not charged yet, so a run can exceed its budget by their cost.
 
     Args:
-        dollars: US dollars; None for no limit.
-        tokens: tokens, read and sampled; None for no limit.
+        dollars: maximum cost in US dollars; None for no limit.
+        tokens: maximum tokens read and sampled; None for no limit.
     """
 
     def __init__(self, dollars: float | None = None, tokens: int | None = None) -> None:
@@ -67,7 +67,7 @@ class Budget:
         return self._spent_tokens
 
     def charge(self, tokens: int, dollars: float) -> None:
-        """Charge the usage of a response, or on resume of the earlier ones."""
+        """Charge the usage of a response, or of all earlier responses of a resumed run."""
         self._spent_tokens += tokens
         self._spent_dollars += dollars
 
@@ -75,7 +75,7 @@ class Budget:
         """Check that some budget remains.
 
         Raises:
-            BudgetExceeded: it is spent.
+            BudgetExceeded: the budget is spent.
         """
         hint = "finished rollouts are kept; the same command with a larger budget resumes"
         if self._dollars is not None and self._spent_dollars >= self._dollars:
@@ -88,7 +88,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Computes the cost of responses and charges a budget.
+    """Compute the cost of responses and charge it to a budget.
 
     Attributes:
         prices: the model's prices.
@@ -99,18 +99,18 @@ class Meter:
     budget: Budget
 
     def charge(self, usage: TokenUsage) -> float:
-        """Charge a response; return its cost in US dollars."""
+        """Charge a response to the budget; return the cost in US dollars."""
         cost = self.prices.cost(usage)
         self.budget.charge(usage.prompt + usage.completion, cost)
         return cost
 
 
 class Metered:
-    """A model whose responses are charged to a budget.
+    """Wrap a model, so that its responses are charged to a budget.
 
     Args:
-        model: the model.
-        meter: its prices and the budget.
+        model: the wrapped model.
+        meter: the model's prices and the budget.
     """
 
     def __init__(self, model: Model, meter: Meter) -> None:

@@ -1,4 +1,4 @@
-"""The options of a model, which are recorded with a run, and the function that opens it."""
+"""Options of a model, recorded with each run, and the function that opens the model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from minisandbox.models.protocol import Model, Sampling
 from minisandbox.models.scripted import Script, ScriptedModel
 
 LOCAL = "local"
-"""The embedded model."""
+"""The name of the embedded model."""
 
 SCRIPTED = "scripted:"
-"""The prefix of the file with a scripted model's responses."""
+"""The prefix of a scripted model's name; the path of the script follows."""
 
 _KEY = "OPENAI_API_KEY"
 _LOG = logging.getLogger("minisandbox.models")
@@ -29,23 +29,23 @@ _LOG = logging.getLogger("minisandbox.models")
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """The choice of a model and its options. It contains no secrets.
+    """The name of a model and its options. They contain no secrets.
 
     Attributes:
         model: the model's name at its server; ``local`` or ``local:...``; ``scripted:FILE``.
         api_base: the address of the server's API: ``http://localhost:8000/v1``.
         api_key_env: the environment variable that holds the server's key.
         sampling: the sampling options of requests.
-        tokens: whether to request token ids and log-probabilities: ``yes`` requires them, ``auto`` takes them if the
-            engine supports it.
+        tokens: whether to request token ids and log-probabilities: ``yes`` requires them, ``auto`` accepts an engine
+            that does not report them.
         timeout: time limit of one try in seconds.
         connect_timeout: time limit to connect in seconds.
-        read_timeout: seconds until the first data and between two reads; None: the same as ``timeout``.
+        read_timeout: seconds until the first data and between two reads; None for the value of ``timeout``.
         retries: retries after transient failures.
         concurrency: maximum concurrent requests.
         requests_per_minute: maximum tries started per minute; None for no limit.
         budget_dollars: maximum cost of the run in US dollars; None for no limit.
-        budget_tokens: maximum tokens of the run, read and sampled; None for no limit.
+        budget_tokens: maximum tokens read and sampled in the run; None for no limit.
         prices: the prices of the model's tokens.
     """
 
@@ -67,7 +67,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if not self.model:
             raise InvalidValue("--model is empty", hint="give a name that the server's /models lists, or local")
-        self.timeouts, self.gate(), self.budget()  # each validates its own values
+        self.timeouts, self.gate(), self.budget()  # validate the options
         if self.api_base is not None:
             check_base(self.api_base)
         if self.budget_dollars is not None and self.prices == Prices():
@@ -81,7 +81,7 @@ class ModelOptions:
 
     @property
     def served(self) -> bool:
-        """Whether a server runs the model."""
+        """Whether the model runs on a server, not in this process."""
         return self.model.partition(":")[0] != LOCAL and not self.model.startswith(SCRIPTED)
 
     @property
@@ -105,14 +105,14 @@ def open_model(
     *,
     tell: Callable[[str], object] = _LOG.warning,
 ) -> Model:
-    """Open a model, which the caller closes.
+    """Open a model; the caller closes it.
 
     Args:
         options: the model and its options.
-        budget: the budget of a resumed run, with its earlier usage; None: a new one.
-        api_key: the server's key; None: from the environment variable in the options.
-        tell: receives messages while ``local`` is fetched the first time, which takes minutes; by default they are
-            logged as warnings, which go to stderr.
+        budget: the budget of a resumed run, with its earlier usage; None for a new budget.
+        api_key: the server's key; None to read the environment variable in the options.
+        tell: receives progress messages during the first download of ``local``, which takes minutes; by default they
+            are logged as warnings.
 
     Raises:
         InvalidValue: a key or a script is malformed.
@@ -123,7 +123,7 @@ def open_model(
         script = Script.load(Path(options.model.removeprefix(SCRIPTED)))
         return Metered(ScriptedModel(script, name=options.model, tokens=options.tokens != "no"), meter)
     if not options.served:
-        # imports torch
+        # import on use, because the engine imports torch
         open_local: Callable[..., Model] = import_module("minisandbox.models.engine").open_local
         return Metered(open_local(options, tell=tell), meter)
     assert options.api_base is not None  # ModelOptions checks that
@@ -140,7 +140,7 @@ def open_model(
 
 
 def _key(variable: str) -> str:
-    """Return the key in an environment variable; only the default variable may be missing, for servers without keys."""
+    """Return the key in an environment variable. Only the default variable may be unset, for servers without keys."""
     if not variable:
         return ""
     key = os.environ.get(variable)

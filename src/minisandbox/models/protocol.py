@@ -1,4 +1,4 @@
-"""The interface of models: they complete conversations, and report the tokens read and sampled; reproducible seeds."""
+"""The interface of language models: messages, requests, responses with their token ids, and reproducible seeds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ToolCall:
     """A tool call requested by the model.
 
     Attributes:
-        id: the call's id, which its result refers to.
-        name: the tool.
-        arguments: JSON text as it was sampled, possibly malformed.
+        id: the id by which the tool's result refers to the call.
+        name: the name of the tool.
+        arguments: the arguments as sampled JSON text, possibly malformed.
     """
 
     id: str
@@ -32,14 +32,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation, in OpenAI's terms.
+    """One message of a conversation, as in OpenAI's chat completions API.
 
     Attributes:
         role: ``system``, ``user``, ``assistant`` or ``tool``.
-        content: its text.
-        tool_calls: the tool calls of an assistant's message.
-        tool_call_id: the call that a tool's message answers.
-        reasoning: the reasoning that the engine separated from an assistant's text; sent back unchanged.
+        content: the text of the message.
+        tool_calls: the tool calls of an assistant message.
+        tool_call_id: the id of the tool call that a tool message responds to.
+        reasoning: the reasoning that the engine separated from an assistant message's text. Later requests send it back
+            unchanged.
     """
 
     role: Role
@@ -67,7 +68,7 @@ class Message:
         """Read a message in the chat completions API's format.
 
         Raises:
-            InvalidValue: it is malformed.
+            InvalidValue: the message is malformed.
         """
         if not isinstance(body, Mapping):
             raise InvalidValue(f"a message is {type(body).__name__}, not an object")
@@ -83,7 +84,7 @@ class Message:
             _text(body.get("content")),
             tuple(_tool_call(one) for one in calls),
             answers if isinstance(answers, str) else None,
-            # vLLM names the field "reasoning" since 0.12, "reasoning_content" before
+            # since 0.12, vLLM has called this field "reasoning" instead of "reasoning_content"
             _text(body.get("reasoning_content") or body.get("reasoning")),
         )
 
@@ -99,7 +100,7 @@ def _tool_call(body: object) -> ToolCall:
 
 
 def _text(content: object) -> str:
-    """Return the text of a message's content, which may be a list of parts."""
+    """Return the text of a message's content; join the parts if the content is a list of text parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -113,17 +114,17 @@ def _text(content: object) -> str:
 class Sampling:
     """The sampling options of a response.
 
-    With other values than the defaults, log-probabilities are those of another distribution than the model's own,
-    which changes a trainer's ratios.
+    Values other than the defaults change the distribution that tokens are sampled from. The log-probabilities then
+    differ from the model's own, and so do the importance ratios that a trainer computes from them.
 
     Attributes:
-        temperature: 0 takes the likeliest token.
+        temperature: the sampling temperature; 0 always takes the likeliest token.
         top_p: sample from the smallest set of tokens with this total probability; 1 for all.
         top_k: sample from this many of the likeliest tokens; 0 for all.
-        max_tokens: maximum length of the response in tokens; None: the engine's own limit.
-        seed: the seed of the engine's random numbers, if it supports seeds.
-        stop: texts that end the response.
-        extra: additional fields of the request, in the engine's terms.
+        max_tokens: maximum length of the response in tokens; None for the engine's own limit.
+        seed: the seed of the engine's random number generator, if the engine supports seeds.
+        stop: strings at which the engine stops generating.
+        extra: additional request fields, passed to the engine unchanged.
     """
 
     temperature: float = 1.0
@@ -153,7 +154,8 @@ class Request:
         messages: the conversation so far.
         tools: the tools on offer, as JSON schemas in OpenAI's format.
         sampling: the sampling options.
-        session: the rollout; the same for all of its requests, so that engines find their caches.
+        session: the name of the rollout. All its requests share it, so that a router can send them to the engine that
+            has cached the conversation.
     """
 
     messages: tuple[Message, ...]
@@ -164,7 +166,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of one response, exactly as its engine reported them.
+    """The token ids of one response, exactly as the engine reported them.
 
     Attributes:
         prompt: ids of the tokens read (``array('i')``).
@@ -204,14 +206,14 @@ class Completion:
     """A model's response.
 
     Attributes:
-        message: the message.
+        message: the response's message.
         finish_reason: ``stop``, ``length`` (truncated) or ``tool_calls``.
-        usage: its token counts.
-        tokens: its tokens; None if the engine does not report them.
-        cost: US dollars, by the model's price list.
-        seconds: time from the request to the response, failed tries included.
+        usage: the token counts.
+        tokens: the token ids and log-probabilities; None if the engine does not report them.
+        cost: the cost in US dollars, from the model's prices.
+        seconds: seconds from the request to the response, including failed tries.
         tries: the number of tries.
-        model: the model's name as the engine reports it.
+        model: the name of the model that the engine reports.
     """
 
     message: Message
@@ -225,11 +227,11 @@ class Completion:
 
 
 class Model(Protocol):
-    """A model that chooses an agent's next action. One instance serves many rollouts at once, on one event loop."""
+    """A language model. One instance serves many concurrent rollouts on one event loop."""
 
     @property
     def name(self) -> str:
-        """Its name in logs and trajectories."""
+        """The model's name in logs and trajectories."""
         ...
 
     async def complete(self, request: Request) -> Completion:
@@ -245,22 +247,22 @@ class Model(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release connections and processes; calling it again does nothing."""
+        """Release connections and processes; further calls do nothing."""
         ...
 
 
 def seed_of(*parts: object) -> int:
-    """Return a number below 2**63 that depends only on the texts of the parts."""
+    """Return a seed below 2**63: a hash of the string forms of the parts, equal in every process."""
     text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
 @dataclass(frozen=True, slots=True)
 class SeededModel:
-    """A model that samples each response with a seed derived from the rollout and the turn.
+    """Wrap a model, so that each response is sampled with a seed derived from the rollout's seed and the turn.
 
     Attributes:
-        model: the model.
+        model: the wrapped model.
         seed: the rollout's seed.
     """
 
@@ -279,4 +281,4 @@ class SeededModel:
         return await self.model.complete(replace(request, sampling=sampling))
 
     async def close(self) -> None:
-        """Do nothing: the owner closes the model."""
+        """Do nothing: the owner of the wrapped model closes it."""

@@ -1,4 +1,4 @@
-"""Interpret a server's error responses: whether to retry, and a safe message that does not contain the key."""
+"""Interpret a server's error responses: decide whether to retry, and write a message without the API key."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ Again = Literal["often", "seldom", "never"]
 _LONGEST_WORDS = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _BY_CODE = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-# vLLM, OpenAI, DeepSeek: "maximum context length is N tokens"; SGLang: "longer than the model's context length";
-# llama.cpp: "exceeds the available context size", and before it had a type for it "context size exceeded";
-# vLLM without max_tokens: "max_tokens must be at least 1, got -N"; vLLM below the API: "maximum model length"
+# Messages of servers about a conversation that is too long:
+# vLLM, OpenAI, DeepSeek: "maximum context length is N tokens"
+# SGLang: "longer than the model's context length"
+# llama.cpp: "exceeds the available context size"; versions without an error type: "context size exceeded"
+# vLLM without max_tokens: "max_tokens must be at least 1, got -N"; vLLM's engine: "maximum model length"
 _BY_WORDS = re.compile(
     r"maximum (?:context|model|input) length|model's context length|available context size|context size exceeded"
     r"|exceeds? (?:the )?context (?:window|length|size)|context window exceeds|prompt is too long"
@@ -45,10 +47,10 @@ class Failed(Exception):
     """A failed try.
 
     Attributes:
-        error: the error to raise if there is no further try.
+        error: the error to raise after the last try.
         again: whether to retry.
-        after: seconds that the server asks to wait, or None.
-        named: the error response, to search for names of fields.
+        after: the seconds that the server asks to wait, or None.
+        named: the text of the error response, in which to search for rejected fields.
     """
 
     def __init__(self, error: ModelError, again: Again, *, after: float | None = None, named: str = "") -> None:
@@ -65,7 +67,7 @@ class _ErrorText:
 
     Attributes:
         message: the message, cleaned.
-        codes: its ``code`` and ``type``.
+        codes: the error's ``code`` and ``type``.
     """
 
     message: str
@@ -73,7 +75,7 @@ class _ErrorText:
 
 
 def clean(text: str, secret: str = "") -> str:
-    """Clean a server's text for an error: one bounded line, without control characters and the key."""
+    """Return a server's text as one line of bounded length, without control characters and without the key."""
     if len(secret) >= SHORTEST_KEY:
         text = redact(text, secret)
     line = _CONTROL.sub(" ", text).strip()
@@ -86,10 +88,10 @@ def failure_of(
     """Interpret an error response.
 
     Args:
-        status: the HTTP status, or the status in the body instead.
+        status: the HTTP status, or the status in the body of a response with the HTTP status 200.
         headers: the response's headers.
-        body: the response, or its start.
-        server: the server, for the message.
+        body: the body, possibly truncated.
+        server: the server's name, for the message.
         model: the requested model.
         secret: the key, which the message must not contain.
     """
@@ -117,7 +119,7 @@ def failure_of(
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that a server asks to wait (RFC 9110, 10.2.3), or None."""
     try:
-        if "retry-after-ms" in headers:  # OpenAI's own
+        if "retry-after-ms" in headers:  # a header of OpenAI
             return max(float(headers["retry-after-ms"]) / 1000, 0.0)
         text = headers.get("Retry-After", "")
         if text.strip().isdigit():
@@ -128,7 +130,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def error_in(body: object) -> tuple[int, bytes] | None:
-    """Return the status and text of an error that was sent with the status 200; None if there is no error."""
+    """Return the status and text of an error that a server sent with HTTP status 200, or None if there is no error."""
     error = body.get("error") if isinstance(body, Mapping) and not body.get("choices") else None
     if isinstance(body, Mapping) and body.get("object") == "error":
         error = body
@@ -142,12 +144,12 @@ def error_in(body: object) -> tuple[int, bytes] | None:
 def _is_about_length(status: int, error_text: _ErrorText) -> bool:
     if error_text.codes & _BY_CODE:
         return True
-    # llama.cpp sends 500; under other statuses these words may mean anything
+    # llama.cpp sends 500; with other statuses the same words may mean another error
     return status in (400, 413, 422, 500) and _BY_WORDS.search(error_text.message) is not None
 
 
 def _error_text(body: bytes, secret: str) -> _ErrorText:
-    """Parse ``{"error": {"message", "type", "code"}}``, vLLM's old form, ``detail``, or plain text."""
+    """Parse an error body: ``{"error": {"message", "type", "code"}}``, vLLM's old format, ``detail``, or plain text."""
     try:
         value: object = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A model that responds from a script, for tests and reproducible runs; its faults, and its tokeniser."""
+"""A model that responds from a script, for tests and reproducible runs, with injected faults and its own tokeniser."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ Fault = Literal[
     "unknown_model",
     "redirect",
 ]
-"""
-``timeout``: no response. ``reset``, ``reset_mid_answer``: the connection is cut. ``rate_limit``: 429, and with
-``_retry_after`` the time to wait. ``server_error``: 500. ``invalid_json``; ``empty_choices``; ``empty_answer``;
-``aborted``: malformed responses. ``context_length``: 400, in vLLM's wording. ``huge``: 10 MB of text. ``drip``: a byte
-at a time, forever. ``wrong_token_counts``: a log-probability is missing. ``no_tokens``: no token ids, though requested.
+"""A fault that a scripted server injects instead of a response.
+
+``timeout``: no response. ``reset``, ``reset_mid_answer``: the connection is reset. ``rate_limit``: 429, and with
+``_retry_after`` the time to wait. ``server_error``: 500. ``invalid_json``, ``empty_choices``, ``empty_answer``,
+``aborted``: malformed responses. ``context_length``: 400, in vLLM's wording. ``huge``: 10 MB of text. ``drip``: one
+byte at a time, forever. ``wrong_token_counts``: a log-probability is missing. ``no_tokens``: the requested token ids
+are missing.
 ``wrong_key``: 401. ``unknown_model``: 404. ``redirect``: 307 to another host.
 """
 
@@ -65,11 +67,11 @@ ENDS_WITH: Mapping[Fault, type[ModelError]] = {
     "unknown_model": ModelRefused,
     "redirect": ModelRefused,
 }
-"""The error of a request whose tries all meet the fault, with tokens requested."""
+"""The error that a client raises if every try meets the fault, for requests that require tokens."""
 
 
 ALL_OTHERS = "*"
-"""In a script: the responses for instances without their own."""
+"""The key of a script's default responses, for instances without their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Reply:
 
     Attributes:
         message: the message.
-        fault: the fault instead of it, on every try; None for no fault.
+        fault: the fault to inject instead of the message, on every try; None for no fault.
     """
 
     message: Message = field(default_factory=lambda: Message("assistant", ""))
@@ -86,10 +88,10 @@ class Reply:
 
     @classmethod
     def of(cls, body: object) -> Self:
-        """Make a reply from a text, a :class:`Message`, a message in OpenAI's format, or ``{"fault": NAME}``.
+        """Create a reply from a string, a :class:`Message`, a message in OpenAI's format, or ``{"fault": NAME}``.
 
         Raises:
-            InvalidValue: it is something else.
+            InvalidValue: ``body`` has none of these forms, or the fault is unknown.
         """
         if isinstance(body, cls):
             return body
@@ -106,28 +108,28 @@ class Reply:
 
 
 Answerer = Callable[[Request], str | Message | Reply]
-"""Returns a response to a request; it may raise a :class:`ModelError` instead."""
+"""A function that returns the response to a request, or raises a :class:`ModelError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """Responses for rollouts, in order.
 
-    The number of assistant messages in a request's history selects the next response, so a repeated request gets the
-    same one.
+    The number of assistant messages in a request's history selects the response, so a repeated request gets the same
+    response.
 
     Attributes:
-        replies: the responses by instance or session, or for all others (``*``).
+        replies: the responses by instance or session; ``*`` for all others.
     """
 
     replies: Mapping[str, Sequence[Reply]]
 
     @classmethod
     def of(cls, answers: Sequence[object] | Mapping[str, Sequence[object]]) -> Self:
-        """Make a script from texts, messages and faults: a list for all instances, or lists by instance.
+        """Create a script from strings, messages and faults: one list for all instances, or a list per instance.
 
         Raises:
-            InvalidValue: an answer is malformed.
+            InvalidValue: a response is malformed.
         """
         lists = answers if isinstance(answers, Mapping) else {ALL_OTHERS: answers}
         for name, some in lists.items():
@@ -162,7 +164,7 @@ class Script:
         """Respond to a request.
 
         Raises:
-            ModelRefused: the script has no answer for it.
+            ModelRefused: the script has no further response for this session.
         """
         mine = self._of_session(request.session)
         turn = sum(message.role == "assistant" for message in request.messages)
@@ -174,7 +176,7 @@ class Script:
         return mine[turn]
 
     def _of_session(self, session: str) -> Sequence[Reply]:
-        """Return the responses of the longest instance name that a session's name starts with."""
+        """Return the responses of a session: those of the longest instance name that starts the session's name."""
         for end in range(len(session), 0, -1):
             if session[:end] in self.replies and not session[end : end + 1].isalnum():
                 return self.replies[session[:end]]
@@ -182,18 +184,18 @@ class Script:
 
 
 class ScriptedModel:
-    """Responds from a script, with tokens of its own tokeniser: one per byte, and one per mark.
+    """A model that responds from a script. Its own tokeniser has one token per byte, and one per mark.
 
     Attributes:
-        in_flight: requests in progress.
-        most_in_flight: the maximum of that.
+        in_flight: the number of requests in progress.
+        most_in_flight: the highest number of concurrent requests so far.
 
     Args:
-        script: answers in order, answers by instance, a script, or a function of the request.
+        script: responses in order, responses by instance, a script, or a function of the request.
         name: the model's name.
-        latency: seconds to a response, or a function of the request that returns them.
+        latency: seconds until a response, or a function that returns the seconds for a request.
         context: maximum tokens of prompt and response together; None for no limit.
-        tokens: whether it reports its tokens.
+        tokens: whether responses have token ids.
     """
 
     def __init__(
@@ -219,10 +221,10 @@ class ScriptedModel:
         return self._name
 
     async def complete(self, request: Request) -> Completion:
-        """Complete a conversation (:meth:`Model.complete`); a fault raises the error that a client would raise.
+        """Complete a conversation (:meth:`Model.complete`); for a fault, raise the error that a client would raise.
 
         Raises:
-            ModelError: the script has a fault, or no answer.
+            ModelError: the script has a fault or no further response.
         """
         began = time.monotonic()
         self.in_flight += 1
@@ -238,7 +240,7 @@ class ScriptedModel:
             self.in_flight -= 1
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing, because a scripted model has nothing to release."""
 
     def _completion(self, request: Request, message: Message, began: float) -> Completion:
         prompt, sampled = encode_prompt(request), encode_message(message)
@@ -266,7 +268,7 @@ def _fault_error(fault: Fault) -> ModelError:
 
 
 def _of_lines(text: str) -> object:
-    """Parse the lines of a script: answers for all instances, or objects that name one."""
+    """Parse a script in JSON Lines: responses for all instances, or one object per instance."""
     values = [json.loads(line) for line in text.splitlines() if line.strip()]
     for_one = [one for one in values if isinstance(one, Mapping) and "answers" in one]
     if not for_one:
@@ -280,18 +282,18 @@ def _of_lines(text: str) -> object:
     return {str(one["instance_id"]): one["answers"] for one in for_one}
 
 
-# The tokeniser has one token per byte, and one per mark between the parts of a message. It is reversible, and the
-# tokens of a continued conversation start with those of the shorter one.
+# The tokeniser has one token per byte, and one per mark between the parts of a message. It is reversible. The tokens of
+# a continued conversation start with the tokens of the shorter conversation.
 
 END = 256
 _ROLES: dict[Role, int] = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
 _TOOLS, _ANSWERS, _THOUGHT, _TEXT, _CALL, _NAME, _ARGUMENTS = range(261, 268)
 VOCABULARY = 268
-"""The number of different tokens."""
+"""The size of the vocabulary."""
 
 
 def encode_prompt(request: Request) -> array[int]:
-    """Return the model's input: the tools, the messages, and the mark after which it answers."""
+    """Return the tokens of a prompt: the tools, the messages, and the mark that starts the response."""
     ids = array("i")
     if request.tools:
         ids.append(_TOOLS)
@@ -305,7 +307,7 @@ def encode_prompt(request: Request) -> array[int]:
 
 
 def encode_message(message: Message) -> array[int]:
-    """Return a message's tokens, from after its role's mark to its end mark."""
+    """Return the tokens of a message without the mark of its role, up to and including the end mark."""
     ids = array("i")
     if message.tool_call_id is not None:
         ids += _marked(_ANSWERS, message.tool_call_id)
@@ -322,7 +324,7 @@ def encode_message(message: Message) -> array[int]:
 
 
 def decode_answer(ids: Sequence[int]) -> Message:
-    """Return the message of an assistant's tokens, which may be cut off."""
+    """Decode an assistant message; the tokens may be truncated."""
     content, reasoning = "", ""
     calls: list[ToolCall] = []
     for mark, text in _parts(ids):
@@ -340,7 +342,7 @@ def decode_answer(ids: Sequence[int]) -> Message:
 
 
 def _parts(ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Split tokens at the marks: each mark with the text after it; 0 for the text before the first."""
+    """Split tokens at the marks: yield each mark with the text after it, and 0 with the text before the first mark."""
     mark, text = 0, bytearray()
     for token in ids:
         if token < END:
@@ -356,4 +358,4 @@ def _marked(mark: int, text: str) -> array[int]:
 
 
 def _bytes(text: str) -> array[int]:
-    return array("i", list(text.encode("utf-8", "replace")))  # array takes bytes as raw 4-byte items
+    return array("i", list(text.encode("utf-8", "replace")))  # array would read bytes as raw 4-byte items

@@ -1,4 +1,4 @@
-"""The common parts of chat completions servers: start and stop, errors, streamed responses."""
+"""Common parts of servers with a chat completions API: start and stop, keys, errors, streamed responses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from minisandbox.errors import HostError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 LARGEST_REQUEST = 256 * 1024 * 1024
-"""Maximum bytes of one request, which contains the whole conversation."""
+"""Maximum bytes of one request; a request contains the whole conversation."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return whether a log record is not about malformed HTTP, whose text may contain keys."""
+    """Return whether a log record is safe: aiohttp's records about malformed HTTP quote it, and it may contain keys."""
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     return not isinstance(error, http_exceptions.HttpProcessingError)
 
@@ -29,13 +29,13 @@ _LOG.addFilter(_is_ours)
 
 
 class HttpServer:
-    """An HTTP server on one event loop; also an asynchronous context manager.
+    """An HTTP server on one event loop, usable as an asynchronous context manager.
 
     Args:
         host: the address to listen on.
-        port: the port; 0 for any free one.
-        address: the address for clients, if it is not ``host``: a name, or this node's address where ``host`` is the
-            wildcard address.
+        port: the port; 0 for any free port.
+        address: the address for clients, if it differs from ``host``: a host name, or this node's address if ``host``
+            is the wildcard address.
     """
 
     def __init__(self, host: str, port: int, address: str = "") -> None:
@@ -44,7 +44,7 @@ class HttpServer:
         self._runner: web.AppRunner | None = None
 
     def route(self, method: str, path: str, handler: Handler) -> None:
-        """Register a handler for a path, before the start."""
+        """Register a handler for a path, before the server starts."""
         self._routes.append((method, path, handler))
 
     async def start(self) -> None:
@@ -56,7 +56,7 @@ class HttpServer:
         app = web.Application(client_max_size=LARGEST_REQUEST, middlewares=[_reject_compressed])
         for method, path, handler in self._routes:
             app.router.add_route(method, path, handler)
-        # cancel the handler when a client disconnects
+        # cancel a handler when its client disconnects
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_LOG, auto_decompress=False
         )
@@ -71,14 +71,14 @@ class HttpServer:
         self._port = int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
-        """Stop listening, and cancel running requests; calling it again does nothing."""
+        """Stop listening and cancel running requests; further calls do nothing."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
 
     @property
     def base_url(self) -> str:
-        """The ``api_base`` for clients."""
+        """The base URL for clients (``api_base``)."""
         host = f"[{self._address}]" if ":" in self._address else self._address
         return f"http://{host}:{self._port}/v1"
 
@@ -99,13 +99,13 @@ def key_of(request: web.Request) -> str:
 
 
 def has_key(request: web.Request, key: str) -> bool:
-    """Return whether a request has this key, compared in constant time."""
+    """Return whether a request has this key; compare in constant time."""
     return hmac.compare_digest(key_of(request).encode("utf-8", "surrogateescape"), key.encode())
 
 
 @web.middleware
 async def _reject_compressed(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Reject compressed bodies: OpenAI's clients send none, and a small one can expand to take seconds."""
+    """Reject compressed bodies: OpenAI's clients send none, and expanding a small body can take seconds."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         return error_response(415, "the request is compressed; send it without Content-Encoding", "BadRequestError")
     return await handler(request)

@@ -1,4 +1,4 @@
-"""One HTTP exchange with a model's server: timeouts, size limits, proxies; failures raise :class:`Failed`."""
+"""Send one HTTP request to a model's server, with timeouts, size limits and proxies."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from minisandbox.errors import BadAnswer, InvalidValue, ModelRefused, ModelUnava
 from minisandbox.models.endpoint import SESSION_HEADER, Timeouts, check_base, proxy_for
 from minisandbox.models.refusals import Failed, clean
 
-_KEPT_ALIVE = 4.0  # seconds; uvicorn (vLLM, SGLang) closes connections that were idle for 5
+_KEPT_ALIVE = 4.0  # seconds; less than the 5 after which uvicorn (vLLM, SGLang) closes idle connections
 LARGEST_REFUSAL = 64 * 1024
-"""Maximum bytes that are read of an error response."""
+"""Maximum bytes to read from an error response."""
 _AGENT = "minisandbox"
 
 
@@ -26,7 +26,7 @@ class Answer:
     Attributes:
         status: the HTTP status.
         headers: the headers, with case-insensitive names.
-        body: the body; only the start of an error response.
+        body: the body; of a long error response, only the first :data:`LARGEST_REFUSAL` bytes.
     """
 
     status: int
@@ -35,11 +35,11 @@ class Answer:
 
 
 class Transport:
-    """Requests to one server, on one event loop. Redirects are not followed; cookies and ``.netrc`` are not read.
+    """Send requests to one server, on one event loop. Redirects are not followed; cookies and ``.netrc`` are ignored.
 
     Args:
         base: the API's address, without ``/chat/completions``.
-        key: the server's key, or "". It is in no error, and in no ``repr``.
+        key: the server's key; "" for a server without keys. Errors and ``repr`` never contain the key.
         timeouts: the time limits of one try.
         largest: maximum bytes of a response.
     """
@@ -58,10 +58,10 @@ class Transport:
         """Send a request and read the response.
 
         Raises:
-            Failed: there is no response, or it is too large.
+            Failed: there is no response, or the response is too large.
         """
         client = self._open()
-        # not set on the client: aiohttp would send the headers, and the key, to proxies too
+        # set the headers per request: aiohttp would send the client's headers, and so the key, to proxies too
         headers = {"Content-Type": "application/json", "User-Agent": _AGENT}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -69,7 +69,7 @@ class Transport:
             headers[SESSION_HEADER] = quote(session, safe=" !#$&'()*+,/:;=?@[]~")
         proxy = self._proxy
         credentials = proxy.headers() if proxy else {}
-        tunnel = self._url.startswith("https:")  # hides the request's own headers from the proxy
+        tunnel = self._url.startswith("https:")  # a tunnel hides the request's headers from the proxy
         try:
             async with client.post(
                 self._url,
@@ -81,7 +81,7 @@ class Transport:
             ) as response:
                 return Answer(response.status, response.headers, await self._read(response))
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # not chained: aiohttp's errors contain the request with the key
+            # do not chain: aiohttp's errors contain the request with the key
             raise self._failure(error) from None
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class Transport:
             times = self._timeouts
             context = certificates.context() if self._url.startswith("https:") else True
             self._client = aiohttp.ClientSession(
-                # the gate limits requests
+                # no connection limit, because the gate limits concurrency
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_ALIVE, ssl=context),
                 timeout=aiohttp.ClientTimeout(total=times.total, connect=times.connect, sock_read=times.read),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -107,7 +107,7 @@ class Transport:
         return self._client
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """Read the body, up to a limit."""
+        """Read the body; reject a successful response over the size limit, and truncate a long error response."""
         largest = self._largest if response.status == 200 else LARGEST_REFUSAL
         body = bytearray()
         if (response.content_length or 0) <= largest or response.status != 200:
@@ -117,7 +117,7 @@ class Transport:
                     break
             else:
                 return bytes(body)
-        response.close()  # otherwise aiohttp would read the rest of the response
+        response.close()  # without this, aiohttp would read the rest of the response
         if response.status == 200:
             error = BadAnswer(
                 f"{self.server} sent a response of more than {largest} bytes",
@@ -128,7 +128,7 @@ class Transport:
         return bytes(body[:largest])
 
     def _failure(self, error: Exception) -> Failed:
-        # other errors of aiohttp quote the response, which may contain a part of the key
+        # quote only an OSError: other aiohttp errors quote the response, which may contain a part of the key
         detail = f": {error}" if isinstance(error, OSError) and str(error) else ""
         cause = clean(f"{type(error).__name__}{detail}", self._key)
         where = f"no response from {self.server}"

@@ -1,4 +1,4 @@
-"""Token-exact capture: a proxy between any agent and an engine that reports token ids."""
+"""Capture exact token ids with a proxy between any agent and an engine that reports them."""
 
 from minisandbox.models.capture.captured import CapturedError, CapturedTurn, CaptureSession
 from minisandbox.models.capture.proxy import Access, CaptureProxy

@@ -1,4 +1,4 @@
-"""The captured data of one rollout."""
+"""Store the captured requests and responses of one rollout."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from minisandbox.models.graph import TokenGraph, TokenRow
 from minisandbox.models.protocol import Completion, TokenUsage
 
 VERSION = 1
-"""The format version of the rows as JSON."""
+"""The version of the JSON format of rows."""
 
-_TOKEN_BYTES = 12  # an id of 4 bytes, a log-probability of 8
-_TURN_BYTES = 1000  # the objects around the tokens
-_ENTRY_BYTES = 150  # an entry of a growing dictionary
+_TOKEN_BYTES = 12  # 4 for the id, 8 for the log-probability
+_TURN_BYTES = 1000  # the Python objects of a turn, without its tokens
+_ENTRY_BYTES = 150  # a dictionary entry, with room for the dictionary's growth
 _ERROR_BYTES = 200
 _MOST_ERRORS = 200
 _LONGEST_ERROR = 2000
@@ -25,15 +25,15 @@ _LONGEST_ERROR = 2000
 
 @dataclass(frozen=True, slots=True)
 class CapturedTurn:
-    """One response.
+    """One request and its response.
 
     Attributes:
-        messages: the request's messages, each as JSON. Equal messages of a session share one object.
+        messages: the request's messages, each as JSON. Equal messages of a session share one string.
         answer: the response's message, as JSON.
         finish_reason: ``stop``, ``length`` or ``tool_calls``.
-        usage: the tokens used.
+        usage: the token counts.
         began: seconds from the start of the session to the request.
-        seconds: the time to respond.
+        seconds: seconds from the request to the response.
     """
 
     messages: tuple[str, ...]
@@ -46,11 +46,11 @@ class CapturedTurn:
 
 @dataclass(frozen=True, slots=True)
 class CapturedError:
-    """A request without a response.
+    """A failed request.
 
     Attributes:
         status: the HTTP status sent to the agent; 499 if the agent disconnected.
-        message: the reason.
+        message: the error message.
         began: seconds from the start of the session to the request.
     """
 
@@ -60,18 +60,18 @@ class CapturedError:
 
 
 class CaptureSession:
-    """The requests and responses of one rollout; grows while the rollout runs.
+    """The requests and responses of one rollout, collected while the rollout runs.
 
     Attributes:
-        name: the rollout.
-        turns: the responses, in order of arrival; rows refer to their indices.
+        name: the name of the rollout.
+        turns: the responses, in order of arrival; rows refer to them by index.
         errors: the first failed requests, up to a limit.
         errors_left_out: the number of further failed requests.
         closed: whether the session no longer accepts responses.
 
     Args:
-        name: the rollout.
-        limit: bytes that the session may hold.
+        name: the name of the rollout.
+        limit: maximum bytes that the session may hold in memory.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -104,10 +104,10 @@ class CaptureSession:
 
     @contextmanager
     def handling(self) -> Iterator[Callable[[int], bool]]:
-        """Reserve bytes for handling a request, and release them at the end.
+        """Reserve memory for handling a request, and release it when the block ends.
 
         Yields:
-            A function that reserves a number of bytes; it returns False if fewer are available.
+            A function that reserves a number of bytes; returns False if fewer bytes are available.
         """
         reserved = 0
 
@@ -126,7 +126,7 @@ class CaptureSession:
 
     @property
     def usage(self) -> TokenUsage:
-        """The tokens of all responses together."""
+        """The token counts of all responses together."""
         every = [turn.usage for turn in self.turns]
         return TokenUsage(*(sum(getattr(one, name) for one in every) for name in ("prompt", "completion", "cached")))
 
@@ -136,7 +136,7 @@ class CaptureSession:
         return self._conversation(self.turns[-1]) if self.turns else ()
 
     def rows(self) -> tuple[TokenRow, ...]:
-        """Return the training rows: one per conversation that was not continued."""
+        """Return the training rows: one per response that no later response continues."""
         return self._graph.rows()
 
     def add(
@@ -163,7 +163,7 @@ class CaptureSession:
         )
 
     def fail(self, status: int, message: str, began: float) -> None:
-        """Add a failed request; only count it if there are many or the session is full."""
+        """Add a failed request; if there are too many or the session is full, only count it."""
         message = message[:_LONGEST_ERROR]
         size = len(message.encode("utf-8", "replace")) + _ERROR_BYTES
         if len(self.errors) >= _MOST_ERRORS or self._held + size > self._limit:
@@ -173,7 +173,7 @@ class CaptureSession:
         self._held += size
 
     def to_json(self) -> Iterator[dict[str, object]]:
-        """Yield each row in JSON types: its tokens, and the conversation."""
+        """Yield each row in JSON types, with its tokens and its conversation."""
         for number, row in enumerate(self.rows()):
             last = self.turns[row.turns[-1]]
             yield {
@@ -200,5 +200,5 @@ class CaptureSession:
 
 
 def _json(value: object) -> str:
-    """Return JSON without unpaired surrogates: clients that cut texts send them, and files cannot hold them."""
+    """Return JSON without unpaired surrogates, which clients that truncate strings send and UTF-8 cannot encode."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()

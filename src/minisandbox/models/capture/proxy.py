@@ -1,4 +1,4 @@
-"""The capture proxy: agents use it like OpenAI's API; it also requests tokens from the engine, and keeps them."""
+"""A proxy with OpenAI's API for agents, which requests token ids from the engine and records them."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from minisandbox.redaction import REPEATS_KEY, answer_repeats_key, redact
 _LOG = logging.getLogger("minisandbox.models")
 _PREFIX = "ms-"
 _FOREIGN = "key:"
-"""The prefix of session names for keys without ``ms-``."""
+"""The prefix of the names of sessions whose key does not start with ``ms-``."""
 _LONGEST_KEY = 200
 _LARGEST_ANSWER = 256 * 1024 * 1024
 _GONE = 499  # nginx's status for a client that disconnected
 _TOO_DEEP = "the request's lists and objects are nested too deeply"
 _NO_ROOM = "the request is larger than the session's remaining space"
 _OBJECT_BYTES = 80
-_WIDE = 5  # a character may take 4 bytes in a str, and 12 as JSON
+_WIDE = 5  # a non-ASCII character takes up to 4 bytes in a str, and 12 as escaped JSON
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _PASSED_ON = ("Retry-After", "retry-after-ms")
 
 
 class Access(NamedTuple):
-    """The base URL and key for an agent, in place of OpenAI's."""
+    """The base URL and API key that an agent uses instead of OpenAI's."""
 
     base_url: str
     key: str
@@ -50,14 +50,14 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The engine of a session's requests, and the session's id there."""
+    """The index of the engine that serves a session, and the id that the engine sees for the session."""
 
     upstream: int
     shown: str
 
 
 class _Refused(Exception):
-    """A request that is not answered; carries the error response for the agent."""
+    """A failed request, with the error response for the agent."""
 
     def __init__(self, response: web.Response, message: str) -> None:
         super().__init__(message)
@@ -67,23 +67,24 @@ class _Refused(Exception):
 class CaptureProxy(HttpServer):
     """A proxy that captures tokens between agents and engines with vLLM's chat completions API.
 
-    An agent's key identifies its rollout: :meth:`session` creates one. The proxy tokenizes nothing, and changes only
-    three fields of a request: it requests token ids and log-probabilities, and removes them from the response unless
-    the agent requested them too. Streams are requested whole, and sent to the agent as streams. Agents never see the
-    engine's key, and the engine never sees theirs. The proxy does not retry: agents do, and each retry's response is
-    captured like any other.
+    An agent's key identifies its rollout; :meth:`session` creates a key. The proxy does not tokenize. It requests token
+    ids and log-probabilities with three extra fields, and removes them from the response unless the agent requested
+    them too. For an agent that requests a stream, the proxy requests the whole response, then streams it to the agent.
+    Agents never see the engine's key, and the engine never sees the agents' keys. The proxy does not retry, because
+    agents do. It captures the response to each retry like any other response.
 
     Args:
-        upstream: the engine's API, ``http://localhost:8000/v1``; with several, each session uses one.
-        api_key: the engines' key.
-        model: the model's name at the engines; None: the agent's name for it.
+        upstream: the address of the engine's API, ``http://localhost:8000/v1``, or the addresses of several engines,
+            of which each session uses one.
+        api_key: the API key of the engines.
+        model: the model's name at the engines; None to use the name that the agent requests.
         timeouts: the time limits of one request.
         host: the address to listen on.
-        port: the port; 0 for any free one.
-        address: the address for agents, if it is not ``host``: on other nodes, for example.
-        open_unknown: whether an unknown key opens a session of its own; else it is rejected.
-        session_bytes: bytes that one session may hold; when full it rejects requests. Requests being handled count
-            too, with several times their size, for the parsed objects.
+        port: the port; 0 for any free port.
+        address: the address for agents, if it differs from ``host``, for instance for agents on other nodes.
+        open_unknown: whether an unknown key opens a new session; otherwise it is rejected.
+        session_bytes: maximum bytes that one session may hold. A full session rejects requests. Requests in progress
+            count with several times their size, because of the parsed objects.
         admin_key: the key for reading all rows at ``/capture/rows``; "" disables that.
     """
 
@@ -124,10 +125,10 @@ class CaptureProxy(HttpServer):
         """Open a session for a rollout.
 
         Args:
-            name: the rollout's name; generated if empty.
+            name: the rollout's name; if empty, a name is generated.
 
         Returns:
-            The base URL and key for its agent.
+            The base URL and key for the rollout's agent.
         """
         key = _PREFIX + secrets.token_urlsafe(24)
         name = name or f"session-{self._made}"
@@ -146,7 +147,11 @@ class CaptureProxy(HttpServer):
             raise NotFound("no session has this key", reason="it was closed, or never opened") from None
 
     def rows(self, key: str) -> tuple[TokenRow, ...]:
-        """Return a session's rows so far; raises as :meth:`captured`."""
+        """Return a session's training rows so far.
+
+        Raises:
+            NotFound: no session has this key.
+        """
         return self.captured(key).rows()
 
     def sessions(self) -> tuple[CaptureSession, ...]:
@@ -154,7 +159,7 @@ class CaptureProxy(HttpServer):
         return tuple(self._sessions.values())
 
     def close_session(self, key: str) -> CaptureSession:
-        """End a session: its key is rejected from now on, and pending responses are not captured.
+        """Close a session: reject its key from now on, and do not capture pending responses.
 
         Returns:
             The session.
@@ -168,7 +173,7 @@ class CaptureProxy(HttpServer):
         return session
 
     async def stop(self) -> None:
-        """Stop listening; keep the sessions."""
+        """Stop listening, and close the connections to the engines; keep the sessions."""
         await super().stop()
         for upstream in self._upstreams:
             await upstream.close()
@@ -180,7 +185,7 @@ class CaptureProxy(HttpServer):
         if key not in self._sessions:
             if not (self._open_unknown and 0 < len(key) <= _LONGEST_KEY and key.isprintable()):
                 return error_response(401, "this key belongs to no session of this proxy", "authentication_error")
-            # the session's id at the engine must not reveal the agent's key
+            # the engine sees a hash as the session's id, because the id must not reveal the agent's key
             self._open(key, self._name_of(key), shown=hashlib.sha256(key.encode()).hexdigest()[:16])
         session = self._sessions[key]
         with session.handling() as take:
@@ -221,7 +226,7 @@ class CaptureProxy(HttpServer):
         try:
             completions = _completions(answer)
         except BadAnswer as error:
-            text = got.body.decode("utf-8", "replace")  # the error may quote a part of it that cuts the key in two
+            text = got.body.decode("utf-8", "replace")  # the error may quote a part of the key, which redact would miss
             shown = str(error) if redact(text, self._secret) == text else REPEATS_KEY
             raise _refusal(502, f"the engine's answer cannot be captured: {shown}", "upstream_error") from None
         if session.closed:
@@ -237,7 +242,7 @@ class CaptureProxy(HttpServer):
         return answer
 
     def _read(self, got: Answer) -> Mapping[str, object]:
-        """Return the body of a successful response; pass an error on, without the API key that it may contain."""
+        """Return the body of a successful response; for an error, raise it for the agent with the API key redacted."""
         text = got.body.decode("utf-8", "replace")
         try:
             body = json.loads(text)
@@ -265,7 +270,7 @@ class CaptureProxy(HttpServer):
         return web.json_response({"status": "ok", "sessions": len(self._sessions)})
 
     async def _rows(self, request: web.Request) -> web.StreamResponse:
-        """Stream all rows, or those of ``?session=NAME``, as JSON Lines."""
+        """Stream all rows, or the rows of ``?session=NAME``, as JSON Lines."""
         if not self._admin_key or not has_key(request, self._admin_key):
             return error_response(401, "this needs the proxy's admin key", "authentication_error")
         name = request.query.get("session")
@@ -279,7 +284,7 @@ class CaptureProxy(HttpServer):
         return response
 
     def _name_of(self, key: str) -> str:
-        """Return NAME for ``ms-NAME``; for any other key, a name that cannot clash with those."""
+        """Return the session name for a key: NAME for ``ms-NAME``, or a name with a prefix that avoids clashes."""
         name = key.removeprefix(_PREFIX)
         is_named = name != key and not name.startswith(_FOREIGN)
         return name if is_named and all(name != session.name for session in self.sessions()) else _FOREIGN + key
@@ -291,7 +296,7 @@ class CaptureProxy(HttpServer):
 
 
 async def _read_body(request: web.Request, session: CaptureSession, take: Callable[[int], bool]) -> bytearray:
-    """Read a request's body, up to the session's available bytes."""
+    """Read a request's body, within the session's remaining bytes."""
     if session.full:
         raise _full("the session is full")
     if (request.content_length or 0) > session.left:
@@ -309,9 +314,9 @@ async def _read_body(request: web.Request, session: CaptureSession, take: Callab
 
 
 def _unpacked(body: bytearray) -> int:
-    """Estimate the bytes that a body takes when it is parsed and serialised again; never much too low."""
-    objects = sum(body.count(mark) for mark in b",:[{")  # also counts those inside texts
-    wide = not body.isascii() or b"\\u" in body or b"\x7f" in body  # written as \u007f
+    """Estimate the memory for parsing a body and serialising it again; never underestimate by much."""
+    objects = sum(body.count(mark) for mark in b",:[{")  # overestimates: it also counts marks inside strings
+    wide = not body.isascii() or b"\\u" in body or b"\x7f" in body  # DEL is escaped as \u007f
     return _OBJECT_BYTES * objects + len(body) * (_WIDE if wide else 1)
 
 
@@ -321,7 +326,7 @@ def _full(message: str) -> _Refused:
 
 def _body_of(data: bytearray) -> dict[str, object]:
     try:
-        body = json.loads(data.decode())  # from bytes it would accept UTF-16, which grows fourfold
+        body = json.loads(data.decode())  # decode first: from bytes, json would accept UTF-16, which grows fourfold
     except ValueError as error:
         raise _refusal(400, f"the request is not JSON: {error}", "BadRequestError") from None
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
@@ -330,14 +335,14 @@ def _body_of(data: bytearray) -> dict[str, object]:
 
 
 def _for_engine(request: Mapping[str, object], model: str | None) -> dict[str, object]:
-    """Return the request for the engine: not as a stream, and with token ids."""
+    """Return the request for the engine: without streaming, and with token ids."""
     body = {name: value for name, value in request.items() if name not in ("stream", "stream_options")}
     tokens = dict(TOKEN_FIELDS) | ({"top_logprobs": request["top_logprobs"]} if request.get("top_logprobs") else {})
     return body | tokens | ({"model": model} if model is not None else {})
 
 
 def _for_agent(answer: Mapping[str, object], request: Mapping[str, object]) -> dict[str, object]:
-    """Return the response for the agent: only the fields it requested."""
+    """Return the response for the agent, without token fields that the agent did not request."""
     hidden = () if wants_tokens(request) else ("prompt_token_ids", "token_ids")
     choices = answer["choices"]
     assert isinstance(choices, list)
@@ -353,9 +358,9 @@ def _completions(answer: Mapping[str, object]) -> list[tuple[object, Completion]
     choices = answer.get("choices")
     several = choices if isinstance(choices, list) else []
     if len(several) < 2:
-        completion = read_answer(answer)  # checks that there is a choice with a message
+        completion = read_answer(answer)  # raises unless there is a choice with a message
         pairs = [(several[0]["message"], completion)]
-    else:  # usage counts all choices together
+    else:  # drop the usage, because it counts all choices together
         single = {name: value for name, value in answer.items() if name != "usage"}
         completions = [read_answer({**single, "choices": [choice]}) for choice in several]
         pairs = [(choice["message"], completion) for choice, completion in zip(several, completions, strict=True)]
@@ -375,7 +380,7 @@ def _refusal(status: int, message: str, kind: str, headers: Mapping[str, str] | 
 
 
 def _pauses(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return an engine's retry headers that are plain numbers or dates; others could leak the key."""
+    """Return an engine's retry headers if they are plain numbers or dates; other values could leak the key."""
     values = {name: headers[name].strip() for name in _PASSED_ON if name in headers}
     return {name: value for name, value in values.items() if _NUMBER.fullmatch(value) or _is_date(value)}
 
