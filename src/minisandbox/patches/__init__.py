@@ -1,4 +1,4 @@
-"""Patches, judged as text by one set of rules: those of tasks, of recipes, and those that agents submit."""
+"""Parse and check the patches of tasks, recipes and submissions, all by the same rules."""
 
 from minisandbox.patches.parsing import (
     FileChange,

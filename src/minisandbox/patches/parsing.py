@@ -1,8 +1,8 @@
-"""Checks on the text of unified diffs, before anything applies them.
+"""Parse unified diffs and check them before git applies them.
 
-:func:`parse_patch` reads a patch the way ``git apply -p1`` would, lists the files it touches, and refuses what is
-malformed or would reach outside the repository. It never looks at a file system: whether a patch *applies* is for git
-to say, inside a sandbox.
+:func:`parse_patch` reads a patch as ``git apply -p1`` would, lists the files that it touches, and rejects a patch that
+is malformed or would write outside the repository. It never reads a file system: git decides, inside a sandbox, whether
+the patch applies.
 
 The format: git's documentation of ``git diff`` ("Generating patch text with -p") and POSIX ``diff -u``.
 """
@@ -30,7 +30,7 @@ class FileStatus(enum.Enum):
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _EPOCH = re.compile(rb"19(?:69-12-31|70-01-01)")
-"""How diff -N dates a file that is not there."""
+"""The date that ``diff -N`` writes for a missing file: the epoch, in any time zone."""
 _MODE = re.compile(r"(?:100[0-7]{3}|120000|160000)")
 _STATUS_OF_MODE = {
     "old mode": None,
@@ -42,7 +42,7 @@ _HEADERS = (
     *_STATUS_OF_MODE,
     "rename from",
     "rename to",
-    "rename old",  # what git wrote before 2005 and still reads (apply.c)
+    "rename old",  # git wrote these before 2005 and still reads them (apply.c)
     "rename new",
     "copy from",
     "copy to",
@@ -56,15 +56,15 @@ _GITLINK = "160000"
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """One file of a patch.
+    """The change that a patch makes to one file.
 
     Attributes:
-        path: the file after the patch (the one it had, for a deleted file), relative to the repository.
-        status: what happens to it.
-        old_path: its path before; differs from ``path`` for renamed and copied files only.
-        lines: the lines of its hunks, each with its sign: ``+``, ``-`` or a space (or nothing, if it is blank).
-        link: the target, if the patch says that the file is a symbolic link afterwards; empty if the target is not in
-            its hunks. A patch without modes does not say so.
+        path: the file's path after the patch, relative to the repository; for a deleted file, its last path.
+        status: the kind of change.
+        old_path: the path before the patch; differs from ``path`` only for renamed and copied files.
+        lines: the hunk lines, each with its sign: ``+``, ``-`` or a space. A blank context line may lack its sign.
+        link: the target if the patch's modes make the file a symbolic link, else None. It is empty if no hunk contains
+            the target.
     """
 
     path: str
@@ -74,24 +74,24 @@ class FileChange:
     link: bytes | None = None
 
     def signed(self, sign: bytes) -> Iterator[bytes]:
-        """Return the lines with a sign, without it: ``b"+"`` added, ``b"-"`` removed, ``b" "`` unchanged."""
+        """Return the lines that have this sign (``b"+"``, ``b"-"`` or ``b" "``), with the sign removed."""
         return (line[1:] for line in self.lines if (line[:1] or b" ") == sign)
 
 
 def parse_patch(patch: str | bytes, *, name: str = "the patch") -> tuple[FileChange, ...]:
-    """Read a unified diff and list its changes, file by file, in its own order.
+    """Parse a unified diff and return its changes, file by file, in the order of the diff.
 
     Args:
-        patch: a git diff or a plain unified diff, with the usual one leading directory (``a/``, ``b/``); text around
-            the files (a mail header, a signature) is ignored, as git ignores it. Empty or blank: no files.
-        name: what errors call it, e.g. ``"the submission"`` or ``"tasks.jsonl, line 3: patch"``.
+        patch: a git diff or a plain unified diff with one leading directory (``a/``, ``b/``). Text around the files
+            is ignored, as in git: a mail header or a signature. An empty or blank patch has no changes.
+        name: the name of the patch in errors, e.g. ``"the submission"`` or ``"tasks.jsonl, line 3: patch"``.
 
     Returns:
-        The changes. A file that becomes a symbolic link, or the reverse, is two of them: deleted and added.
+        The changes. A file that turns into a symbolic link, or back, has two changes: deleted and added.
 
     Raises:
-        PatchError: it has NUL bytes, CRLF line endings, an absolute path, a path with ``..`` or ``.git``, a gitlink, a
-            hunk that does not fit its header, or nothing that looks like a diff.
+        PatchError: the patch has NUL bytes, CRLF line endings, an absolute path, a path with ``..`` or ``.git``, a
+            gitlink, or a hunk that does not fit its header; or it is no diff at all.
     """
     data = patch.encode("utf-8", "surrogateescape") if isinstance(patch, str) else patch
     if not data.strip():
@@ -106,21 +106,21 @@ def parse_patch(patch: str | bytes, *, name: str = "the patch") -> tuple[FileCha
 
 
 def touched_files(patch: str | bytes, *, name: str = "the patch") -> tuple[str, ...]:
-    """Return every path that a patch reads or writes (old names of renamed files too), sorted, each once.
+    """Return every path that a patch reads or writes, sorted and without duplicates; old names of renamed files count.
 
     Args:
         patch: as for :func:`parse_patch`.
-        name: what errors call it.
+        name: the name of the patch in errors.
 
     Raises:
-        PatchError: as :func:`parse_patch` raises it.
+        PatchError: see :func:`parse_patch`.
     """
     changes = parse_patch(patch, name=name)
     return tuple(sorted({path for change in changes for path in (change.path, change.old_path)}))
 
 
 def removed_files(patch: str | bytes, *, name: str = "the patch") -> tuple[str, ...]:
-    """Return the paths that are no longer there once a patch is applied, deleted or renamed; arguments as above."""
+    """Return the paths that a patch deletes or renames away, sorted; the arguments are those of :func:`parse_patch`."""
     changes = parse_patch(patch, name=name)
     kept = {change.path for change in changes if change.status is not FileStatus.DELETED}
     gone = {change.path for change in changes if change.status is FileStatus.DELETED}
@@ -129,13 +129,13 @@ def removed_files(patch: str | bytes, *, name: str = "the patch") -> tuple[str, 
 
 
 def explain_line_endings(changes: tuple[FileChange, ...]) -> str | None:
-    """Say which files' hunks have CRLF line endings: the usual reason why such a patch does not apply.
+    """Name the files whose hunks have CRLF line endings, the usual reason why their patch does not apply.
 
     Args:
-        changes: what :func:`parse_patch` returned.
+        changes: the result of :func:`parse_patch`.
 
     Returns:
-        One sentence for an error's reason, or None where no hunk line ends in CRLF.
+        One sentence for an error's reason, or None if no hunk line ends in CRLF.
     """
     names = [change.path for change in changes if any(line.endswith(b"\r") for line in change.lines)]
     if not names:
@@ -159,7 +159,7 @@ def _refuse_nul(data: bytes, name: str) -> None:
 
 @dataclass(slots=True)
 class _Draft:
-    """A file change while it is being read."""
+    """A file change that the parser has not finished reading."""
 
     line: int
     git: bool
@@ -169,23 +169,23 @@ class _Draft:
     status: FileStatus = FileStatus.MODIFIED
     is_link: bool = False
     old_lines: int = 0
-    content: bool = False  # a hunk, a mode or a rename was seen
+    content: bool = False  # the parser saw a hunk, a mode or a rename
     lines: list[bytes] = field(default_factory=list)
 
 
 class _Parser:
-    """Walks over the lines once; ``at`` is the line looked at, for errors too."""
+    """A parser that reads the lines once; ``at`` is the index of the current line, also for errors."""
 
     def __init__(self, data: bytes) -> None:
         self.lines = data.split(b"\n")
-        self.unfinished = self.lines[-1] != b""  # the last line has no newline of its own
+        self.unfinished = self.lines[-1] != b""  # the last line has no newline
         if not self.unfinished:
             self.lines.pop()
         self.at = 0
         self.follows_hunk = False
 
     def parse(self) -> tuple[FileChange, ...]:
-        """Return the files; PatchError at ``self.at`` where something is wrong."""
+        """Return the changes; a PatchError refers to the line at ``self.at``."""
         changes: list[FileChange] = []
         while self.at < len(self.lines):
             line = self.lines[self.at]
@@ -207,7 +207,7 @@ class _Parser:
         return index < len(self.lines) and self.lines[index].startswith(prefix)
 
     def _refuse_stray(self, line: bytes) -> None:
-        """Refuse lines between files that git would skip in silence although they look like lost content."""
+        """Reject a line between files that git would skip silently although it looks like lost content."""
         if line.startswith(b"@@ -"):
             raise PatchError("a hunk without a file before it")
         if self.follows_hunk and line[:1] in {b"+", b"-", b" "} and line.rstrip() != b"--":
@@ -241,11 +241,11 @@ class _Parser:
         self._names(draft)
         self._hunks(draft)
         if draft.status is FileStatus.MODIFIED and (epoch or not draft.old_lines):
-            draft.status = FileStatus.ADDED  # git makes it if it is not there (apply.c)
+            draft.status = FileStatus.ADDED  # git creates the file if it is missing (apply.c)
         return self._finished(draft)
 
     def _finished(self, draft: _Draft) -> FileChange:
-        """Return the change; at the file's first line, PatchError where its header and content do not make one."""
+        """Return the change; raise PatchError at the file's first line if the path or the content is missing."""
         end, self.at = self.at, draft.line
         new = draft.new or draft.name
         if new is None:
@@ -257,7 +257,7 @@ class _Parser:
         return FileChange(new, draft.status, draft.old or new, tuple(draft.lines), target)
 
     def _extended_header(self, draft: _Draft, line: bytes) -> bool:
-        """Take one line between ``diff --git`` and the hunks; False where it is not one of those."""
+        """Read one line between ``diff --git`` and the hunks; return False if it is no extended header."""
         key, value = _split_header(line)
         if key in _STATUS_OF_MODE:
             self._check_mode(draft, text(value), deleted=key == "deleted file mode")
@@ -288,7 +288,7 @@ class _Parser:
             raise PatchError(f"{mode!r} is not a file's mode", reason="the patch is damaged")
 
     def _names(self, draft: _Draft) -> None:
-        """Read the ``---`` and ``+++`` lines, which must agree with what the file's git header says, if it has one."""
+        """Read the ``---`` and ``+++`` lines and check that they agree with the git header, if there is one."""
         old = self._name("--- ", draft.old or draft.name)
         if not self._starts(b"+++ "):
             raise PatchError("there is a '---' line without a '+++' line after it", reason="the patch was cut off here")
@@ -299,7 +299,7 @@ class _Parser:
         if not draft.git:
             draft.status = seen
         elif seen is not (draft.status if draft.status in _STATUS_OF_MODE.values() else FileStatus.MODIFIED):
-            # without the mode line, git would take /dev/null for a file of the repository
+            # without the mode line, git would treat /dev/null as a file of the repository
             raise PatchError(
                 "/dev/null does not agree with the header above",
                 reason="there is no 'new file mode' or 'deleted file mode' line, or one too many",
@@ -391,7 +391,7 @@ class _Parser:
 
 
 def _split_header(line: bytes) -> tuple[str, bytes]:
-    """Split ``new file mode 100644`` into its words and its value."""
+    """Split ``new file mode 100644`` into its header name and value; an unknown name becomes ""."""
     for key in _HEADERS:
         marker = key.encode() + b" "
         if line.startswith(marker):

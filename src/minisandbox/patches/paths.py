@@ -1,6 +1,6 @@
-"""Paths in the headers of unified diffs: unquoting, the leading ``a/`` and ``b/``, and what is refused.
+"""Parse the paths in diff headers: undo git's quoting, strip ``a/`` and ``b/``, and reject unsafe paths.
 
-Errors lack the place, which the parser adds.
+The parser adds the line number to the errors raised here.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2}|.)", re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _LONGEST = 4 * 4096
-"""Bytes of a path as it is written: what no system call takes (PATH_MAX), with each byte quoted."""
+"""The longest accepted path in a header, in bytes: PATH_MAX, with every byte escaped as ``\\ooo``."""
 
 
 def text(raw: bytes) -> str:
-    """Decode a path; bytes that are not UTF-8 survive as surrogates, as in ``os.fsdecode``."""
+    """Decode a path; bytes that are not UTF-8 become surrogates, as in ``os.fsdecode``."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def unquoted(raw: bytes) -> bytes:
-    r"""Undo git's C-style quoting (``"caf\303\251.py"``); a path without quotes is returned as it is.
+    r"""Undo git's C-style quoting (``"caf\303\251.py"``); return a path without quotes unchanged.
 
     Raises:
-        PatchError: it is longer than any file's, or has an unknown escape, or without quotes a control character: git
-            quotes those, and takes a carriage return for the end of a path.
+        PatchError: the path exceeds PATH_MAX, has an unknown escape, or has a control character without being quoted.
+            Git quotes control characters, and treats a carriage return as the end of a path.
     """
     if len(raw) > _LONGEST:
         raise PatchError(f"a path of {len(raw)} bytes is longer than any file's", reason="the patch was edited by hand")
@@ -52,20 +52,20 @@ def header_path(raw: bytes) -> str | None:
     """Return the repository path of a ``---`` or ``+++`` line, or None for ``/dev/null``.
 
     Args:
-        raw: the line after its marker; a plain diff may have a tab and a time behind the path.
+        raw: the line after its marker; in a plain diff, a tab and a timestamp may follow the path.
 
     Raises:
-        PatchError: it is absolute, has no leading directory to strip, or is refused by :func:`checked_path`.
+        PatchError: the path is absolute, has no leading directory to strip, or is rejected by :func:`checked_path`.
     """
     path = unquoted(raw if raw.startswith(b'"') else raw.split(b"\t", 1)[0])
     return None if path == b"/dev/null" else without_prefix(text(path))
 
 
 def without_prefix(path: str) -> str:
-    """Strip the leading directory (``a/``) and check what remains.
+    """Strip the leading directory (``a/``) and check the remaining path.
 
     Raises:
-        PatchError: as :func:`header_path` raises it.
+        PatchError: see :func:`header_path`.
     """
     if path.startswith("/"):
         raise _absolute(path)
@@ -82,13 +82,13 @@ def without_prefix(path: str) -> str:
 
 
 def same_path(raw: bytes) -> str | None:
-    """Return the path of a ``diff --git a/X b/X`` line, or None where its two halves do not name the same file.
+    """Return the path of a ``diff --git a/X b/X`` line, or None if its two halves name different files.
 
     Args:
-        raw: the line after ``diff --git``. Without quotes it may have spaces, so only equal halves are unambiguous.
+        raw: the line after ``diff --git``. Unquoted paths may contain spaces, so only equal halves are unambiguous.
 
     Raises:
-        PatchError: as :func:`header_path` raises it, or the two paths are equal with their first directories included.
+        PatchError: see :func:`header_path`; or the two halves are identical, so the ``a/`` and ``b/`` are missing.
     """
     quoted = _QUOTED.match(raw)
     if quoted is not None:
@@ -109,10 +109,10 @@ def same_path(raw: bytes) -> str | None:
 
 
 def checked_path(path: str) -> str:
-    """Return a repository path if a patch may have it.
+    """Return a repository path unchanged if a patch may touch it.
 
     Raises:
-        PatchError: it is empty, absolute, leaves the repository, or lies in a ``.git`` directory.
+        PatchError: the path is empty or absolute, leaves the repository, or lies in a ``.git`` directory.
     """
     if path.startswith("/"):
         raise _absolute(path)
@@ -129,11 +129,11 @@ def checked_path(path: str) -> str:
 def leads_inside(path: str, target: bytes) -> bool:
     """Return whether a symbolic link leads to a path of the repository, outside of ``.git``.
 
-    A ``..`` counts only at the start of the target: after a name, it may be the parent of another link's target.
+    A ``..`` counts only at the start of the target: after a name, ``..`` may be the parent of another link's target.
 
     Args:
-        path: the link's path in the repository; its directories are no links, because git writes through none.
-        target: where it leads.
+        path: the link's path in the repository. Its directories are real ones: git does not write through links.
+        target: the link's target.
     """
     parts = [part for part in target.split(b"/") if part not in (b"", b".")]
     ups = next((at for at, part in enumerate(parts) if part != b".."), len(parts))

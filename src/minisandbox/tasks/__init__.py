@@ -1,4 +1,4 @@
-"""Tasks: dataset rows, how to build and test them, and the files they are read from."""
+"""Load dataset rows as tasks, with the build and the tests of each."""
 
 from minisandbox.tasks.builds import Build, ContainerBuild
 from minisandbox.tasks.context import ENVIRONMENTS, LoadContext

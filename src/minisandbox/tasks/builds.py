@@ -1,4 +1,4 @@
-"""Build specifications of tasks: pins, a container image, or a Dockerfile."""
+"""Describe how a task's image is built: from pins, a container image, or a Dockerfile."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from minisandbox.tasks.fields import object_of
 
 @dataclass(frozen=True, slots=True)
 class ContainerBuild:
-    """A container image with the repository and its dependencies, pulled or built from a Dockerfile.
+    """A container image with the repository and its dependencies, which is pulled or built from a Dockerfile.
 
     Attributes:
-        base: the image; an image in the store is not pulled again.
-        workdir: the directory of the repository, where commands start; "" for the image's own.
-        environment: variables over the image's own.
-        cut: whether the files become a git repository with one commit, from which submissions are made as patches.
+        base: the image; it is pulled only if the store does not contain it.
+        workdir: the directory of the repository, where commands start; "" for the image's working directory.
+        environment: variables that are added to the image's, or replace them.
+        cut: whether the repository is replaced by one with a single commit, against which submissions are diffed.
         reset: whether the files are reset to the task's base commit if the image's HEAD is a different commit.
         remove: absolute paths hidden from agents, such as tests outside the repository.
     """
@@ -49,10 +49,10 @@ class ContainerBuild:
         """Return the recipe of a task's image.
 
         Args:
-            commit: the repository's commit; "" if the row names none.
-            patch: applied before the agent gets the repository.
-            hidden: paths visible to graders only.
-            test_patch: the hidden tests' patch.
+            commit: the repository's commit; "" if the row has none.
+            patch: the patch that is applied before the agent gets the repository.
+            hidden: paths that only graders can see.
+            test_patch: the patch that adds the hidden tests.
         """
         steps: list[Step] = []
         if self.cut or self.remove:
@@ -67,7 +67,7 @@ class ContainerBuild:
 
 
 Build = PythonRecipe | ContainerBuild
-"""How a task's image is made."""
+"""The build of a task's image: from Python pins or from a container image."""
 
 
 PYTHON_KEYS = (
@@ -76,14 +76,14 @@ PYTHON_KEYS = (
 )  # fmt: skip
 """The keys of a row's ``build`` for a :class:`.PythonRecipe`."""
 CONTAINER_KEYS = ("platform", "workdir", "environment", "cut", "reset", "remove")
-"""Those for a :class:`ContainerBuild`; an image has ``image``, too, and a Dockerfile :data:`DOCKERFILE_KEYS`."""
+"""The keys for a :class:`ContainerBuild`, besides ``image`` or the :data:`DOCKERFILE_KEYS`."""
 DOCKERFILE_KEYS = ("dockerfile", "context", "args", "target")
 SOURCES: Mapping[str, type[SdistSource | GitSource | LocalSource]] = {
     "sdist": SdistSource,
     "git": GitSource,
     "local": LocalSource,
 }
-"""The kinds of sources, by their key in a row's ``build.source``."""
+"""The types of sources, by their key in a row's ``build.source``."""
 
 
 def build_row(build: Build) -> dict[str, object]:

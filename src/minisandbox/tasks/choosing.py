@@ -1,4 +1,4 @@
-"""Selection of tasks: one per environment, by status, random splits."""
+"""Select tasks: one per environment, by status, or in random splits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minisandbox.tasks.builds import Build
 from minisandbox.tasks.taskset import TaskSet
 
 MISSING = "missing"
-"""The status of a task that no report names."""
+"""The status of a task that is missing from the report."""
 
 
 def unique_images(tasks: TaskSet) -> dict[str, tuple[str, ...]]:
@@ -53,20 +53,20 @@ def shuffled(ids: Sequence[str], seed: int) -> list[str]:
         seed: any whole number.
     """
     mixed = list(ids)
-    random.Random(seed).shuffle(mixed)  # noqa: S311 - it may be guessed
+    random.Random(seed).shuffle(mixed)  # noqa: S311 - the order is no secret
     return mixed
 
 
 def parts_of(ids: Sequence[str], fractions: Mapping[str, float], seed: int) -> dict[str, list[str]]:
-    """Split ids at random; each part keeps their order.
+    """Split ids at random; each part keeps the original order.
 
     Args:
         ids: the ids.
-        fractions: the share of each part by name; the sum is at most 1. The remaining ids are in no part.
+        fractions: the share of each part by name; the shares add up to at most 1. Leftover ids are in no part.
         seed: the seed of the split.
 
     Raises:
-        InvalidValue: a share is not above 0, or their sum is above 1.
+        InvalidValue: a share is not above 0, or the shares add up to more than 1.
     """
     if any(not 0 < share <= 1 for share in fractions.values()) or sum(fractions.values()) > 1 + 1e-9:
         shares = ", ".join(f"{name}={share:g}" for name, share in fractions.items())

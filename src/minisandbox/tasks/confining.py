@@ -1,4 +1,4 @@
-"""Checks of host paths in rows: a downloaded task file could otherwise copy any directory into an image."""
+"""Check the host paths in rows: a downloaded task file could otherwise copy any host directory into an image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HINT = (
 _OF_A_SERVER = re.compile(
     r"(?!file:)(?:(?:https?|ssh|git)://[^/-].*|(?:[\w.-]+@)?[a-z0-9][\w.-]*:(?!//).+)", re.ASCII | re.IGNORECASE
 )
-"""What git takes for one, and nothing that it may take for a path: ``host:path`` is ssh's (git-fetch(1))."""
+"""Addresses that git never reads as a local path: URLs of servers, and ``host:path`` for ssh (git-fetch(1))."""
 _SERVERS = (
     "give one (https://HOST/PATH, ssh://HOST/PATH, HOST:PATH), and the repository to --repo-mirrors; or, where you "
     "trust all rows, --allow-local-sources (allow_local_sources=True in Python)"
@@ -21,13 +21,13 @@ _SERVERS = (
 
 
 def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
-    """Return why a row may not name a path (problem, reason, hint), or None if it may.
+    """Return why a row must not name this path, as (problem, reason, hint), or None if it may.
 
     Symbolic links and ``..`` are resolved.
 
     Args:
         path: the path, relative to the current directory; ``~`` is the home directory.
-        places: the allowed directories; None: any.
+        places: the allowed directories; None allows every directory.
     """
     if places is None:
         return None
@@ -49,10 +49,10 @@ def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str
 
 
 def address_problem(url: str, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
-    """Return why a row may not name a git repository's address, as :func:`problem_of`, or None if it may.
+    """Return why a row must not name this repository address, as (problem, reason, hint), or None if it may.
 
-    Repositories of this machine are never allowed: git follows references between repositories (links, alternates,
-    ``gitdir:``), so that a row could read any repository of which its author knows a commit.
+    Local repositories are forbidden unless ``places`` is None. Git follows references between repositories (links,
+    alternates, ``gitdir:``), so a row could read any local repository if its author knows one of its commits.
     """
     if places is None or _OF_A_SERVER.fullmatch(url):
         return None

@@ -1,4 +1,4 @@
-"""Settings for the conversion of dataset rows to tasks."""
+"""Settings of the conversion from dataset rows to tasks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue
 
 ENVIRONMENTS = ("auto", "pins", "image")
-"""What an image is made of: pins, the data set's own container image, or (``auto``) exact pins where there are any."""
+"""How to build an image: from pins, from the dataset's own image, or (``auto``) from exact pins if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """Settings for the conversion of rows.
+    """Settings of the conversion from dataset rows to tasks.
 
     Attributes:
         base: the directory for relative paths in rows; None: the current directory.

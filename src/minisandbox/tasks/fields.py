@@ -1,4 +1,4 @@
-"""Typed access to JSON objects with errors that name the field, and conversion of dataclasses to JSON objects."""
+"""Read JSON objects with type checks, with errors that name the field; convert dataclasses to JSON objects."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ HINTS = {
     "FAIL_TO_PASS": "the ids of the tests that fail before the fix and pass after it, as a list",
     "PASS_TO_PASS": "the ids of the tests that pass before and after the fix, as a list (it may be empty)",
 }
-"""Hints for errors, by the field's full name."""
+"""Hints for errors, by the full name of the field."""
 
 
 def bad_field(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
-    """Return the error for a field of a task."""
+    """Create the error for an invalid field of a task."""
     return TaskFileError(f"field {field!r} {problem}", field=field, reason=reason, hint=hint)
 
 
 class Fields:
-    """The values of one JSON object.
+    """Read the values of one JSON object with type checks; every reader raises TaskFileError, which names the field.
 
     Args:
         row: the object.
-        prefix: the prefix of its keys in error messages, such as ``"build."``.
-        keys: the allowed keys; None for any.
-        context: the directory for relative paths, and the allowed directories.
+        prefix: the prefix of the keys in error messages, e.g. ``"build."``.
+        keys: the allowed keys; None allows any.
+        context: the base of relative paths, and the directories that paths may be in.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class Fields:
                 raise self.error(key, "is unknown", hint=hint)
 
     def error(self, key: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
-        """Return the error for a field."""
+        """Create the error for an invalid field of this object."""
         return bad_field(self._prefix + key, problem, reason=reason, hint=hint)
 
     def read(self, kind: type[Read], **preset: object) -> Read:
-        """Return a dataclass filled from the keys named like its fields; missing keys leave the defaults.
+        """Fill a dataclass from the keys named like its fields; fields without a key keep their defaults.
 
         Args:
             kind: the dataclass.
-            preset: values of fields that are not read.
+            preset: values of fields that are not read from the object.
         """
         readers: dict[object, Callable[[str], object]] = {
             str: self.text, str | None: self.text, float: self.number, bool: self.flag, tuple[str, ...]: self.texts,
@@ -104,17 +104,17 @@ class Fields:
         return kind(**preset)
 
     def nested(self, key: str, *, keys: Collection[str] | None = None) -> Fields:
-        """Return a nested object."""
+        """Return a nested object, as fields with an extended prefix."""
         return Fields(self.table(key), f"{self._prefix}{key}.", keys=keys, context=self.context)
 
     def confine(self, key: str, problem: tuple[str, str, str] | None) -> None:
-        """Raise the error for a forbidden path (:mod:`.confining`)."""
+        """Raise the error for a problem that :mod:`.confining` found, if any."""
         if problem is not None:
             what, reason, hint = problem
             raise self.error(key, what, reason=reason, hint=hint)
 
     def path(self, key: str) -> Path:
-        """Return a host path."""
+        """Return a host path, after a check that rows may name it."""
         path = (self.context.base or Path()) / self.text(key)
         self.confine(key, problem_of(path, self.context.places))
         return path
@@ -126,7 +126,7 @@ class Fields:
         return self._text(key, self._required(key))
 
     def number(self, key: str, *, default: float | None = None) -> float:
-        """Return a number as float."""
+        """Return a number as a float."""
         value = self._required(key) if default is None else self.row.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(key, value, "a number")
@@ -136,14 +136,14 @@ class Fields:
             raise self.error(key, "is too large a number", hint=HINTS.get(self._prefix + key)) from None
 
     def flag(self, key: str) -> bool:
-        """Return true or false."""
+        """Return a boolean."""
         value = self._required(key)
         if not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
         return value
 
     def variables(self, key: str) -> Variables:
-        """Return an object of environment variables."""
+        """Return an object as environment variables."""
         table = self.nested(key)
         for name in table.row:
             if not _VARIABLE.fullmatch(name):
@@ -151,7 +151,7 @@ class Fields:
         return tuple((name, table.text(name)) for name in table.row)
 
     def table(self, key: str) -> Mapping[str, object]:
-        """Return an object, which may be JSON in a string because Parquet columns have one type for all rows."""
+        """Return an object; it may be JSON in a string, because a Parquet column has one type for all rows."""
         value = self._decoded(key, "give an object")
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
@@ -162,11 +162,11 @@ class Fields:
         return self._items(key, self._required(key))
 
     def ids(self, key: str) -> tuple[str, ...]:
-        """Return a list of strings, which may be JSON in a string."""
+        """Return a list of strings; it may be JSON in a string."""
         return self._items(key, self._decoded(key, 'give a list: ["tests/test_x.py::test_y"]'))
 
     def commands(self, *keys: str) -> tuple[str, ...]:
-        """Return the shell commands of the first key that has any: a string, or a list of strings."""
+        """Return the shell commands of the first key that is not empty: a string, or a list of strings."""
         for key in keys:
             value = self.row.get(key)
             if value is None or value in ("", []):
@@ -180,7 +180,7 @@ class Fields:
         return ()
 
     def requirements(self, key: str) -> tuple[str, ...]:
-        """Return requirements: a list, or the text of a requirements file; comments and options are left out."""
+        """Return requirements from a list or the text of a requirements file, without comments and options."""
         value = self.row.get(key)
         lines = value.splitlines() if isinstance(value, str) else [] if value is None else value
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
@@ -234,16 +234,16 @@ def _types(kind: object) -> Mapping[str, object]:
 
 
 def keys_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
-    """Return the keys of a dataclass as a JSON object."""
+    """Return the field names of a dataclass, which are the keys of its JSON object."""
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def object_of(value: DataclassInstance, always: Iterable[str] = ()) -> dict[str, object]:
-    """Return a dataclass as a JSON object, without fields that have their default value.
+    """Convert a dataclass to a JSON object, without the fields that have their default value.
 
     Args:
         value: the dataclass.
-        always: fields that are always included.
+        always: names of fields that are always included.
     """
     return {
         field.name: _plain(_types(type(value))[field.name], getattr(value, field.name))

@@ -1,4 +1,4 @@
-"""Configuration of graders, which the package ``minisandbox.grade`` runs."""
+"""Configure the graders of tasks; the package ``minisandbox.grade`` runs them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _PARSER = re.compile(r"(?:swebench|swebench5|swesmith):\S+")
 
 @dataclass(frozen=True, slots=True)
 class PytestGrader:
-    """Run pytest with a plugin that reports every test on a sealed channel; the strongest grader.
+    """Run pytest with a plugin that reports every test over a sealed channel. This is the strongest grader.
 
     Attributes:
-        command: shell command that runs pytest in the image's working directory; the grader adds files and options.
-        timeout: the time limit of the tests of one grading, in seconds.
+        command: the shell command that runs pytest in the image's working directory; the grader appends files and
+            options.
+        timeout: the time limit, in seconds, for the tests of one grading.
     """
 
     kind: ClassVar[str] = "pytest"
@@ -43,17 +44,17 @@ class PytestGrader:
 
 @dataclass(frozen=True, slots=True)
 class LogGrader:
-    """Run a command, and parse its output with a benchmark's own parser and rules.
+    """Run a command, and grade its output with a benchmark's own parser and rules.
 
     Attributes:
-        command: shell command that runs the tests in the image's working directory.
+        command: the shell command that runs the tests in the image's working directory.
         parser: ``swebench5:parse_log_...`` (swebench 5.0.2), ``swebench:OWNER/NAME`` or ``swebench:parse_log_...``
             (4.1.0), or ``swesmith:PROFILE``.
-        rule: SWE-bench's ``eval_type``: tests missing in the log count as failed with ``pass_and_fail``, as passed with
-            ``fail_only``.
+        rule: SWE-bench's ``eval_type``. A test that is missing from the log has failed with ``pass_and_fail``, and has
+            passed with ``fail_only``.
         reporter: a second source of results, which must agree with the log: ``pytest`` (a plugin), ``unittest`` (a hook
-            in the runners of unittest, Django and SymPy), or ``none``: only the log decides.
-        timeout: the time limit of the tests of one grading, in seconds.
+            in the runners of unittest, Django and SymPy), or ``none`` if only the log decides.
+        timeout: the time limit, in seconds, for the tests of one grading.
     """
 
     kind: ClassVar[str] = "log"
@@ -83,24 +84,25 @@ class LogGrader:
 
 @dataclass(frozen=True, slots=True)
 class ScriptGrader:
-    """Run a script that writes the reward into a file, as Harbor's verifiers do.
+    """Run a script that writes the reward to a file, as Harbor's verifiers do.
 
     Attributes:
-        command: shell command, run in ``workdir``.
-        files: a host directory for the grader only, copied to ``files_at``; or None.
+        command: the shell command; it starts in ``workdir``.
+        files: a host directory that only the grader gets, copied to ``files_at``; or None.
         files_at: the directory of ``files`` inside the sandbox.
-        reward_file: the file inside to which the script writes the reward, a number. A file of the same name with
-            ``.json`` takes precedence: an object of numbers, whose ``reward`` or only value counts. Both are deleted
-            before the script runs, so the agent cannot write them.
-        mode: ``fresh``: a new sandbox with the submission applied to clean code; ``live``: the agent's sandbox, after
-            its processes have ended. A live verdict is marked, because the agent could change every tool that the
-            script uses.
+        reward_file: the file inside the sandbox to which the script writes the reward, a number. A file with the same
+            name and the suffix ``.json`` takes precedence: an object of numbers, whose ``reward`` or only value counts.
+            Both files are deleted before the script runs, so the agent cannot forge them.
+        mode: ``fresh`` grades in a new sandbox, with the submission applied to clean code. ``live`` grades in the
+            agent's sandbox after its processes have exited; the verdict is marked, because the agent could have changed
+            every tool that the script uses.
         timeout: the script's time limit in seconds.
-        environment: variables of the script alone.
-        user: the user who runs it; "" for the image's user.
-        workdir: its working directory; "" for the image's.
-        carry: paths that are copied from the agent's sandbox to a clean one, absolute or relative to the image's
-            working directory: the submission of ``fresh``, and of the re-grade of a ``live`` verdict. Empty: the patch.
+        environment: environment variables that only the script gets.
+        user: the user who runs the script; "" for the image's user.
+        workdir: the script's working directory; "" for the image's.
+        carry: paths to copy from the agent's sandbox to a clean one, absolute or relative to the image's working
+            directory. They are the submission in ``fresh`` mode, and when a ``live`` verdict is graded again. If empty,
+            the patch is.
     """
 
     kind: ClassVar[str] = "script"
@@ -134,7 +136,7 @@ class ScriptGrader:
 Grader = PytestGrader | LogGrader | ScriptGrader
 
 KINDS: Mapping[str, type[Grader]] = {kind.kind: kind for kind in (PytestGrader, LogGrader, ScriptGrader)}
-"""The graders by their names in rows."""
+"""The grader classes, by their name in rows."""
 
 
 def _check(command: str, timeout: float) -> None:

@@ -1,7 +1,7 @@
-"""Harbor's task directories: ``task.toml``, ``instruction.md``, ``environment/``, ``tests/`` and ``solution/``.
+"""Read Harbor's task directories: ``task.toml``, ``instruction.md``, ``environment/``, ``tests/``, ``solution/``.
 
-Read as Harbor 0.26 reads them; https://harborframework.com/docs describes the format. What is not supported is refused
-before anything runs.
+The rules are those of Harbor 0.26; https://harborframework.com/docs describes the format. Unsupported features are
+rejected before anything runs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from minisandbox.tasks.task import Task
 from minisandbox.types import MiB, Network
 
 CONFIG = "task.toml"
-"""The file that makes a directory a task."""
+"""The file that marks a directory as a task."""
 _SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _SOLUTION_TIMEOUT = 1800.0
 _PUBLISHED = "/logs/artifacts"
 _DIRECTORIES = ("/logs/agent", "/logs/verifier", _PUBLISHED)
-# Harbor makes a script executable and runs it by its own first line.
+# Harbor makes the script executable, and its shebang line selects the interpreter.
 _RUN = "chmod +x {0} 2>/dev/null; [ -x {0} ] || exec bash {0}; exec {0}"
 _UNSUPPORTED = {
     "steps": "a task of several steps; each would need an agent of its own in the same sandbox",
@@ -60,7 +60,7 @@ def task_directories(path: Path) -> list[Path]:
     """Return the task directories of ``harbor:PATH``: the path itself, or its subdirectories by name.
 
     Raises:
-        TaskFileError: the path holds no task.
+        TaskFileError: the path contains no task.
     """
     if (path / CONFIG).is_file():
         return [path.resolve()]
@@ -76,7 +76,7 @@ def task_directories(path: Path) -> list[Path]:
 
 
 def convert(row: Fields, context: LoadContext) -> Task:
-    """Convert the directory that a row names under ``harbor``; errors as for :func:`read_task`."""
+    """Convert the task directory in a row's ``harbor`` column; see :func:`read_task` for errors."""
     return read_task(row.path("harbor"), context)
 
 
@@ -84,8 +84,8 @@ def read_task(path: Path, context: LoadContext) -> Task:
     """Read a task directory.
 
     Args:
-        path: the directory.
-        context: with the ``environment`` "pins", a task's Dockerfile is built even if the task names an image.
+        path: the task directory.
+        context: the settings; if ``environment`` is "pins", the Dockerfile is built even if the task names an image.
 
     Raises:
         TaskFileError: a file is missing or malformed, or the task needs an unsupported feature; ``path``, ``line`` and
@@ -112,13 +112,13 @@ def read_task(path: Path, context: LoadContext) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """A task.toml.
+    """A parsed ``task.toml``.
 
     Attributes:
         path: the task's directory.
-        source: its text.
+        source: the text of the file.
         values: its tables and keys.
-        trusted: whether it may read the host's environment variables, and name files outside its directory.
+        trusted: whether the file may use the host's environment variables, and name paths outside its directory.
     """
 
     path: Path
@@ -127,7 +127,7 @@ class _Config:
     trusted: bool
 
     def error(self, key: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
-        """Return the error for a key."""
+        """Create the error for a key, with its line."""
         line = _line_of(self.source, key)
         where = f"{self.path / CONFIG}{'' if line is None else f', line {line}'}"
         return TaskFileError(
@@ -135,21 +135,21 @@ class _Config:
         )
 
     def get(self, key: str) -> object:
-        """Return a value by its dotted key, or None if it is missing."""
+        """Return the value of a dotted key, or None if it is missing."""
         value: object = self.values
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        """Return a string; numbers (users, versions) are converted."""
+        """Return a string; a number (a user or a version) is converted."""
         value = self.get(key)
         if not isinstance(value, str | int | float | None) or isinstance(value, bool):
             raise self.error(key, f"is {value!r}", hint="write a string")
         return default if value is None else str(value)
 
     def number(self, key: str, default: float) -> float:
-        """Return a number, 0 or more."""
+        """Return a number that is 0 or more."""
         value = self.get(key)
         if value is None:
             return default
@@ -165,7 +165,7 @@ class _Config:
         return value or ()
 
     def variables(self, key: str) -> tuple[tuple[str, str], ...]:
-        """Return environment variables, with ``${NAME}`` and ``${NAME:-default}`` replaced."""
+        """Return environment variables, with ``${NAME}`` and ``${NAME:-default}`` expanded."""
         table = self.get(key)
         if not isinstance(table, dict | None) or not all(isinstance(one, str) for one in (table or {}).values()):
             raise self.error(key, "is no table of strings", hint='write it like NAME = "value"')
@@ -186,7 +186,7 @@ class _Config:
         return match[2] if variable is None else variable
 
     def file(self, name: str) -> Path:
-        """Return a file or directory of the task."""
+        """Return the path of a file or directory of the task; an untrusted task cannot leave its directory."""
         path = self.path / name
         if (problem := problem_of(path, None if self.trusted else (self.path,))) is not None:
             what, reason, hint = problem
@@ -201,13 +201,13 @@ def _read_config(path: Path, *, trusted: bool) -> _Config:
         values = tomllib.loads(source)
     except OSError as error:
         raise TaskFileError(f"{file} cannot be read", path=file, reason=error.strerror or str(error)) from error
-    except ValueError as error:  # of TOML, or of UTF-8
+    except ValueError as error:  # invalid TOML or UTF-8
         raise TaskFileError(f"{file} is not TOML", path=file, reason=str(error), hint="fix that line") from error
     return _Config(path, source, values, trusted)
 
 
 def _line_of(source: str, key: str) -> int | None:
-    """Return the line of a key's value or table; best effort, without a parser."""
+    """Return the line number of a key or table, found without a TOML parser (best effort)."""
     section, _, leaf = key.rpartition(".")
     current = ""
     for number, line in enumerate(source.splitlines(), start=1):
@@ -221,7 +221,7 @@ def _line_of(source: str, key: str) -> int | None:
 
 
 def _check_supported(config: _Config) -> None:
-    version = config.text("schema_version", _SCHEMAS[-1])  # the older "version" may be anything
+    version = config.text("schema_version", _SCHEMAS[-1])  # the older key "version" may have any value
     if version not in _SCHEMAS:
         raise config.error(
             "schema_version",
@@ -243,7 +243,7 @@ def _check_supported(config: _Config) -> None:
 
 
 def _instruction(config: _Config) -> str:
-    """Return the instruction for the agent, without the leading notice against training on benchmarks."""
+    """Return the agent's instruction, without the leading canary lines against training on benchmarks."""
     path = config.file("instruction.md")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -346,7 +346,7 @@ def _needs(config: _Config, seconds: float | None, *, public: bool) -> Needs:
 
 
 def _megabytes(config: _Config, key: str) -> int | None:
-    """Return the bytes of ``KEY_mb``, or of the older ``KEY = "2G"``."""
+    """Return ``KEY_mb`` in bytes, or the older ``KEY = "2G"``."""
     old = config.get(key)
     if old is None or config.get(f"{key}_mb") is not None:
         return round(config.number(f"{key}_mb", 0.0) * MiB) or None
@@ -357,7 +357,7 @@ def _megabytes(config: _Config, key: str) -> int | None:
 
 
 def _network(config: _Config, section: str, default: str | None, *, public: bool) -> Network | None:
-    """Return the network of a section, or None if neither the section nor a default names one."""
+    """Return the network of a section, or None if neither the section nor the default sets one."""
     key, mode = f"{section}.network_mode", config.get(f"{section}.network_mode")
     if mode is None:
         mode = "no-network" if config.get(f"{section}.allow_internet") is False else default

@@ -1,4 +1,4 @@
-"""Rejection of rows in other languages, for layouts that support only Python."""
+"""Reject rows in other languages, for layouts that support only Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisandbox.tasks.fields import bad_field
 
 NOT_PYTHON = "this layout and pytest are for Python alone"
 _COLUMNS = ("language", "repo_language", "programming_language", "lang")
-# Names of other languages. Unknown names are accepted: the column may name the language of the issue's text.
+# Unknown names are accepted, because the column may contain the language of the issue's text.
 _LANGUAGES = frozenset(
     {
         "c", "c#", "c++", "clojure", "cpp", "csharp", "dart", "elixir", "erlang", "f#", "fsharp", "go", "golang",
@@ -30,10 +30,10 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=\S*")
 
 
 def not_python(field: str, problem: str) -> TaskFileError:
-    """Return the error for a row that is not for Python.
+    """Create the error for a row in another language than Python.
 
     Args:
-        field: the field that shows it.
+        field: the field that shows the language.
         problem: the problem, as a continuation of "field 'x'".
     """
     hint = "give the row a grader of kind log (docs/reference/graders.md), or leave it out: --skip-unusable"
@@ -41,10 +41,10 @@ def not_python(field: str, problem: str) -> TaskFileError:
 
 
 def check_language(row: Mapping[str, object]) -> None:
-    """Reject a row that names another language.
+    """Reject a row with a column that names another language.
 
     Raises:
-        TaskFileError: it does.
+        TaskFileError: a column names another language.
     """
     for name in _COLUMNS:
         value = row.get(name)
@@ -53,10 +53,10 @@ def check_language(row: Mapping[str, object]) -> None:
 
 
 def check_command(command: str) -> None:
-    """Reject a test command whose last program runs no Python tests, such as ``go test`` or ``npm``.
+    """Reject a test command whose last program does not run Python tests, e.g. ``go test`` or ``npm``.
 
     Raises:
-        TaskFileError: it does.
+        TaskFileError: the last program runs tests in another language.
     """
     commands = [part.split() for part in _BETWEEN.split(command) if part.strip()]
     last = [word for word in commands[-1] if not _VARIABLE.fullmatch(word)] if commands else []
@@ -66,10 +66,10 @@ def check_command(command: str) -> None:
 
 
 def check_ids(tests: Iterable[str], field: str) -> None:
-    """Reject tests for pytest if none is in a Python file.
+    """Reject test ids if none of them is in a Python file, because pytest cannot run them.
 
     Raises:
-        TaskFileError: there is no such test.
+        TaskFileError: no test is in a Python file.
     """
     names = list(tests)
     if names and not any(re.search(r"\.py(?:::|$|\s)", name) for name in names):

@@ -1,4 +1,4 @@
-"""Conversion of rows to tasks; errors name the file, the line and the id."""
+"""Convert rows to tasks, with errors that name the file, the line and the id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisandbox.tasks.formats.jsonl import Row
 from minisandbox.tasks.task import Task
 
 Refused = TaskFileError | PatchError
-"""The reason why a row is not a task."""
+"""The error for a row that cannot be converted to a task."""
 
 
 def tasks_of(
@@ -28,16 +28,16 @@ def tasks_of(
 
     Args:
         rows: the rows.
-        path: the name of the set in errors.
+        path: the name of the task set in errors.
         context: the settings of the conversion.
-        form: the dialect that all rows are in; None: the columns of each decide.
-        on_refused: called with the reason why a row is no task; the row is left out; None: it is raised.
+        form: the layout of all rows; None: the columns of each row decide.
+        on_refused: called with the error of an invalid row, which is then skipped; None: raise the error.
 
     Returns:
         Pairs of a task and its row.
 
     Raises:
-        TaskFileError: a row is not a task, an id is there twice, or there are no rows.
+        TaskFileError: a row is invalid, an id is duplicated, or there are no rows.
         PatchError: a task's patch is malformed or unsafe.
     """
     rows_by_id: dict[str, Row] = {}
@@ -73,12 +73,12 @@ def _twice(instance_id: str, row: Row, other: Row) -> TaskFileError:
 
 
 def _task(row: Row, context: LoadContext, form: str | None) -> Task:
-    """Convert one row; errors name the file, the line and the id."""
+    """Convert one row, with errors that name the file, the line and the id."""
     name = row.values.get("instance_id")
     where = row.place + (f" ({name[:200]})" if isinstance(name, str) and name else "")
     try:
         return convert(row.values, context, form=form)
-    except (TaskFileError, InvalidValue, HarnessError) as error:  # of the row, of --pins, of the benchmark's own code
+    except (TaskFileError, InvalidValue, HarnessError) as error:  # from the row, --pins, or the benchmark's own code
         if isinstance(error, TaskFileError) and error.path is not None:
             raise
         raise TaskFileError(

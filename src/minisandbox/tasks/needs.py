@@ -1,4 +1,4 @@
-"""Further fields of script-graded tasks: a solution script, and requirements of their sandboxes."""
+"""Fields of script-graded tasks: the solution script, and the requirements of their sandboxes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class Solution:
     """A script that solves a task.
 
     Attributes:
-        files: a host directory, copied to ``files_at`` before the script runs; hidden from agents.
-        command: shell command, run in the image's working directory by the image's user. Its exit status is ignored.
+        files: a host directory that is copied to ``files_at`` before the script runs; agents cannot see it.
+        command: the shell command; the image's user runs it in the image's working directory. Its exit status is
+            ignored.
         files_at: the directory of ``files`` inside the sandbox.
-        timeout: its time limit in seconds.
-        environment: variables of the script alone.
+        timeout: the script's time limit in seconds.
+        environment: environment variables that only the script gets.
     """
 
     files: Path
@@ -31,7 +32,7 @@ class Solution:
 
     @property
     def shell(self) -> str:
-        """Return the command with its variables, as one line for a shell."""
+        """Return the command, preceded by exports of its variables, as one line of shell code."""
         return "; ".join((*(f"export {name}={shlex.quote(value)}" for name, value in self.environment), self.command))
 
     def to_row(self) -> dict[str, object]:
@@ -41,16 +42,16 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Requirements of a task's sandboxes; None for the defaults.
+    """Requirements of a task's sandboxes; None means the default.
 
     Attributes:
-        memory: the memory limit in bytes, without written files.
-        disk: the limit of written files in bytes.
+        memory: the memory limit in bytes, not counting written files.
+        disk: the limit of written files, in bytes.
         network: the hosts accessible to the agent and the solution.
         grader_network: the hosts accessible to the grader in its own sandbox.
         seconds: the agent's time limit in seconds.
         entrypoint: whether the image's entrypoint runs in the background of every sandbox.
-        directories: absolute paths of directories that exist in every sandbox, writable for every user.
+        directories: absolute paths of directories that exist in every sandbox and are writable for every user.
     """
 
     memory: int | None = None
@@ -62,9 +63,9 @@ class Needs:
     directories: tuple[str, ...] = ()
 
     def limits(self, given: Limits | None) -> Limits:
-        """Return the limits of a sandbox: the given ones, or the task's own.
+        """Return the given limits of a sandbox, or the task's own if none are given.
 
-        Files of a memory upper count as memory, so the disk limit is added to the memory limit.
+        Files in a memory-backed upper directory count as memory, so the disk limit is added to the memory limit.
         """
         if given is not None:
             return given
@@ -85,11 +86,12 @@ def _network_row(network: Network) -> str | list[str]:
 
 
 def network_of(value: object, *, public: bool) -> Network:
-    """Return the network that a row names: ``off``, ``public``, or a list of hosts.
+    """Parse the network that a row requests: ``off``, ``public``, or a list of hosts.
 
     Args:
-        value: the name or the hosts.
-        public: whether ``public`` is granted: HTTP and HTTPS to all public hosts; without, it is off.
+        value: the name, or the hosts.
+        public: whether ``public`` is granted, as HTTP and HTTPS to all public hosts; otherwise ``public`` means
+            ``off``.
 
     Raises:
         InvalidValue: the value names no network.

@@ -1,4 +1,4 @@
-"""Sources of rows: files, folders, the hub. The dialects interpret the rows."""
+"""Open sources of rows: files, folders, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDINGS: dict[str, Layout] = {
     ".json": Layout.JSON,
     ".parquet": Layout.PARQUET,
 }
-"""Endings of task files."""
+"""The storage formats, by file name suffix."""
 
 _GZIP = b"\x1f\x8b"
 _PARQUET = b"PAR1"
@@ -31,15 +31,15 @@ _SPLIT = re.compile(r"(.+):([A-Za-z][\w.-]*)")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows from one source.
+    """The rows of one source, and how to interpret them.
 
     Attributes:
         rows: the rows, read lazily.
         layout: the storage format.
-        name: the name of the set.
+        name: the name of the task set.
         base: the directory for relative paths in rows.
         places: the directories that may contain the host paths in rows, unless the caller trusts the rows.
-        schema: the ``pyarrow.Schema`` of rows in columnar storage, else None.
+        schema: the ``pyarrow.Schema`` of rows from columnar storage, else None.
     """
 
     rows: Iterator[Row]
@@ -51,17 +51,20 @@ class Source:
 
 
 def open_source(source: str | Path) -> Source:
-    """Open a source of rows.
+    """Open a source of rows and detect its storage format.
 
     Args:
-        source: a file (JSON Lines, JSON, Parquet, each gzipped or not), a folder of ``datasets.load_from_disk``, a
-            directory of such files, Harbor's task directories: ``harbor:DIR``, or a dataset of the Hugging Face hub:
-            ``hub:owner/name``, or ``owner/name`` if there is no such file. ``:split`` at the end names one part of a
-            folder, a directory or a dataset.
+        source: one of these; ``:split`` after a folder, directory or dataset selects one split.
+
+            - a file: JSON Lines, JSON or Parquet, gzipped or not
+            - a folder that ``datasets.load_from_disk`` reads
+            - a directory of task files
+            - Harbor's task directories: ``harbor:DIR``
+            - a dataset of the Hugging Face hub: ``hub:owner/name``, or ``owner/name`` if there is no such file
 
     Raises:
-        TaskFileError: the source is missing or unreadable; also while the rows are read.
-        MissingExtra: a required package is not installed; also while the rows are read.
+        TaskFileError: the source is missing or unreadable; iterating over the rows may raise it, too.
+        MissingExtra: a required package is not installed; iterating over the rows may raise it, too.
     """
     text = str(source)
     if isinstance(source, str) and text.startswith("hub:"):
@@ -84,7 +87,7 @@ def _is_hub_name(text: str) -> bool:
 
 
 def layout_of_name(path: Path) -> Layout | None:
-    """Return the layout that a file name implies, gzipped or not, or None if its ending is unknown."""
+    """Return the storage format for a file name, with or without ``.gz``, or None if the suffix is unknown."""
     return ENDINGS.get(Path(path.name.removesuffix(".gz")).suffix)
 
 
@@ -105,7 +108,7 @@ def _directory(path: Path, split: str | None) -> Source:
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         rows, schema = read_folder(path, split)
         return Source(rows, Layout.DISK, path.name, path, schema, (path,))
-    files = _files_of(path, split) or _files_of(path / "data", split)  # the hub's own layout
+    files = _files_of(path, split) or _files_of(path / "data", split)  # the hub stores task files in data/
     if not files:
         part = "" if split is None else f" of the part {split!r}"
         raise TaskFileError(
@@ -124,13 +127,13 @@ def _rows_of(first: Source, others: list[Path]) -> Iterator[Row]:
 
 
 def _files_of(path: Path, split: str | None) -> list[Path]:
-    """Return the files of rows, sorted by name; the files of a part begin with its name, as on the hub."""
+    """Return the task files sorted by name; a split's files begin with its name, as on the hub."""
     files = sorted(file for file in path.glob("[!.]*") if layout_of_name(file) is not None and file.is_file())
     return [file for file in files if split is None or re.match(rf"{re.escape(split)}(?![A-Za-z0-9])", file.name)]
 
 
 def _file(path: Path) -> Source:
-    """Return the rows of a file, whose first bytes and name decide its format."""
+    """Open a file; its first bytes and its name determine the format."""
     try:
         with path.open("rb") as file:
             packed = file.read(4).startswith(_GZIP)

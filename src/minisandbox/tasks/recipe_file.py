@@ -1,4 +1,4 @@
-"""Recipe files: one image, described by the keys of a task's ``build``; with ``base``, by steps over a base."""
+"""Read recipe files, which describe one image with the keys of a task's ``build``, or with steps on top of a base."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEP_KEYS = ("run", "environment", "workdir", "user", "network")
 
 
 def read_recipe(path: Path) -> Buildable:
-    """Read a recipe file: the keys of a task's ``build``, as TOML; with ``base``, also steps over it.
+    """Read a recipe file: TOML with the keys of a task's ``build``; with the key ``base``, also steps on top of a base.
 
     Args:
         path: the file; paths in it are relative to its directory.
@@ -30,7 +30,7 @@ def read_recipe(path: Path) -> Buildable:
         if "base" in table:
             return _over_base(table, folder)
         build = build_spec(table, base=folder)
-        build.recipe()  # checks its fields
+        build.recipe()  # checks the fields
         return build
     except OSError as error:
         raise InvalidValue(f"{path}: {error.strerror}", hint="give a recipe (.toml) or a task set") from error
@@ -44,7 +44,7 @@ def read_recipe(path: Path) -> Buildable:
 
 
 def _over_base(table: Mapping[str, object], folder: Path) -> Recipe:
-    """Return the recipe of a base, commands, and the keys of a task's ``build``."""
+    """Return the recipe of a file with ``base``: the base, its commands, and the keys of a task's ``build``."""
     fields = Fields(table)
     build_keys = {name: value for name, value in table.items() if name not in _KEYS}
     inner = build_spec(build_keys, base=folder).recipe()

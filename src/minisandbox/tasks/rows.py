@@ -1,4 +1,4 @@
-"""Conversion of rows in MiniSandbox's own layout to tasks; errors name the field."""
+"""Convert rows in MiniSandbox's own layout to tasks, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from minisandbox.tasks.needs import Needs, Solution, network_of
 from minisandbox.tasks.task import ROW_KEYS, Form, Task
 
 Tests = tuple[tuple[str, ...], tuple[str, ...]]
-"""FAIL_TO_PASS and PASS_TO_PASS."""
+"""The lists FAIL_TO_PASS and PASS_TO_PASS."""
 
-# Columns of the public datasets that do not affect how a task is built, run or graded here.
+# Columns of public datasets that do not affect how a task is built, run or graded.
 _IGNORED = frozenset(
     {
         "created_at", "difficulty", "environment_setup_commit", "eval_script", "eval_type", "hints_text", "image",
@@ -34,14 +34,14 @@ _GITLINK_CHANGE = re.compile(
     r"--- .*\n\+\+\+ .*\n@@ .*\n(?:[-+]Subproject commit .*(?:\n|\Z))+",
     re.MULTILINE,
 )
-"""A change of a submodule's commit, which ``git apply`` accepts and ignores, and so does the harness."""
+"""A change of a submodule's commit. It is dropped, because ``git apply`` and the benchmark's harness ignore it."""
 
 
 class RowFields(Fields):
-    """The columns of a dataset's row, whatever its layout; arguments as for :class:`.Fields`."""
+    """The columns of a dataset row in any layout; see :class:`.Fields` for the arguments."""
 
     def test_lists(self) -> Tests:
-        """Return FAIL_TO_PASS and PASS_TO_PASS without duplicates; a test in both lists must start passing.
+        """Return FAIL_TO_PASS and PASS_TO_PASS without duplicates; a test in both lists counts as FAIL_TO_PASS.
 
         Raises:
             TaskFileError: a list is missing or malformed.
@@ -55,14 +55,14 @@ class RowFields(Fields):
         """Convert the row to a task.
 
         Args:
-            build: the build of its image.
-            grader: its grader.
-            form: whether its patch is the fix or the bug.
-            lists: its tests; None for the row's own.
-            overrides: values that replace the row's columns.
+            build: the build of the task's image.
+            grader: the task's grader.
+            form: whether the row's patch is the fix or the bug.
+            lists: the test lists; None for the row's own.
+            overrides: values that replace columns of the row, by name.
 
         Raises:
-            TaskFileError: a column is missing or wrong.
+            TaskFileError: a column is missing or invalid.
             PatchError: a patch is malformed or unsafe.
         """
 
@@ -90,15 +90,15 @@ def task_from_own_row(row: Mapping[str, object], context: LoadContext) -> Task:
     """Convert a row in MiniSandbox's own layout to a task.
 
     Args:
-        row: SWE-bench's fields, ``form``, ``build`` and ``test``; the lists of tests and objects also as JSON in a
-            string (the public datasets do both). Other known columns of the datasets are ignored.
+        row: SWE-bench's fields, ``form``, ``build`` and ``test``. Test lists and objects may also be JSON in a string,
+            because public datasets have both. Other known columns of the datasets are ignored.
         context: the settings of the conversion.
 
     Returns:
         The task; ``task_from_own_row(task.to_row(), context)`` equals it.
 
     Raises:
-        TaskFileError: a field is missing, unknown, or has a value that cannot be used; ``field`` names it.
+        TaskFileError: a field is missing or unknown, or its value is invalid; ``field`` names it.
         PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
     """
     values = {name: value for name, value in row.items() if name not in _IGNORED}
@@ -118,14 +118,14 @@ def task_from_own_row(row: Mapping[str, object], context: LoadContext) -> Task:
 
 
 def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> PythonRecipe:
-    """Read the ``build`` of a row of a Python project; recipe files have the same keys.
+    """Read the ``build`` object of a Python project's row; recipe files have the same keys.
 
     Args:
-        table: the object.
-        base: directory that a relative path of a local source starts from; None: the current directory.
+        table: the ``build`` object.
+        base: the directory for the relative paths of local sources; None: the current directory.
 
     Raises:
-        TaskFileError: a field is unknown, or has a value that cannot be used; ``field`` names it.
+        TaskFileError: a field is unknown or its value is invalid; ``field`` names it.
     """
     return _python(Fields(table, "build.", context=LoadContext(base)))
 
@@ -182,7 +182,7 @@ def _build(fields: Fields) -> Build:
 
 
 def _reference(fields: Fields) -> str:
-    from minisandbox.images.oci.reference import parse_reference  # noqa: PLC0415 - reading task files must not load the sandbox
+    from minisandbox.images.oci.reference import parse_reference  # noqa: PLC0415 - loading task files must not import the sandbox
 
     reference, base = fields.text("image"), fields.context.base or Path()
     kind, colon, path = reference.partition(":")
@@ -197,7 +197,7 @@ def _reference(fields: Fields) -> str:
 
 
 def _checked(build: ContainerBuild, fields: Fields) -> ContainerBuild:
-    """Reject paths inside the image that are relative, or the root."""
+    """Return the build; raise TaskFileError if a path inside the image is relative or is the root directory."""
     for name, path in (("workdir", build.workdir), *(("remove", path) for path in build.remove)):
         parts = PurePosixPath(path).parts
         if path and (not path.startswith("/") or len(parts) < 2 or ".." in parts or "\0" in path):
@@ -213,7 +213,7 @@ def _python(fields: Fields) -> PythonRecipe:
 
 
 def _requirements(fields: Fields) -> tuple[str, ...]:
-    """Return the requirements: those of a file (pip freeze, requirements.txt, environment.yml), then the list."""
+    """Return the requirements of the file (pip freeze, requirements.txt, environment.yml), then those of the list."""
     listed = fields.texts("requirements") if fields.row.get("requirements") is not None else ()
     name = fields.text("requirements_file", default="")
     if not name:
@@ -224,7 +224,7 @@ def _requirements(fields: Fields) -> tuple[str, ...]:
             what, reason, hint = problem
             raise InvalidValue(f"{path} {what}", reason=reason, hint=hint)
 
-    from minisandbox.images.python.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
+    from minisandbox.images.python.pins import read_pins  # noqa: PLC0415 - loading task files must not import the sandbox
 
     try:
         return (*read_pins((fields.context.base or Path()) / name, check).requirements, *listed)

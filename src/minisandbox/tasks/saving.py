@@ -1,4 +1,4 @@
-"""Writing of rows, unchanged or in another layout."""
+"""Write rows to task files, unchanged or in another storage format."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from minisandbox.tasks.formats.documents import Layout
 from minisandbox.tasks.formats.writing import written_whole
 
 Rows = Mapping[str, Mapping[str, object]]
-"""Rows by ``instance_id``, in order."""
+"""The rows by ``instance_id``, in order."""
 
 
 def write_rows(path: Path, rows: Rows, layout: Layout, *, schema: object = None) -> None:
-    """Write rows. A file is replaced atomically; a folder must be missing or empty.
+    """Write rows to a file, which is replaced atomically, or to a folder, which must be missing or empty.
 
     Args:
-        path: the file, gzipped where its name ends in ``.gz``; the folder for :attr:`Layout.DISK`.
+        path: the file, which is gzipped if its name ends in ``.gz``; the folder for :attr:`Layout.DISK`.
         rows: the rows.
         layout: the storage format.
         schema: the original ``pyarrow.Schema`` of the rows, or None.
@@ -44,11 +44,11 @@ def write_rows(path: Path, rows: Rows, layout: Layout, *, schema: object = None)
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:
-    """Return JSON that can be encoded as UTF-8; other types (a Parquet date) become strings."""
+    """Return JSON that UTF-8 can encode; values of other types (a date from Parquet) become strings."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=_as_text)
     try:
         text.encode()
-    except UnicodeEncodeError:  # an unpaired surrogate in an unused column
+    except UnicodeEncodeError:  # an unused column has an unpaired surrogate
         return json.dumps(value, indent=indent, default=_as_text)
     return text
 
@@ -83,7 +83,7 @@ def _table(rows: Sequence[Mapping[str, object]], schema: Any, path: Path) -> Any
 
 
 def _stored(arrow: Any, kind: Any) -> Any:
-    """Return an Arrow type with text in place of JSON: Arrow makes no column of JSON from Python's values."""
+    """Replace JSON types by text in an Arrow type, because Arrow cannot build JSON columns from Python values."""
     if is_json(kind):
         return kind.storage_type
     if arrow.types.is_struct(kind):
@@ -96,7 +96,7 @@ def _stored(arrow: Any, kind: Any) -> Any:
 
 
 def _encoded(value: object, kind: Any) -> object:
-    """Return a value with text in place of JSON, for a column of the type that it was read from."""
+    """Encode JSON values as text, for a column with the Arrow type that it was read with."""
     if value is None:
         return None
     if is_json(kind):
@@ -110,7 +110,7 @@ def _encoded(value: object, kind: Any) -> object:
 
 
 def _column(values: list[object]) -> list[object]:
-    """Return values of one type: objects, and values mixed with strings, become JSON."""
+    """Make the values of a column uniform: objects, and lists mixed with strings, become JSON text."""
     kinds = {type(value) for value in values if value is not None}
     if dict not in kinds and not ({str, list} <= kinds):
         return values

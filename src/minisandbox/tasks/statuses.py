@@ -1,4 +1,4 @@
-"""``run_batch_exit_statuses.yaml``: the exit status of each task, in SWE-agent's and mini-swe-agent's format."""
+"""Read and write ``run_batch_exit_statuses.yaml``, the exit statuses of SWE-agent and mini-swe-agent."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from minisandbox.errors import TaskFileError
 from minisandbox.tasks.formats.writing import written_whole
 
 STATUSES_NAME = "run_batch_exit_statuses.yaml"
-"""The name of the file in a run directory."""
+"""The name of the status file in a run directory."""
 
 _KEY = "instances_by_exit_status"
 
 
 def read_statuses(path: Path) -> dict[str, str]:
-    """Read the exit statuses of tasks.
+    """Read the exit status of each task.
 
     Args:
-        path: the file, or the directory of a run that has one called :data:`STATUSES_NAME`. Other keys than
-            ``instances_by_exit_status`` are ignored (SWE-agent adds the cost).
+        path: the file, or a run directory with a :data:`STATUSES_NAME`. Keys other than ``instances_by_exit_status``
+            are ignored, because SWE-agent adds the cost.
 
     Returns:
-        The status by ``instance_id``, in the file's order. A status is a string, also ``null``, which SWE-agent writes
-        for a task without a status.
+        The status by ``instance_id``, in the order of the file. Every status is a string, even ``null``, which
+        SWE-agent writes for a task without a status.
 
     Raises:
-        TaskFileError: the file cannot be read or is malformed, or a task has two statuses.
+        TaskFileError: the file cannot be read or is malformed, or a task has two different statuses.
     """
     file = path / STATUSES_NAME if path.is_dir() else path
     statuses: dict[str, str] = {}
@@ -43,7 +43,7 @@ def read_statuses(path: Path) -> dict[str, str]:
 
 
 def write_statuses(path: Path, statuses: Mapping[str, str]) -> None:
-    """Write the exit statuses of tasks. The file is replaced atomically.
+    """Write the exit status of each task. The file is replaced atomically.
 
     Args:
         path: the file.
@@ -52,7 +52,7 @@ def write_statuses(path: Path, statuses: Mapping[str, str]) -> None:
     Raises:
         OSError: writing failed; the earlier file is unchanged.
     """
-    import yaml  # noqa: PLC0415 - reading task files must not load it
+    import yaml  # noqa: PLC0415 - loading task files must not import yaml
 
     lists: dict[str, list[str]] = {}
     for instance_id, status in statuses.items():
@@ -82,15 +82,15 @@ def _entries(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _load(file: Path) -> object:
-    import yaml  # noqa: PLC0415 - reading task files must not load it
+    import yaml  # noqa: PLC0415 - loading task files must not import yaml
 
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskFileError(f"{file} cannot be read", path=file, reason=str(error)) from error
     try:
-        # Load every scalar as a string: an id may look like a number, a status like null.
-        return yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506 - makes text, lists and tables only
+        # Load every scalar as a string: an id may look like a number, and a status like null.
+        return yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506 - this loader creates only strings, lists and dicts
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = None if mark is None else mark.line + 1

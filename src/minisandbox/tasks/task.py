@@ -1,4 +1,4 @@
-"""Task: one dataset row, with SWE-bench's own field names, and how to build and test it."""
+"""Task: one dataset row with SWE-bench's field names, and how to build and test it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Form(enum.StrEnum):
     """``patch`` is the fix; ``test_patch`` adds the hidden tests."""
 
     SWESMITH = "swesmith"
-    """``patch`` is the bug, applied to clean source; the reference is its reverse; tests that fail are hidden."""
+    """``patch`` introduces the bug into clean source; the solution is its reverse; tests that fail are hidden."""
 
     BUGGY = "buggy"
-    """``patch`` is the bug, which the repository has already; the reference is its reverse; ``test_patch`` as above."""
+    """The repository already contains the bug of ``patch``; the solution is its reverse; ``test_patch`` adds tests."""
 
 
 ROW_KEYS = (
     "instance_id", "repo", "base_commit", "version", "form", "problem_statement", "patch", "test_patch", "FAIL_TO_PASS",
     "PASS_TO_PASS", "build", "test", "solution", "needs",
 )  # fmt: skip
-"""The keys of a task's row, in their order."""
+"""The keys of a task's row, in order."""
 
 _HOST_ALONE = PythonRecipe()
 _NO_NEEDS = Needs()
@@ -47,10 +47,9 @@ _PYTEST = PytestGrader()
 class Reference:
     """The known solution of a task.
 
-    Attributes:
-        patch: a unified diff.
-        reverse: whether it solves the task when it is applied in reverse.
-        script: a script that solves it instead, or None.
+    patch: a unified diff.
+    reverse: whether the patch solves the task when applied in reverse.
+    script: a script that solves the task instead of the patch, or None.
     """
 
     patch: str
@@ -63,23 +62,23 @@ class Task:
     """One dataset row and how to build and test it. Field names are SWE-bench's.
 
     Attributes:
-        instance_id: unique in its set, and usable as a file name.
+        instance_id: the id, unique in its task set and usable as a file name.
         repo: ``owner/name``.
         base_commit: the repository's commit, or the release of an sdist.
-        problem_statement: the text that the agent gets.
+        problem_statement: the text for the agent.
         patch: the fix (SWE-bench's form) or the bug (the other forms).
-        test_patch: hidden tests; not in SWE-smith's form.
+        test_patch: the patch that adds the hidden tests; empty in SWE-smith's form.
         FAIL_TO_PASS: ids of the tests that must start passing.
         PASS_TO_PASS: ids of the tests that must keep passing.
         version: the project's version, for display.
         form: whether ``patch`` is the fix or the bug.
-        build: the build of its image.
+        build: the build of the task's image.
         grader: the grader. A task with a script grader needs no tests and no patch.
-        solution: a script that solves it, in place of ``patch``.
-        needs: the requirements of its sandboxes.
+        solution: a script that solves the task instead of ``patch``, or None.
+        needs: the requirements of the task's sandboxes.
 
     Raises:
-        TaskFileError: a field has a value that cannot be used; ``field`` names it.
+        TaskFileError: the value of a field is invalid; ``field`` names it.
         PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
     """
 
@@ -105,23 +104,25 @@ class Task:
 
     @property
     def reference(self) -> Reference:
-        """The known solution: the script or ``patch``, which is reversed if it is the bug."""
+        """The known solution: the script, or ``patch``, which is applied in reverse if it is the bug."""
         return Reference(self.patch, reverse=self.form is not Form.SWEBENCH, script=self.solution)
 
     @property
     def test_files(self) -> tuple[str, ...]:
-        """Files with the named tests or changed by ``test_patch``, sorted, without files that ``patch`` changes.
+        """Files of the named tests and of ``test_patch``, sorted, without the files that ``patch`` changes.
 
-        A file with doctests may have to be changed by the agent, so it cannot be restored.
+        A file that ``patch`` changes cannot be restored before grading: the agent may have to change code with
+        doctests.
         """
         files = _files_of(self.FAIL_TO_PASS + self.PASS_TO_PASS) | set(touched_files(self.test_patch))
         return tuple(sorted(files - set(touched_files(self.patch))))
 
     @property
     def hidden_files(self) -> tuple[str, ...]:
-        """Files hidden from the agent, sorted.
+        """Files that are hidden from the agent, sorted.
 
-        In SWE-smith's form, the files with FAIL_TO_PASS tests. Other forms hide none: ``test_patch`` is not applied.
+        In SWE-smith's form, these are the files with FAIL_TO_PASS tests. Other forms hide none, because the agent's
+        repository does not have ``test_patch`` applied.
         """
         if self.form is not Form.SWESMITH:
             return ()
@@ -132,7 +133,7 @@ class Task:
         patch = self.patch if self.form is Form.SWESMITH else ""
         if isinstance(self.build, ContainerBuild):
             return self.build.recipe(self.base_commit, patch, self.hidden_files, self.test_patch)
-        # archives contain their version, checkouts without tags do not
+        # only a git checkout needs the version: an archive contains it
         has_version = isinstance(self.build.source, GitSource) and _VERSION.fullmatch(self.version)
         return replace(
             self.build,
@@ -143,7 +144,7 @@ class Task:
         )
 
     def to_row(self) -> dict[str, object]:
-        """Return the task as a row; converting it back gives an equal task."""
+        """Return the task as a row; its conversion creates an equal task."""
         row = object_of(self, [name for name in keys_of(Task) if name not in ("solution", "needs")])
         row["test"] = row.pop("grader")
         row["build"] = build_row(self.build)
@@ -151,15 +152,15 @@ class Task:
 
 
 def node_id(test_id: str) -> str:
-    """Return pytest's id of a test, which may be printed differently.
+    """Normalize the id of a pytest test, which pytest may print with a path outside the repository.
 
-    With ``-c /dev/null`` pytest uses /dev as its root, and prints ``../dev/tests/test_x.py::test_y``.
+    With ``-c /dev/null``, pytest's root is /dev, so it prints ``../dev/tests/test_x.py::test_y``.
     """
     return _OUTSIDE.sub("", test_id, count=1) if test_id.startswith("../") else test_id
 
 
 def file_of(test_id: str) -> str:
-    """Return the file of a pytest id, or "" for ids of other runners (``test_x (module.Class)``)."""
+    """Return the file in a pytest id, or "" for an id of another runner (``test_x (module.Class)``)."""
     file, colons, _ = node_id(test_id).partition("::")
     return file if (colons or file.endswith(".py")) and " " not in file else ""
 
@@ -169,13 +170,13 @@ def _files_of(test_ids: tuple[str, ...]) -> set[str]:
 
 
 def is_inside(file: str) -> bool:
-    """Return whether the path in a test's id is inside the repository."""
+    """Return whether the path in a test id is inside the repository."""
     path = PurePosixPath(file)
     return not path.is_absolute() and ".." not in path.parts
 
 
 def _check_id(instance_id: str) -> None:
-    """Check that an id is a valid file name, because trajectories and images are named after it."""
+    """Check that an id is a valid file name, because trajectories and images are named after the task."""
     if not instance_id.strip():
         problem = "is empty"
     elif len(instance_id) > 200:

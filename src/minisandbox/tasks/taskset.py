@@ -1,4 +1,4 @@
-"""TaskSet: an ordered collection of tasks with unique ids."""
+"""TaskSet: an immutable, ordered collection of tasks with unique ids."""
 
 from __future__ import annotations
 
@@ -78,29 +78,32 @@ class TaskSet:
         """Load a bundled set, or tasks from a file, a directory or the hub.
 
         Args:
-            source: a name of :func:`bundled_sets`, such as ``"quickstart"``; a file of rows: JSON Lines, JSON (a
-                list, or an object of rows by their ids) or Parquet, each gzipped or not; a folder that
-                ``datasets.load_from_disk`` reads; a directory of such files; a Harbor task directory or a directory of
-                them, ``"harbor:DIR"``; or a dataset of the Hugging Face hub, ``"hub:owner/name"``, or ``"owner/name"``
-                if there is no such file. ``":split"`` after a folder, directory or dataset names one part of it. A
-                bundled set wins over a file of the same name in the current directory (``./quickstart`` is the file).
+            source: one of these; ``":split"`` after a folder, directory or dataset selects one split.
+
+                - a name of :func:`bundled_sets`, e.g. ``"quickstart"``. It takes precedence over a file of that name in
+                  the current directory; ``"./quickstart"`` is the file.
+                - a file: JSON Lines, JSON (a list, or an object of rows by id) or Parquet, gzipped or not
+                - a folder that ``datasets.load_from_disk`` reads
+                - a directory of task files
+                - a Harbor task directory, or a directory of them: ``"harbor:DIR"``
+                - a dataset of the Hugging Face hub: ``"hub:owner/name"``, or ``"owner/name"`` if there is no such file
             pins: a directory with the exported environments of the datasets' official images, or None.
             repo_mirrors: a directory of git repositories that are tried before the network, or None.
-            form: the layout of all rows, a name that ``--dataset`` takes; None: the columns of each decide.
-            environment: how to build rows whose data set publishes container images: ``"pins"``, ``"image"``, or
-                ``"auto"``: from exact pins if they are available, else from the image.
+            form: the layout of all rows, a name that ``--dataset`` accepts; None: the columns of each row decide.
+            environment: how to build rows whose dataset publishes container images: ``"pins"``, ``"image"``, or
+                ``"auto"`` (exact pins if there are any, else the image).
             torch_backend: ``"cpu"`` installs builds of PyTorch without CUDA; "" follows the rows.
-            allow_local_sources: whether rows may name any directories, git repositories and lists of requirements of
-                this machine, not only what is in their file's directory and is no repository. Use it only for rows
-                of authors whom you trust with all that you can read.
+            allow_local_sources: whether rows may name any directory, git repository and requirements file of this
+                machine. Otherwise, rows may name only paths in the directory of their file, and no local repository.
+                Set it only if you trust the authors of the rows with everything that you can read.
             public_network: whether to grant the public network to tasks that request it.
-            on_refused: called with the error of a row that is not a task, which is then skipped; None: raise it.
+            on_refused: called with the error of an invalid row, which is then skipped; None: raise the error.
 
         Raises:
             TaskFileError: the file is missing or malformed; ``path``, ``line`` and ``field`` have the position.
             PatchError: a task's patch is malformed or unsafe.
-            InvalidValue: there is no such layout as ``form``.
-            MissingExtra: a required package is not installed; the message names its extra.
+            InvalidValue: there is no layout called ``form``.
+            MissingExtra: a required package is not installed; the message names the extra to install.
         """
         if form is not None:
             checked_form(form)
@@ -119,7 +122,7 @@ class TaskSet:
         return tuple(self._by_id)
 
     def select(self, patterns: Iterable[str]) -> TaskSet:
-        """Return the tasks that match any of the patterns, in this set's order.
+        """Return the tasks that match any of the patterns, in the order of this set.
 
         Args:
             patterns: ids, or globs of ids (``*``, ``?``, ``[...]``). An existing id is never treated as a glob.
@@ -138,7 +141,7 @@ class TaskSet:
         return self.take(instance_id for instance_id in self._by_id if instance_id in chosen)
 
     def take(self, ids: Iterable[str]) -> TaskSet:
-        """Return the tasks with these ids, in the order of the ids.
+        """Return the tasks with these ids, in the order of ``ids``.
 
         Args:
             ids: ids of this set.

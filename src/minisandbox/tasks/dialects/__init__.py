@@ -1,4 +1,4 @@
-"""The row layouts of public datasets: detection and conversion to tasks."""
+"""Detect the row layout of a public dataset, and convert its rows to tasks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from minisandbox.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One layout of rows.
+    """One row layout, and the function that converts its rows to tasks.
 
     Attributes:
         convert: converts a row to a task.
         columns: sets of columns, separated by spaces; a row of this layout has all columns of one set.
-        fits: returns whether a row with these columns is of this layout.
+        fits: returns whether a row with these columns really has this layout.
     """
 
     convert: Callable[[RowFields, LoadContext], Task]
@@ -32,7 +32,7 @@ class Dialect:
     fits: Callable[[Mapping[str, object]], bool] = lambda _: True
 
     def matches(self, row: Mapping[str, object]) -> bool:
-        """Return whether a row is of this layout."""
+        """Return whether a row has this layout."""
         return any(row.keys() >= set(columns.split()) for columns in self.columns) and self.fits(row)
 
 
@@ -41,7 +41,7 @@ _PRO = "dockerhub_tag fail_to_pass pass_to_pass base_commit patch test_patch"
 _MULTILINGUAL = f"{_BENCH} version PASS_TO_PASS"
 _CUSTOM = ("python_version", *by_columns.CUSTOM_INSTALL, *by_columns.CUSTOM_TEST)
 
-# In the order in which they are asked: those with columns that no other has come first.
+# Detection tries them in this order, so layouts with unique columns come first.
 DIALECTS: Mapping[str, Dialect] = {
     "skyrl": Dialect(
         lambda row, context: convert(skyrl.inner_row(row.row), context), ("instance prompt", "instance data_source")
@@ -59,7 +59,7 @@ DIALECTS: Mapping[str, Dialect] = {
     ),
     "swegym": Dialect(by_columns.swegym, (f"{_BENCH} PASS_TO_PASS",)),
 }
-"""The layouts by the names that ``--dataset`` takes."""
+"""The row layouts, by the names that ``--dataset`` accepts."""
 
 
 def task_from_row(
@@ -74,23 +74,23 @@ def task_from_row(
     """Convert a dataset row to a task.
 
     Args:
-        row: in MiniSandbox's own layout (``form``, ``build`` and ``test``), where an unknown key is an error; or in
-            another one of :data:`DIALECTS`, whose unknown columns are ignored. ``FAIL_TO_PASS`` and
+        row: a row in MiniSandbox's own layout (``form``, ``build`` and ``test``), in which an unknown key is an error,
+            or in another layout of :data:`DIALECTS`, in which unknown columns are ignored. ``FAIL_TO_PASS`` and
             ``PASS_TO_PASS`` are lists, or JSON in a string.
-        base: directory that a relative path of a local source starts from; None: the current directory.
+        base: the directory for the relative paths of local sources; None: the current directory.
         pins: a directory with the exported environments of the datasets' official images, or None.
-        repo_mirrors: a directory of git repositories that are looked in before the network is, or None.
+        repo_mirrors: a directory of git repositories that are tried before the network, or None.
         form: a name in :data:`DIALECTS`; None: the row's columns decide.
-        environment: ``"pins"``, ``"image"`` (the dataset's own container image), or ``"auto"``: exact pins where they
-            are known, else the image.
+        environment: ``"pins"``, ``"image"`` (the dataset's own container image), or ``"auto"``: exact pins if there are
+            any, else the image.
 
     Returns:
         The task; ``task_from_row(task.to_row())`` equals it.
 
     Raises:
-        TaskFileError: a field is missing, unknown, or has a value that cannot be used; ``field`` names it.
+        TaskFileError: a field is missing or unknown, or its value is invalid; ``field`` names it.
         PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
-        InvalidValue: there is no such layout as ``form``, or no such environment.
+        InvalidValue: there is no layout called ``form``, or no such environment.
     """
     return convert(row, LoadContext(base, pins, repo_mirrors, environment=environment), form=form)
 
@@ -104,9 +104,9 @@ def convert(row: Mapping[str, object], context: LoadContext, *, form: str | None
         form: a name in :data:`DIALECTS`; None: the row's columns decide.
 
     Raises:
-        TaskFileError: as :func:`task_from_row` raises it.
-        PatchError: as :func:`task_from_row` raises it.
-        InvalidValue: as :func:`task_from_row` raises it.
+        TaskFileError: see :func:`task_from_row`.
+        PatchError: see :func:`task_from_row`.
+        InvalidValue: see :func:`task_from_row`.
     """
     name = form_of(row) if form is None else checked_form(form)
     if name != "swebench-multilingual":
@@ -115,10 +115,10 @@ def convert(row: Mapping[str, object], context: LoadContext, *, form: str | None
 
 
 def form_of(row: Mapping[str, object]) -> str:
-    """Return the name of the layout that a row is in.
+    """Return the name of a row's layout.
 
     Raises:
-        TaskFileError: the row has no known layout.
+        TaskFileError: the columns match no known layout.
     """
     for name, dialect in DIALECTS.items():
         if dialect.matches(row):
@@ -136,7 +136,7 @@ def form_of(row: Mapping[str, object]) -> str:
 
 
 def checked_form(name: str) -> str:
-    """Return the name of a layout.
+    """Return the name of a layout unchanged if the layout exists.
 
     Raises:
         InvalidValue: there is no layout of that name.
@@ -149,10 +149,10 @@ def checked_form(name: str) -> str:
 
 
 def _dialect(name: str) -> Dialect:
-    """Return a layout of this package or of another distribution.
+    """Return a layout of this package or of a plugin.
 
     Raises:
-        PackageError: another distribution's cannot be loaded.
+        PackageError: the plugin cannot be loaded.
     """
     if name in DIALECTS:
         return DIALECTS[name]

@@ -1,13 +1,13 @@
-"""Layouts tested by pytest whose rows, or a table in this module, describe the build.
+"""Convert rows that pytest grades and whose build is described in their columns or in a table below.
 
-- SWE-Gym: SWE-bench's columns without ``environment_setup_commit``. Its harness has specifications of its own, which no
-  package index has. This module approximates them; exported environments (``--pins``) are better.
-- SWE-rebench (Nebius): SWE-bench's columns, ``install_config`` and the exact ``requirements`` of each row.
-- SWE-bench Pro: the tests in lower case, and an image with the repository at /app. ``requirements`` and ``interface``
-  are shown to the agent, too. The construction of its images is not published.
-- The original MiniSandbox's custom datasets: SWE-smith's columns, where ``patch`` put a bug into the repository at
-  ``base_commit`` (the instance's branch where that is missing), with ``python_version`` (3.11 where it is missing),
-  ``test_patch`` and the commands that the original leaves to a source file.
+- SWE-Gym: SWE-bench's columns without ``environment_setup_commit``. SWE-Gym's harness has its own specifications, which
+  are on no package index. This module approximates them; exported environments (``--pins``) are more exact.
+- SWE-rebench (Nebius): SWE-bench's columns, ``install_config``, and the exact ``requirements`` of each row.
+- SWE-bench Pro: test lists with lower-case names, and an image with the repository in /app. The agent also gets
+  ``requirements`` and ``interface``. The construction of the images is not published.
+- The original MiniSandbox's custom datasets: SWE-smith's columns, and ``python_version`` (default 3.11),
+  ``test_patch``, and the commands that the original reads from a source file. ``patch`` has already put the bug into
+  the repository at ``base_commit``; without that column, the instance's branch is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CUSTOM_TEST = ("test_cmd", "custom_test_cmd")
 _CUSTOM_PYTHON = "3.11"
 
 _EDITABLE = "python -m pip install -e ."
-# interpreter and installation of SWE-Gym's repositories that need other ones than the default
+# The interpreter and the install commands of SWE-Gym repositories for which the defaults do not work.
 _GYM_PYTHON = "3.10"
 _GYM: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "getmoto/moto": ("3.12", ("make init",)),
@@ -45,7 +45,7 @@ _TIMEOUT, _PRO_TIMEOUT = 1800.0, 3600.0
 
 
 def swegym(row: RowFields, context: LoadContext) -> Task:
-    """Convert a row of SWE-Gym; pins are ``REPOSITORY/NUMBER/*.yml``."""
+    """Convert a row of SWE-Gym; the pins are in ``REPOSITORY/NUMBER/*.yml``."""
     check_ids(row.test_lists()[0], "FAIL_TO_PASS")
     name, _, number = row.text("instance_id").rpartition("-")
     repo, commit = row.text("repo"), row.text("base_commit")
@@ -62,7 +62,7 @@ def swegym(row: RowFields, context: LoadContext) -> Task:
 
 
 def swerebench(row: RowFields, context: LoadContext) -> Task:
-    """Convert a row of SWE-rebench, which contains its pins."""
+    """Convert a row of SWE-rebench; the row itself contains the pins."""
     config, listed = row.nested("install_config"), row.requirements("requirements")
     python = str(config.row.get("python") or "")
     if not python:
@@ -101,7 +101,7 @@ def swebench_pro(row: RowFields, context: LoadContext) -> Task:
 
 
 def _literals(row: RowFields, name: str) -> list[str]:
-    """Return a list of strings, which may be a Python literal in a string."""
+    """Return a column's list of strings; the column may store the list as a Python literal in a string."""
     value = row.row.get(name)
     if isinstance(value, str):
         try:
@@ -114,7 +114,7 @@ def _literals(row: RowFields, name: str) -> list[str]:
 
 
 def custom(row: RowFields, context: LoadContext) -> Task:
-    """Convert a row of the original's custom datasets; pins are ``IMAGE/*.yml``."""
+    """Convert a row of the original's custom datasets; the pins are in ``IMAGE/*.yml``."""
     repo = row.text("repo")
     revision = row.text("base_commit", default="") or row.text("instance_id")
     commit = full_commit(repo, revision, context.repo_mirrors, "base_commit")
@@ -133,7 +133,7 @@ def custom(row: RowFields, context: LoadContext) -> Task:
         (image,) if image else (),
         lambda: specified(python, listed or ("pytest",), ()),
         pinned,
-        exact=True,  # its image may be no more than a name
+        exact=True,  # the image column may contain only a name, of which no image exists
     )
     return row.task(
         build,

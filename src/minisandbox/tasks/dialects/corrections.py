@@ -1,4 +1,4 @@
-"""Corrections of the benchmarks' specifications that do not work here, or no longer work, with reasons."""
+"""Correct the benchmarks' build specifications where they fail in a sandbox or no longer work."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _LOCALE = re.compile(r"locale-gen|locale\.gen|^export\s+(?:LANG|LANGUAGE|LC_ALL)
 _NETWORK_TOOLS = re.compile(r"^(?:wget|curl)\b")
 
 FIRST = ("pip<24.1", "setuptools<70", "wheel")
-"""Default pins: projects of the benchmarks' time use distutils and pkg_resources, which later releases lack."""
+"""Default pins: the benchmarks' projects use distutils and pkg_resources, which later releases removed."""
 
 AFTERWARDS: dict[str, tuple[str, ...]] = {
-    # its tests need httpbin.org, which no sandbox can reach; the same program serves on the loopback interface
+    # the tests need httpbin.org, which sandboxes cannot reach, so its server program runs on the loopback interface
     "psf/requests": (
         "python -m venv /opt/httpbin",
         "/opt/httpbin/bin/python -m pip install -q 'httpbin==0.10.2' 'gunicorn==23.0.0' 'setuptools<81'",
     ),
-    # setuptools brings a release of inflect along, with the code that the tasks' bugs were put into
+    # setuptools bundles a release of inflect, which contains the code without the tasks' bugs
     "jaraco/inflect": ('rm -rf "$CONDA_PREFIX"/lib/python3.*/site-packages/setuptools/_vendor/inflect*',),
 }
-"""Commands that follow the installation of a repository."""
+"""Commands that run after the installation of a repository."""
 
 _HTTPBIN = """\
 (unset PYTHONPATH; cd /opt && exec httpbin/bin/python -m gunicorn -b 127.0.0.1:8055 httpbin:app \
@@ -37,19 +37,19 @@ BEFORE_TESTS: dict[str, tuple[str, ...]] = {"psf/requests": (_HTTPBIN,)}
 """Commands that start the services which a repository's tests need."""
 
 BEFORE: dict[str, str] = {
-    # its C code uses what Python 3.10 no longer has; conda's build carries a patch
+    # its C code needs an API that Python 3.10 removed; conda's build patches it
     "backports-zoneinfo": "3.9",
 }
-"""Distributions of exported environments that only older interpreters than the named one need."""
+"""Distributions in exported environments that are dropped from this Python version on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Shell commands of a specification, sorted by their needs.
+    """The shell commands of a specification, without those that an image makes unnecessary.
 
     Attributes:
-        remaining: what is run unchanged.
-        system: packages that the dropped ``apt-get`` commands install.
+        remaining: the commands that still run.
+        system: the system packages that the dropped ``apt-get`` commands would install.
     """
 
     remaining: tuple[str, ...]
@@ -57,10 +57,11 @@ class Commands:
 
 
 def sort_commands(commands: Iterable[str]) -> Commands:
-    """Remove the commands that are redundant or impossible in an image.
+    """Remove the commands that are redundant or impossible while an image is built.
 
-    ``apt-get install`` becomes system packages; every image does what ``conda activate`` does; the locale is C.UTF-8,
-    and none is generated (measured: verdicts are the same); downloads fail without a network.
+    ``apt-get install`` becomes a list of system packages. ``conda activate`` is redundant, because every image
+    activates its environment. The locale is C.UTF-8, so none is generated (measured: the verdicts are the same).
+    Downloads fail without a network.
 
     Args:
         commands: the specification's commands.
@@ -72,7 +73,7 @@ def sort_commands(commands: Iterable[str]) -> Commands:
         lost = [part for part in parts if _is_dropped(part)]
         system += [package for part in lost if (apt := _APT.match(part)) for package in _packages(apt[1])]
         remaining = [part for part in parts if part not in lost]
-        # a command without removed parts stays unchanged: quotes may contain a separator
+        # keep the original text if nothing was removed: quotes may contain a separator
         sorted_commands += [" && ".join(remaining) if lost else command] if remaining else []
     return Commands(tuple(sorted_commands), tuple(dict.fromkeys(system)))
 
@@ -82,6 +83,6 @@ def _is_dropped(part: str) -> bool:
 
 
 def _packages(arguments: str) -> list[str]:
-    """Return the packages of an ``apt-get`` command line."""
+    """Return the packages that an ``apt-get`` command line installs."""
     verb, *packages = [part for part in shlex.split(arguments) if not part.startswith("-")] or [""]
     return packages if verb == "install" else []

@@ -1,7 +1,7 @@
-"""The choice of a row's build: the data set's container image, an exported environment, or a specification.
+"""Choose how a row is built: from the dataset's container image, an exported environment, or a specification.
 
-Exact pins decide whether a row validates; specifications alone do not pin enough (a heavy user of the original system
-measured 35 % of the rows without and 63 to 67 % with pins).
+Exact pins decide whether a row validates, because specifications leave too many versions open. A heavy user of the
+original system measured that 35 % of the rows validate without pins, and 63 to 67 % with pins.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class OfficialImage:
-    """How a data set's rows name their container images, and their contents.
+    """How a dataset names its container images, and what these contain.
 
     Attributes:
         columns: columns that may contain the reference; the first non-empty one is used.
-        template: the reference of rows without such a column, with ``{id}``, or "". It completes a column that contains
-            only a tag, with ``{tag}``.
-        underscores: the replacement for ``__`` in an id, which repository names cannot contain.
+        template: the image reference of rows without such a column, with ``{id}``, or "". With ``{tag}``, it completes
+            a column that contains only a tag.
+        underscores: the replacement for ``__`` in an id, because image names cannot contain ``__``.
         workdir: the repository's directory; "" for the image's working directory.
         environment: variables that activate the tests' environment.
-        reset: whether the repository's HEAD may differ from the row's commit.
-        remove: tests and solutions outside the repository, and untracked ones inside.
+        reset: whether the repository's HEAD in the image may differ from the row's commit.
+        remove: paths to delete: tests and solutions outside the repository, and untracked ones inside it.
     """
 
     columns: tuple[str, ...]
@@ -85,7 +85,7 @@ OFFICIAL: Mapping[str, OfficialImage] = {
     "swebench-pro": OfficialImage(("dockerhub_tag",), "jefzda/sweap-images:{tag}", workdir="/app", reset=True),
     "custom": OfficialImage(("image_name",), workdir=""),
 }
-"""The images by the names of the layouts."""
+"""The official images, by the name of the row layout."""
 
 
 def of_repository(
@@ -97,14 +97,14 @@ def of_repository(
     system: tuple[str, ...] = (),
     utf8: bool = False,
 ) -> PythonRecipe:
-    """Return the build of a commit of a repository on GitHub.
+    """Return the recipe that installs one commit of a GitHub repository into an environment.
 
     Args:
-        pins: the environment, which is installed first.
+        pins: the environment; it is installed first.
         repo: ``owner/name``.
         commit: the commit.
-        install: commands that install it.
-        system: packages of the distribution.
+        install: the commands that install the repository.
+        system: system packages of the Linux distribution.
         utf8: whether the locale is UTF-8.
     """
     environment = (("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")) if utf8 else ()
@@ -116,14 +116,14 @@ def exported(folder: Path | None, *names: str) -> PythonRecipe | None:
     """Return the exported environment of an official image, or None if the folder has none.
 
     Args:
-        folder: a directory with exports (``conda env export``), or with directories of such directories.
-        names: directories, each below the one before it: ``("django__django", "11066")``.
+        folder: a directory with exports (``conda env export``), or a directory of such directories.
+        names: nested directory names: ``("django__django", "11066")``.
 
     Raises:
         InvalidValue: an export cannot be read.
     """
     for path in _exports(folder, names):
-        from minisandbox.images.python.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
+        from minisandbox.images.python.pins import read_pins  # noqa: PLC0415 - loading task files must not import the sandbox
 
         pins = read_pins(path)
         if not pins.python:
@@ -136,19 +136,19 @@ def exported(folder: Path | None, *names: str) -> PythonRecipe | None:
 
 
 def _exports(folder: Path | None, names: Sequence[str]) -> Iterator[Path]:
-    if folder is None or {"", ".", ".."} & set("/".join(names).split("/")):  # rows name what is below it alone
+    if folder is None or {"", ".", ".."} & set("/".join(names).split("/")):  # stay inside folder
         return
     for top in (folder, *(entry for entry in sorted(folder.glob("*")) if entry.is_dir())):
         yield from sorted(top.joinpath(*names).glob("*.yml"))
 
 
 def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) -> PythonRecipe:
-    """Return the recipe of a specification.
+    """Return the recipe of a specification, with the default pins for packages that it does not name.
 
     Args:
-        python: the interpreter.
-        packages: requirements, those of the repository's files among them.
-        overrides: what the specification installs after them.
+        python: the Python version.
+        packages: requirements, including those from the repository's files.
+        overrides: requirements that the specification installs afterwards; they replace packages of the same name.
     """
     named = {name_of(line) for line in (*packages, *overrides)}
     first = [line for line in FIRST if name_of(line) not in named]
@@ -159,7 +159,7 @@ def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) ->
 
 
 def listed(packages: str) -> list[str]:
-    """Return a conda command's packages as requirements: ``numpy=1.19 pytest`` or ``'numpy==1.19.2' pytest``."""
+    """Convert a conda command's packages to requirements: ``numpy=1.19 pytest`` or ``'numpy==1.19.2' pytest``."""
     return [_requirement(word) for word in shlex.split(packages)]
 
 
@@ -173,11 +173,11 @@ def _requirement(spec: str) -> str:
 
 
 def requirements_text(text: str, include: dict[str, str]) -> list[str]:
-    """Return the requirements of a ``requirements.txt`` of a repository.
+    """Return the requirements in a repository's ``requirements.txt``, including the files that it includes.
 
     Args:
-        text: its text.
-        include: the contents of the files that it includes by ``-r``, by name.
+        text: the content of the file.
+        include: the contents of the files included by ``-r``, by name.
     """
     requirements: list[str] = []
     for raw in text.replace("\\\n", " ").splitlines():
@@ -185,7 +185,7 @@ def requirements_text(text: str, include: dict[str, str]) -> list[str]:
         if nested := re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", line):
             requirements += requirements_text(include.get(nested[1], ""), include)
         elif line and not line.startswith(("-", ".")):
-            # removed from the index; types-setuptools contains its files (swebench 4.1.0 does the same)
+            # withdrawn from the index; types-setuptools contains its files (swebench 4.1.0 makes the same replacement)
             requirements.append("types-setuptools" if name_of(line) == "types-pkg-resources" else line)
     return requirements
 
@@ -208,19 +208,19 @@ def chosen_build(
     *,
     exact: bool = False,
 ) -> Build:
-    """Choose how a row is built, as :attr:`.LoadContext.environment` says.
+    """Choose how to build a row, following :attr:`.LoadContext.environment`.
 
     Args:
         layout: the name of the row's layout.
         row: the row.
         context: the settings of the conversion.
-        pins: the directories of its exported environment, as for :func:`exported`; empty if rows have none.
-        specification: returns the environment that is used without an export.
+        pins: the directory names of the row's exported environment, as in :func:`exported`; empty if rows have none.
+        specification: returns the environment to use if there is no export.
         build: adds the repository to an environment.
-        exact: whether the row's specification pins all versions, as an export does.
+        exact: whether the row's specification pins every version, as an export does.
 
     Raises:
-        TaskFileError: an image is required, and the row names none; or ``specification`` or ``build`` raises it.
+        TaskFileError: an image is required but the row names none; or ``specification`` or ``build`` failed.
         InvalidValue: an export cannot be read.
     """
     export = exported(context.pins, *pins) if pins else None
@@ -239,21 +239,21 @@ def chosen_build(
 
 
 def full_commit(repo: str, revision: str, mirrors: Path | None, field: str) -> str:
-    """Return the full commit that a row names.
+    """Resolve a revision to a full commit hash.
 
     Args:
         repo: ``owner/name``.
         revision: a commit, ``COMMIT^`` or a branch.
         mirrors: a directory of git repositories, or None.
-        field: the column that names it.
+        field: the column with the revision, for errors.
 
     Raises:
-        TaskFileError: the revision is not a full commit, and no repository resolves it.
+        TaskFileError: the revision is not a full commit, and no local repository resolves it.
     """
     if _COMMIT.fullmatch(revision):
         return revision
     if mirrors is not None:
-        from minisandbox.images.sources.mirrors import find_commit  # noqa: PLC0415 - reading task files must not load the sandbox
+        from minisandbox.images.sources.mirrors import find_commit  # noqa: PLC0415 - loading task files must not import the sandbox
 
         commit = find_commit(mirrors, github(repo), revision)
         if commit is not None:

@@ -1,8 +1,8 @@
-"""R2E-Gym rows: commits, and the tests that were run before and after them.
+"""Convert R2E-Gym rows: each is a commit, with the output of its tests before and after the commit.
 
-A row has ``repo_name``, ``docker_image``, ``commit_hash`` (the fix), ``problem_statement`` and three columns of JSON:
-``parsed_commit_content`` (each file before and after), ``execution_result_content`` (the hidden tests and what they
-printed) and ``expected_output_json`` (each test's outcome after the fix, by names that leave out the file).
+A row has ``repo_name``, ``docker_image``, ``commit_hash`` (the fix), ``problem_statement`` and three JSON columns:
+``parsed_commit_content`` (each file before and after), ``execution_result_content`` (the hidden tests and their
+output) and ``expected_output_json`` (each test's outcome after the fix; its test names omit the file).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _OUTCOME = re.compile(r"(PASSED|FAILED|ERROR)\s+(\S.*)")
 
 
 def convert(row: RowFields, context: LoadContext) -> Task:
-    """Convert a row to a task; pins are ``REPOSITORY/COMMIT/*.yml``.
+    """Convert a row to a task; the pins are in ``REPOSITORY/COMMIT/*.yml``.
 
     Raises:
-        TaskFileError: a field is missing or wrong, or the tests' output is not pytest's.
-        PatchError: a patch made from the row is unsafe.
+        TaskFileError: a field is missing or invalid, or the tests' output is not from pytest.
+        PatchError: a patch built from the row is unsafe.
     """
     name, fix = row.text("repo_name"), row.text("commit_hash")
     repo = name if "/" in name else _REPOSITORIES.get(name.lower(), "")
@@ -84,7 +84,7 @@ def _without_tags(statement: str) -> str:
 
 
 def _fix(parsed: Mapping[str, object]) -> Iterator[str]:
-    """Return the commit's patch without its tests; the row contains the hidden tests."""
+    """Yield the commit's diff without its changes to tests: the row contains the hidden tests separately."""
     changes = parsed.get("file_diffs")
     for change in changes if isinstance(changes, list) else ():
         try:
@@ -112,7 +112,7 @@ def _hidden_tests(execution: Mapping[str, object]) -> Iterator[str]:
 
 
 def _diff(path: str, old: str, new: str) -> Iterator[str]:
-    """Return the diff of one file in git's format; only line feeds separate lines."""
+    """Yield the diff of one file in git's format; only line feeds separate lines."""
     if old == new:
         return
     yield f"diff --git a/{path} b/{path}\n"
@@ -127,7 +127,7 @@ def _diff(path: str, old: str, new: str) -> Iterator[str]:
 
 
 def _tests(expected: Mapping[str, object], execution: Mapping[str, object]) -> Tests:
-    """Return FAIL_TO_PASS and PASS_TO_PASS from the runs' output, limited to tests that the row expects to pass."""
+    """Return FAIL_TO_PASS and PASS_TO_PASS, derived from both outputs and limited to the tests that should pass."""
     after, before = (_outcomes(execution, f"{when}_commit_res_stdout") for when in ("new", "old"))
     expected_names = {
         _COLOUR.sub("", name).partition(" - ")[0] for name, outcome in expected.items() if outcome == "PASSED"
@@ -145,7 +145,7 @@ def _tests(expected: Mapping[str, object], execution: Mapping[str, object]) -> T
 
 
 def _outcomes(execution: Mapping[str, object], key: str) -> dict[str, str]:
-    """Return the outcomes in a summary of ``pytest -rA``, by test id."""
+    """Return the outcome of each test, by id, from the summary of ``pytest -rA``."""
     text = _COLOUR.sub("", str(execution.get(key) or ""))
     _, _, summary = text.rpartition("short test summary info")
     lines = filter(None, map(_OUTCOME.fullmatch, summary.splitlines()))
@@ -153,5 +153,5 @@ def _outcomes(execution: Mapping[str, object], key: str) -> dict[str, str]:
 
 
 def _short(test: str) -> str:
-    """Return a test's name in ``expected_output_json``: classes and function, without the file."""
+    """Return the name of a test in ``expected_output_json``: its classes and function, without the file."""
     return ".".join(test.split("::")[1:])

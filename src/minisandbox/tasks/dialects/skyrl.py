@@ -1,8 +1,8 @@
-"""Rows of SkyRL's trainers: a prompt and its task.
+"""Convert between tasks and the rows of SkyRL's trainers, which wrap a task's row and its prompt.
 
-A row has ``prompt`` (messages), ``data_source``, ``env_class`` and ``instance``: the task's own row in another layout,
-as an object or as its JSON. ``tasks export --to skyrl`` writes such rows, and so did the original MiniSandbox
-(``rl_formatted``). A generator gets them without the prompt.
+A row has ``prompt`` (messages), ``data_source``, ``env_class`` and ``instance``: the task's row in another layout, as
+an object or as JSON text. ``tasks export --to skyrl`` writes such rows, and the original MiniSandbox did
+(``rl_formatted``). SkyRL passes a row to the generator without its prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minisandbox.tasks.task import Task
 
 
 def inner_row(row: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the task's row inside a SkyRL row, without the null fields of columnar storage.
+    """Return the task's row inside a SkyRL row, without the nulls that columnar storage adds.
 
     Raises:
         TaskFileError: no column contains a task's row.
@@ -27,11 +27,11 @@ def inner_row(row: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def row_of(task: Task, source: str) -> dict[str, object]:
-    """Return a task as a SkyRL row.
+    """Return the SkyRL row of a task.
 
     Args:
         task: the task.
-        source: the name of its set in SkyRL's evaluations.
+        source: the name of the task set in SkyRL's evaluations.
     """
     prompt = [{"role": "user", "content": task.problem_statement}]
     instance = json.dumps(task.to_row(), ensure_ascii=False)

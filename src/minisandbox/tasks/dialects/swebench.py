@@ -1,7 +1,7 @@
-"""SWE-bench rows (full, Lite, Verified, Multilingual; the hub's layout and that of swebench 5).
+"""Convert SWE-bench rows: full, Lite, Verified and Multilingual, in the hub's layout or that of swebench 5.
 
-The ``swebench`` package (4.1.0) defines builds and tests of rows, with corrections where it no longer works. Rows in
-other languages than Python use the data set's own images, and the benchmark's command, parser and rule.
+Builds and tests come from the ``swebench`` package (4.1.0), corrected where they no longer work. Rows in other
+languages than Python use the dataset's own images, and the benchmark's test command, log parser and rule.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Task
 
 TEST_TIMEOUT = 1800.0
-"""Seconds that swebench gives the tests of an instance (``run_evaluation --timeout``)."""
+"""Seconds that swebench allows for the tests of an instance (``run_evaluation --timeout``)."""
 _ASKED = ("repo", "version", "instance_id", "base_commit", "test_patch")
 _PYTHON = re.compile(r"^(?:---|\+\+\+) .*\.pyi?\s*$", re.MULTILINE)
 _APPLIED = re.compile(r"^git apply .*<<'(\w+)'\n.*?^\1$\n?", re.MULTILINE | re.DOTALL)
-# commands that the grader replaces, or that only print information
+# Commands that the grader replaces, or that only print information.
 _LEFT_OUT = re.compile(r"#!|cd /testbed$|git (?:checkout|config|status|show|diff|-c)(?: |$)|: '>>>>> ")
 _SHELL = "set -uxo pipefail"
-"""The first line of the benchmark's scripts: Maven's parser reads what -x prints."""
+"""The first line of the benchmark's scripts: the parser for Maven reads the trace of ``-x``."""
 _END = ": '>>>>> End Test Output'"
 
 
 def convert(row: RowFields, context: LoadContext) -> Task:
-    """Convert a row to a task. Pins are ``REPOSITORY/NUMBER/environment.yml``.
+    """Convert a row to a task; the pins are in ``REPOSITORY/NUMBER/environment.yml``.
 
     Raises:
-        TaskFileError: a field is missing or wrong, or the build is not specified.
-        PatchError: a patch is malformed.
+        TaskFileError: a field is missing or invalid, or swebench has no specification for the row.
+        PatchError: a patch is malformed or unsafe.
         MissingExtra: the ``swebench`` package is not installed.
     """
     repo, version = row.text("repo"), row.text("version")
@@ -101,8 +101,8 @@ def _quoted(requirement: str) -> str:
 
 
 def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: Path | None) -> list[str]:
-    """Return the requirements in the repository, at the commit that swebench reads."""
-    from minisandbox.images.sources.mirrors import read_committed  # noqa: PLC0415 - reading task files must not load the sandbox
+    """Return the requirements listed in the repository, at the commit that swebench reads."""
+    from minisandbox.images.sources.mirrors import read_committed  # noqa: PLC0415 - loading task files must not import the sandbox
 
     repo, identity = str(row["repo"]), row["instance_id"]
     commit = str(row.get("environment_setup_commit") or row["base_commit"])
@@ -131,18 +131,18 @@ def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: P
 
 
 def fits_multilingual(row: Mapping[str, object]) -> bool:
-    """Return whether the patches of a row change no Python file."""
+    """Return whether a row's patches change files, but no Python file."""
     patches = f"{row.get('patch')}\n{row.get('test_patch')}"
     return "diff --git" in patches and not _PYTHON.search(patches)
 
 
 def convert_multilingual(row: RowFields, context: LoadContext) -> Task:
-    """Convert a row in another language, with the data set's own image and the benchmark's rules.
+    """Convert a row in another language, with the dataset's own image and the benchmark's rules.
 
     Raises:
-        TaskFileError: a field is missing or wrong, or the tests are not specified.
+        TaskFileError: a field is missing or invalid, or swebench has no specification for the tests.
         PatchError: a patch is malformed or unsafe.
-        MissingExtra: the row leaves its tests to the ``swebench`` package, which is not installed.
+        MissingExtra: the tests are specified only by the ``swebench`` package, which is not installed.
     """
     build = replace(OFFICIAL["swebench"], environment=()).build(row.row)  # the image contains no conda
     repo = row.text("repo")
@@ -162,7 +162,7 @@ def convert_multilingual(row: RowFields, context: LoadContext) -> Task:
 
 
 def tests_of(script: str) -> str:
-    """Return the test commands of a SWE-bench evaluation script, which also applies the tests' patch.
+    """Return the test commands of a SWE-bench evaluation script, without those that apply the test patch.
 
     Args:
         script: the text of the script.

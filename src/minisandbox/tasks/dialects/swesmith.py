@@ -1,6 +1,6 @@
-"""SWE-smith rows: the patch introduces a bug into a repository at its profile's commit.
+"""Convert SWE-smith rows: each patch introduces a bug into a repository at the commit of its profile.
 
-The ``swesmith`` package (0.0.9) defines builds and tests of rows.
+Builds and tests come from the ``swesmith`` package (0.0.9).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Form, Task
 
-# owner__repo.commit8.kind__hash, and swesmith.x86_64.owner_1776_repo.commit8 with or without a registry's user
+# owner__repo.commit8.kind__hash, and swesmith.x86_64.owner_1776_repo.commit8 with or without the registry's user
 _ID = re.compile(r"[\w.-]+__[\w.-]+\.[0-9a-f]{8}\.[\w.-]+")
 _IMAGE = re.compile(r"(?:[\w.-]+/)?(?:sweb\.eval|swesmith)\.[\w.-]+", re.IGNORECASE)
 
@@ -33,11 +33,13 @@ def fits(row: Mapping[str, object]) -> bool:
 
 
 def convert(row: RowFields, context: LoadContext) -> Task:
-    """Convert a row to a task. The default of ``base_commit`` is the profile's; pins are ``REPOSITORY.COMMIT/*.yml``.
+    """Convert a row to a task; the pins are in ``REPOSITORY.COMMIT/*.yml``.
+
+    ``base_commit`` defaults to the profile's commit.
 
     Raises:
-        TaskFileError: a field is missing or wrong, or swesmith does not know the repository.
-        PatchError: the patch is malformed.
+        TaskFileError: a field is missing or invalid, or swesmith does not know the repository.
+        PatchError: the patch is malformed or unsafe.
         MissingExtra: the ``swesmith`` package is not installed.
     """
     identity = row.text("instance_id")

@@ -1,1 +1,1 @@
-"""Formats of task files: JSON Lines, JSON, Parquet and folders of datasets."""
+"""Read and write task files: JSON Lines, JSON, Parquet, and folders of the ``datasets`` package."""

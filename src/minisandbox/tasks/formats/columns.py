@@ -1,6 +1,6 @@
-"""Rows in columnar storage: Parquet files, folders of the ``datasets`` package, datasets of the Hugging Face hub.
+"""Read rows from columnar storage: Parquet, folders of the ``datasets`` package, and the Hugging Face hub.
 
-``pyarrow`` and ``datasets`` are an extra. They are imported where they are needed: they take longer than reading does.
+``pyarrow`` and ``datasets`` are an optional extra, imported only when needed: the import takes longer than the reading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BATCH = 256  # rows
 
 
 Table = tuple[Iterator[Row], object]
-"""Rows, and the ``pyarrow.Schema`` by which they can be written as they were read."""
+"""The rows, and their ``pyarrow.Schema``, with which they can be written back unchanged."""
 
 
 def read_parquet(path: Path, data: bytes | None = None) -> Table:
@@ -30,10 +30,10 @@ def read_parquet(path: Path, data: bytes | None = None) -> Table:
 
     Args:
         path: the file.
-        data: its content, where the file holds it in another form.
+        data: the content of the file, if the file on disk is compressed.
 
     Raises:
-        TaskFileError: it is not Parquet, or damaged.
+        TaskFileError: the file is not Parquet, or is damaged.
         MissingExtra: ``pyarrow`` is not installed.
     """
     parquet = package("pyarrow.parquet", f"read {path}")
@@ -43,33 +43,34 @@ def read_parquet(path: Path, data: bytes | None = None) -> Table:
 
 
 def read_folder(path: Path, split: str | None) -> Table:
-    """Read a folder that ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote.
+    """Read a folder written by ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk``.
 
     Args:
         path: the folder.
-        split: the name of the part, if it has several.
+        split: the split to read, if there are several.
 
     Raises:
-        TaskFileError: it cannot be read, or has several parts and none is named.
+        TaskFileError: the folder cannot be read, or it has several splits and none is named.
         MissingExtra: ``datasets`` is not installed.
     """
     datasets = package("datasets", f"read {path}")
     try:
         dataset = datasets.load_from_disk(str(path))
-    except Exception as error:  # the reader raises many kinds of errors for malformed files
+    except Exception as error:  # the reader raises errors of many kinds for malformed files
         raise _unreadable(f"{path} cannot be read as a folder of datasets", path, error) from error
     return _table(_one_split(dataset, split, str(path)), path)
 
 
 def read_hub(name: str, split: str | None) -> Table:
-    """Read a dataset of the Hugging Face hub, or what an earlier reading left in the cache.
+    """Read a dataset from the Hugging Face hub, or from the local cache.
 
     Args:
         name: ``owner/name``.
-        split: the name of the part, if it has several.
+        split: the split to read, if there are several.
 
     Raises:
-        TaskFileError: there is no such dataset, the hub cannot be reached, or it has several parts and none is named.
+        TaskFileError: the dataset does not exist, the hub is unreachable, or there are several splits and none is
+            named.
         MissingExtra: ``datasets`` is not installed.
     """
     datasets = package("datasets", f"read {name} of the hub")
@@ -77,7 +78,7 @@ def read_hub(name: str, split: str | None) -> Table:
     try:
         certificates.export()
         dataset = datasets.load_dataset(name)
-    except Exception as error:  # the hub, the network and the cache each have their own exceptions
+    except Exception as error:  # the hub, the network and the cache each raise exceptions of their own
         raise TaskFileError(
             f"no file is called {name}, and the dataset of that name cannot be had from the Hugging Face hub",
             path=path,
@@ -93,10 +94,10 @@ def package(name: str, purpose: str) -> ModuleType:
 
     Args:
         name: the module.
-        purpose: what it is needed for.
+        purpose: the task that needs the package, for the error.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: the package is not installed.
     """
     try:
         return importlib.import_module(name)
@@ -108,7 +109,7 @@ def package(name: str, purpose: str) -> ModuleType:
 
 
 def _one_split(dataset: Any, split: str | None, source: str) -> Any:
-    """Return the named part of a dataset, or its only part."""
+    """Return the named split of a dataset, or its only split."""
     if not isinstance(dataset, dict):
         if split is None:
             return dataset
@@ -139,9 +140,9 @@ def _rows(batches: Iterable[Any], path: Path) -> Iterator[Row]:
 
 
 def _decoded(value: object, kind: Any) -> object:
-    """Return a value of an Arrow type as ``datasets`` does: JSON is parsed, also within lists and structs.
+    """Convert a value as ``datasets`` does: JSON text is parsed, also inside lists and structs.
 
-    Structs lose their nulls: a column of structs has every row's keys, and null where a row lacks one.
+    Nulls in structs are dropped: a struct column has the keys of all rows, with null for a key that the row lacks.
     """
     if value is None:
         return None
@@ -156,7 +157,7 @@ def _decoded(value: object, kind: Any) -> object:
 
 
 def is_json(kind: object) -> bool:
-    """Return whether an Arrow type is JSON text, which ``datasets`` 5 uses for values that mix types."""
+    """Return whether an Arrow type is JSON text, which ``datasets`` 5 uses for columns of mixed types."""
     return getattr(kind, "extension_name", "") == "arrow.json"
 
 

@@ -1,4 +1,4 @@
-"""JSON files with one document: a list of rows, or an object that maps ids to rows."""
+"""Read JSON files with one document: a list of rows, or an object with a row for each id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minisandbox.tasks.formats.jsonl import Row, json_lines, json_value, refuse_
 
 
 class Layout(enum.StrEnum):
-    """The storage format of rows."""
+    """The storage format of a set of rows."""
 
     JSONL = "jsonl"
     """One JSON object per line."""
@@ -20,7 +20,7 @@ class Layout(enum.StrEnum):
     """A JSON list of objects."""
 
     JSON_BY_ID = "json by id"
-    """A JSON object with the row of each ``instance_id``."""
+    """A JSON object with one row per ``instance_id``."""
 
     PARQUET = "parquet"
     """An Apache Parquet file."""
@@ -33,14 +33,12 @@ def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
     """Read a ``.json`` file, which may also contain JSON Lines.
 
     Args:
-        data: its content.
-        path: what errors call it.
+        data: the content of the file.
+        path: the name of the file in errors.
 
-    Returns:
-        How the rows lie in it, and the rows.
 
     Raises:
-        TaskFileError: it is not JSON, or neither rows nor a document of rows; ``line`` says where.
+        TaskFileError: the file is not JSON, or contains no rows; ``line`` has the position.
     """
     refuse_what_is_not_text(data, path)
     if _is_lines(data):

@@ -1,4 +1,4 @@
-"""JSON Lines: one JSON object per line, UTF-8."""
+"""Read JSON Lines: one JSON object per line, in UTF-8."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NOT_TEXT = (b"\x1f\x8b", b"PAR1")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row, unchanged.
+    """One row as it was read.
 
     Attributes:
-        values: its columns.
+        values: the columns.
         path: the file.
-        number: its line; where a file has no lines, its place among the rows. From 1.
-        unit: which of these: ``line`` or ``row``.
+        number: the line number, or the row number if the format has no lines; both start at 1.
+        unit: ``line`` or ``row``, for the kind of ``number``.
     """
 
     values: dict[str, object]
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def place(self) -> str:
-        """The file and the line, for messages."""
+        """The file and the line or row, for messages."""
         return f"{self.path}, {self.unit} {self.number}"
 
 
@@ -39,11 +39,11 @@ def json_lines(lines: Iterable[bytes], path: Path) -> Iterator[Row]:
     """Read JSON Lines lazily.
 
     Args:
-        lines: the lines; blank ones are skipped.
-        path: what errors call the file.
+        lines: the lines; blank lines are skipped.
+        path: the name of the file in errors.
 
     Raises:
-        TaskFileError: a line is not a JSON object; ``line`` says which.
+        TaskFileError: a line is not a JSON object; ``line`` has its number.
     """
     for number, raw in enumerate(lines, start=1):
         if number == 1:
@@ -53,10 +53,10 @@ def json_lines(lines: Iterable[bytes], path: Path) -> Iterator[Row]:
 
 
 def refuse_what_is_not_text(data: bytes, path: Path) -> None:
-    """Reject binary files by their first bytes.
+    """Reject a file that begins with a byte order mark, or is compressed or Parquet.
 
     Raises:
-        TaskFileError: it has a byte order mark, or is compressed, or Parquet.
+        TaskFileError: the data has such a beginning.
     """
     if data.startswith(_BOM):
         raise TaskFileError(
@@ -76,15 +76,15 @@ def refuse_what_is_not_text(data: bytes, path: Path) -> None:
 
 
 def json_value(raw: bytes, path: Path, *, line: int | None) -> object:
-    """Parse one JSON value from a line or a whole file.
+    """Parse one JSON value from a line or from a whole file.
 
     Args:
-        raw: its text.
-        path: what errors call the file.
-        line: the line; None for a whole file.
+        raw: the JSON text.
+        path: the name of the file in errors.
+        line: the line number; None for a whole file.
 
     Raises:
-        TaskFileError: it is not JSON, or has a key twice; ``line`` says where.
+        TaskFileError: the text is not JSON, or an object has a duplicate key; ``line`` has the position.
     """
 
     def bad(what: str, reason: str | None = None, hint: str | None = None, *, at: int | None = line) -> TaskFileError:
@@ -105,7 +105,7 @@ def json_value(raw: bytes, path: Path, *, line: int | None) -> object:
         raise bad(what, *_advice(error, in_line=line is not None), at=(line or 1) + error.lineno - 1) from None
     except _DuplicateKeyError as error:
         raise bad(f"the key {error.args[0]!r} is there twice", None, "keep one of them") from None
-    except ValueError as error:  # an integer of more digits than Python reads
+    except ValueError as error:  # an integer with more digits than Python converts
         raise bad(f"a number in it cannot be read ({error})", None, "write a number that a task can need") from None
     except RecursionError:
         raise bad("its JSON is nested too deeply", "it is not a task", None) from None
@@ -130,7 +130,7 @@ def _object(raw: bytes, path: Path, number: int) -> dict[str, object]:
 
 
 def _advice(error: json.JSONDecodeError, *, in_line: bool) -> tuple[str | None, str]:
-    """Return the likely reason and a hint."""
+    """Return the likely reason of a JSON error, and a hint."""
     if in_line and error.doc.strip() in {"[", "{"}:
         reason = "it is one pretty-printed JSON document, not JSON Lines"
         return reason, "write one object per line, or call the file .json"
@@ -140,12 +140,12 @@ def _advice(error: json.JSONDecodeError, *, in_line: bool) -> tuple[str | None, 
 
 
 class _DuplicateKeyError(ValueError):
-    """An object has a duplicate key, of which Python's JSON parser would silently keep the last."""
+    """An object has a duplicate key; Python's JSON parser would silently keep the last value."""
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) != len(pairs):
         seen: set[str] = set()
-        raise _DuplicateKeyError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value] # add() gives None
+        raise _DuplicateKeyError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value] # add() returns None
     return table

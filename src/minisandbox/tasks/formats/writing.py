@@ -1,4 +1,4 @@
-"""Atomic writing of files and folders."""
+"""Write files and folders atomically."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from minisandbox.errors import InvalidValue
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces the target when the block succeeds, and is removed otherwise.
+    """Yield a temporary path; rename it to the target if the block succeeds, and remove it otherwise.
 
     Args:
-        path: where it goes; its directory must exist. A file replaces what file is there, a folder only an empty one.
+        path: the target; its parent directory must exist. A file replaces an existing file, a folder only an empty one.
 
     Raises:
-        InvalidValue: a folder with something in it is there already.
-        OSError: the kernel refused; what was there before is still there.
+        InvalidValue: the target is a folder that is not empty.
+        OSError: writing failed; the previous target is unchanged.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -30,7 +30,7 @@ def written_whole(path: Path) -> Iterator[Path]:
             raise InvalidValue(f"{path} is there already", hint="name a new folder, or remove that one")
         _sync(part)
         part.replace(path)
-    except BaseException:  # Ctrl-C included: nothing half-written stays
+    except BaseException:  # including Ctrl-C: no half-written file remains
         _remove(part)
         raise
     _sync(path.parent)

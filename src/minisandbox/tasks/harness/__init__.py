@@ -1,8 +1,8 @@
-"""Queries to the benchmarks' packages (``swebench``, ``swesmith``): specifications of rows, parsing of logs.
+"""Run the benchmarks' own code (``swebench``, ``swesmith``) in helper processes: row specifications, log parsers.
 
-They run in processes of their own, made when they are first needed and kept until this one ends: importing them takes
-seconds and reads tokens, and the logs that their parsers read were written by the code that is graded. One process is
-enough as a rule. While a log stalls it, other gradings get another one.
+Helper processes isolate the packages: their import takes seconds and reads tokens, and the parsed logs were written by
+the code under test. The first request starts a process, which serves until this process exits. One process is usually
+enough. If a log stalls it, other gradings start another process.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from minisandbox.tasks.languages import not_python
 START_TIMEOUT = 120.0
 PARSE_TIMEOUT = 60.0
 PATIENCE = 5.0
-"""Seconds to wait for a busy process before another one is started: more than most logs take."""
+"""Seconds to wait for a busy process before another one starts: most logs take less time."""
 MOST = 4
-"""Processes at once; so many stalled logs hold all gradings, until the first of them has taken its time."""
+"""The maximum number of processes. If logs stall all of them, gradings wait until the first parser times out."""
 _EXTRA = "swe"
 
 
@@ -41,10 +41,10 @@ class Judgement:
 
     Attributes:
         statuses: the status of each named test in the log: PASSED, FAILED, ERROR, SKIPPED, XFAIL.
-        found: whether the benchmark accepts the log as that of a test run: it has a test, or reports no failure.
+        found: whether the benchmark accepts the log as a test run: it has a test, or it reports no failure.
         resolved: whether the task is resolved.
-        failed_fail_to_pass: the FAIL_TO_PASS tests that did not count as passed.
-        failed_pass_to_pass: the PASS_TO_PASS tests that did not count as passed.
+        failed_fail_to_pass: the FAIL_TO_PASS tests that did not pass.
+        failed_pass_to_pass: the PASS_TO_PASS tests that did not pass.
     """
 
     statuses: Mapping[str, str]
@@ -56,7 +56,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Misreading:
-    """Result lines of a log that a parser misreads.
+    """Result lines of a log that a parser reads wrongly.
 
     Attributes:
         what: the number of tests and the kind of misreading.
@@ -73,9 +73,9 @@ class Specification:
 
     Attributes:
         python: the interpreter.
-        packages: conda packages, or the kind of the repository's file that lists them: ``requirements.txt`` or
+        packages: conda packages, or the kind of file in the repository that lists them: ``requirements.txt`` or
             ``environment.yml``.
-        pip_packages: pip packages, installed afterwards.
+        pip_packages: pip packages that are installed afterwards.
         commands: shell commands that install the repository.
         before_tests: shell commands that run before the tests.
         test_command: the command that runs the row's test files.
@@ -117,18 +117,18 @@ class Profile:
 
 
 def specification(repo: str, version: str, test_patch: str) -> Specification:
-    """Return SWE-bench's specification of a row.
+    """Return SWE-bench's specification for a row.
 
     Args:
         repo: ``owner/name``.
         version: the project's version.
-        test_patch: the row's.
+        test_patch: the row's ``test_patch``.
 
     Raises:
-        NotFound: it has nothing for this version.
-        TaskFileError: its repository is in another language than Python.
+        NotFound: swebench has no specification for this version.
+        TaskFileError: the repository is in another language than Python.
         MissingExtra: the package is not installed.
-        HarnessError: it could not say.
+        HarnessError: the package failed.
     """
     answer = _ask("specification", START_TIMEOUT, repo=repo, version=version, test_patch=test_patch)
     if "versions" in answer:
@@ -140,18 +140,18 @@ def specification(repo: str, version: str, test_patch: str) -> Specification:
 
 
 def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Profile:
-    """Return SWE-smith's profile of a row.
+    """Return SWE-smith's profile for a row.
 
     Args:
-        instance_id: the row's.
-        fail_to_pass: its FAIL_TO_PASS.
-        pass_to_pass: its PASS_TO_PASS.
+        instance_id: the row's id.
+        fail_to_pass: the row's FAIL_TO_PASS.
+        pass_to_pass: the row's PASS_TO_PASS.
 
     Raises:
-        NotFound: it does not know the repository.
+        NotFound: swesmith does not know the repository.
         TaskFileError: the repository is in another language than Python.
         MissingExtra: the package is not installed.
-        HarnessError: it could not say.
+        HarnessError: the package failed.
     """
     row = {"instance_id": instance_id, "FAIL_TO_PASS": list(fail_to_pass), "PASS_TO_PASS": list(pass_to_pass)}
     answer = _ask("profile", START_TIMEOUT, row=row)
@@ -163,15 +163,15 @@ def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequenc
 
 
 def evaluation(row: Mapping[str, object]) -> tuple[str, str]:
-    """Return SWE-bench's test script for a row of any language, and its rule.
+    """Return SWE-bench's test script for a row in any language, and the grading rule.
 
     Args:
         row: ``repo``, ``version``, ``instance_id``, ``base_commit`` and ``test_patch``.
 
     Raises:
-        NotFound: it has nothing for this version.
+        NotFound: swebench has no specification for this version.
         MissingExtra: the package is not installed.
-        HarnessError: it could not say.
+        HarnessError: the package failed.
     """
     answer = _ask("evaluation", START_TIMEOUT, row=dict(row))
     if not answer:
@@ -180,15 +180,15 @@ def evaluation(row: Mapping[str, object]) -> tuple[str, str]:
 
 
 def check_parser(parser: str) -> None:
-    """Check that a parser exists, and that its package is installed.
+    """Check that a parser exists and that its package is installed.
 
     Args:
         parser: as for :func:`judge`.
 
     Raises:
-        NotFound: it does not exist.
+        NotFound: the parser does not exist.
         MissingExtra: its package is not installed.
-        HarnessError: its package could not be installed or loaded.
+        HarnessError: the package could not be installed or loaded.
     """
     _ask("known", START_TIMEOUT, parser=parser)
 
@@ -207,17 +207,17 @@ def judge(
 
     Args:
         parser: as in :attr:`.LogGrader.parser`.
-        log: what the test command printed.
+        log: the output of the test command.
         fail_to_pass: the task's FAIL_TO_PASS.
         pass_to_pass: the task's PASS_TO_PASS.
         rule: as in :attr:`.LogGrader.rule`.
-        about: what some parsers ask of a row: ``instance_id``, ``repo`` and ``version``.
-        exit_code: the command's exit status; None where it says nothing.
+        about: the row's columns that some parsers need: ``instance_id``, ``repo`` and ``version``.
+        exit_code: the command's exit status; None if it is meaningless.
 
     Raises:
-        NotFound: there is no such parser.
+        NotFound: the parser does not exist.
         MissingExtra: the package is not installed.
-        HarnessError: the parser could not read the log, or needed longer than :data:`PARSE_TIMEOUT`.
+        HarnessError: the parser failed, or ran longer than :data:`PARSE_TIMEOUT`.
     """
     answer = _ask(
         "judge",
@@ -234,20 +234,20 @@ def judge(
 
 
 def parse(parser: str, log: str, *, about: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the status of every test in a log; arguments and errors as for :func:`judge`."""
+    """Return the status of every test in a log; see :func:`judge` for arguments and errors."""
     return dict(_ask("parse", PARSE_TIMEOUT, parser=parser, log=log, about=dict(about or {}))["statuses"])
 
 
 def misread(
     parser: str, log: str, named: Sequence[str], *, about: Mapping[str, str] | None = None
 ) -> tuple[Misreading, ...]:
-    """Return the runner's result lines that a parser misreads; errors as for :func:`judge`.
+    """Return the runner's result lines that a parser misreads; see :func:`judge` for errors.
 
     Args:
         parser: as in :attr:`.LogGrader.parser`.
-        log: what the test command printed.
-        named: the tests of the task's lists.
-        about: what some parsers ask of a row: ``instance_id``, ``repo`` and ``version``.
+        log: the output of the test command.
+        named: the tests in the task's lists.
+        about: the row's columns that some parsers need: ``instance_id``, ``repo`` and ``version``.
     """
     arguments = {"parser": parser, "log": log, "named": list(named), "about": dict(about or {})}
     return tuple(
@@ -262,7 +262,7 @@ def close() -> None:
 
 
 def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
-    """Send a request to a helper process; return its response, with lists as tuples."""
+    """Send a request to a helper process, and return its response with lists converted to tuples."""
     family = str(arguments.get("parser", "")).partition(":")[0]
     request = json.dumps({"operation": operation, **arguments}).encode() + b"\n"
     answer = json.loads(_the_pool(packages.installed(family)).exchange(request, timeout))
@@ -284,10 +284,10 @@ def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
 
 
 class _Pool:
-    """A pool of helper processes. Each serves one request at a time.
+    """A pool of helper processes, each of which serves one request at a time.
 
     Args:
-        packages: a directory with the benchmark's package; None: this interpreter has it.
+        packages: a directory with the benchmark's package; None if this interpreter has the package.
     """
 
     def __init__(self, packages: Path | None) -> None:
@@ -298,7 +298,7 @@ class _Pool:
         self._lock = threading.Lock()
 
     def exchange(self, request: bytes, timeout: float) -> bytes:
-        """Return the response to a request, each one line; the timeout starts when a process is free."""
+        """Send a request of one line and return the response; the timeout starts when a process is free."""
         server = self._take()
         try:
             return server.exchange(request, timeout)
@@ -316,11 +316,11 @@ class _Pool:
             if len(self._servers) < MOST:
                 self._servers.append(_Server(self._packages))
                 return self._servers[-1]
-        return self._free.get()  # every request has a deadline
+        return self._free.get()  # this ends because every request has a deadline
 
 
 class _Server:
-    """One helper process; arguments as for :class:`_Pool`."""
+    """One helper process; see :class:`_Pool` for the argument."""
 
     def __init__(self, packages: Path | None) -> None:
         self._packages = packages
@@ -333,7 +333,7 @@ class _Server:
             self._start()
         try:
             return self._exchange(request, time.monotonic() + timeout + (START_TIMEOUT if fresh else 0))
-        except BaseException:  # a late response must not be mistaken for another request's
+        except BaseException:  # stop the process: a late response would be taken for the next request's
             self.end()
             raise
 
@@ -350,7 +350,7 @@ class _Server:
     def _start(self) -> None:
         self.end()
         command = [sys.executable, "-m", "minisandbox.tasks.harness.server"]
-        # not the whole environment: packages imported there load .env files and read tokens
+        # pass few variables: the packages imported there load .env files and read tokens
         inherited = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
         environment = {name: os.environ[name] for name in inherited if name in os.environ}
         if self._packages is not None:
@@ -405,7 +405,7 @@ _pools: dict[tuple[int, Path | None], _Pool] = {}
 
 
 def _the_pool(packages: Path | None) -> _Pool:
-    """Return this process's pool for a package; a forked process gets its own."""
+    """Return the pool for a package; a forked process gets a new pool."""
     pool = _Pool(packages)
     if (current := _pools.setdefault((os.getpid(), packages), pool)) is pool:
         atexit.register(pool.end)

@@ -1,6 +1,6 @@
-"""Compare a log parser with the runner's own result lines, one line at a time, and report what the parser misreads.
+"""Find the results that a log parser misreads, by comparison with the runner's own result lines.
 
-The comparison is generic: each result line has a name and an outcome, and the parser reads that line alone.
+The comparison is generic: each result line has a name and an outcome, and the parser is run on that line alone.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ from dataclasses import dataclass
 
 Parse = Callable[[str], Mapping[str, str]]
 Found = list[tuple[str, list[str]]]
-"""Sentences about misread tests, each with the tests' names."""
+"""Descriptions of misread results, each with the names of the tests."""
 
 PASSED, FAILED, SKIPPED, TODO = "PASSED", "FAILED", "SKIPPED", "TODO"
 _MOST = 20_000
-"""Result lines that are compared."""
+"""The maximum number of result lines to compare."""
 _CROSS = "\u00d7"
 _VITEST_FILE = re.compile(rf"\s*[✓{_CROSS}\u276f] (\S+) \(\d+ tests?\b.*\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A runner's output about one test.
+    """The result of one test, as the runner printed it.
 
-    Attributes:
-        name: the test's name, without the runner's additions.
-        outcome: PASSED, FAILED, SKIPPED or TODO.
-        text: the lines that show it.
-        parsed: the name that the parser has to return; "" if only the runner knows it.
+    name: the test's name, without the runner's decorations.
+    outcome: PASSED, FAILED, SKIPPED or TODO.
+    text: the log lines with the result.
+    parsed: the name that the parser must return; "" if any name is accepted.
     """
 
     name: str
@@ -49,7 +48,7 @@ def _go(lines: list[str]) -> Iterator[Result]:
     started = {line.split()[2] for line in lines if re.match(r"=== RUN\s+\S", line)}
     for line in lines:
         match = re.match(r".*?--- (PASS|FAIL|SKIP): (\S+) \(\d+\.\d+s\)$", line)
-        if match and match[2] in started:  # others are the output of a test that runs `go test`
+        if match and match[2] in started:  # other result lines are the output of a test that itself runs `go test`
             yield Result(match[2], {"PASS": PASSED, "FAIL": FAILED, "SKIP": SKIPPED}[match[1]], line, match[2])
 
 
@@ -116,7 +115,7 @@ _RUNNERS: Mapping[str, Callable[[list[str]], Iterator[Result]]] = {
     "vitest": _vitest, "googletest": _googletest, "pytest": _pytest, "pytest_options": _pytest, "pytest_v2": _pytest,
     "matplotlib": _pytest, "seaborn": _pytest,
 }  # fmt: skip
-"""Runners by the ends of the names of swebench's functions."""
+"""The runners, by the suffix of the parser's name in swebench."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -125,10 +124,10 @@ def misreadings(parse: Parse, function: str, log: str, named: Collection[str]) -
     """Return descriptions of the result lines that a parser misreads.
 
     Args:
-        parse: reads the text of a log.
+        parse: the parser, which takes the text of a log.
         function: the parser's name, such as ``parse_log_cargo``.
         log: the log.
-        named: the tests of the task's lists.
+        named: the tests in the task's lists.
     """
     kind = function.removeprefix("parse_log_")
     runner, lines = _RUNNERS.get(kind), log.split("\n")
@@ -184,7 +183,7 @@ def _files(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _jest_totals(lines: list[str]) -> Found:
-    """Compare the number of tests that Jest ran with the number that it printed."""
+    """Report if Jest printed fewer tests than it ran."""
     totals = (re.match(r"Tests:\s.*?(\d+) total$", _ESCAPES.sub("", line)) for line in lines)
     ran = sum(int(match[1]) for match in totals if match)
     printed = sum(bool(re.match(r"\s*[✓✕○✎] ", line)) for line in lines)

@@ -1,4 +1,4 @@
-"""On-demand installation of benchmark packages that conflict with installed ones: swebench 5 next to 4.1."""
+"""Install benchmark packages that conflict with installed ones on demand: swebench 5 next to 4.1."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PACKAGES = {
         ),
     ),
 }
-"""By family of parsers: its directory, and its packages. Dependencies that the parsers do not import are left out."""
+"""The directory and the packages of each parser family, without dependencies that the parsers do not import."""
 _SECONDS = 300.0
 
 
 def installed(family: str) -> Path | None:
-    """Return the directory of a family's package, or None if this interpreter has it; install it if necessary.
+    """Install a family's package if necessary; return its directory, or None if this interpreter has the package.
 
     The directory is in ``$XDG_CACHE_HOME/minisandbox-harness``, by default in ``~/.cache``.
 

@@ -1,8 +1,8 @@
 """The helper process of :mod:`minisandbox.tasks.harness`, which imports the benchmarks' packages.
 
 It reads requests, one JSON object per line, and writes one line for each. It does not inherit the caller's environment,
-because the packages read ``.env`` files and tokens. It can be killed, because a malicious log may make the packages'
-regular expressions take very long.
+because the packages read ``.env`` files and tokens. It must be safe to kill, because a malicious log may make the
+packages' regular expressions run for very long.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FIVE = "swebench5"
 
 
 def main() -> None:
-    """Serve requests until standard input ends."""
+    """Serve requests until standard input is closed."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     answers = sys.stdout
-    sys.stdout = sys.stderr  # output of imports must not mix with responses
+    sys.stdout = sys.stderr  # keep the output of imports out of the responses
     _skip_imports()
     for line in sys.stdin:
         request = json.loads(line)
@@ -39,14 +39,14 @@ def main() -> None:
             answer = {"error": str(error), "kind": "missing"}
         except _UnknownParserError as error:
             answer = {"error": str(error), "kind": "unknown"}
-        except Exception as error:  # noqa: BLE001 - whatever foreign code raises is an answer
+        except Exception as error:  # noqa: BLE001 - report any error of the benchmark's code to the caller
             answer = {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
 def _specification(repo: str, version: str, test_patch: str) -> dict[str, Any]:
-    """Return SWE-bench's specification of a row."""
+    """Return SWE-bench's specification for a row; if there is none, the known ``versions``."""
     constants = importlib.import_module("swebench.harness.constants")
     python = importlib.import_module("swebench.harness.test_spec.python")
     versions = constants.MAP_REPO_VERSION_TO_SPECS.get(repo, {})
@@ -68,10 +68,10 @@ def _specification(repo: str, version: str, test_patch: str) -> dict[str, Any]:
 
 
 def _profile(row: dict[str, Any]) -> dict[str, Any]:
-    """Return SWE-smith's profile of a row; empty if the repository is unknown."""
+    """Return SWE-smith's profile for a row; empty if the repository is unknown."""
     registry = importlib.import_module("swesmith.profiles").registry
     name = row["instance_id"].rsplit(".", 1)[0]
-    if name not in registry.keys():  # noqa: SIM118 - it is no dict
+    if name not in registry.keys():  # noqa: SIM118 - the registry is no dict
         return {}
     profile = registry.get(name)
     if not getattr(profile, "python_version", ""):
@@ -90,7 +90,7 @@ def _profile(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class _UnknownParserError(Exception):
-    """There is no parser of that name."""
+    """There is no parser with this name."""
 
     def __init__(self, name: str, names: Iterable[str]) -> None:
         near = difflib.get_close_matches(name, list(names), n=3)
@@ -98,7 +98,7 @@ class _UnknownParserError(Exception):
 
 
 def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
-    """Return SWE-bench's test script for a row and its rule for the log."""
+    """Return SWE-bench's test script for a row, and the rule that grades the log."""
     constants = importlib.import_module("swebench.harness.constants")
     scripts = importlib.import_module("swebench.harness.test_spec.create_scripts")
     specs = constants.MAP_REPO_VERSION_TO_SPECS.get(row["repo"], {}).get(row["version"])
@@ -110,11 +110,11 @@ def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parser(parser: str) -> Callable[..., Mapping[str, str]]:
-    """Return a parser by name; it takes a log and the row's properties."""
+    """Return a parser by name; it takes a log and the row's columns."""
     family, _, name = parser.partition(":")
     if family == "swesmith":
         registry = importlib.import_module("swesmith.profiles").registry
-        if name not in registry.keys():  # noqa: SIM118 - it is no dict
+        if name not in registry.keys():  # noqa: SIM118 - the registry is no dict
             raise _UnknownParserError(name, registry.keys())
         return lambda log, _: registry.get(name).log_parser(log)
     if family == _FIVE:
@@ -133,7 +133,7 @@ def _parser(parser: str) -> Callable[..., Mapping[str, str]]:
 def _skip_imports() -> None:
     """Make swebench importable without its heavy dependencies: datasets, modal, docker.
 
-    Parsers, rules and specifications need none of these, and they take 1.2 of 1.3 CPU seconds.
+    The code used here needs none of them, and they take 1.2 of the 1.3 CPU seconds of the import.
     """
     spec = importlib.util.find_spec("swebench")
     if spec is None:
@@ -142,8 +142,8 @@ def _skip_imports() -> None:
         package = types.ModuleType(name)
         package.__path__ = [place + folder for place in spec.submodule_search_locations or ()]
         sys.modules[name] = package
-    setattr(sys.modules["swebench"], "harness", sys.modules["swebench.harness"])  # noqa: B010 - as an import does
-    datasets = types.ModuleType("datasets")  # swebench.harness.utils names these, for functions that nothing here calls
+    setattr(sys.modules["swebench"], "harness", sys.modules["swebench.harness"])  # noqa: B010 - an import sets this attribute, too
+    datasets = types.ModuleType("datasets")  # swebench.harness.utils imports its names, but nothing here uses them
     datasets.__spec__ = importlib.machinery.ModuleSpec("datasets", None)
     vars(datasets).update(Dataset=None, load_dataset=None, load_from_disk=None)
     sys.modules["datasets"] = datasets
@@ -155,13 +155,13 @@ def _known(parser: str) -> dict[str, Any]:
 
 
 def _read(parser: str, log: str, about: types.SimpleNamespace, exit_code: int | None) -> tuple[dict[str, str], bool]:
-    """Return the status of each test, and whether the benchmark accepts the log as that of a test run."""
+    """Return the status of each test, and whether the benchmark accepts the log as a test run."""
     parse = _parser(parser)
     if not parser.startswith(_FIVE):
         statuses = dict(parse(log, about))
         return statuses, bool(statuses) or exit_code == 0
     grading = importlib.import_module("swebench.harness.grading")
-    harmless = log.replace(">>>>> ", ">>>> ")  # a log cannot end its own region
+    harmless = log.replace(">>>>> ", ">>>> ")  # the log must not be able to end the marked region itself
     lines = [grading.START_TEST_OUTPUT, harmless, grading.END_TEST_OUTPUT]
     if exit_code is not None:
         lines.append(f"{grading.TEST_EXIT_CODE}: {exit_code}")
@@ -181,7 +181,7 @@ def _judgement(
     about: dict[str, str],
     exit_code: int | None,
 ) -> dict[str, Any]:
-    """Return the status of the named tests, and whether the benchmark's rules call the task resolved."""
+    """Return the status of the named tests, and whether the task is resolved by the benchmark's rules."""
     spec = types.SimpleNamespace(**about, log_parser=parser.partition(":")[2], eval_type=rule)
     seen, has_results = _read(parser, log, spec, exit_code)
     grading = importlib.import_module("swebench.harness.grading")
@@ -203,7 +203,7 @@ def _parsed(parser: str, log: str, about: dict[str, str]) -> dict[str, Any]:
 
 
 def _misread(parser: str, log: str, named: list[str], about: dict[str, str]) -> dict[str, Any]:
-    """Return what a parser misreads."""
+    """Return the results that a parser misreads."""
     parse, spec = _parser(parser), types.SimpleNamespace(**about)
     return {"misread": misreadings(lambda text: parse(text, spec), parse.__name__, log, frozenset(named))}
 
