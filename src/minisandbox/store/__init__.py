@@ -1,4 +1,4 @@
-"""The store: content-addressed layers and image records on one plain file system."""
+"""Store content-addressed layers and image records on one local file system."""
 
 from __future__ import annotations
 

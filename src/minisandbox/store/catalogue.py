@@ -1,4 +1,4 @@
-"""The store's records by name: images, pins, failed builds."""
+"""Read and write the store's named records: images, pins and failed builds."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The records of a store by name.
+    """The named records of a store.
 
     Attributes:
         root: the store's directory.
-        writable: whether this process may change it; images of one that it may not change can be run all the same.
+        writable: whether this process may change the store; sandboxes can run from a read-only store too.
     """
 
     root: Path
     writable: bool = True
 
     def require_writable(self, what: str) -> None:
-        """Refuse to change a store that is opened for reading.
+        """Raise an error if the store is read-only.
 
         Raises:
             StoreError: the store is read-only.
@@ -47,11 +47,11 @@ class Catalogue:
     # --- images ---
 
     def put_image(self, record: ImageRecord) -> None:
-        """Record an image under its name, in place of an earlier one of that name.
+        """Write an image's record, replacing an earlier record of the same name.
 
         Raises:
-            InvalidValue: the name cannot be a file's.
-            DiskFull: there is no space.
+            InvalidValue: the name cannot be used as a file name.
+            DiskFull: the disk is full.
         """
         self.require_writable(f"record image {record.name}")
         with store_faults(f"record image {record.name}"):
@@ -76,23 +76,23 @@ class Catalogue:
         return NotFound(f"image {name!r} is not in the store {self.root}", hint=hint)
 
     def image_names(self) -> list[str]:
-        """Return the names of all images, in order."""
+        """Return the names of all images, sorted."""
         return sorted(path.stem for path in (self.root / "images").glob("[!.]*.json"))
 
     def images(self) -> list[ImageRecord]:
-        """Return every image record, in the order of their names.
+        """Return every image record, sorted by name.
 
         Raises:
             StoreError: a record is damaged.
         """
         records = []
         for name in self.image_names():
-            with suppress(NotFound):  # removed since
+            with suppress(NotFound):  # removed meanwhile
                 records.append(self.image(name))
         return records
 
     def images_with(self, text: str) -> list[ImageRecord]:
-        """Return the image records that hold a string of ASCII; the others are not parsed.
+        """Return the image records whose JSON contains an ASCII string; records without it are not parsed.
 
         Raises:
             StoreError: a matching record is damaged.
@@ -105,11 +105,11 @@ class Catalogue:
         return records
 
     def remove_image(self, name: str) -> None:
-        """Forget an image, and that it is pinned; its layers stay until they are collected.
+        """Remove an image's record and pin; garbage collection removes its layers later.
 
         Raises:
             NotFound: there is no image of that name.
-            StoreError: the kernel refused.
+            StoreError: a system call failed.
         """
         self.require_writable(f"remove image {name}")
         with store_faults(f"remove image {name}"):
@@ -121,11 +121,11 @@ class Catalogue:
             sync_directory(self.root / "images")
 
     def pin(self, name: str) -> None:
-        """Keep an image from ever being collected; removing it by its name takes the pin along.
+        """Protect an image from garbage collection; :meth:`remove_image` removes the image and its pin.
 
         Raises:
             NotFound: there is no image of that name.
-            StoreError: the kernel refused.
+            StoreError: a system call failed.
         """
         self.require_writable(f"pin image {name}")
         self.image(name)
@@ -133,10 +133,10 @@ class Catalogue:
             (self.root / "pins" / check_name(name)).touch(mode=0o600)
 
     def unpin(self, name: str) -> None:
-        """Let an image be collected again; nothing happens if it is not pinned.
+        """Allow garbage collection of an image again; do nothing if the image is not pinned.
 
         Raises:
-            StoreError: the kernel refused.
+            StoreError: a system call failed.
         """
         self.require_writable(f"unpin image {name}")
         with store_faults(f"unpin image {name}"):
@@ -144,7 +144,7 @@ class Catalogue:
 
     def pins(self) -> frozenset[str]:
         """Return the names of the pinned images."""
-        # a store that is only read may be from before there were pins
+        # A read-only store may have been created by a version without pins.
         with store_faults("list pins"), suppress(FileNotFoundError):
             return frozenset(os.listdir(self.root / "pins"))
         return frozenset()
@@ -152,11 +152,11 @@ class Catalogue:
     # --- failed builds ---
 
     def put_failure(self, record: FailureRecord) -> None:
-        """Record that an image could not be built; recording the image removes it.
+        """Record that a build failed; :meth:`put_image` removes the record once the build succeeds.
 
         Raises:
-            InvalidValue: the name cannot be a file's.
-            DiskFull: there is no space.
+            InvalidValue: the name cannot be used as a file name.
+            DiskFull: the disk is full.
         """
         self.require_writable(f"record the failure of {record.image}")
         with store_faults(f"record the failure of {record.image}"):
@@ -180,20 +180,20 @@ class Catalogue:
                 ) from None
 
     def failures(self) -> list[FailureRecord]:
-        """Return the records of all failed builds, in the order of the images' names."""
+        """Return the records of all failed builds, sorted by image name."""
         return [self.failure(path.stem) for path in sorted((self.root / "failed").glob("[!.]*.json"))]
 
     def remove_failure(self, name: str) -> None:
-        """Forget a failed build; nothing happens if it did not fail."""
+        """Remove the record of a failed build; do nothing if there is none."""
         self.require_writable(f"forget the failure of {name}")
         with store_faults(f"forget the failure of {name}"):
             self._failure(name).unlink(missing_ok=True)
 
     def quarantine_image(self, name: str) -> None:
-        """Take a damaged record of an image out of use; building the image makes it anew.
+        """Move an image's damaged record to quarantine; the next build of the image writes a new record.
 
         Raises:
-            StoreError: the kernel refused.
+            StoreError: a system call failed.
         """
         self.require_writable(f"put the record of {name} into quarantine")
         with store_faults(f"put the record of {name} into quarantine"), suppress(FileNotFoundError):
@@ -207,10 +207,11 @@ class Catalogue:
 
 
 def check_name(name: str) -> str:
-    """Return a name if it can be a file's name here.
+    """Return the name if the store can use it as a file name.
 
     Raises:
-        InvalidValue: the name is empty, too long, begins with a dot or dash, or has characters such as ``/``.
+        InvalidValue: the name is empty, longer than 200 characters, starts with a character other than a letter, digit
+            or underscore, or contains a character outside of letters, digits and ``._@+=-``.
     """
     if _NAME.fullmatch(name) is None:
         raise InvalidValue(f"{name!r} is not a usable name", hint="use letters, digits and . _ @ + = - (200 at most)")

@@ -1,4 +1,4 @@
-"""Garbage collection: remove images by age and size, layers without an image, and leftovers; never what is in use."""
+"""Collect garbage: remove old images, unreferenced layers and leftovers, but nothing that a process is using."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from minisandbox.store.sizes import Removal, StoreSizes, stack_of
 from minisandbox.store.store import Store
 
 BLOB, PART = ".blob", ".part"
-"""Suffixes of what a pull downloads and removes once it is unpacked: a blob, and the received part of one."""
+"""Suffixes of a pull's downloads: a complete blob, and a partial one. The pull removes both after unpacking."""
 _BLOB_SECONDS = 7 * 86400.0
 GRACE = 3600.0
-"""Seconds for which a layer stays after its last use: a build that continues, or is retried, finds it."""
+"""Seconds for which a layer is kept after its last use, so that a resumed or retried build finds it."""
 
 
 @dataclass(slots=True)
 class Collected:
-    """The images, layers and leftovers that were removed, or would be.
+    """The images, layers and leftovers that were removed; in a dry run, those that would be removed.
 
     Attributes:
-        images: names of images.
-        layers: keys of layers.
-        spared: keys of layers that no image has, left because they are or were just in use.
+        images: names of the removed images.
+        layers: keys of the removed layers.
+        spared: keys of layers that no image references, kept because they are in use or were used recently.
         frozen: names of images that were frozen instead of removed.
-        leftovers: a line for each of what dead processes and damage left.
-        orphans: objects of the pool that no layer has.
-        freed: bytes.
-        size: bytes that all layers take afterwards, every inode once.
+        leftovers: one line for each removed leftover of a dead process or of damage.
+        orphans: number of removed pool objects that no layer linked to.
+        freed: number of bytes freed.
+        size: bytes that the remaining layers take, each inode counted once.
     """
 
     images: list[str] = field(default_factory=list)
@@ -65,34 +65,34 @@ def collect(
     dry_run: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Collected:
-    """Remove leftovers, layers that no image has, and images if they are too old or too large together.
+    """Remove leftovers, unreferenced layers, images unused for too long, and images until the store fits its budget.
 
-    Sandboxes and builds of other processes may run meanwhile: layers in use are never removed. Images that
-    are pinned, named in ``keep``, in use or used within ``grace`` stay whatever the budget says.
+    Sandboxes and builds of other processes may run meanwhile, because layers in use are never removed. Images that
+    are pinned, named in ``keep``, in use or used within ``grace`` are kept, even if the store exceeds its budget.
 
     Args:
         store: the store.
-        budget: bytes that all layers may take; the least recently used images go until they do.
-        unused_for: seconds; images that were not used for so long go.
-        keep: names of images that stay.
-        grace: seconds for which a layer stays after it was made or last used.
-        freeze: freeze images that are too old, and remove none of them; freeze images if all are too large together,
-            and remove some only if they are so still.
-        dry_run: remove nothing, only say what would go.
-        progress: told of each thing that is removed.
+        budget: bytes that all layers may take; the least recently used images are removed until the layers fit.
+        unused_for: seconds; images that were not used for longer are removed.
+        keep: names of images to keep.
+        grace: seconds for which a layer is kept after it was made or last used.
+        freeze: freeze images that are too old instead of removing them. To meet the budget, freeze images first, and
+            remove images only if the layers still exceed the budget.
+        dry_run: remove nothing, only report what would be removed.
+        progress: called with a description of each removed item.
 
     Returns:
-        What was removed.
+        The removed images, layers and leftovers.
 
     Raises:
-        StoreError: the store is read-only, a record is damaged, or the kernel refused.
+        StoreError: the store is read-only, a record is damaged, or a system call failed.
     """
     store.require_writable("collect what is not needed")
     done, report = Collected(), progress or (lambda _: None)
     if freeze:
         _freeze_first(store, done, budget, unused_for, frozenset(keep) | store.pins(), grace, dry_run, report)
         unused_for = None
-        budget = None if dry_run else budget  # further removals are not known before the freezing
+        budget = None if dry_run else budget  # a dry run cannot know which removals the freezing leaves necessary
     with store_faults("collect what is not needed"), store.alone():
         work = _Collection(store, done, grace, dry_run, report)
         work.leftovers()
@@ -110,23 +110,23 @@ def remove_images(
     dry_run: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Collected:
-    """Remove images by name, and leftovers of failed builds, with the layers that belong to nothing else.
+    """Remove images by name and the leftovers of failed builds, with the layers that nothing else references.
 
-    A layer in use stays; :func:`collect` removes it later.
+    A layer in use is kept; :func:`collect` removes it later.
 
     Args:
         store: the store.
         names: the images.
-        failures: names of images whose failed builds are removed: their records, logs, and layers made on the way.
-        dry_run: remove nothing, only say what would go.
-        progress: told of each thing that is removed.
+        failures: names of images whose failed builds are removed: their records, logs and intermediate layers.
+        dry_run: remove nothing, only report what would be removed.
+        progress: called with a description of each removed item.
 
     Returns:
-        What was removed.
+        The removed images, layers and leftovers.
 
     Raises:
         NotFound: there is no image of one of these names; nothing was removed.
-        StoreError: the store is read-only, a record is damaged, or the kernel refused.
+        StoreError: the store is read-only, a record is damaged, or a system call failed.
     """
     store.require_writable("remove images")
     chosen, done = list(dict.fromkeys(names)), Collected()
@@ -143,13 +143,13 @@ def remove_images(
 def idle_images(
     store: Store, images: Iterable[ImageRecord], *, keep: Collection[str] = (), grace: float = 0.0
 ) -> list[tuple[float, str]]:
-    """Return when images were last used, and their names, the least recently used first.
+    """Return (time of last use, name) of images that are not in use, least recently used first.
 
     Args:
         store: the store.
-        images: of which to choose.
-        keep: names of images that are left out.
-        grace: seconds; images that were used within this time are left out, as are those in use.
+        images: the images to choose from.
+        keep: names of images to leave out.
+        grace: seconds; images used within this time are left out too.
     """
     now = time.time()
     candidates = sorted((use_of_image(store, one).last, one.name, one) for one in images if one.name not in keep)
@@ -166,7 +166,7 @@ def _freeze_first(
     dry_run: bool,
     report: Callable[[str], None],
 ) -> None:
-    """Freeze images that are too old, and then others until all are small enough."""
+    """Freeze images that are too old, then the least recently used others until the layers fit the budget."""
     images = store.images()
     sizes, now = StoreSizes(store, images), time.time()
     idle = idle_images(store, images, keep=keep, grace=grace)
@@ -183,11 +183,11 @@ def _freeze_first(
 
 
 def remove_download(store: Store, path: Path) -> bool:
-    """Remove a blob of a container image and the received part of it, unless a pull is receiving it.
+    """Remove a downloaded blob, complete or partial, unless a pull is receiving it; return whether it was removed.
 
     Args:
         store: the store.
-        path: one of them.
+        path: the complete or the partial blob.
     """
     with suppress(StoreError), hold_lock(store.root / "locks" / f"download-{path.stem}.lock", timeout=0):
         path.with_suffix(BLOB).unlink(missing_ok=True)
@@ -197,19 +197,19 @@ def remove_download(store: Store, path: Path) -> bool:
 
 
 def use_of_image(store: Store, image: ImageRecord) -> Use:
-    """Return the use of an image: that of its least used layer, because each use of it uses all its layers."""
+    """Return the use of an image: the use of its least used layer, because a sandbox of the image uses all layers."""
     uses = [use_of(store.layer_directory(key), image.created) for key in image.layers] or [Use(0, image.created)]
     return Use(min(use.count for use in uses), min(use.last for use in uses))
 
 
 def is_in_use(store: Store, image: ImageRecord) -> bool:
-    """Return whether all layers of an image are held right now; one layer may belong to several images."""
+    """Return whether processes hold all layers of an image; one held layer may belong to another image."""
     return bool(image.layers) and all(in_use(store.layer_directory(key)) for key in reversed(image.layers))
 
 
 @dataclass(slots=True)
 class _Collection:
-    """One collection on its way."""
+    """State of one garbage collection."""
 
     store: Store
     done: Collected
@@ -240,11 +240,11 @@ class _Collection:
         return {key for failure in self._failures() for key in failure.layers}
 
     def _failures(self) -> list[FailureRecord]:
-        """Return the failed builds that stay."""
+        """Return the records of failed builds that are kept."""
         return [failure for failure in self.store.failures() if failure.image not in self.forgotten]
 
     def remove_failures(self) -> set[str]:
-        """Remove the records and logs of failed builds; return their layers, which others may have too."""
+        """Remove the records and logs of failed builds; return their layers, which images may share."""
         layers = set[str]()
         for failure in self.store.failures():
             if failure.image in self.forgotten:
@@ -267,10 +267,10 @@ class _Collection:
         """Remove images, and the layers that nothing else needs.
 
         Args:
-            sizes: the store as it is.
+            sizes: sizes of the store's layers before the removal.
             names: the images.
-            among: the only layers that may go; None: all.
-            copies: seconds after which blobs of layers with a tree go.
+            among: the only layers that may be removed; None allows all.
+            copies: age in seconds from which blobs of layers with a tree are removed.
         """
         images = self.remove_images(sizes, names)
         self.remove_layers(sizes, images, among)
@@ -281,19 +281,19 @@ class _Collection:
         self.done.freed += freed
 
     def remove_images(self, sizes: StoreSizes, names: Iterable[str]) -> list[ImageRecord]:
-        """Remove records of images; return those that stay."""
+        """Remove the records of images; return the remaining images."""
         removed = set()
         for name in names:
             removed.add(name)
             self.done.images.append(name)
             self.report(f"image {name}")
             if not self.dry_run:
-                with suppress(NotFound):  # another process was quicker
+                with suppress(NotFound):  # another process has removed the image
                     self.store.remove_image(name)
         return [image for name, image in sizes.images.items() if name not in removed]
 
     def remove_layers(self, sizes: StoreSizes, images: list[ImageRecord], among: Collection[str] | None) -> None:
-        """Remove the layers that no image has, unless they are in use."""
+        """Remove the layers that no image and no failed build references, unless they are in use."""
         needed = {key for image in images for key in stack_of(image)} | self._failed_layers()
         for key in sizes.layers:
             if key in needed or (among is not None and key not in among):
@@ -310,7 +310,7 @@ class _Collection:
                 self.done.spared.append(key)
 
     def leftovers(self) -> None:
-        """Remove what dead processes left, quarantined files, and logs without a layer."""
+        """Remove leftovers of dead processes, quarantined files, old downloads, and logs without a layer."""
         if not self.dry_run:
             removed = reclaim(self.store.root)
             self.done.leftovers += [f"{removed} unfinished directories of dead processes"] if removed else []
@@ -330,7 +330,11 @@ class _Collection:
             self._leftover(f"download {path.name[:16]} of an unfinished pull", size)
 
     def blobs(self, grace: float) -> None:
-        """Blobs of layers that have gone; and of layers with a tree, copies that are older than this."""
+        """Remove blobs of removed layers, and old copies of layers that have a tree.
+
+        Args:
+            grace: age in seconds from which a copy is removed.
+        """
         frozen, copies = freezing.blob_names(self.store)
         for path in sorted((self.store.root / FOLDER).glob("[!.]*")):
             with suppress(FileNotFoundError):
@@ -339,7 +343,7 @@ class _Collection:
                     if _older(info.st_mtime, grace):
                         what = f"copy {path.name[:16]} of a layer for push and export"
                         self._remove(path, what, info.st_blocks * 512)
-                elif path.name not in frozen and not self.dry_run:  # its size was counted with its layer
+                elif path.name not in frozen and not self.dry_run:  # the blob's size was counted with its layer
                     path.unlink()
 
     def remove_logs(self, grace: float) -> None:
@@ -352,8 +356,8 @@ class _Collection:
                     self._remove(path, f"log of step {path.stem[:16]}", info.st_blocks * 512)
 
     def orphans(self) -> None:
-        """Remove objects that no layer has."""
-        # not their bytes: objects of removed layers are counted with the layers
+        """Remove pool objects that no layer links to."""
+        # Count objects only: their bytes were counted with the removed layers.
         self.done.orphans = self.store.pool.remove_orphans(dry_run=self.dry_run)[0]
         if self.done.orphans and not self.done.layers:
             self.report(f"{self.done.orphans} objects that no layer has")
@@ -368,7 +372,7 @@ class _Collection:
             if fd is None:
                 return
             try:
-                self._remove(path, f"lock {path.name} of a dead process", 0)  # while it is held, as its owner would
+                self._remove(path, f"lock {path.name} of a dead process", 0)  # unlink before unlock, as hold_lock does
             finally:
                 os.close(fd)
 
@@ -378,7 +382,7 @@ class _Collection:
         self._remove(path, f"quarantined {path.name[:16]}", measure_tree(path).bytes if path.is_dir() else 0)
 
     def _remove(self, path: Path, what: str, size: int) -> None:
-        """Remove a file or directory that nothing needs."""
+        """Remove and report a leftover file or directory."""
         self._leftover(what, size)
         if self.dry_run:
             return

@@ -1,4 +1,4 @@
-"""Databases of runs: SQLite files in run directories, one transaction per finished piece of work."""
+"""Open the SQLite database of a run, durably and on network file systems too."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _WAIT = 30.0
 
 
 class Database:
-    """A SQLite file of a run. Subclasses say what is in it.
+    """SQLite database of a run. Subclasses define its tables.
 
     Args:
-        path: the database's file, made if it is not there; None for one in memory.
-        wait: seconds to wait for another process that has it locked.
-        readonly: whether it is only looked at; then it has to be there.
+        path: the database file, created if missing; None for a database in memory.
+        wait: seconds to wait while another process has the database locked.
+        readonly: open an existing database for reading.
 
     Raises:
-        RunError: the file is no such database, damaged, or of a newer version.
+        RunError: the file is not such a database, is damaged, or has a newer version.
         DiskFull: the disk is full.
         OSError: the database cannot be created.
     """
 
     tables: ClassVar[str] = ""
-    """The statements that make its tables if they are not there."""
+    """SQL statement that creates the tables if they are missing."""
     version: ClassVar[int] = 1
-    """Of the tables."""
+    """Version of the tables."""
 
     def __init__(self, path: Path | None, *, wait: float = _WAIT, readonly: bool = False) -> None:
         self._path = path or Path(":memory:")
         with self._faults():
-            # one thread at a time uses the connection, but not always the same
+            # Only one thread uses the connection at a time, but the thread may change.
             self._database = _connect(path, wait, readonly)
             try:
                 self.journal = "" if readonly else _journal(self._database)
-                """How a transaction is made durable: ``wal``; ``delete`` if the file system cannot do that (NFS)."""
+                """SQLite's journal mode: ``wal``, or ``delete`` if the file system does not support WAL (NFS)."""
                 self._prepare(readonly)
             except BaseException:  # Ctrl-C included: the file must not stay open
                 self._database.close()
@@ -52,15 +52,15 @@ class Database:
             warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
-        """Close the file; calling it again does nothing."""
+        """Close the database; closing it again does nothing."""
         self._database.close()
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` block."""
+        """Use the database in a ``with`` block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
+        """Close the database."""
         self.close()
 
     def _prepare(self, readonly: bool) -> None:
@@ -77,7 +77,7 @@ class Database:
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Turn SQLite's errors into ours."""
+        """Convert SQLite's errors to a :class:`RunError` or :class:`DiskFull`."""
         try:
             yield
         except sqlite3.Error as error:
@@ -95,11 +95,11 @@ class Database:
 
 
 def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connection:
-    """Open a file.
+    """Open a database file.
 
-    A reader takes part in the locking if it can: while a run is written, ``immutable`` would show it rows that are
-    stale or half written. A directory that cannot be written has no place for the files that readers share, if a writer
-    has not created them there; then ``immutable`` is right (sqlite.org/wal.html#read_only_databases).
+    A reader uses SQLite's locks if it can, because ``immutable`` would show it stale or half-written rows while a run
+    is writing. Readers share a ``-wal`` and a ``-shm`` file. If the directory is read-only and no writer has created
+    these files, open the database with ``immutable`` (sqlite.org/wal.html#read_only_databases).
     """
     uri = "file::memory:" if path is None else path.absolute().as_uri()
 
@@ -119,10 +119,10 @@ def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connecti
 
 
 def _journal(database: sqlite3.Connection) -> str:
-    """Choose the journal: write-ahead if the file system can do it, with a fall-back if it cannot.
+    """Set and return the journal mode: WAL, or a rollback journal if the file system does not support WAL.
 
-    On network file systems WAL has no shared memory (sqlite.org/wal.html): SQLite refuses, or fails at the first read.
-    ``MINISANDBOX_NO_WAL=1`` is for those where it only seems to work.
+    WAL needs shared memory, which network file systems lack (sqlite.org/wal.html). SQLite then refuses the mode, or
+    fails at the first read. ``MINISANDBOX_NO_WAL=1`` is for file systems on which WAL only seems to work.
     """
     modes = ("delete",) if os.environ.get("MINISANDBOX_NO_WAL") == "1" else ("wal", "delete")
     chosen = ""

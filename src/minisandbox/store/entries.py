@@ -1,4 +1,4 @@
-"""The list of a layer's files: one entry for each name in its tree, kept next to the tree."""
+"""Read and write the list of a layer's files, which has one entry for each name in the layer's tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = 1
 NAME = "files.gz"
 PRIVATE = -1
 MOST = 1 << 30
-"""Bytes that a list may have: some six million files."""
+"""Maximum bytes of a list, enough for about six million files."""
 _LONGEST = 1 << 22
 _LARGEST = (1 << 63) - 1
 
@@ -33,17 +33,17 @@ class Entry:
 
     Attributes:
         path: relative to the tree; ``""`` is the tree itself. Bytes that are not UTF-8 are surrogate escapes.
-        kind: one of :data:`KINDS`; a whiteout is how overlayfs says "deleted" (a character device 0/0).
+        kind: one of :data:`KINDS`; a whiteout (character device 0/0) marks a name as deleted in overlayfs.
         mode: permission bits, with setuid, setgid and sticky.
-        uid: owner on disk.
-        gid: group on disk.
+        uid: owner of the inode on disk.
+        gid: group of the inode on disk.
         mtime: nanoseconds since the epoch.
         size: bytes of a file's content.
-        disk: bytes it takes on disk, its inode not counted.
-        digest: SHA-256 of a file's content, else "".
-        copy: which of the pool's copies of the object it is; :data:`PRIVATE` if it has an inode of its own.
+        disk: bytes of its blocks on disk, without the inode.
+        digest: SHA-256 of a file's content; "" for other kinds.
+        copy: number of the pool's copy that the file is linked to; :data:`PRIVATE` if the pool does not share it.
         same: path of an earlier name of the same inode in this layer, or "".
-        target: where a symbolic link points.
+        target: target of a symbolic link.
         attributes: extended attributes by name, values in hexadecimal digits.
     """
 
@@ -63,10 +63,10 @@ class Entry:
 
     @property
     def object(self) -> str:
-        """The address of a file: the hash of its content, mode, owner, mtime and extended attributes.
+        """The pool address of a file: the hash of its content, mode, owner, mtime and extended attributes.
 
-        What has one address may share one inode. The mtime is part of it because byte-code holds that of its source
-        (PEP 552), and programs compare mtimes.
+        Files with the same address may share an inode. The address includes the mtime, because Python byte-code
+        records the mtime of its source (PEP 552), and programs compare mtimes.
         """
         head = f"1 {self.digest} {self.size} {self.mode:o} {self.uid} {self.gid} {self.mtime}"
         tail = "".join(f"\n{name}={value}" for name, value in self.attributes)
@@ -74,12 +74,12 @@ class Entry:
 
     @property
     def object_name(self) -> str:
-        """The name of its inode in the pool; "" if it is not there."""
+        """The file's name in the pool; "" if the pool does not share the file."""
         return "" if self.copy == PRIVATE else copy_name(self.object, self.copy)
 
 
 def list_digest(entries: Iterable[Entry]) -> str:
-    """Return the hash of a list: of all that stays the same in every store, and so not of owners and blocks."""
+    """Return the hash of the fields that are equal in every store: all but owners, blocks and pool copies."""
     digest = hashlib.sha256()
     for entry in entries:
         attributes = [pair for pair in entry.attributes if pair[0].startswith("user.")]
@@ -99,7 +99,7 @@ def list_digest(entries: Iterable[Entry]) -> str:
 
 
 def copy_name(key: str, copy: int) -> str:
-    """Return the file name of one of an object's copies."""
+    """Return the file name of a copy of a pool object."""
     return key if copy == 0 else f"{key}.{copy}"
 
 
@@ -107,8 +107,8 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
     """Write a list of files.
 
     Args:
-        path: a new file.
-        entries: each directory before what is in it.
+        path: the file to create.
+        entries: the entries, each directory before its contents.
 
     Raises:
         OSError: the file cannot be written.
@@ -120,13 +120,13 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def encode(entry: Entry) -> bytes:
-    """Return one line of a list."""
+    """Return an entry as one line of a list."""
     values = [getattr(entry, name) for name in Entry.__slots__]
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Entry:
-    """Read one line of a list; types are checked, because a list may come from elsewhere.
+    """Parse one line of a list, and check its types, because the list may come from another machine.
 
     Raises:
         ValueError: the line is not an entry.
@@ -147,13 +147,13 @@ def decode(line: bytes) -> Entry:
 
 
 def read_entries(layer: Path) -> Iterator[Entry]:
-    """Yield the entries of a layer's list, in its order.
+    """Yield the entries of a layer's list, in the order of the list.
 
     Args:
         layer: the layer's directory in its store.
 
     Raises:
-        StoreError: the list is damaged, too large, no file at all, or of a later format.
+        StoreError: the list is damaged, too large, not a regular file, or has a later format.
         FileNotFoundError: the list is missing.
     """
     where = f"{layer}/{NAME}"
@@ -174,7 +174,7 @@ def _lines(packed: bytes) -> Iterator[bytes]:
     """Yield the lines of a list.
 
     Raises:
-        ValueError: there are more bytes than a list can have, a line is too long, or it cannot be unpacked.
+        ValueError: the list is larger than :data:`MOST`, a line is too long, or decompression failed.
     """
     remaining = MOST
     with gzip.GzipFile(fileobj=io.BytesIO(packed)) as source:
@@ -184,5 +184,5 @@ def _lines(packed: bytes) -> Iterator[bytes]:
                 if len(line) > _LONGEST or remaining < 0:
                     raise ValueError("it unpacks to more than a list can have")
                 yield line
-        except Exception as error:  # zlib.error, and whatever a flipped byte raises in the reader
+        except Exception as error:  # zlib.error, or any exception that a flipped byte causes in the reader
             raise ValueError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Keys: the hash of what made a layer."""
+"""Compute the key of a layer: the hash of its parent's key and of the step that makes the layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def canonical_json(value: JSONValue) -> bytes:
-    """Return the one JSON text of a value: sorted keys, no spaces, ASCII only."""
+    """Return a value as canonical JSON: sorted keys, no spaces, ASCII only."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
@@ -23,7 +23,7 @@ def step_key(parent: str | None, step: Mapping[str, JSONValue]) -> str:
 
     Args:
         parent: the key of the layer below, or None for the bottom one.
-        step: everything that decides what the step makes.
+        step: everything that determines the step's result.
 
     Returns:
         64 hexadecimal digits.
@@ -32,12 +32,12 @@ def step_key(parent: str | None, step: Mapping[str, JSONValue]) -> str:
 
 
 def is_key(text: str) -> bool:
-    """Return whether a string is a layer's key."""
+    """Return whether a string has the form of a layer key."""
     return _KEY.fullmatch(text) is not None
 
 
 def check_key(key: str) -> str:
-    """Return the key if it is one, so that no key ever names a path outside its directory.
+    """Return the key if it is well-formed; a malformed key could name a path outside the layers' directory.
 
     Raises:
         InvalidValue: the key is not 64 hexadecimal digits.

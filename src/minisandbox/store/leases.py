@@ -1,8 +1,8 @@
-"""Leases: locks on layers in use, which must not be removed.
+"""Lock layers in use, so that no process removes or freezes them.
 
-A lease is a shared flock(2) on the layer's directory. It needs no file of its own, works on a store that is mounted
-read-only, and ends with its process, however that ends. Who wants to remove a layer takes the lock exclusively, without
-waiting. A process holds one descriptor for each layer in use, however many sandboxes use it.
+A lease is a shared flock(2) on the layer's directory. It needs no lock file, works on a read-only mount, and the kernel
+releases it when the process exits or is killed. A process that removes a layer takes the lock exclusively, without
+waiting. A process keeps one descriptor for each layer in use, even if many sandboxes use the layer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POLL = 0.01
 
 
 class _Held:
-    """A descriptor of a layer's directory with its lock; closed when the last lease is released."""
+    """A locked descriptor of a layer's directory; closed when the last lease on the layer is released."""
 
     __slots__ = ("__weakref__", "fd")
 
@@ -42,14 +42,14 @@ class _Held:
 
 
 class Holder:
-    """The layers that one process holds: one descriptor for each, however many leases have it."""
+    """The layers that this process holds, with one descriptor for each layer that all its leases share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: weakref.WeakValueDictionary[Path, _Held] = weakref.WeakValueDictionary()
 
     def take(self, layer: Path, lies: Path | None = None, *, frozen: bool = False) -> _Held:
-        """Return an object that holds a layer as long as it is referenced; see :meth:`Lease.add`."""
+        """Return an object that holds a layer until it is garbage-collected; see :meth:`Lease.add`."""
         with self._lock:
             held = self._held.get(layer)
             if held is None:
@@ -60,19 +60,20 @@ class Holder:
         from minisandbox.store.blobs.thawing import thaw  # noqa: PLC0415 - few layers are frozen
 
         try:
-            thaw(layer)  # held, so that it cannot be removed or frozen; other layers can be taken meanwhile
-        except BaseException:  # Ctrl-C above all: it is not held then, however long the traceback lives
+            # `held` keeps the layer from being removed or frozen; other threads can take other layers meanwhile.
+            thaw(layer)
+        except BaseException:  # Ctrl-C included: release the lock now, because the traceback keeps `held` alive
             del held
             raise
         return held
 
 
 class Lease:
-    """Layers that stay in the store while it lasts: until its ``with`` block ends, it is released, or the process ends.
+    """Layers that stay in the store until the ``with`` block ends, the lease is released, or the process exits.
 
     Args:
-        holder: who keeps the descriptors.
-        frozen: leave those frozen that are; otherwise they get their trees back first.
+        holder: the process's table of held layers.
+        frozen: leave frozen layers frozen; otherwise frozen layers are unpacked first.
     """
 
     def __init__(self, holder: Holder, *, frozen: bool = False) -> None:
@@ -84,32 +85,32 @@ class Lease:
         """Hold further layers.
 
         Args:
-            layers: their directories.
-            lies: where the one layer still lies, if it is about to be published.
+            layers: directories of the layers.
+            lies: current directory of a single layer that is about to be published.
 
         Raises:
-            NotFound: a layer is missing or being removed; those before it are held.
-            StoreError: the kernel refused, or one is frozen, and damaged or read-only.
-            DiskFull: a layer is frozen, and there is no space for its tree.
+            NotFound: a layer is missing or being removed; the layers before it are held.
+            StoreError: a system call failed, or a frozen layer is damaged or in a read-only store.
+            DiskFull: there is no space to unpack a frozen layer.
         """
         for layer in layers:
             self._held.append(self._holder.take(layer, lies, frozen=self._frozen))
 
     def release(self) -> None:
-        """Let go; calling it again does nothing."""
+        """Release all layers; releasing them again does nothing."""
         self._held.clear()
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` block."""
+        """Use the lease in a ``with`` block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go."""
+        """Release all layers."""
         self.release()
 
 
 def layer_of(path: Path) -> Path | None:
-    """Return the directory of the layer whose tree holds a path; None if it is in no layer."""
+    """Return the directory of the layer whose tree contains a path, or None if no layer contains the path."""
     for tree in (path, *path.parents):
         layer = tree.parent
         if tree.name == "tree" and layer.parent.name == "layers" and is_key(layer.name):
@@ -127,9 +128,10 @@ def _open_shared(layer: Path) -> int:
 
 
 def _share(fd: int, layer: Path) -> bool:
-    """Take the shared lock of a layer; return whether it could: a layer that is being removed has none.
+    """Take the shared lock of a layer; return False if the layer is being removed.
 
-    It is held exclusively for a moment, or while the layer is removed or frozen; another user may hold it forever.
+    Wait while another process removes or freezes the layer. The wait is limited, because another user can hold the
+    lock forever.
     """
     deadline = time.monotonic() + _TIMEOUT
     while True:
@@ -148,10 +150,10 @@ def _share(fd: int, layer: Path) -> bool:
 
 
 def open_exclusive(layer: Path) -> int | None:
-    """Lock a layer exclusively and return a descriptor that the caller closes; None if it is in use or gone.
+    """Lock a layer exclusively; return a descriptor that the caller closes, or None if the layer is in use or missing.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: a system call failed.
     """
     with suppress(FileNotFoundError):
         return open_locked(layer, DIRECTORY)
@@ -159,7 +161,7 @@ def open_exclusive(layer: Path) -> int | None:
 
 
 def in_use(layer: Path) -> bool:
-    """Return whether any process holds a layer right now."""
+    """Return whether a process holds the layer."""
     fd = open_exclusive(layer)
     if fd is None:
         return layer.exists()
@@ -172,11 +174,11 @@ def in_use(layer: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The use of a layer.
+    """Usage record of a layer.
 
     Attributes:
-        count: how many sandboxes were made over it.
-        last: seconds since the epoch when it was last used, or made.
+        count: number of sandboxes that were created on the layer.
+        last: seconds since the epoch when the layer was last used or made.
     """
 
     count: int
@@ -184,33 +186,33 @@ class Use:
 
 
 def stamp(layer: Path, *, count: bool) -> None:
-    """Note that a layer is used; on a store that cannot be written nothing happens.
+    """Record a use of a layer now, as the mtime of its file ``used``; do nothing if the store cannot be written.
 
     Args:
-        layer: its directory.
-        count: whether a sandbox is made over it: one byte more in the file ``used``, whose mtime is the moment.
+        layer: directory of the layer.
+        count: whether to count a new sandbox, by one more byte in ``used``.
     """
     try:
         fd = os.open(layer / USED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:  # read-only, another user's, full: it can be used all the same
+    except OSError:  # read-only, owned by another user, or full: the layer is usable without a record
         return
     try:
         if count:
             os.write(fd, b".")
         else:
             os.utime(fd)
-    except OSError:  # the same
+    except OSError:  # best effort, as above
         pass
     finally:
         os.close(fd)
 
 
 def use_of(layer: Path, published: float) -> Use:
-    """Return the use of a layer.
+    """Return the usage record of a layer.
 
     Args:
-        layer: its directory.
-        published: when it was published, seconds since the epoch.
+        layer: directory of the layer.
+        published: seconds since the epoch when the layer was published.
     """
     try:
         info = os.stat(layer / USED, follow_symlinks=False)

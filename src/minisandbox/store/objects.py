@@ -1,8 +1,8 @@
-"""The pool of objects: one inode for equal files of all layers, by hard links.
+"""Share one inode among equal files of all layers, by hard links into a pool of objects.
 
-A name in the pool is the hash of all that its inode holds (:attr:`.Entry.object`). Layers hold further names of
-that inode; one that only the pool names is an orphan. A copy (``KEY.1``) is there where a layer must not have the same
-inode twice, or an inode can take no further name (link(2): EMLINK; 65,000 on ext4).
+The name of an object is the hash of its content and metadata (:attr:`.Entry.object`). Layers link to the object's
+inode; an object without a layer is an orphan. The pool keeps a second copy (``KEY.1``) if stacked layers have two equal
+files, or if an inode has reached its limit of links (link(2): EMLINK; 65,000 on ext4).
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from minisandbox.store.disk.locks import LOCK_FILE, hold_flock
 from minisandbox.store.entries import PRIVATE, Entry, copy_name
 
 SMALLEST = 1
-"""Bytes below which a file is not shared: an empty one takes nothing but its inode."""
+"""Minimum size in bytes of a shared file: an empty file takes only its inode, so sharing it saves little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The directory ``objects/``.
+    """The pool of objects, in the store's directory ``objects/``.
 
     Attributes:
-        root: its path.
+        root: path of the directory.
     """
 
     root: Path
 
     def path(self, name: str) -> Path:
-        """Return where an object of that name lies."""
+        """Return the path of the object with that name."""
         return Path(self._path(name))
 
     def has(self, name: str) -> bool:
-        """Return whether an object of that name exists, damaged or not."""
+        """Return whether the pool has an object with that name, damaged or not."""
         return os.path.lexists(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name[:2]}/{name}"
 
     def using(self, *, exclusive: bool = False) -> AbstractContextManager[None]:
-        """Keep orphans from being removed while the body takes them up; or, exclusively, keep them from being taken.
+        """Lock the pool: shared to link to objects, exclusively to remove orphans.
 
         Raises:
             OSError: the lock cannot be opened.
@@ -53,20 +53,20 @@ class Pool:
         return hold_flock(self.root / ".lock", LOCK_FILE, shared=not exclusive)
 
     def take(self, entry: Entry, key: str, name: str, *, first: int, spare: Path) -> int | None:
-        """Replace a file by the pool's inode, if it is there.
+        """Replace a file by a hard link to the pool's equal object, if the pool has one.
 
         Args:
             entry: the file.
-            key: its address (:attr:`.Entry.object`).
-            name: its only name, in a tree that is not published yet.
-            first: the first of the object's copies that may be used.
-            spare: a directory for a moment's names.
+            key: the file's address (:attr:`.Entry.object`).
+            name: the file's path, its only name, in a tree that is not published yet.
+            first: number of the first copy of the object that may be used.
+            spare: a directory for temporary names.
 
         Returns:
-            Which copy it is; None if the pool has none that could be used (one that was damaged is gone then).
+            The number of the copy, or None if the pool has no usable copy; a damaged copy is removed from the pool.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: a system call failed.
         """
         for copy in itertools.count(first):
             path = self._path(copy_name(key, copy))
@@ -77,27 +77,27 @@ class Pool:
         raise AssertionError("copies are counted without an end")
 
     def share(self, entry: Entry, key: str, name: str, *, first: int, spare: Path) -> int:
-        """Give the pool a file's inode; if another process was faster, replace the file by the pool's.
+        """Add a file to the pool; if another process was faster, replace the file by a link to the pool's object.
 
         Args:
             entry: the file; its content is durable.
-            key: its address (:attr:`.Entry.object`).
-            name: its only name, in a tree that is not published yet.
-            first: the first of the object's copies that it may become.
-            spare: a directory for a moment's names.
+            key: the file's address (:attr:`.Entry.object`).
+            name: the file's path, its only name, in a tree that is not published yet.
+            first: number of the first copy of the object that the file may become.
+            spare: a directory for temporary names.
 
         Returns:
-            Which copy it is; :data:`.entries.PRIVATE` if its inode can take no further name.
+            The number of the copy, or :data:`.entries.PRIVATE` if the inode has reached its limit of links.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: a system call failed.
         """
         for copy in itertools.count(first):
             path = self._path(copy_name(key, copy))
             try:
                 with suppress(_FullInode):
                     while not self._given(name, path) and not self._take(entry, path, name, spare):
-                        pass  # the pool's inode was damaged and is gone now
+                        pass  # the pool's object was damaged, and _take has removed it
                     return copy
             except OSError as error:
                 if error.errno == errno.EMLINK:
@@ -106,11 +106,11 @@ class Pool:
         raise AssertionError("copies are counted without an end")
 
     def _given(self, name: str, path: str) -> bool:
-        """Return whether this call added an inode that the pool did not have."""
+        """Add a file to the pool; return False if the pool has an object with that name."""
         try:
             try:
                 _link(name, path)
-            except FileNotFoundError:  # the first object of its directory
+            except FileNotFoundError:  # the first object of its shard
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
                 _link(name, path)
         except FileExistsError:
@@ -118,16 +118,16 @@ class Pool:
         return True
 
     def _take(self, entry: Entry, path: str, name: str, spare: Path) -> bool:
-        """Replace a file by the pool's inode; False if that has gone or was damaged, and now is gone."""
+        """Replace a file by a link to an object; return False if the object is missing or was damaged and removed."""
         try:
             info = os.lstat(path)
         except FileNotFoundError:
             return False
         if not looks_like(entry, info):
             with suppress(FileNotFoundError):
-                os.unlink(path)  # layers that have this inode keep it; verify finds them
+                os.unlink(path)  # layers that link to this inode keep it, and `image verify` finds them
             return False
-        # Not by rename(2) over the file: ext4 then writes back the replaced file (auto_da_alloc), 2 ms each.
+        # Do not rename(2) over the file: ext4 would then write back the replaced file (auto_da_alloc), 2 ms each.
         aside = f"{spare}/aside"
         os.rename(name, aside)
         try:
@@ -141,17 +141,17 @@ class Pool:
         return True
 
     def shards(self) -> list[Path]:
-        """Return the pool's directories."""
+        """Return the pool's subdirectories, named by the first two digits of their objects."""
         return sorted(path for path in self.root.iterdir() if len(path.name) == 2)
 
     def orphans(self, *, alone: bool = True) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield where each object lies that no layer has, and its status.
+        """Yield (path, status) of each object that no layer links to.
 
         Args:
-            alone: whether to lock each object's directory until the next object is requested.
+            alone: whether to lock the pool exclusively while the orphans of a shard are read.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: a system call failed.
         """
         for shard in self.shards():
             with self.using(exclusive=True) if alone else nullcontext(), os.scandir(shard) as entries:
@@ -161,16 +161,16 @@ class Pool:
                         yield entry.path, info
 
     def remove_orphans(self, *, dry_run: bool = False) -> tuple[int, int]:
-        """Remove the objects that no layer has.
+        """Remove the objects that no layer links to.
 
         Args:
-            dry_run: only count them.
+            dry_run: only count the orphans.
 
         Returns:
-            How many they were, and the bytes that they took.
+            The number of orphans, and their bytes on disk.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: a system call failed.
         """
         count = size = 0
         for path, info in self.orphans():
@@ -181,7 +181,7 @@ class Pool:
 
 
 class _FullInode(Exception):
-    """An inode that takes no further name."""
+    """The inode has reached its limit of links (EMLINK)."""
 
 
 def _link(source: str, target: str) -> None:
@@ -189,7 +189,7 @@ def _link(source: str, target: str) -> None:
 
 
 def looks_like(entry: Entry, info: os.stat_result) -> bool:
-    """Return whether an inode has the type, size, mode, owner and mtime of a file's entry."""
+    """Return whether an inode is a regular file with the size, mode, owner and mtime of the entry."""
     return stat.S_ISREG(info.st_mode) and (
         (info.st_size, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns)
         == (entry.size, entry.mode, entry.uid, entry.gid, entry.mtime)

@@ -1,4 +1,4 @@
-"""Summaries of a store for the user: the state of each image, the disk use of each part."""
+"""Summarize a store for the user: the state of each image, and the disk use of each part."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class ImageStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ImageRow:
-    """One image, or one that could not be built.
+    """Status of one image or failed build.
 
     Attributes:
-        name: its name.
-        status: ready; broken, if a layer is missing or its record is damaged; failed, if its build did.
-        record: what is known of it; None if it failed or its record is damaged.
-        unique: bytes that its removal would free.
-        shared: bytes that others have too.
-        created: seconds since the epoch when it was recorded, or failed.
-        used: seconds since the epoch when it was last used, or made.
-        uses: how many sandboxes were made of it.
-        in_use: whether there are sandboxes of it now.
-        pinned: whether it is never collected.
-        frozen: whether layers of it are compressed until its next use.
-        detail: why it is broken or failed.
+        name: name of the image.
+        status: ready; broken, if a layer is missing or the record is damaged; failed, if the build failed.
+        record: the image's record; None if the build failed or the record is damaged.
+        unique: bytes that removing the image would free.
+        shared: bytes that the image shares with other images.
+        created: seconds since the epoch when the image was recorded or its build failed.
+        used: seconds since the epoch when the image was last used or made.
+        uses: number of sandboxes that were created from the image.
+        in_use: whether sandboxes of the image exist now.
+        pinned: whether the image is protected from garbage collection.
+        frozen: whether layers of the image are compressed until their next use.
+        detail: why the image is broken or its build failed.
     """
 
     name: str
@@ -58,12 +58,12 @@ class ImageRow:
 
 
 def image_rows(store: Store) -> list[ImageRow]:
-    """Describe every image of a store, and every one that could not be built, by name."""
+    """Return a row for each image and failed build of a store, sorted by name."""
     records, rows = [], []
     for name in store.image_names():
         try:
             records.append(store.image(name))
-        except NotFound:  # removed since
+        except NotFound:  # removed meanwhile
             continue
         except StoreError as error:
             rows.append(ImageRow(name, ImageStatus.BROKEN, None, detail=error.what))
@@ -106,14 +106,14 @@ def _row(store: Store, record: ImageRecord, sizes: StoreSizes, pins: frozenset[s
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a store.
+    """Disk use of one part of a store.
 
     Attributes:
-        name: what people call it.
-        bytes: bytes on disk, every inode once.
-        count: how many things are in it.
-        purpose: what it is for.
-        removal: what removes it.
+        name: name of the part, a directory of the store.
+        bytes: bytes on disk, each inode counted once.
+        count: number of layers, objects or files in the part.
+        purpose: what the part is for, for the user.
+        removal: commands that remove its content.
     """
 
     name: str
@@ -141,10 +141,10 @@ _OF_IMAGES = frozenset(("layers", "objects", "images", "pins", "locks"))
 
 
 def parts(store: Store) -> list[Part]:
-    """Say what every part of a store takes, the largest first."""
+    """Return the disk use of each part of a store, largest first."""
     sizes = StoreSizes(store, [])
     layers = [path for path in (store.root / "layers").iterdir() if path.is_dir()]
-    orphans = [info.st_blocks * 512 for _, info in store.pool.orphans(alone=False)]  # of a store that is only read, too
+    orphans = [info.st_blocks * 512 for _, info in store.pool.orphans(alone=False)]  # unlocked: it may be read-only
     lists = sum(_taken(path / name) for path in layers for name in (listing.NAME, "layer.json", USED, BLOBS))
     rows = [
         Part("layers", sizes.total - sizes.blobs + lists, len(layers), "what images are made of", "image rm, image gc"),
@@ -159,7 +159,7 @@ def parts(store: Store) -> list[Part]:
 
 
 def apparent_bytes(store: Store) -> int:
-    """Return the bytes that all images would take if each had its own copy of everything."""
+    """Return the bytes that all images would take if they shared no layers and no files."""
     sizes = StoreSizes(store, store.images())
     return sum(sizes.image(name).total for name in sizes.images)
 

@@ -1,4 +1,4 @@
-"""Publish a finished tree as a layer: list it, share equal files with other layers, sync, rename into place."""
+"""Publish a finished tree as a layer: list its files, share equal files with other layers, sync, and rename it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from minisandbox.store.records import LayerRecord
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The tree that a maker hands to the store.
+    """A finished tree that a build step hands to the store.
 
     Attributes:
-        tree: the finished tree, inside the directory that the maker was given.
-        facts: what it learned on the way, kept in the layer's record.
-        seconds: how long it took where it was made, if that was not here.
-        patience: seconds that listing and hashing the tree may take; None: no limit.
-        digests: the SHA-256 of files' contents by inode, if the maker hashed them.
-        expected: the :func:`.entries.list_digest` that the tree must have; "" if nothing says.
+        tree: the finished tree, inside the working directory of the build step.
+        facts: facts that the build step collected, kept in the layer's record.
+        seconds: build time on another machine; None if the tree was built here.
+        patience: seconds that listing and hashing the tree may take; None sets no limit.
+        digests: SHA-256 of files' contents by inode, if the build step has hashed them.
+        expected: the :func:`.entries.list_digest` that the tree must have; "" if it is unknown.
     """
 
     tree: Path
@@ -41,15 +41,15 @@ class Made:
 
 @dataclass(slots=True)
 class Publication:
-    """One layer on its way into the store.
+    """Prepare one layer for publication.
 
     Attributes:
-        pool: where equal files are found.
-        work: the private directory that holds its tree.
-        output: the tree, and what is known of it.
-        below: what the layers that it is stacked with have of the pool: yields names of objects. It is only asked where
-            an object is there already; no inode may be in a stack twice, because programs compare inodes.
-        copies: which of the pool's copies of its object a file was before, by path.
+        pool: the pool of objects to share files with.
+        work: the private directory that holds the tree.
+        output: the tree and its facts.
+        below: yields the names of pool objects in the layers that this layer is stacked with. It is read only if the
+            pool has an equal object. A stack must not contain an inode twice, because programs compare inodes.
+        copies: for a layer that is unpacked again, the previous copy number of each shared file, by path.
     """
 
     pool: Pool
@@ -65,24 +65,24 @@ class Publication:
 
     @property
     def spare(self) -> Path:
-        """A directory for a moment's names."""
+        """A directory for temporary names."""
         return self.work / "spare"
 
     def prepare(self, unsized: LayerRecord) -> tuple[Path, LayerRecord]:
-        """Bring the layer into the shape in which it is published; nothing of it is visible yet.
+        """Prepare the layer's directory, so that one rename can publish it.
 
-        Data is written back before a name in the pool leads to it: who finds an object after a crash finds it whole.
+        A file's data is on disk before the pool links to the file, so that a crash leaves no incomplete objects.
 
         Args:
-            unsized: the record, without sizes.
+            unsized: the layer's record, without sizes.
 
         Returns:
-            The directory to rename, and the layer's record.
+            The directory to rename, and the layer's complete record.
 
         Raises:
-            UnfitTree: the tree costs too much to read, or a path in it is too long.
-            StoreError: the tree holds a device, or is not what was expected.
-            OSError: the kernel refused; ENOSPC of delayed allocation shows up here.
+            UnfitTree: the tree takes too long to read, or a path in it is too long.
+            StoreError: the tree contains a device, or does not have the expected digest.
+            OSError: a system call failed; delayed allocation reports ENOSPC only here.
         """
         self.spare.mkdir(mode=0o700)
         entries = self._settle()
@@ -91,7 +91,7 @@ class Publication:
         rename_directory(self.output.tree, layer / "tree")
         listing.write_entries(layer / listing.NAME, self._listed(entries))
         names = [entry for entry in entries if entry.kind != listing.DIRECTORY]
-        # a directory's entry for itself is not counted, as no layer's size ever was
+        # Exclude the tree's own directory (path ""), as the sizes of older layers do.
         size = sum(entry.disk for entry in entries if not entry.same and entry.path)
         record = replace(unsized, bytes=size, files=len(names))
         (layer / "layer.json").write_bytes(record.to_json())
@@ -99,7 +99,7 @@ class Publication:
         return layer, record
 
     def _settle(self) -> list[Entry]:
-        """Exchange files with the pool; return the entries of the tree."""
+        """Share the tree's files with the pool; return the entries of the tree."""
         with ExitStack() as opened:
             entries = list(scan(self.output.tree, opened, Allowance(self.output.patience), self.output.digests))
             if self.output.expected and list_digest(entries) != self.output.expected:
@@ -113,7 +113,7 @@ class Publication:
         return entries
 
     def _take(self, entries: list[Entry]) -> None:
-        """Take up objects that the pool has, before the disk has had any work with these."""
+        """Replace files by equal pool objects, before the sync, so that duplicates are never written to disk."""
         for entry in entries:
             if self._is_shared(entry):
                 key = entry.object
@@ -125,7 +125,7 @@ class Publication:
                     self._note(entry, key, copy)
 
     def _give(self) -> None:
-        """Give the pool the objects that it lacks."""
+        """Add the files to the pool for which it has no object."""
         for entry, key in self._missing:
             first = self.copies.get(entry.path, self._next.get(key, 0))
             copy = self.pool.share(entry, key, self._where(entry), first=first, spare=self.spare)
@@ -135,7 +135,7 @@ class Publication:
         return f"{self.output.tree}/{entry.path}"
 
     def _is_shared(self, entry: Entry) -> bool:
-        """Return whether a file goes into the pool. Files with several names do not, because programs read st_nlink."""
+        """Return whether the pool shares a file; it skips hard-linked files, because programs read their st_nlink."""
         is_linked = entry.same or entry.path in self._linked
         return entry.kind == FILE and entry.size >= SMALLEST and not is_linked
 
@@ -144,7 +144,7 @@ class Publication:
         self._next[key] = max(self._next.get(key, 0), copy + 1)
 
     def _first(self, key: str) -> int:
-        """Return the first copy of an object that neither this layer nor those below it have."""
+        """Return the number of the first copy of an object that neither this layer nor the layers below use."""
         if not self._asked and self.pool.has(key):
             self._asked = True
             for name in self.below:
@@ -158,7 +158,7 @@ class Publication:
             yield entry if copy == PRIVATE else replace(entry, copy=copy)
 
     def _restore_mtimes(self, entries: list[Entry]) -> None:
-        """Give directories the mtimes back that exchanging files in them has changed."""
+        """Restore the mtimes of directories, which replacing files in them has changed."""
         for entry in entries:
             if entry.kind == listing.DIRECTORY:
                 where = self._where(entry)
@@ -167,7 +167,7 @@ class Publication:
 
 
 def rename_directory(source: Path, target: Path) -> None:
-    """Rename a directory; that changes its "..", which takes write permission on itself (rename(2))."""
+    """Rename a directory, even one without write permission, which rename(2) needs to change its ".." entry."""
     mode = stat.S_IMODE(source.lstat().st_mode)
     if os.access(source, os.W_OK):
         source.rename(target)
@@ -178,20 +178,20 @@ def rename_directory(source: Path, target: Path) -> None:
 
 
 def make_visible(layer: Path, target: Path) -> None:
-    """Publish: one rename.
+    """Publish a prepared layer by one rename.
 
     Raises:
-        OSError: the kernel refused; the layer is not there.
+        OSError: a system call failed; the layer is not published.
     """
     layer.rename(target)
     sync_directory(target.parent)
 
 
 def objects_of(layers: Iterable[Path]) -> Iterator[str]:
-    """Yield the names of the pool's objects that some layers have, as their lists say.
+    """Yield the names of the pool objects in the lists of layers.
 
     Args:
-        layers: directories of layers; one that has gone is passed over.
+        layers: directories of the layers; a removed layer is skipped.
 
     Raises:
         StoreError: a list is damaged.

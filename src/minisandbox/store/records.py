@@ -1,4 +1,4 @@
-"""The store's records of layers and of images, as versioned JSON."""
+"""Define the store's records of layers, blobs, images and failed builds, kept as versioned JSON files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from minisandbox.types import JSONValue
 
 FORMAT = 1
 BLOBS = "blobs.json"
-"""The file of a layer's :class:`BlobRecord`."""
+"""Name of the file with a layer's :class:`BlobRecord`."""
 MOST = 1 << 22
-"""Bytes that a record's file may have; objects of JSON take 26 times as much."""
+"""Maximum bytes of a record's file; parsed JSON takes up to 26 times as much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +33,27 @@ class StoreRecord:
 
         Args:
             root: the store's directory.
-            name: its file, relative to that.
+            name: path of the record's file, relative to ``root``.
 
         Returns:
-            The record; fields of later minor additions are ignored.
+            The record; unknown fields, which later versions may add, are ignored.
 
         Raises:
-            StoreError: the file is damaged, too large, no file at all, or of a later format.
+            StoreError: the file is damaged, too large, not a regular file, or has a later format.
             FileNotFoundError: the record is missing.
         """
         return cls.parse(read_below(root, name, MOST), f"{root}/{name}")
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> Self:
-        """Read a record's JSON text.
+        """Parse the JSON text of a record.
 
         Args:
-            text: the text.
-            where: what errors call it.
+            text: the JSON text.
+            where: name of the record in error messages.
 
         Raises:
-            StoreError: the record is damaged or of a later format.
+            StoreError: the record is damaged or has a later format.
         """
         try:
             values = json.loads(text)
@@ -80,7 +80,7 @@ class StoreRecord:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value can be a size, a point in time or a duration: finite, and not negative."""
+    """Return whether a value is a valid size, time or duration: a finite number that is not negative."""
     return type(value) in (int, float) and 0 <= cast("float", value) < 1 << 63
 
 
@@ -108,7 +108,7 @@ _FITS: Mapping[str, Callable[[object], bool]] = {
     "Mapping[str, int]": lambda value: isinstance(value, dict) and all(type(one) is int for one in value.values()),
     "Mapping[str, JSONValue]": lambda value: isinstance(value, dict),
 }
-"""For the type of each field, whether a value of JSON can be one."""
+"""For each field type, a function that returns whether a JSON value fits the type."""
 
 
 def _frozen(value: object) -> object:
@@ -120,15 +120,15 @@ class LayerRecord(StoreRecord):
     """The record of a published layer.
 
     Attributes:
-        key: its address.
-        parent: the key of the layer it was made over, or None.
-        step: what made it (the canonical step that the key hashes).
-        seconds: wall seconds it took to make.
-        bytes: bytes its tree takes on disk, every inode once.
-        files: names in its tree that are not directories.
-        created: when it was published, seconds since the epoch.
-        facts: what its maker learned on the way: an interpreter's version, a commit, exact versions.
-        imported: whether it was made elsewhere and taken over.
+        key: key of the layer.
+        parent: key of the layer below, or None.
+        step: the canonical build step, which the key hashes.
+        seconds: wall time of the build step in seconds.
+        bytes: bytes of the layer's tree on disk, each inode counted once.
+        files: number of names in the tree that are not directories.
+        created: seconds since the epoch when the layer was published.
+        facts: facts that the build step collected: the interpreter's version, the commit, exact versions of packages.
+        imported: whether the layer was made on another machine and imported.
     """
 
     key: str
@@ -144,13 +144,13 @@ class LayerRecord(StoreRecord):
 
 @dataclass(frozen=True, slots=True)
 class BlobRecord(StoreRecord):
-    """The record of a layer's compressed forms, which may have been removed from the store.
+    """The record of a layer's blobs, some of which may have been removed from the store.
 
     Attributes:
-        diff_id: the digest of its tar.
-        digests: of its blobs, by compression.
-        sizes: bytes of its blobs, by compression.
-        places: registries to which it was pushed: for a host, one of its repositories.
+        diff_id: digest of the layer's uncompressed tar.
+        digests: digest of each blob, by compression.
+        sizes: bytes of each blob, by compression.
+        places: registries that have the blobs: a repository for each registry host.
     """
 
     diff_id: str
@@ -164,18 +164,18 @@ class ImageRecord(StoreRecord):
     """The record of an image.
 
     Attributes:
-        name: what people call it.
-        key: the hash of everything that decides what it is.
-        layers: the keys of its layers, bottom first.
-        environment: captured variables.
-        workdir: where commands start.
-        tests_layer: the key of the layer of hidden tests, or None.
-        base_commit: the commit of the repository inside, or "" without a repository.
-        created: when it was recorded, seconds since the epoch.
-        notes: facts for people: the interpreter's version, the source.
-        own_root: whether its root is its own tree, without the host's ``/usr``.
-        user: as whom its commands run; "" for root.
-        config: how a container image wants to be run: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
+        name: name of the image.
+        key: hash of everything that determines the image's content.
+        layers: keys of the layers, bottom first.
+        environment: captured environment variables.
+        workdir: working directory of commands.
+        tests_layer: key of the layer with the hidden tests, or None.
+        base_commit: commit of the repository in the image, or "" without a repository.
+        created: seconds since the epoch when the image was recorded.
+        notes: facts for the user: the interpreter's version, the source.
+        own_root: whether the image has a complete root file system and does not use the host's ``/usr``.
+        user: user who runs the commands; "" for root.
+        config: run settings of a container image: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
     """
 
     name: str
@@ -194,18 +194,18 @@ class ImageRecord(StoreRecord):
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord(StoreRecord):
-    """The record of a failed build, with what opening its last good state needs.
+    """The record of a failed build, which suffices to open a sandbox before the failed step.
 
     Attributes:
-        image: the name of the image.
-        step: the name of the step that failed.
-        key: the key of the layer that the step would have made; its log has that name.
-        layers: the keys of the good layers below it, bottom first.
-        environment: captured variables.
-        workdir: where commands start.
-        created: when it failed, seconds since the epoch.
-        reason: the message.
-        own_root: whether the root is the layers' own, without the host's ``/usr``.
+        image: name of the image.
+        step: name of the failed step.
+        key: key of the layer that the step would have made; the log file has the same name.
+        layers: keys of the layers below the failed step, bottom first.
+        environment: captured environment variables.
+        workdir: working directory of commands.
+        created: seconds since the epoch when the build failed.
+        reason: the error message.
+        own_root: whether the layers have a complete root file system and do not use the host's ``/usr``.
     """
 
     image: str
@@ -220,9 +220,9 @@ class FailureRecord(StoreRecord):
 
 
 def is_frozen(layer: Path) -> bool:
-    """Return whether a layer has a blob instead of its tree.
+    """Return whether a layer has a blob instead of a tree.
 
     Args:
-        layer: its directory.
+        layer: directory of the layer.
     """
     return not (layer / "tree").exists() and (layer / BLOBS).exists()

@@ -1,4 +1,4 @@
-"""Results: a small SQLite database in a run directory, one transaction per finished piece of work."""
+"""Store the results of a run in SQLite, each result in its own transaction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from minisandbox.store.database import Database
 
 VERSION = 1
-"""Of the tables."""
+"""Version of the tables."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS results (
@@ -26,13 +26,13 @@ CREATE TABLE IF NOT EXISTS results (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One row.
+    """Result of one job.
 
     Attributes:
-        id: whose result it is.
-        fingerprint: a hash of everything that it rests on; with another one it counts for nothing.
-        final: whether it stays; otherwise it is done again.
-        body: the result, as JSON has it; a dataclass in it is stored as the list of its fields.
+        id: id of the job.
+        fingerprint: hash of all inputs of the result; a resumed run ignores results with another fingerprint.
+        final: whether a resumed run keeps the result instead of repeating the job.
+        body: the result as a JSON object; a dataclass in it is stored as a list of its fields.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Result:
 
 
 class Results(Database):
-    """The results of a run. One thread uses it; other processes may read the file meanwhile.
+    """The results of a run. Only one thread may use the object; other processes may read the file meanwhile.
 
     Arguments and errors are those of :class:`.Database`.
     """
@@ -51,25 +51,25 @@ class Results(Database):
     version = VERSION
 
     def put(self, result: Result) -> None:
-        """Keep a result in place of an earlier one, durably, in one transaction.
+        """Store a result durably in one transaction, replacing an earlier result of the same job.
 
         Raises:
-            DiskFull: the disk is full; what was there is still there.
+            DiskFull: the disk is full; an earlier result is unchanged.
             RunError: the database cannot be written.
         """
         ended = datetime.now(UTC).isoformat(timespec="seconds")
-        # ASCII: texts with lone surrogates (paths that are not UTF-8) have no UTF-8, but escapes
+        # Write ASCII: unpaired surrogates (paths that are not UTF-8) cannot be encoded as UTF-8, only as JSON escapes.
         body = json.dumps(dict(result.body), default=dataclasses.astuple)
         row = (result.id, result.fingerprint, int(result.final), ended, body)
         with self._faults():
             self._database.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", row)
 
     def get(self, name: str) -> Result | None:
-        """Return the result of an id, or None if it has no result."""
+        """Return the result of a job, or None if there is no result."""
         return next(self._rows("SELECT id, fingerprint, final, body FROM results WHERE id = ?", name), None)
 
     def __iter__(self) -> Iterator[Result]:
-        """Yield all results, in the order of their ids."""
+        """Yield all results, sorted by id."""
         return self._rows("SELECT id, fingerprint, final, body FROM results ORDER BY id")
 
     def _rows(self, query: str, *values: str) -> Iterator[Result]:

@@ -1,6 +1,6 @@
-"""Run directories: one process works in each at a time, and a later one can resume it.
+"""Keep a run in a directory that one process uses at a time, so that a later process can resume the run.
 
-``run.json`` says what the run is about, and ``.lock`` is held by the process that works in it.
+``run.json`` records the run's configuration. The process that works in the directory holds a lock on ``.lock``.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from minisandbox.store.disk.faults import FULL
 from minisandbox.store.disk.locks import LOCK_FILE, open_locked
 
 VERSION = 1
-"""Of the directory's layout."""
+"""Version of the directory's layout."""
 
 Config = Mapping[str, str | int | float | bool | None]
 
 
 class RunDirectory:
-    """A run on disk, held by one process. Make one with :meth:`open`, and use it in a ``with`` block.
+    """A run on disk, locked by one process. Create it with :meth:`open`, and use it in a ``with`` block.
 
     Attributes:
         path: the directory.
     """
 
     kind: ClassVar[str] = "minisandbox-run"
-    """What ``run.json`` calls this kind of run."""
+    """Name of this kind of run in ``run.json``."""
     folders: ClassVar[tuple[str, ...]] = ()
-    """Directories in it whose files are written whole."""
+    """Subdirectories whose files are written atomically."""
     may_change: ClassVar[frozenset[str]] = frozenset({"workers", "tasks"})
-    """A resumed run may be wider, or about other tasks; anything else would mix what cannot be compared."""
+    """Settings that may differ when a run resumes; any other difference would mix results that are not comparable."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -44,16 +44,16 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, config: Config) -> Self:
-        """Begin a run, or resume one.
+        """Start a run, or resume the run in the directory.
 
         Args:
-            path: the directory; made if it is not there.
+            path: the directory, created if missing.
             config: the resolved configuration.
 
         Raises:
-            RunError: another process holds it, a newer MiniSandbox created it, or its configuration differs.
+            RunError: another process has locked the run, a newer MiniSandbox created it, or its configuration differs.
             DiskFull: the disk is full.
-            OSError: the directory cannot be made or written.
+            OSError: the directory cannot be created or written.
         """
         for directory in (path, *(path / folder for folder in cls.folders)):
             directory.mkdir(parents=True, exist_ok=True)
@@ -61,13 +61,13 @@ class RunDirectory:
         try:
             run._check(config)
             run._sweep()
-        except BaseException:  # Ctrl-C included: the lock must not outlive the attempt
+        except BaseException:  # Ctrl-C included: release the lock if the run does not start
             run.close()
             raise
         return run
 
     def close(self) -> None:
-        """Let others use the directory; calling it again does nothing."""
+        """Release the directory's lock; closing again does nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -77,7 +77,7 @@ class RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let others use the directory."""
+        """Release the directory's lock."""
         self.close()
 
     def _check(self, config: Config) -> None:
@@ -104,10 +104,10 @@ class RunDirectory:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file of a run, durably, whole or not at all.
+    """Write a file of a run atomically and durably.
 
     Raises:
-        DiskFull: the disk is full; what was there is still there.
+        DiskFull: the disk is full; the old content is unchanged.
         OSError: the file cannot be written.
     """
     try:
@@ -119,7 +119,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def disk_full(path: Path, error: Exception) -> DiskFull:
-    """Return the error for a run that has no space left to write a file."""
+    """Return the error for a run's file that could not be written because the disk is full."""
     return DiskFull(
         f"cannot write {path}: the disk is full",
         reason=str(error),

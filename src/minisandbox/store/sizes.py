@@ -1,4 +1,4 @@
-"""Disk use of a store's layers and images, each inode counted once, and what a removal would free."""
+"""Measure the disk use of layers and images, each inode counted once, and the space that a removal would free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minisandbox.store.records import ImageRecord, LayerRecord
 from minisandbox.store.store import Store
 
 BLOB = "blob "
-"""How the names of frozen layers' blobs begin, among those of objects."""
+"""Prefix of blob names in :attr:`LayerSize.objects`, which also has names of pool objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class LayerSize:
     """Disk use of one layer.
 
     Attributes:
-        record: what is known of it.
-        private: bytes of what only this layer can have: directories, small files, links, its records.
-        objects: bytes of each object of the pool that it has, or of its blob, by name.
-        frozen: whether its blob is all there is of its files.
+        record: record of the layer.
+        private: bytes that no other layer can share: directories, empty and hard-linked files, links, the file list.
+        objects: bytes of each pool object in the layer, or of the blob of a frozen layer, by name.
+        frozen: whether the layer has a blob instead of a tree.
     """
 
     record: LayerRecord
@@ -37,16 +37,16 @@ class LayerSize:
 
     @property
     def total(self) -> int:
-        """Bytes of everything in it, as if it were alone."""
+        """Bytes of the layer, including objects that other layers share."""
         return self.private + sum(self.objects.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """Disk use of one image among the images of its store.
+    """Disk use of one image in a store.
 
     Attributes:
-        unique: bytes that go with it: of inodes that no other image has.
+        unique: bytes of inodes that no other image has, which removing the image would free.
         shared: bytes of inodes that other images have too.
     """
 
@@ -55,25 +55,25 @@ class ImageSize:
 
     @property
     def total(self) -> int:
-        """Bytes of all its layers, every inode once."""
+        """Bytes of all layers of the image, each inode counted once."""
         return self.unique + self.shared
 
 
 def stack_of(image: ImageRecord) -> tuple[str, ...]:
-    """Return the keys of all layers of an image, the tests layer included."""
+    """Return the keys of all layers of an image, including the tests layer."""
     return (*image.layers, *([image.tests_layer] if image.tests_layer is not None else []))
 
 
 def measure_layer(store: Store, key: str) -> LayerSize:
-    """Measure one layer: by its blob if it is frozen, else by the list of its files.
+    """Measure a layer: a frozen layer by its blob, any other layer by the list of its files.
 
     Args:
         store: the store.
-        key: the layer.
+        key: key of the layer.
 
     Raises:
         NotFound: the layer is missing.
-        StoreError: its record, its list or the record of its blobs is damaged.
+        StoreError: the layer's record, file list or blob record is damaged.
     """
     record, path = store.layer(key), store.layer_directory(key) / listing.NAME
     private, objects = 0, dict[str, int]()
@@ -93,17 +93,17 @@ def measure_layer(store: Store, key: str) -> LayerSize:
 
 
 class StoreSizes:
-    """The sizes of everything in a store at one moment.
+    """Snapshot of the sizes of all layers and images in a store.
 
     Args:
         store: the store.
-        images: its images.
+        images: the store's images.
 
     Attributes:
-        layers: the sizes of all layers, by key; damaged ones are missing.
-        damaged: the keys of layers whose record or list of files cannot be read.
+        layers: sizes of all undamaged layers, by key.
+        damaged: keys of layers whose record or list of files cannot be read.
         images: the images, by name.
-        missing: by image, the keys of layers that are not there or damaged.
+        missing: keys of missing or damaged layers, by name of the image; other images are not listed.
     """
 
     def __init__(self, store: Store, images: Iterable[ImageRecord]) -> None:
@@ -111,7 +111,7 @@ class StoreSizes:
         self.layers: dict[str, LayerSize] = {}
         self.damaged: list[str] = []
         for key in store.layer_keys():
-            with suppress(NotFound):  # removed since
+            with suppress(NotFound):  # removed meanwhile
                 try:
                     self.layers[key] = measure_layer(store, key)
                 except StoreError:
@@ -124,22 +124,22 @@ class StoreSizes:
 
     @cached_property
     def uses(self) -> Counter[str]:
-        """How many images have each layer."""
+        """Number of images that have each layer, by key."""
         return Counter(key for stack in self._stacks.values() for key in set(stack))
 
     @property
     def total(self) -> int:
-        """Bytes of all layers together, every inode once."""
+        """Bytes of all layers together, each inode counted once."""
         return self.together(self.layers)
 
     @property
     def blobs(self) -> int:
-        """Bytes of the total that blobs of frozen layers take."""
+        """Bytes of the blobs of frozen layers, which :attr:`total` includes."""
         objects = {name: size for layer in self.layers.values() if layer.frozen for name, size in layer.objects.items()}
         return sum(objects.values())
 
     def together(self, keys: Iterable[str]) -> int:
-        """Return the bytes that some layers take together, every inode once."""
+        """Return the bytes that the given layers take together, each inode counted once."""
         chosen = [self.layers[key] for key in set(keys)]
         objects: dict[str, int] = {}
         for layer in chosen:
@@ -147,33 +147,33 @@ class StoreSizes:
         return sum(layer.private for layer in chosen) + sum(objects.values())
 
     def freed(self, keys: Iterable[str]) -> int:
-        """Return the bytes that would be free if some layers were removed: of inodes that no other layer has."""
+        """Return the bytes that removing the given layers would free: those of inodes that no other layer has."""
         removal = Removal(self)
         return sum(removal.take(key) for key in set(keys))
 
     @cached_property
     def owners(self) -> Counter[str]:
-        """How many layers have each object."""
+        """Number of layers that have each object, by name."""
         return Counter(name for layer in self.layers.values() for name in layer.objects)
 
     def image(self, name: str) -> ImageSize:
-        """Return the disk use of an image; ``unique`` is what its removal would free."""
+        """Return the disk use of an image."""
         unique = self.freed(self.only_of([name]))
         return ImageSize(unique, self.together(self._stacks[name]) - unique)
 
     def only_of(self, names: Iterable[str]) -> set[str]:
-        """Return the keys of layers that no image but these has."""
+        """Return the keys of layers that only the given images have."""
         excluded = set(names)
         needed = {key for name, stack in self._stacks.items() if name not in excluded for key in stack}
         return {key for name in excluded for key in self._stacks[name]} - needed
 
 
 class Removal:
-    """The bytes freed as layers are removed one after the other.
+    """Simulate removing layers one by one, and compute the bytes that each removal frees.
 
     Args:
-        sizes: the store as it is.
-        stay: keys of layers that stay although no image has them any more.
+        sizes: sizes before the first removal.
+        stay: keys of layers that are kept even if no image has them any more.
     """
 
     def __init__(self, sizes: StoreSizes, stay: Collection[str] = ()) -> None:
@@ -182,16 +182,16 @@ class Removal:
         self._uses = Counter(sizes.uses)
 
     def take_image(self, name: str) -> int:
-        """Remove an image in thought; return the bytes that this frees."""
+        """Simulate the removal of an image; return the bytes that the removal frees."""
         stack = {*stack_of(self._sizes.images[name])}
         self._uses.subtract(stack)
         return sum(self.take(key) for key in stack if not self._uses[key] and key not in self._stay)
 
     def take(self, key: str) -> int:
-        """Remove a layer in thought; return the bytes that this frees, the earlier ones being gone."""
+        """Simulate the removal of a layer; return the bytes that it frees after the earlier removals."""
         layer = self._sizes.layers.get(key)
         if layer is None:
             return 0
-        self._taken.update(layer.objects.keys())  # a mapping's values would be added up
+        self._taken.update(layer.objects.keys())  # keys only: Counter.update() adds up the values of a mapping
         owners = self._sizes.owners
         return layer.private + sum(size for name, size in layer.objects.items() if self._taken[name] == owners[name])

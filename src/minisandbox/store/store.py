@@ -1,4 +1,4 @@
-"""The store: layers, image records, logs and downloads, each published atomically."""
+"""Open a store, and publish, hold and remove its layers."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ _TORN_AGE = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Store(Catalogue):
-    """A store on disk. Make one with :meth:`open`."""
+    """A store on disk. Create it with :meth:`open`."""
 
     @classmethod
     def open(cls, root: Path | str | None = None, *, read_only: bool = False) -> Store:
-        """Open a store, and create it if missing; remove the leftovers of dead processes.
+        """Open a store, create it if missing, and remove the leftovers of dead processes.
 
-        A store on a read-only file system, or one that belongs to another user, is opened for reading.
+        A store on a read-only file system, or one that belongs to another user, is opened read-only.
 
         Args:
-            root: its directory; see :func:`default_root`.
-            read_only: open it for reading whatever this process may do.
+            root: directory of the store; see :func:`default_root`.
+            read_only: open the store read-only even if this process may write to it.
 
         Raises:
-            StoreError: the directory cannot be used, others may write to it, it is no store, is of a later version, or
-                lies on overlayfs or a network file system.
-            DiskFull: there is no space to make it.
-            NotFound: the store is missing, and is opened for reading.
+            StoreError: the directory is inaccessible, writable by other users or not a store, or it has another version
+                or lies on overlayfs or a network file system.
+            DiskFull: there is no space to create the store.
+            NotFound: the store is to be opened read-only, and is missing.
         """
         path = default_root() if root is None else Path(root).expanduser().absolute()
         if read_only or is_read_only(path):
@@ -94,7 +94,7 @@ class Store(Catalogue):
         return self._record(key).is_file()
 
     def layer_tree(self, key: str) -> Path:
-        """Return the directory tree of a published layer; of one that is frozen, where holding it makes the tree.
+        """Return the path of a published layer's tree; a frozen layer has no tree until a process holds the layer.
 
         Raises:
             NotFound: there is no such layer.
@@ -104,7 +104,7 @@ class Store(Catalogue):
         return self.layer_directory(key) / "tree"
 
     def layer_directory(self, key: str) -> Path:
-        """Return where a layer lies, or would: its tree, its record, the list of its files.
+        """Return the path of a layer's directory, which contains its tree, record and file list; it may be missing.
 
         Raises:
             InvalidValue: the key is malformed.
@@ -112,12 +112,12 @@ class Store(Catalogue):
         return self.root / "layers" / check_key(key)
 
     def is_frozen(self, key: str) -> bool:
-        """Return whether a layer is compressed; its next use unpacks it."""
+        """Return whether a layer is compressed until its next use."""
         return is_frozen(self.layer_directory(key))
 
     @property
     def pool(self) -> Pool:
-        """The inodes that layers share."""
+        """The pool of inodes that layers share."""
         return Pool(self.root / "objects")
 
     def layer(self, key: str) -> LayerRecord:
@@ -125,24 +125,24 @@ class Store(Catalogue):
 
         Raises:
             NotFound: there is no such layer.
-            StoreError: its record is damaged.
+            StoreError: the record is damaged.
         """
-        self.layer_tree(key)  # is it there?
+        self.layer_tree(key)  # raises NotFound
         with store_faults(f"read layer {key}"):
             return LayerRecord.read(self.root, f"layers/{key}/layer.json")
 
     def layers(self) -> Iterator[LayerRecord]:
-        """Yield every published layer, in the order of their keys.
+        """Yield the record of every published layer, sorted by key.
 
         Raises:
             StoreError: a record is damaged.
         """
         for key in self.layer_keys():
-            with suppress(NotFound):  # removed since
+            with suppress(NotFound):  # removed meanwhile
                 yield self.layer(key)
 
     def layer_keys(self) -> list[str]:
-        """Return the keys of all published layers, in order."""
+        """Return the keys of all published layers, sorted."""
         with store_faults("list layers"):
             return sorted(path.name for path in (self.root / "layers").iterdir() if (path / "layer.json").is_file())
 
@@ -157,27 +157,27 @@ class Store(Catalogue):
         stacked_with: Sequence[str] = (),
         hold: Lease | None = None,
     ) -> tuple[LayerRecord, bool]:
-        """Return a layer, making it first if it is missing, or if it is damaged; several processes make it once.
+        """Return a layer, and make it first if it is missing or damaged. Concurrent processes make it only once.
 
         Args:
-            key: its address.
-            parent: the key of the layer below, or None.
-            step: what makes it, for its record.
-            make: is given an empty directory on the store's file system, and returns what it made there.
-            on_wait: called again and again while another process is making it.
-            stacked_with: keys of layers that images stack with this one, besides its parent and those below that.
-            hold: holds the layer from now on.
+            key: key of the layer.
+            parent: key of the layer below, or None.
+            step: the build step, for the layer's record.
+            make: builds the tree in an empty directory on the store's file system, and returns the result.
+            on_wait: called repeatedly while another process makes the layer.
+            stacked_with: keys of layers that images stack with this layer, other than its parent and the layers below.
+            hold: lease to which the layer is added.
 
         Returns:
-            Its record, and whether this call made it.
+            The layer's record, and whether this call made the layer.
 
         Raises:
             DiskFull: the disk is full; nothing was published.
-            StoreError: the store refused, or another maker took longer than six hours.
-            BaseException: what ``make`` raised, an ``OSError`` as StoreError; nothing was published.
+            StoreError: the store cannot be written, or another process took longer than six hours to make the layer.
+            BaseException: ``make`` failed; an ``OSError`` becomes a StoreError. Nothing was published.
         """
         if (record := self._sound(key, hold)) is not None:
-            stamp(self.layer_directory(key), count=False)  # the collector leaves it to us for a while
+            stamp(self.layer_directory(key), count=False)  # so that collect() spares the layer during its grace time
             return record, False
         self.require_writable(f"make layer {key}")
         with self.lock(key, on_wait=on_wait):
@@ -192,14 +192,14 @@ class Store(Catalogue):
                 return self._publish(work, result, _unsized(key, parent, step, result, took), stacked_with, hold), True
 
     def _sound(self, key: str, hold: Lease | None) -> LayerRecord | None:
-        """Return a layer's record and hold the layer; None if it is missing or damaged."""
+        """Hold a layer and return its record, or None if the layer is missing or damaged."""
         if not self.has_layer(key):
             return None
         try:
             if hold is not None:
                 hold.add([self.layer_directory(key)])
             record = self.layer(key)
-        except NotFound:  # removed this moment
+        except NotFound:  # removed meanwhile
             return None
         except StoreError:
             if not self.writable:
@@ -208,13 +208,13 @@ class Store(Catalogue):
         return record if self.is_frozen(key) or (self.layer_directory(key) / "tree").is_dir() else None
 
     def remove_unused_layer(self, key: str) -> bool:
-        """Remove a layer that no process holds. It goes by one rename, so it is never half there.
+        """Remove a layer that no process holds. One rename takes it out of the store, so it is never incomplete.
 
         Returns:
-            Whether it was removed; False if it is in use, or not there.
+            Whether the layer was removed; False if it is in use or missing.
 
         Raises:
-            StoreError: the kernel refused.
+            StoreError: a system call failed.
         """
         self.require_writable(f"remove layer {key}")
         layer = self.layer_directory(key)
@@ -223,7 +223,7 @@ class Store(Catalogue):
             if fd is None:
                 return False
             try:
-                # Its own lock protects the renamed directory; no directory is created, because the disk may be full.
+                # The layer's own lock protects the renamed directory, so a full disk does not prevent the removal.
                 trash = self.root / "staging" / f"removed.{secrets.token_hex(6)}"
                 layer.rename(trash)
                 remove_tree(trash)
@@ -232,13 +232,13 @@ class Store(Catalogue):
         return True
 
     def quarantine(self, key: str) -> Path:
-        """Move a damaged layer to quarantine; sandboxes over it run on.
+        """Move a damaged layer to quarantine; running sandboxes that use the layer continue.
 
         Returns:
-            Where it lies now, until :func:`.collect.collect` removes it.
+            The layer's path in quarantine, where it stays until :func:`.collect.collect` removes it.
 
         Raises:
-            StoreError: the kernel refused.
+            StoreError: a system call failed.
         """
         self.require_writable(f"put layer {key} into quarantine")
         with store_faults(f"put layer {key} into quarantine"):
@@ -246,16 +246,16 @@ class Store(Catalogue):
 
     @contextmanager
     def hold(self, *keys: str, frozen: bool = False) -> Iterator[Lease]:
-        """Keep layers from being removed or frozen while the body runs, or this process lives.
+        """Hold layers while the body runs, so that no process removes or freezes them.
 
         Args:
-            keys: the layers; more can be added. Those that are frozen get their trees back first.
-            frozen: leave those frozen that are.
+            keys: keys of the layers; the body can add more layers to the lease. Frozen layers are unpacked first.
+            frozen: leave frozen layers frozen.
 
         Raises:
             NotFound: a layer is missing.
-            StoreError: the kernel refused, or one is frozen, and damaged or read-only.
-            DiskFull: a layer is frozen, and there is no space for its tree.
+            StoreError: a system call failed, or a frozen layer is damaged or in a read-only store.
+            DiskFull: there is no space to unpack a frozen layer.
         """
         with Lease(Holder(), frozen=frozen) as lease:
             lease.add(map(self.layer_directory, keys))
@@ -264,14 +264,14 @@ class Store(Catalogue):
     # --- the rest ---
 
     def lock(self, name: str, *, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[None]:
-        """Hold the store's lock of that name while the body runs."""
+        """Hold the store's lock with that name while the body runs."""
         self.require_writable(f"lock {name}")
         return hold_lock(self.root / "locks" / f"{check_name(name)}.lock", timeout=LOCK_TIMEOUT, on_wait=on_wait)
 
     def alone(self) -> AbstractContextManager[None]:
-        """Let no other process collect or freeze while the body runs.
+        """Keep other processes from collecting garbage or freezing layers while the body runs.
 
-        It needs no lock file, which could not be made on a full disk.
+        The lock is on a directory, because a lock file could not be created on a full disk.
 
         Raises:
             OSError: the lock cannot be opened.
@@ -280,25 +280,25 @@ class Store(Catalogue):
 
     @contextmanager
     def staging(self, label: str) -> Iterator[Path]:
-        """Make a private directory for half-made things, removed when the body ends or its process dies.
+        """Create a private directory for unfinished files, which is removed when the body ends or the process dies.
 
         Args:
-            label: what it is for: part of its name, and what errors call it.
+            label: purpose of the directory, for its name and for error messages.
 
         Raises:
-            DiskFull: the disk is full, or the body found it so.
-            StoreError: any other refusal of the system, in the body too.
+            DiskFull: the disk is full, in the body too.
+            StoreError: a system call failed with another OSError, in the body too.
         """
         self.require_writable(f"make {label}")
         with store_faults(f"make {label}"), staging_directory(self.root, label) as path:
             yield path
 
     def log_path(self, key: str) -> Path:
-        """Return the file for the output of the step that makes a layer."""
+        """Return the path of the log of the step that makes a layer."""
         return self.root / "logs" / f"{check_key(key)}.log"
 
     def download_path(self, sha256: str) -> Path:
-        """Return the file for a download with that hash."""
+        """Return the path of a download with that SHA-256."""
         return self.root / "downloads" / check_key(sha256)
 
     def _record(self, key: str) -> Path:
@@ -310,13 +310,13 @@ class Store(Catalogue):
         with store_faults(f"publish layer {unsized.key}"):
             below = self._objects_below(unsized.parent, stacked_with)
             layer, record = Publication(self.pool, work, result, below).prepare(unsized)
-            if hold is not None:  # before anybody can see it, and so remove it
+            if hold is not None:  # hold the layer before it is published, so that no process can remove it
                 hold.add([self.layer_directory(record.key)], layer)
             make_visible(layer, self.layer_directory(record.key))
         return record
 
     def _objects_below(self, parent: str | None, stacked_with: Sequence[str]) -> Iterator[str]:
-        """Yield the objects of the layers that one is stacked with; they are read on demand."""
+        """Yield the names of pool objects in the layers below and in ``stacked_with``; lists are read on demand."""
         stack: dict[str, None] = {}
         waiting = [key for key in (parent, *stacked_with) if key is not None]
         while waiting:
@@ -329,7 +329,7 @@ class Store(Catalogue):
 
 
 def _unsized(key: str, parent: str | None, step: Mapping[str, JSONValue], result: Made, took: float) -> LayerRecord:
-    """Return a layer's record before its files are counted."""
+    """Return a layer's record without the number and size of its files."""
     imported = result.seconds is not None
     seconds = took if result.seconds is None else result.seconds
     return LayerRecord(key, parent, dict(step), seconds, 0, 0, time.time(), dict(result.facts), imported)
@@ -339,13 +339,13 @@ def _remove_torn(root: Path) -> None:
     """Remove the half-written files of killed processes (:func:`.write_atomic`)."""
     for directory in (root, root / "images", root / "failed", root / "logs", root / "blobs"):
         for path in directory.glob(".*"):
-            with suppress(OSError):  # its writer was quicker
+            with suppress(OSError):  # its writer has renamed it meanwhile
                 if _TORN.fullmatch(path.name) and time.time() - path.stat().st_mtime > _TORN_AGE:
                     path.unlink()
 
 
 def _check_version(root: Path) -> None:
-    """Refuse a directory that is no store, or one of another version; mark an empty one as ours."""
+    """Reject a directory that is not a store or has another version; write the version into an empty directory."""
     file = root / "version"
     try:
         text = read_below(root, file.name, _MOST_VERSION).decode("ascii", "replace").strip()
@@ -371,7 +371,7 @@ def _check_version(root: Path) -> None:
 
 
 def _check_unmarked(file: Path) -> None:
-    """Accept a directory whose first opener marked it between our two looks; refuse anything else."""
+    """Reject a directory without a version file, unless another process has just created the store."""
     if file.exists():
         _check_version(file.parent)
         return

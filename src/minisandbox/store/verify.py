@@ -1,4 +1,4 @@
-"""Find damaged layers and put them into quarantine; their next use rebuilds them."""
+"""Find damaged layers and move them to quarantine; the next build of their images makes them again."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Damage:
     """The damage of one layer.
 
     Attributes:
-        key: the layer.
-        kind: what the layer is: the kind of its step.
-        problems: a line for each of the first things found.
-        count: how many were found.
-        quarantined: if it lies now, relative to the store; "" if it was left.
+        key: key of the layer.
+        kind: kind of the step that made the layer.
+        problems: one line for each of the first 20 problems.
+        count: number of all problems.
+        quarantined: the layer's path in quarantine, relative to the store; "" if the layer was not moved.
     """
 
     key: str
@@ -44,12 +44,12 @@ class VerifyReport:
     """The result of a verification.
 
     Attributes:
-        checked: how many layers were looked at.
-        files: how many files.
-        bytes: how many bytes of content were read.
-        damaged: the layers that are not what was published.
-        unreadable: how many files this user may not read, so that their content is not known.
-        images: names of images that have a layer missing or damaged, or whose record is damaged.
+        checked: number of checked layers.
+        files: number of checked files.
+        bytes: number of bytes of content that were read.
+        damaged: the damaged layers.
+        unreadable: number of files and directories that were not checked, because this user may not read them.
+        images: names of images with a missing or damaged layer or a damaged record.
     """
 
     checked: int
@@ -62,13 +62,13 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyEvent:
-    """One layer has been looked at.
+    """Progress of a verification: one more layer has been checked.
 
     Attributes:
-        done: how many layers have been.
-        total: how many there are.
-        key: this one.
-        problems: how many were found in it.
+        done: number of checked layers.
+        total: number of layers to check.
+        key: key of this layer.
+        problems: number of problems in this layer.
     """
 
     done: int
@@ -84,23 +84,24 @@ def verify(
     keys: Iterable[str] | None = None,
     progress: Callable[[VerifyEvent], None] | None = None,
 ) -> VerifyReport:
-    """Compare layers with the lists of their files, and put damaged ones into quarantine.
+    """Compare layers with their file lists, and move damaged layers to quarantine.
 
-    It may be interrupted at any time; what was found by then has been dealt with. Sandboxes that run over a damaged
-    layer run on; new ones cannot use it. In a read-only store, damage is only reported.
+    An interruption is safe: each layer is moved as soon as it has been checked. Running sandboxes that use a damaged
+    layer continue, but new ones cannot use it. In a read-only store, damage is only reported.
 
     Args:
         store: the store.
-        full: read every file's content too, not only names, types, sizes, modes, owners, mtimes, links and attributes.
-        keys: the layers; all by default.
-        progress: told of each layer.
+        full: also read the content of each file, not only names, types, sizes, modes, owners, mtimes, links and
+            extended attributes.
+        keys: keys of the layers to check; all layers by default.
+        progress: called after each layer.
 
     Returns:
-        What was found.
+        The damaged layers and images, and the number of layers, files and bytes checked.
 
     Raises:
         NotFound: a layer of ``keys`` is missing.
-        StoreError: the kernel refused.
+        StoreError: a system call failed.
     """
     chosen = _everything(store) if keys is None else list(dict.fromkeys(keys))
     check, damaged = _Check(store, full), list[Damage]()
@@ -112,7 +113,7 @@ def verify(
         except NotFound:
             if keys is not None:
                 raise
-            continue  # collected since
+            continue  # removed meanwhile
         if progress is not None:
             progress(VerifyEvent(number, len(chosen), key, 0 if fault is None else fault.count))
     if full and keys is None:
@@ -122,7 +123,7 @@ def verify(
 
 
 def _everything(store: Store) -> list[str]:
-    """Return the keys of all layers, including those without a record."""
+    """Return the keys of all layers, including layers without a record."""
     with store_faults("list layers"):
         return sorted(name for name in os.listdir(store.root / "layers") if is_key(name))
 
@@ -153,7 +154,7 @@ def _put_away(store: Store, damage: Damage) -> Damage:
 
 @dataclass(slots=True)
 class _Check:
-    """One verification: what it looked at, and the inodes that it has hashed already."""
+    """Counters of one verification, and the digests of the shared inodes that it has hashed."""
 
     store: Store
     full: bool
@@ -163,7 +164,7 @@ class _Check:
     _hashed: dict[int, str] = field(default_factory=dict)
 
     def layer(self, key: str) -> Damage | None:
-        """Compare one layer with its list."""
+        """Compare a layer with its file list; return its damage, or None if it is intact."""
         kind = "?"
         with store_faults(f"verify layer {key}"):
             try:
@@ -183,7 +184,7 @@ class _Check:
         return Damage(key, kind, tuple(problems[:_MOST_TOLD]), len(problems))
 
     def orphans(self) -> None:
-        """See to it that no layer takes up a damaged object that no layer has at present."""
+        """Remove damaged orphans from the pool, so that no new layer links to them."""
         for path, info in self.store.pool.orphans() if self.store.writable else ():
             if self._is_damaged(path, info):
                 os.unlink(path)
@@ -191,12 +192,12 @@ class _Check:
     def _is_damaged(self, path: str, info: os.stat_result) -> bool:
         try:
             return describe("", path, info).object != os.path.basename(path).partition(".")[0]
-        except PermissionError:  # a file that a build left closed to its own owner
+        except PermissionError:  # a build removed the owner's read permission
             self.unreadable += 1
             return False
 
     def _compare_frozen(self, key: str, expected: dict[str, Entry]) -> Iterator[str]:
-        """Compare a frozen layer's blob with its size, and its content with its digest."""
+        """Compare the blob of a frozen layer with its size and, in a full verification, with its digest."""
         self.files += sum(entry.kind == FILE for entry in expected.values())
         try:
             blob = known_blob(self.store.root, key, COLD)
@@ -220,7 +221,7 @@ class _Check:
                     yield f"{path}: is not in the list"
                 else:
                     yield from self._entry(entry, f"{tree}/{path}" if path else str(tree), info)
-        except PermissionError as error:  # a directory that a build left closed to its own owner
+        except PermissionError as error:  # a build removed the owner's permission to read a directory
             self.unreadable += 1
             below = os.path.relpath(os.fsdecode(error.filename), tree)
             seen |= {path for path in expected if path == below or path.startswith(f"{below}/")}
@@ -263,7 +264,7 @@ class _Check:
             self._put_back(entry, where)
 
     def _put_back(self, entry: Entry, where: str) -> None:
-        """Give the pool an inode back that it has lost; no layer is the worse for that."""
+        """Add an intact file to the pool again if the pool has lost its object, so that later layers can share it."""
         path = self.store.pool.path(entry.object_name)
         if not os.path.lexists(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -271,7 +272,7 @@ class _Check:
                 os.link(where, path, follow_symlinks=False)
 
     def _forget(self, entry: Entry, info: os.stat_result) -> None:
-        """See to it that no further layer takes up a damaged inode."""
+        """Remove a damaged inode from the pool, so that no new layer links to it."""
         if not self.store.writable or not entry.object_name:
             return
         path = self.store.pool.path(entry.object_name)

@@ -1,1 +1,1 @@
-"""Layers as blobs: pack, compress, unpack, freeze."""
+"""Pack layers into compressed blobs, unpack blobs into layers, and freeze unused layers."""

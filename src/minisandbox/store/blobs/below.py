@@ -1,4 +1,4 @@
-"""Stacked layers read by the host: which paths they show, as overlayfs would, and what is there."""
+"""Read stacked layers on the host without a mount, resolving whiteouts and opaque directories as overlayfs does."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ _OPAQUE = "user.overlay.opaque"
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """Trees of layers.
+    """Merged view of the trees of stacked layers.
 
     Attributes:
-        trees: their directories, topmost first.
-        closed: whether a link that leads upwards out of them is an error; the root of an image is its own parent.
+        trees: directories of the trees, topmost first.
+        closed: whether a link that leads upwards out of the trees is an error. Set it to False for the root of an
+            image, because ``/..`` is ``/``.
     """
 
     trees: tuple[Path, ...] = ()
     closed: bool = False
 
     def shows(self, path: tuple[str, ...]) -> bool:
-        """Return whether a path exists; True if that cannot be determined."""
+        """Return whether a path exists; also True if a directory is unreadable."""
         try:
             return self.find(path) is not None
-        except PermissionError:  # a directory that is closed to its owner
+        except PermissionError:  # the mode of a directory denies access to its owner
             return True
 
     def directory(self, path: tuple[str, ...]) -> Member:
-        """Return the attributes of a directory that a layer has without describing it: those it had below."""
+        """Return the attributes of a directory from the layers below, for an archive that does not describe it."""
         location = None
         with contextlib.suppress(PermissionError):
             location = self.find(path)
@@ -46,10 +47,10 @@ class Below:
         return Member(b"", DIRECTORY, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, 0)
 
     def find(self, path: tuple[str, ...]) -> tuple[str, os.stat_result] | None:
-        """Return where a path lies on this machine, and its status; None where nothing is. No link is followed.
+        """Return (path on this machine, status), or None if the path does not exist; links are not followed.
 
         Raises:
-            PermissionError: a directory on the way is closed to its owner.
+            PermissionError: the mode of a parent directory denies access to its owner.
         """
         for tree in self.trees:
             location, info, hidden = _look(tree, path)
@@ -60,20 +61,20 @@ class Below:
         return None
 
     def status(self, path: tuple[str, ...]) -> os.stat_result | None:
-        """Return the status of a path; None if nothing is."""
+        """Return the status of a path, or None if the path does not exist."""
         location = self.find(path)
         return None if location is None else location[1]
 
     def link(self, path: tuple[str, ...]) -> str:
-        """Return where a link leads."""
+        """Return the target of a link."""
         return os.readlink(self._place(path))
 
     def open(self, path: tuple[str, ...]) -> io.BufferedReader:
-        """Open a file."""
+        """Open a file for reading."""
         return os.fdopen(os.open(self._place(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
 
     def attributes(self, path: tuple[str, ...]) -> dict[str, bytes]:
-        """Return the extended attributes of a path, without overlayfs's own."""
+        """Return the extended attributes of a path, without those of overlayfs."""
         return attributes_of(self._place(path))
 
     def _place(self, path: tuple[str, ...]) -> str:
@@ -86,7 +87,7 @@ class Below:
         """Return the names in a directory, sorted.
 
         Raises:
-            PermissionError: the directory, or one on the way, is closed to its owner.
+            PermissionError: the mode of the directory or a parent directory denies access to its owner.
         """
         seen: dict[str, bool] = {}
         for tree in self.trees:
@@ -102,12 +103,17 @@ class Below:
 
 
 def attributes_of(path: str) -> dict[str, bytes]:
-    """Return the extended attributes that layers keep, without overlayfs's own."""
+    """Return the extended attributes that layers keep, without those of overlayfs."""
     return {name: bytes.fromhex(value) for name, value in read_attributes(path) if not name.startswith("user.overlay.")}
 
 
 def _look(tree: Path, path: tuple[str, ...]) -> tuple[str, os.stat_result | None, bool]:
-    """Return where one layer has a path, its status, and whether it hides lower layers; follows no link."""
+    """Look up a path in one layer without following links.
+
+    Returns:
+        The path on this machine; its status, or None if the layer has no such path; and whether the layer hides the
+        path in the layers below.
+    """
     location, opaque = os.fspath(tree), False
     info = os.lstat(location)
     for part in path:

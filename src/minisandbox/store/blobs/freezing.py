@@ -1,7 +1,7 @@
-"""Freezing: replace the tree of an unused layer by its blob, until its next use.
+"""Freeze unused layers: replace the tree of a layer by a compressed blob until its next use.
 
-The blob is durable, and known to the layer, before the tree is taken away by one rename. So a process that dies on the
-way leaves the layer as it was, or frozen.
+The blob is durable and recorded at the layer before one rename removes the tree. So if the process is killed, the
+layer is either unchanged or frozen.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.store import Store
 
 EXPECTED = 0.3
-"""What blobs take of their trees' blocks, about (docs/benchmarks.md)."""
+"""Typical ratio of a blob's size to its tree's blocks (docs/benchmarks.md)."""
 _TIMEOUT = 3600.0
 
 
 @dataclass(slots=True)
 class Frozen:
-    """The images and layers that were frozen, or would be.
+    """The images and layers that were frozen; in a dry run, those that would be frozen.
 
     Attributes:
-        images: names of images of which layers were frozen.
-        layers: keys of layers.
-        spared: keys of layers that stay as they are: in use, damaged, or with files that no blob can hold.
+        images: names of images with newly frozen layers.
+        layers: keys of the frozen layers.
+        spared: keys of layers that were not frozen: in use, damaged, or with files that a blob cannot contain.
         blobs: bytes of the layers' blobs.
-        freed: bytes that are free now, those of the blobs taken off; in a dry run an estimate.
+        freed: bytes that the freezing freed, minus the bytes of the blobs; an estimate in a dry run.
     """
 
     images: list[str] = field(default_factory=list)
@@ -51,23 +51,23 @@ class Frozen:
 def freeze(
     store: Store, names: Iterable[str], *, dry_run: bool = False, progress: Callable[[str], None] | None = None
 ) -> Frozen:
-    """Keep the layers of images compressed until their next use, if no other image has them.
+    """Compress the layers of images until their next use, except layers that other images share.
 
-    Sandboxes and builds of other processes may run meanwhile: layers in use stay unchanged.
+    Sandboxes and builds of other processes may run meanwhile, because layers in use stay unchanged.
 
     Args:
         store: the store.
-        names: the images.
-        dry_run: freeze nothing, only say what would be.
-        progress: told of each step.
+        names: names of the images.
+        dry_run: freeze nothing, only report what would be frozen.
+        progress: called with a description of each frozen image.
 
     Returns:
-        What was done.
+        The frozen images and layers.
 
     Raises:
         NotFound: there is no image of one of these names; nothing was frozen.
-        StoreError: the store is read-only, a record is damaged, or the kernel refused.
-        DiskFull: there is no space for a blob; what was frozen before stays so.
+        StoreError: the store is read-only, a record is damaged, or a system call failed.
+        DiskFull: there is no space for a blob; layers that were frozen before stay frozen.
     """
     store.require_writable("freeze images")
     chosen = list(dict.fromkeys(names))
@@ -80,10 +80,10 @@ def freeze(
 
 
 def blob_names(store: Store) -> tuple[set[str], set[str]]:
-    """Return the names of blobs that frozen layers need, and of those that layers remember besides."""
+    """Return the names of blobs that frozen layers need, and the names of all other recorded blobs."""
     needed, others = set[str](), set[str]()
     for key in store.layer_keys():
-        with suppress(StoreError):  # verification tells
+        with suppress(StoreError):  # `image verify` reports damage
             record = read_blobs(store.root, key)
             for compression, digest in record.digests.items() if record is not None else ():
                 cold = compression == COLD and store.is_frozen(key)
@@ -92,7 +92,7 @@ def blob_names(store: Store) -> tuple[set[str], set[str]]:
 
 
 def remove_copies(store: Store, digests: Sequence[str]) -> None:
-    """Remove blobs, but those that frozen layers need."""
+    """Remove blobs, except those that frozen layers need."""
     if digests:
         with store_faults("remove blobs"), store.alone():
             needed = blob_names(store)[0]
@@ -103,7 +103,7 @@ def remove_copies(store: Store, digests: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class _Freezing:
-    """One freezing on its way."""
+    """State of one call of :func:`freeze`."""
 
     store: Store
     dry_run: bool
@@ -111,7 +111,7 @@ class _Freezing:
     done: Frozen = field(default_factory=Frozen)
 
     def run(self, names: Sequence[str]) -> None:
-        """Freeze the layers that belong only to these images and to frozen ones."""
+        """Freeze the layers that belong only to these images and to images that are already frozen."""
         sizes = StoreSizes(self.store, self.store.images())
         cold = {name for name, image in sizes.images.items() if any(map(self.store.is_frozen, stack_of(image)))}
         exclusive = sizes.only_of({*names, *cold})
@@ -142,7 +142,7 @@ class _Freezing:
                 blob = ensure_blob(self.store.root, key, COLD)
         except DiskFull:
             raise
-        except (NotFound, StoreError):  # removed since; or verification tells
+        except (NotFound, StoreError):  # removed meanwhile, or damaged, which `image verify` reports
             return False
         layer = self.store.layer_directory(key)
         fd = open_exclusive(layer)
@@ -157,7 +157,7 @@ class _Freezing:
 
     def _remove_tree(self, tree: Path) -> None:
         trash = self.store.root / "staging" / f"frozen.{secrets.token_hex(6)}"
-        with hold_flock(tree, DIRECTORY):  # a staging directory, locked until this process exits
+        with hold_flock(tree, DIRECTORY):  # so that reclaim() sees a locked staging directory
             rename_directory(tree, trash)
             sync_directory(tree.parent)
             remove_tree(trash)

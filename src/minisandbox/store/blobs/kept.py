@@ -1,7 +1,7 @@
-"""The blobs of a store's layers: created on demand, stored by digest, recorded at their layers.
+"""Create the blobs of layers on demand, store them by digest, and record them at their layers.
 
-A frozen layer needs its zstd blob. Any other blob is a copy that a push, an export or another node asked for; it may go
-at any time (:mod:`minisandbox.store.collect`).
+A frozen layer needs its zstd blob. Any other blob is a copy for a push, an export or another node;
+:mod:`minisandbox.store.collect` may remove it at any time.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from minisandbox.store.entries import Entry, read_entries
 from minisandbox.store.records import BLOBS, BlobRecord, is_frozen
 
 COLD = ZSTD
-"""How frozen layers are compressed."""
+"""Compression of frozen layers."""
 FOLDER = "blobs"
 MOST = 128 << 30
-"""Bytes of a layer's tar."""
+"""Maximum bytes of a layer's tar."""
 _TIMEOUT = 3600.0
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBlob:
-    """A layer's blob as a file.
+    """Blob file of a layer.
 
     Attributes:
-        path: the file; it may have gone.
-        diff_id: the digest of its tar.
-        digest: its own.
-        size: its bytes.
+        path: the file, which may have been removed.
+        diff_id: digest of the uncompressed tar.
+        digest: digest of the blob.
+        size: bytes of the blob.
     """
 
     path: Path
@@ -56,36 +56,37 @@ class LayerBlob:
 
 
 def ensure_blob(root: Path, key: str, compression: str, work: Path | None = None) -> LayerBlob:
-    """Return a layer's blob, made if it is not there. The caller holds the layer.
+    """Return a layer's blob, and create it if missing. The caller holds the layer.
 
     Args:
         root: the store's directory.
-        key: the layer.
+        key: key of the layer.
         compression: one of :data:`.packing.COMPRESSIONS`.
-        work: where it is made if the store is only read; None keeps it in the store.
+        work: directory for a blob that the store does not keep, for example of a read-only store; None stores the blob.
 
     Raises:
-        StoreError: the layer is damaged, or holds what no blob can.
-        DiskFull: there is no space for it.
+        StoreError: the layer is damaged, or contains files that a blob cannot contain.
+        DiskFull: there is no space for the blob.
     """
     with store_faults(f"compress layer {key}"):
         blob = known_blob(root, key, compression)
-        if blob is not None and is_there(blob) and (work is None or not is_read_only(root)):  # others change theirs
+        # With `work`, do not use the blob of a read-only store, because its owner may change the blob.
+        if blob is not None and is_there(blob) and (work is None or not is_read_only(root)):
             return blob
         if work is not None:
             return _made(root, key, compression, work)
         with hold_lock(root / "locks" / f"blob-{key}.lock", timeout=_TIMEOUT):
-            blob = known_blob(root, key, compression)  # another process may have made it
+            blob = known_blob(root, key, compression)  # another process may have created it
             if blob is not None and is_there(blob):
                 return blob
             return _kept(root, key, compression)
 
 
 def known_blob(root: Path, key: str, compression: str) -> LayerBlob | None:
-    """Return a layer's record of a blob, which may have been removed; None if there is none.
+    """Return a recorded blob of a layer, which may have been removed, or None if no blob is recorded.
 
     Raises:
-        StoreError: the layer's record of its blobs is damaged.
+        StoreError: the record of the layer's blobs is damaged.
     """
     record = read_blobs(root, key)
     if record is None or compression not in record.digests:
@@ -95,7 +96,7 @@ def known_blob(root: Path, key: str, compression: str) -> LayerBlob | None:
 
 
 def is_there(blob: LayerBlob) -> bool:
-    """Return whether a blob's file has its size."""
+    """Return whether a blob's file exists and has the recorded size."""
     try:
         info = blob.path.lstat()
     except FileNotFoundError:
@@ -104,7 +105,7 @@ def is_there(blob: LayerBlob) -> bool:
 
 
 def read_blobs(root: Path, key: str) -> BlobRecord | None:
-    """Return a layer's record of its blobs; None if there is none.
+    """Return the record of a layer's blobs, or None if there is no record.
 
     Raises:
         StoreError: the record is damaged.
@@ -116,10 +117,10 @@ def read_blobs(root: Path, key: str) -> BlobRecord | None:
 
 
 def note_place(root: Path, key: str, host: str, repository: str) -> None:
-    """Remember that a registry has a layer's blobs in one of its repositories.
+    """Record that a registry has a layer's blobs in a repository, so that a later push need not upload them.
 
     Raises:
-        StoreError: the kernel refused.
+        StoreError: a system call failed.
     """
     with store_faults(f"note where layer {key} is"), hold_lock(root / "locks" / f"blob-{key}.lock", timeout=_TIMEOUT):
         record = read_blobs(root, key)
@@ -128,7 +129,7 @@ def note_place(root: Path, key: str, host: str, repository: str) -> None:
 
 
 def blob_path(root: Path, digest: str) -> Path:
-    """Return where a store keeps a blob.
+    """Return the path of a blob in a store.
 
     Raises:
         ImageRefused: the digest is malformed.
@@ -141,7 +142,7 @@ def open_cold(root: Path, key: str) -> Iterator[LayerStream]:
     """Open the tar of a frozen layer, which the caller holds.
 
     Raises:
-        StoreError: the blob is damaged or has gone.
+        StoreError: the blob is damaged or missing.
     """
     try:
         blob = known_blob(root, key, COLD)
@@ -161,10 +162,10 @@ def open_cold(root: Path, key: str) -> Iterator[LayerStream]:
 
 
 def tar_of(root: Path, key: str) -> Iterator[bytes]:
-    """Yield the tar of a layer, which the caller holds: out of its tree, or out of its blob.
+    """Yield the tar of a layer from its tree, or from its blob if it is frozen. The caller holds the layer.
 
     Raises:
-        StoreError: the layer is damaged, or holds what no tar can.
+        StoreError: the layer is damaged, or contains files that the tar of a layer cannot contain.
         OSError: a file cannot be read.
     """
     if is_frozen(root / "layers" / key):
@@ -182,7 +183,7 @@ def _open_file(root: Path, key: str, entry: Entry) -> IO[bytes]:
     name = f"layers/{key}/tree/{entry.path}"
     try:
         return open_below(root, name)
-    except PermissionError:  # an image or a build closed it, or a directory above it, to its own owner
+    except PermissionError:  # the mode of the file or of a parent directory denies access to its owner
         parts, tree = entry.path.split("/"), root / "layers" / key / "tree"
         with ExitStack() as opened:
             for path in (tree.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)):
@@ -198,14 +199,15 @@ def _kept(root: Path, key: str, compression: str) -> LayerBlob:
     if record is None or record.diff_id != blob.diff_id:
         record = BlobRecord(blob.diff_id)
     digests, sizes = {**record.digests, compression: blob.digest}, {**record.sizes, compression: blob.size}
-    _write(root, key, dataclasses.replace(record, digests=digests, sizes=sizes))  # first: a collection asks it
+    # Write the record before the rename, because garbage collection removes blobs without a record.
+    _write(root, key, dataclasses.replace(record, digests=digests, sizes=sizes))
     os.rename(blob.path, path)
     sync_directory(path.parent)
     return dataclasses.replace(blob, path=path)
 
 
 def _made(root: Path, key: str, compression: str, folder: Path) -> LayerBlob:
-    """Write a blob to a temporary file; those of killed processes are removed."""
+    """Write a blob to a temporary file; opening the store removes the temporary files of killed processes."""
     path = folder / f".{key[:12]}.{secrets.token_hex(6)}"
     try:
         with path.open("xb") as file:

@@ -1,4 +1,4 @@
-"""Write a layer as a blob: its tar as OCI has it, compressed with gzip or zstd."""
+"""Write a layer as an OCI layer tar, compressed with gzip or zstd."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ COMPRESSIONS = (GZIP, ZSTD)
 _GZIP_LEVEL = 6
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-_WINDOW = 1 << 15  # RFC 1951: how far back deflate looks
+_WINDOW = 1 << 15  # RFC 1951: window size of deflate
 _HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # RFC 1952: no name, no time, unknown system
 _CHUNK = 1 << 20
 _NANO = 10**9
 _TYPES = {FILE: tarfile.REGTYPE, DIRECTORY: tarfile.DIRTYPE, LINK: tarfile.SYMTYPE, FIFO: tarfile.FIFOTYPE}
 _END = bytes(1024)
 Opener = Callable[[Entry], IO[bytes]]
-"""Opens the content of a file."""
+"""Opens the content of a file entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A blob that was written.
+    """Digests and size of a written blob.
 
     Attributes:
-        diff_id: the digest of its tar.
-        digest: its own.
-        size: its bytes.
+        diff_id: digest of the uncompressed tar.
+        digest: digest of the blob.
+        size: bytes of the blob.
     """
 
     diff_id: str
@@ -49,12 +49,12 @@ class Packed:
 
 
 def pack(tar: Iterable[bytes], compression: str, file: IO[bytes]) -> Packed:
-    """Write a blob; the same tar gives the same blob on every machine with the same compressor.
+    """Compress a tar into a blob; equal tars give equal blobs on all machines with the same compressor.
 
     Args:
-        tar: the layer's tar.
+        tar: the layer's tar, in pieces.
         compression: one of :data:`COMPRESSIONS`.
-        file: where to.
+        file: the file to write.
 
     Raises:
         OSError: the file cannot be written.
@@ -76,7 +76,7 @@ def pack(tar: Iterable[bytes], compression: str, file: IO[bytes]) -> Packed:
 
 
 class _Hashed:
-    """A file that hashes what is written to it."""
+    """Write to a file, and hash and count the written bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -91,7 +91,7 @@ class _Hashed:
 
 
 def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in pieces of one size; the last one may be shorter."""
+    """Yield the same bytes in pieces of equal size, except for the last piece."""
     waiting = bytearray()
     for chunk in chunks:
         waiting += chunk
@@ -102,7 +102,7 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _gzip(pieces: Iterator[bytes], out: _Hashed) -> None:
-    """Write one gzip stream, its pieces compressed in parallel, each with a look back into the last (pigz(1))."""
+    """Write a gzip stream, compressing its pieces in parallel; each piece uses the previous as dictionary (pigz(1))."""
     workers = len(os.sched_getaffinity(0))
     total = crc = 0
     before = b""
@@ -121,7 +121,7 @@ def _gzip(pieces: Iterator[bytes], out: _Hashed) -> None:
 
 
 def _deflated(piece: bytes, before: bytes) -> bytes:
-    """Compress a piece so that another can follow."""
+    """Compress a piece of a deflate stream, flushed to a byte boundary so that the next piece can follow."""
     packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -15, zdict=before)
     return packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
 
@@ -130,12 +130,13 @@ def write_layer(entries: Iterable[Entry], open_file: Opener, *, keep_owners: boo
     """Yield the tar of a layer, in pieces.
 
     Args:
-        entries: the layer's list.
-        open_file: opens the content of a file of it.
-        keep_owners: whether owners are written; if the store's owner has all files, they are root's.
+        entries: the entries of the layer's list.
+        open_file: opens the content of a file entry.
+        keep_owners: whether to write the owners on disk. Otherwise write root as the owner, because a store of an
+            unprivileged user has only files of this user.
 
     Raises:
-        StoreError: the layer is damaged, or holds what no such tar can.
+        StoreError: the layer is damaged, or contains files that the tar of a layer cannot contain.
         OSError: a file cannot be read.
     """
     for entry in entries:
@@ -221,6 +222,6 @@ def _joined(folder: str, name: str) -> str:
 
 
 def _decimal(mtime: int) -> str:
-    """Nanoseconds as seconds, exactly."""
+    """Return nanoseconds as a decimal number of seconds, without rounding."""
     sign, (seconds, nanoseconds) = "-" if mtime < 0 else "", divmod(abs(mtime), _NANO)
     return f"{sign}{seconds}.{nanoseconds:09}"

@@ -1,4 +1,4 @@
-"""Read a layer's blob as a tar stream: decompress and hash it on the way."""
+"""Read a layer's blob as a tar stream, which is decompressed and hashed while it is read."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from minisandbox.store.disk.faults import disk_full
 _READ = 1 << 18
 _CHUNK = 1 << 20
 _AHEAD = 4
-"""Chunks that are decompressed before they are asked for."""
+"""Number of decompressed chunks to prefetch."""
 SPARE = 256 << 20
-"""Bytes of the disk that stay free."""
+"""Bytes to leave free on the disk."""
 _GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
 _MOST_MEMORY = 1 << 29
-"""Bytes of memory that an xz stream may ask for to be unpacked."""
+"""Maximum bytes of memory for decompressing an xz stream."""
 _OTHERS: Mapping[bytes, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]] = {
     b"BZh": bz2.BZ2Decompressor,
     b"\xfd7zXZ\0": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _MOST_MEMORY),
 }
 LONGEST_MAGIC = 6
-"""Bytes that tell how a stream is compressed."""
+"""Number of bytes that identify the compression of a stream."""
 _SKIPPABLE = b"\x2a\x4d\x18"  # RFC 8878, section 3.1.2: after one byte from 0x50 to 0x5f
 _ALGORITHMS = {"sha256": 64, "sha512": 128}  # image-spec, descriptor.md: registered algorithms
 DIGEST = "a digest is sha256: and 64 or sha512: and 128 lower-case hexadecimal digits"
 
 
 def is_digest(text: str) -> bool:
-    """Return whether a string is a digest of a supported kind."""
+    """Return whether a string is a well-formed sha256 or sha512 digest."""
     algorithm, _, digits = text.partition(":")
     return len(digits) == _ALGORITHMS.get(algorithm, -1) and not set(digits) - set("0123456789abcdef")
 
 
 def check_digest(digest: str) -> str:
-    """Return a digest if it is well-formed, so that it can be part of a path or URL.
+    """Return the digest if it is well-formed, and so is safe in a path or URL.
 
     Raises:
-        ImageRefused: the digest is malformed, or of an unknown algorithm.
+        ImageRefused: the digest is malformed or has an unknown algorithm.
     """
     if not is_digest(digest):
         raise ImageRefused(
@@ -59,12 +59,12 @@ def check_digest(digest: str) -> str:
 
 
 def new_hash(digest: str, data: bytes = b"") -> hashlib._Hash:
-    """Return the hash that a digest is of, of some bytes."""
+    """Return a hash object with the algorithm of a digest, fed with ``data``."""
     return hashlib.new(digest.partition(":")[0], data)
 
 
 def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
-    """Compare the hash of the read bytes with their digest.
+    """Compare the hash of the read bytes with the expected digest.
 
     Raises:
         ImageRefused: the digests differ.
@@ -79,7 +79,7 @@ def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
 
 
 def require_room(fd: int, size: int, what: str, spare: int | None = None) -> None:
-    """Check that a file system has room for so many bytes, and then some.
+    """Check that a file system has ``size`` free bytes, plus ``spare`` bytes that must stay free.
 
     Raises:
         DiskFull: there is not enough space.
@@ -90,12 +90,12 @@ def require_room(fd: int, size: int, what: str, spare: int | None = None) -> Non
 
 
 class Blob:
-    """The bytes of a blob; counts and hashes what is read.
+    """Read a blob, and hash it while it is read.
 
     Args:
-        file: where they come from.
-        digest: what they must hash to; "" if nothing says.
-        name: what errors call it.
+        file: source of the bytes.
+        digest: expected digest; "" if it is unknown.
+        name: name of the blob in error messages.
     """
 
     def __init__(self, file: ByteSource, digest: str, name: str) -> None:
@@ -112,7 +112,7 @@ class Blob:
         return data
 
     def check(self) -> None:
-        """Read what is left, and compare the hash.
+        """Read the remaining bytes, and compare the hash with the digest.
 
         Raises:
             ImageRefused: the digests differ.
@@ -124,14 +124,15 @@ class Blob:
 
 
 class LayerStream:
-    """The tar in a layer's blob: gzip, zstd, xz, bzip2 or plain, decided by its first bytes as engines do.
+    """Read the tar in a blob that is compressed with gzip, zstd, xz or bzip2, or not at all.
 
-    It is read, decompressed and hashed by a thread of its own, which ends with the ``with`` block.
+    The first bytes decide the compression, as in container engines. A thread reads, decompresses and hashes the blob;
+    the thread ends with the ``with`` block.
 
     Args:
         blob: the blob.
-        limit: bytes that the tar may have.
-        digest: one like that of the tar which :attr:`diff_id` returns.
+        limit: maximum bytes of the tar.
+        digest: any digest with the algorithm that :attr:`diff_id` shall have.
     """
 
     def __init__(self, blob: Blob, limit: int, digest: str = "sha256:") -> None:
@@ -150,19 +151,19 @@ class LayerStream:
 
     @property
     def name(self) -> str:
-        """What errors call the layer."""
+        """Name of the layer in error messages."""
         return self._blob.name
 
     @property
     def diff_id(self) -> str:
-        """The digest of the tar; after :meth:`finish`."""
+        """Digest of the tar, valid after :meth:`finish`."""
         return f"{self._hash.name}:{self._hash.hexdigest()}"
 
     def some(self, size: int) -> bytes:
-        """Read at most so many bytes, at least one; b"" at the end.
+        """Read between 1 and ``size`` bytes; b"" at the end.
 
         Raises:
-            ImageRefused: the blob cannot be unpacked, or unpacks to too much.
+            ImageRefused: decompression failed, or the tar is larger than the limit.
         """
         if self._at == len(self._chunk) and not self._fill():
             return b""
@@ -171,7 +172,7 @@ class LayerStream:
         return part
 
     def exactly(self, size: int) -> bytes:
-        """Read so many bytes; fewer only at the end.
+        """Read ``size`` bytes; fewer only at the end.
 
         Raises:
             ImageRefused: as :meth:`some`.
@@ -186,7 +187,7 @@ class LayerStream:
         return b"".join(parts)
 
     def skip(self, size: int) -> bool:
-        """Read so many bytes; returns whether they were there.
+        """Skip ``size`` bytes; return False if the tar ended before.
 
         Raises:
             ImageRefused: as :meth:`some`.
@@ -196,7 +197,7 @@ class LayerStream:
         return not size
 
     def finish(self) -> None:
-        """Read to the end, and check the blob's digest.
+        """Read the tar to its end, and check the blob's digest.
 
         Raises:
             ImageRefused: as :meth:`some`, or the digests differ.
@@ -237,7 +238,10 @@ class LayerStream:
 
 
 class _Ahead:
-    """Chunks that a thread takes from an iterator before they are asked for: zlib and hashlib release the GIL."""
+    """Prefetch chunks of an iterator in a thread, so that decompression and hashing overlap with the unpacking.
+
+    This works because zlib and hashlib release the GIL.
+    """
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -249,7 +253,7 @@ class _Ahead:
         """Return the next chunk; b"" at the end.
 
         Raises:
-            Exception: what the iterator raised.
+            Exception: the iterator failed with this error.
         """
         if self._over:
             return b""
@@ -263,7 +267,7 @@ class _Ahead:
         return chunk
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._over = True
         while self._thread.is_alive():
             with suppress(queue.Empty):
@@ -283,7 +287,7 @@ class _Ahead:
 
 
 def is_packed(head: bytes) -> bool:
-    """Return whether a stream with this beginning is compressed; zstd may begin with a skippable frame."""
+    """Return whether a stream that begins with ``head`` is compressed; zstd may begin with a skippable frame."""
     skippable = head[1:4] == _SKIPPABLE and head[0] & 0xF0 == 0x50
     return head.startswith((_GZIP, MAGIC, *_OTHERS)) or skippable
 
@@ -308,7 +312,7 @@ def _unpacked(blob: Blob) -> Iterator[bytes]:
 
 
 def _gunzipped(blob: Blob, data: bytes) -> Iterator[bytes]:
-    """Unpack one or several gzip members."""
+    """Decompress one or more concatenated gzip members."""
     while data:
         member = zlib.decompressobj(wbits=31)
         while True:
@@ -325,7 +329,7 @@ def _gunzipped(blob: Blob, data: bytes) -> Iterator[bytes]:
 def _decompressed(
     blob: Blob, data: bytes, new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]
 ) -> Iterator[bytes]:
-    """Unpack one or several streams of xz or bzip2."""
+    """Decompress one or more concatenated streams of xz or bzip2."""
     while data:
         member = new()
         while not member.eof:
@@ -341,7 +345,7 @@ def _decompressed(
 
 
 def _after_padding(blob: Blob, data: bytes) -> bytes:
-    """Skip the zeros that may follow a compressed stream (gzip(1), xz(1)); return the next bytes."""
+    """Skip the zero padding that may follow a compressed stream (gzip(1), xz(1)); return the next bytes."""
     while not (stripped := data.lstrip(b"\0")):
         if not (data := blob.read(_READ)):
             break

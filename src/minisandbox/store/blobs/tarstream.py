@@ -1,8 +1,8 @@
-"""Read a tar archive once, from front to back: ustar, pax and GNU headers (tar(5), POSIX.1-2017 pax).
+"""Read a tar archive as a stream, with ustar, pax and GNU headers (tar(5), POSIX.1-2017 pax).
 
-The standard library's ``tarfile`` does not serve here. Its streaming mode ends silently at a damaged header, reads
-extended headers of any size into memory (2 GiB for one that claims 1 GiB), and in Python 3.11.7 needs 18 s for 128 KiB
-of digits in one (CVE-2024-6232).
+The standard library's ``tarfile`` is unsafe for untrusted archives. Its streaming mode ends silently at a damaged
+header, and it reads extended headers of any size into memory (2 GiB for a header that claims 1 GiB). In Python 3.11.7
+it needs 18 s for an extended header with 128 KiB of digits (CVE-2024-6232).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _KINDS = {
 _SIZE = 512
 _ZEROS = bytes(_SIZE)
 _MOST_HEADER = 1 << 20
-"""Bytes of one extended header: paths have 4,095, extended attributes 64 KiB each (limits.h)."""
+"""Maximum bytes of an extended header; a path has at most 4,095 bytes, an extended attribute 64 KiB (limits.h)."""
 _MOST_HEADERS = 64
-"""Extended headers of one member."""
+"""Maximum number of extended headers of one member."""
 _LONGEST_PATH = 4096  # limits.h: PATH_MAX
 _MOST_ATTRIBUTES = 1 << 16
-"""Bytes of one member's extended attributes (limits.h: XATTR_LIST_MAX)."""
+"""Maximum bytes of one member's extended attributes (limits.h: XATTR_LIST_MAX)."""
 _LONGEST_NUMBER = 20
 _NUMBER = re.compile(rb"-?[0-9]{1,20}")
 _MOMENT = re.compile(rb"(-?)([0-9]{1,12})(?:\.([0-9]{0,30}))?")
@@ -40,16 +40,16 @@ class Stream(Protocol):
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Name of the archive in error messages."""
 
     def some(self, size: int) -> bytes:
-        """Read at most so many bytes, at least one; b"" at the end."""
+        """Read between 1 and ``size`` bytes; b"" at the end."""
 
     def exactly(self, size: int) -> bytes:
-        """Read so many bytes; fewer only at the end."""
+        """Read ``size`` bytes; fewer only at the end."""
 
     def skip(self, size: int) -> bool:
-        """Pass over so many bytes; returns whether they were there."""
+        """Skip ``size`` bytes; return False if the stream ended before."""
 
 
 @dataclass(slots=True)
@@ -57,14 +57,14 @@ class Member:
     """One member of an archive.
 
     Attributes:
-        name: its path as the archive has it.
+        name: path of the member, unchanged from the archive.
         kind: one of the constants above.
         mode: permission bits.
-        uid: its owner.
-        gid: its group.
+        uid: numeric owner.
+        gid: numeric group.
         mtime: nanoseconds since the epoch.
-        size: bytes of its content.
-        target: where a link leads.
+        size: bytes of the content.
+        target: target of a symbolic or hard link.
         attributes: extended attributes.
     """
 
@@ -80,7 +80,7 @@ class Member:
 
 
 class MemberReader(Protocol):
-    """Source of members; the content of each is read before the next."""
+    """Source of members; the content of a member must be read before the next member."""
 
     def __iter__(self) -> Iterator[Member]:
         """Yield the members."""
@@ -89,11 +89,11 @@ class MemberReader(Protocol):
         """Yield the content of the member that was yielded last."""
 
     def refuse(self, reason: str, name: bytes | None = None) -> NoReturn:
-        """Refuse a member, or the one after the last."""
+        """Raise an error for a member, or for the member after the last that was read if ``name`` is None."""
 
 
 class TarReader:
-    """The members of an archive, in order.
+    """Read the members of an archive in order.
 
     Args:
         stream: the archive.
@@ -105,12 +105,12 @@ class TarReader:
         self._last = b""
 
     def refuse(self, reason: str, name: bytes | None = None, hint: str = "is it an image that you trust?") -> NoReturn:
-        """Refuse the archive.
+        """Raise an error for a malformed or unsafe archive.
 
         Args:
             reason: what is wrong.
-            name: the member; None: the one after the last that was read.
-            hint: what to do.
+            name: name of the member; None for the member after the last that was read.
+            hint: what the user can do.
 
         Raises:
             ImageRefused: always.
@@ -158,7 +158,7 @@ class TarReader:
                 records["path"] = text.rstrip(b"\0")
             elif flag == b"K":
                 records["linkpath"] = text.rstrip(b"\0")
-            elif flag == b"x":  # global headers are ignored, as by Go's archive/tar and so by the engines
+            elif flag == b"x":  # container engines use Go's archive/tar, which ignores global headers (g)
                 records |= self._records(text)
             following = self._next_header()
             if following is None:
@@ -195,7 +195,7 @@ class TarReader:
             self.refuse("it has a negative size, owner or mode", name)
         seconds = records.get("mtime")
         mtime = self._moment(seconds, name) if seconds else self._field(header[136:148], name) * _NANO
-        if kind != FILE:  # only a header, whatever size it claims (as Go's archive/tar)
+        if kind != FILE:  # Go's archive/tar also ignores the size of members other than files
             size = 0
         self._data, self._padding = size, -size % _SIZE
         return Member(name, kind, mode & 0o7777, uid, gid, mtime, size, target, attributes)
@@ -203,7 +203,7 @@ class TarReader:
     # --- headers ---
 
     def _next_header(self) -> bytes | None:
-        """Skip to the next header; None at the end of the archive."""
+        """Skip to the next header and return it, or None at the end of the archive."""
         if not self._stream.skip(self._data + self._padding):
             self.refuse("the archive ends in the middle of its content", self._last)
         self._data = self._padding = 0
@@ -212,7 +212,7 @@ class TarReader:
             return None
         if len(block) < _SIZE:
             self.refuse("the archive ends in the middle of a header")
-        total = sum(block) - sum(block[148:156]) + 8 * 32  # the sum counts its own field as spaces
+        total = sum(block) - sum(block[148:156]) + 8 * 32  # the checksum counts its own field as spaces
         checksum = _octal(block[148:156])
         if checksum != total and checksum != _signed_sum(block):
             self.refuse("its header is damaged: the checksum is wrong")
@@ -229,7 +229,7 @@ class TarReader:
         return text
 
     def _records(self, text: bytes) -> dict[str, bytes]:
-        """Parse a pax header: lines of ``LENGTH KEY=VALUE``, where values may have any byte."""
+        """Parse a pax header: lines of ``LENGTH KEY=VALUE``, in which values may contain any byte."""
         records: dict[str, bytes] = {}
         at = 0
         while at < len(text):
@@ -246,7 +246,7 @@ class TarReader:
     # --- fields ---
 
     def _field(self, text: bytes, name: bytes) -> int:
-        """Read a header's number: octal, or base 256 (GNU) if the first bit is set."""
+        """Parse a number in a header: octal, or base 256 (GNU) if the first bit is set."""
         if text[0] & 0x80:
             value = int.from_bytes(bytes([text[0] & 0x3F if text[0] & 0x40 == 0 else text[0]]) + text[1:], signed=True)
         else:
@@ -279,7 +279,7 @@ def _octal(text: bytes) -> int | None:
 
 
 def _signed_sum(block: bytes) -> int:
-    """Return the checksum as old programs computed it, from signed bytes."""
+    """Return the checksum of signed bytes, which some old programs write."""
     return 8 * 32 + sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:])
 
 

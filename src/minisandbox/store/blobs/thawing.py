@@ -1,4 +1,4 @@
-"""Thawing: unpack a frozen layer's blob."""
+"""Thaw frozen layers: unpack the blob of a layer into its tree."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _TIMEOUT = 3600.0
 
 
 def thaw(layer: Path) -> None:
-    """Give a frozen layer its tree back; of several that want it one does so, the others wait.
+    """Unpack a frozen layer; concurrent callers wait for the first one.
 
     The caller holds the layer, so that it cannot be frozen or removed meanwhile.
 
     Args:
-        layer: its directory.
+        layer: directory of the layer.
 
     Raises:
-        StoreError: the store is read-only; or the layer is damaged, and lies in quarantine now.
-        DiskFull: the disk is full; the layer is frozen as before.
+        StoreError: the store is read-only, or the layer is damaged and was moved to quarantine.
+        DiskFull: the disk is full; the layer is still frozen.
     """
     root = layer.parent.parent
     if is_read_only(root):
@@ -49,7 +49,7 @@ def thaw(layer: Path) -> None:
 
 
 def _unpacked(root: Path, layer: Path, work: Path) -> Path:
-    """Unpack a layer; return a directory with its tree and its list, durable."""
+    """Unpack a layer's blob; return a directory that contains the tree and the file list, both durable."""
     try:
         listed = list(listing.read_entries(layer))
         with open_cold(root, layer.name) as stream:
@@ -67,6 +67,6 @@ def _unpacked(root: Path, layer: Path, work: Path) -> Path:
 
 
 def _put_back(layer: Path, unpacked: Path) -> None:
-    os.replace(unpacked / listing.NAME, layer / listing.NAME)  # its blocks may differ
+    os.replace(unpacked / listing.NAME, layer / listing.NAME)  # the new files may take other numbers of blocks
     rename_directory(unpacked / "tree", layer / "tree")
     sync_directory(layer)

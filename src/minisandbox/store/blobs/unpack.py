@@ -1,8 +1,8 @@
-"""Unpack a layer's tar into a directory that becomes a layer of the store.
+"""Unpack a layer's tar safely into a directory that becomes a layer of the store.
 
-Every path is resolved in a model of what this layer has made so far, never by the kernel following links: a link in
-the layer can only lead to what is inside. Directories are opened with ``RESOLVE_BENEATH`` and ``RESOLVE_NO_SYMLINKS``
-(openat2(2)), files are made with ``O_EXCL`` and ``O_NOFOLLOW``.
+Paths are resolved in a model of the layer's files, and the kernel never follows a link, so a link cannot lead out of
+the layer. Directories are opened with ``RESOLVE_BENEATH`` and ``RESOLVE_NO_SYMLINKS`` (openat2(2)), and files are
+created with ``O_EXCL`` and ``O_NOFOLLOW``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from minisandbox.store.blobs.streams import SPARE, LayerStream, require_room
 from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, MemberReader, TarReader
 
 OPAQUE = "user.overlay.opaque"
-"""With the mount option ``userxattr``, which all overlays here have (overlayfs.rst)."""
+"""Attribute of opaque directories with the mount option ``userxattr``, which all our overlays have (overlayfs.rst)."""
 NOBODY = 65534
 WHITEOUT, OPAQUE_MARK = ".wh.", ".wh..wh..opq"  # image-spec, layer.md
 _AUFS = ".wh..wh."
-"""What begins so is a note of aufs, which docker used before 2015."""
+"""Prefix of the internal files of aufs, which docker used before 2015."""
 _AUFS_LINKS = ".wh..wh.plnk"
-"""Where aufs keeps files with several names; their names are hard links into it."""
+"""Directory in which aufs keeps hard-linked files; their other names are hard links to files in it."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LONGEST_NAME, LONGEST_PATH = 255, 3500  # limits.h: NAME_MAX; PATH_MAX without the store's own directories
 DEEPEST = 256
@@ -48,10 +48,10 @@ class Bounds:
     """Limits of one layer.
 
     Attributes:
-        content: bytes of its files.
-        entries: names in it.
-        text: bytes of its paths, links and extended attributes, which are kept in memory.
-        spare: bytes of the disk that stay free.
+        content: maximum bytes of all files.
+        entries: maximum number of names.
+        text: maximum bytes of all paths, links and extended attributes, which are kept in memory.
+        spare: bytes to leave free on the disk.
     """
 
     content: int = 64 << 30
@@ -65,9 +65,9 @@ class Unpacked:
     """The result of unpacking a layer.
 
     Attributes:
-        digests: the SHA-256 of each file's content, by inode.
-        hides_all: whether nothing of the layers below is visible.
-        notes: what could not be kept, and how often.
+        digests: SHA-256 of each file's content, by inode.
+        hides_all: whether the layer hides all layers below.
+        notes: descriptions of properties that could not be kept, and how often each occurred.
     """
 
     digests: dict[int, str] = field(default_factory=dict)
@@ -77,15 +77,15 @@ class Unpacked:
 
 @dataclass(slots=True)
 class _Node:
-    """One name of the layer.
+    """A file or directory in the model of the layer.
 
     Attributes:
-        kind: its kind.
-        children: what a directory holds.
-        member: the attributes of a directory; None if no entry described it.
-        target: where a link leads.
-        opaque: whether a directory hides what lies below it.
-        whiteouts: names of the layers below that a directory hides.
+        kind: one of the constants of :mod:`.tarstream`, or "whiteout".
+        children: the contents of a directory, by name.
+        member: the attributes of a directory; None if the archive has no entry for it.
+        target: target of a symbolic link.
+        opaque: whether a directory hides the directory of the same path in the layers below.
+        whiteouts: names in the layers below that a directory hides.
     """
 
     kind: str
@@ -102,11 +102,12 @@ def unpack(
     """Unpack a layer.
 
     Args:
-        stream: its tar.
-        tree: a new directory in a private one, which may get a second one for directories that the layer replaces.
-        below: the layers below it, where whiteouts are kept only of what these have; None: all are kept.
-        keep_owners: whether files get the owners that the layer says; else they are this process's.
-        bounds: what it may take.
+        stream: the layer's tar.
+        tree: the directory to create. Its parent must be private, because it also gets a directory
+            ``TREE.removed`` for directories that later entries replace.
+        below: the layers below, used to drop whiteouts of files that they do not have; None keeps all whiteouts.
+        keep_owners: whether to set the owners that the tar names; otherwise this process owns all files.
+        bounds: limits of the layer.
 
     Raises:
         ImageRefused: the archive is malformed, hostile or too large.
@@ -129,7 +130,7 @@ def unpack(
 def unpack_members(
     reader: MemberReader, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
 ) -> Unpacked:
-    """Unpack the members of a layer, wherever they come from; see :func:`unpack`."""
+    """Unpack the members of a layer from any reader; see :func:`unpack`."""
     tree.mkdir(mode=0o700)
     root = os.open(tree, _OPEN_DIRECTORY | os.O_CLOEXEC)
     unpacker = _Unpacker(reader, root, tree.with_suffix(".removed"), below, keep_owners, bounds or Bounds())
@@ -167,7 +168,7 @@ class _Unpacker:
         self._hide((), self._top, hidden=False)
         self._forget()
         self.done.hides_all = self._top.opaque
-        self._top.opaque = False  # overlayfs does not ask a layer's root
+        self._top.opaque = False  # overlayfs ignores the attribute on a layer's root
         self._settle((), self._top)
 
     def close(self) -> None:
@@ -175,7 +176,7 @@ class _Unpacker:
         os.close(self._root)
 
     def _remove_links(self) -> None:
-        """Remove the directory of aufs; a file in it stays under the names that are linked to it."""
+        """Remove the link directory of aufs; its files keep their other names."""
         folder = self._top.children.get(_AUFS_LINKS, _Node(DIRECTORY))
         for name in [*folder.children]:
             self._remove(folder, (_AUFS_LINKS,), name)
@@ -221,7 +222,7 @@ class _Unpacker:
         self._make(folder, where, name)
 
     def _parts(self, path: str) -> list[str]:
-        """Split a path; one that leads upwards is refused, leading slashes do not count (as in tar(1))."""
+        """Split a path into names; reject "..", and ignore leading slashes as tar(1) does."""
         if len(path) > LONGEST_PATH:
             self._refuse(f"its path has more than {LONGEST_PATH} characters")
         parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -232,13 +233,13 @@ class _Unpacker:
         return parts
 
     def _directory(self, parts: list[str]) -> tuple[_Node, tuple[str, ...]]:
-        """Find or make a directory; links of this layer are followed inside of it."""
+        """Find or create a directory, resolving this layer's links in the model; return its node and its path."""
         path: list[str] = []
         node, trail = self._top, [self._top]
         waiting, links = list(reversed(parts)), 0
         while waiting:
             part = waiting.pop()
-            if part == "..":  # of a link
+            if part == "..":  # from the target of a link
                 if not path:
                     self._refuse("it lies behind a link that leads out of the image")
                 path.pop()
@@ -265,7 +266,7 @@ class _Unpacker:
         return node, tuple(path)
 
     def _imply(self, node: _Node, path: list[str], name: str) -> _Node:
-        """Make a directory that no entry has described yet."""
+        """Create a directory that no entry has described yet."""
         if name.startswith(WHITEOUT) and (path or name != _AUFS_LINKS):
             self._refuse(f"it lies in {name!r}, which is a whiteout")
         self._count(1)
@@ -323,9 +324,9 @@ class _Unpacker:
             self._own(member, name, parent)
             os.chmod(name, member.mode, dir_fd=parent)
             self._date(member, name, parent)
-        else:  # a sandbox has its own /dev, and device files work nowhere else in it
+        else:  # a sandbox has its own /dev, and device files do not work elsewhere in a sandbox
             self.done.notes["device files are left out"] += where[:1] != ("dev",)
-            self._note_whiteout(folder, f"{WHITEOUT}{name}")  # a device hides what the layers below have under its name
+            self._note_whiteout(folder, f"{WHITEOUT}{name}")  # like the device, hide this name in the layers below
             return
         folder.children[name] = node
 
@@ -365,7 +366,7 @@ class _Unpacker:
     # --- attributes ---
 
     def _finish(self, fd: int, member: Member, owner: tuple[int, int]) -> None:
-        """Set the metadata of a file or directory: a change of owner clears setuid and capabilities (chown(2))."""
+        """Set the metadata, owner first: a change of owner clears setuid bits and capabilities (chown(2))."""
         if self._keep_owners:
             os.fchown(fd, *owner)
         self._set_attributes(fd, member)
@@ -396,7 +397,7 @@ class _Unpacker:
         for name, value in member.attributes.items():
             ours = name.startswith("user.overlay.")
             if not ours and name.startswith(("user.", "security.capability", "system.posix_acl_")):
-                with contextlib.suppress(OSError):  # this user may not set it, or this file system has none
+                with contextlib.suppress(OSError):  # not permitted for this user, or no support in the file system
                     os.setxattr(fd, name, value)
                     continue
             space = name.partition(".")[0]
@@ -406,14 +407,14 @@ class _Unpacker:
     # --- whiteouts and directories, once everything is there ---
 
     def _hide(self, path: tuple[str, ...], node: _Node, *, hidden: bool) -> None:
-        """Hide files of the layers below; what this layer has under their names stays (layer.md, "Whiteouts")."""
+        """Create whiteouts, except for names that this layer has itself (image-spec, layer.md, "Whiteouts")."""
         hidden = hidden or node.opaque
         for name in sorted(node.whiteouts or ()):
             child_of_layer = node.children.get(name)
             if child_of_layer is not None:
                 child_of_layer.opaque = child_of_layer.kind == DIRECTORY
             elif self._below is None or (not hidden and self._below.shows((*path, name))):
-                # an ordinary user may make one since Linux 5.8 (mknod(2) with WHITEOUT_DEV)
+                # An unprivileged user may create a whiteout since Linux 5.8 (mknod(2) with WHITEOUT_DEV).
                 parent = self._at(path)
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
                 os.utime(name, ns=(0, 0), dir_fd=parent, follow_symlinks=False)
@@ -423,7 +424,7 @@ class _Unpacker:
                 self._hide((*path, name), child, hidden=hidden)
 
     def _settle(self, path: tuple[str, ...], node: _Node) -> None:
-        """Give directories their attributes, the innermost first: nothing is made in them any more."""
+        """Set the attributes of directories, innermost first, once all files exist, because new files change mtimes."""
         for name, child in node.children.items():
             if child.kind == DIRECTORY:
                 self._settle((*path, name), child)
@@ -440,7 +441,7 @@ class _Unpacker:
     # --- the tree ---
 
     def _remove(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
-        """Remove what an earlier entry made under this name."""
+        """Remove the file or directory that an earlier entry created under this name."""
         existing = folder.children.pop(name, None)
         if existing is None:
             return
@@ -454,7 +455,7 @@ class _Unpacker:
         self._forget()
 
     def _at(self, path: tuple[str, ...]) -> int:
-        """Return the descriptor of a directory; the one used last stays open."""
+        """Return the descriptor of a directory; the descriptor that was used last stays open."""
         if not path:
             return self._root
         if self._open[0] != path:
@@ -477,5 +478,5 @@ def _moment(member: Member) -> int:
 
 
 def _is_refusal(error: OSError) -> bool:
-    """Return whether the kernel refused a path of the archive; otherwise the disk is at fault."""
+    """Return whether an OSError means that the file system rejects a path of the archive."""
     return error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EMLINK, errno.EILSEQ, errno.EINVAL)

@@ -1,1 +1,1 @@
-"""Files and directories of the store's disk, as every part of it needs them."""
+"""Write, read, lock and remove the store's files and directories safely."""

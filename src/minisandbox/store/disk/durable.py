@@ -1,4 +1,4 @@
-"""Atomic, durable writes."""
+"""Write files atomically and durably."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import IO
 
 HALF_WRITTEN = "[0-9a-f]" * 12
-"""A pattern for how the names of files end that a killed process left half-written: ``.NAME.`` and this."""
+"""Glob pattern for the suffix of half-written files of killed processes, which are named ``.NAME.SUFFIX``."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that readers and crashes see the old content or the new, nothing between.
+    """Write a file so that readers, even after a crash, see either the old or the new content.
 
     Args:
         path: the file; its directory must exist.
         data: the whole content.
 
     Raises:
-        OSError: the kernel refused; the old content is still there.
+        OSError: a system call failed; the old content is unchanged.
     """
     with written_atomically(path) as file:
         file.write(data)
@@ -30,13 +30,13 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """Write a new file that durably takes a path's place if the block succeeds; otherwise it is removed.
+    """Yield a temporary file that durably replaces ``path`` if the block succeeds, and is removed otherwise.
 
     Args:
         path: the file; its directory must exist.
 
     Raises:
-        OSError: the kernel refused; the old content is still there.
+        OSError: a system call failed; the old content is unchanged.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -45,14 +45,14 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:  # Ctrl-C included: nothing half-written stays
+    except BaseException:  # Ctrl-C included: leave no half-written file
         part.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable (fsync(2): a rename needs this on its directory)."""
+    """Make the names in a directory durable; fsync(2) requires this after a rename."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -61,12 +61,12 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_filesystem(path: Path) -> None:
-    """Write back everything on the file system that holds ``path``.
+    """Write everything on the file system that contains ``path`` to disk.
 
-    One syncfs(2) takes 20 ms where an fsync for each of a layer's 2,000 files takes seconds.
+    One syncfs(2) takes 20 ms, while an fsync for each of a layer's 2,000 files takes seconds.
 
     Raises:
-        OSError: writing back failed; ENOSPC of delayed allocation shows up here.
+        OSError: the write failed; delayed allocation reports ENOSPC only here.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

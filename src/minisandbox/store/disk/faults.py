@@ -1,4 +1,4 @@
-"""Translate the OSErrors of the store into its own errors."""
+"""Convert OSErrors of store operations to :class:`.StoreError`, and detect a full disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from minisandbox.errors import DiskFull, MiniSandboxError, StoreError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the kernel says if a disk or a quota is full."""
+"""Error numbers of a full disk or quota."""
 
 _LONGEST = 600
 _HINTS = {
@@ -27,18 +27,20 @@ _FEW_FILES = 100
 
 @contextmanager
 def store_faults(what: str) -> Iterator[None]:
-    """Turn an ``OSError`` of the body into a :class:`StoreError` that says what failed; our own errors pass.
+    """Convert an ``OSError`` of the body to a :class:`StoreError` that names the failed action.
+
+    A :class:`MiniSandboxError` passes unchanged.
 
     Args:
-        what: the failed action and its object, such as ``"publish layer ab12"``.
+        what: the action and its object, for example ``"publish layer ab12"``.
 
     Raises:
         DiskFull: the disk or a quota is full.
-        StoreError: any other refusal.
+        StoreError: the body raised another OSError.
     """
     try:
         yield
-    except MiniSandboxError:  # some of our own errors are OSErrors, too; their message is complete
+    except MiniSandboxError:  # some are OSErrors too, but their message is complete
         raise
     except OSError as error:
         if error.errno in FULL:
@@ -52,7 +54,7 @@ def disk_full(what: str, error: OSError | None = None) -> DiskFull:
 
     Args:
         what: the failed action and its object.
-        error: what the kernel said.
+        error: the OSError, if a system call failed.
     """
     fault = DiskFull(
         f"cannot {what}: the disk is full",
@@ -64,20 +66,20 @@ def disk_full(what: str, error: OSError | None = None) -> DiskFull:
 
 
 def _told(error: OSError) -> str:
-    """Return the kernel's message; the middle of a very long path is cut out."""
+    """Return the message of an OSError, without the middle of a very long path."""
     text = str(error)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
 
 
 def is_full(directory: Path, minimum: int) -> bool:
-    """Return whether the file system of a directory, or a quota there, is as good as full.
+    """Return whether a directory's file system or quota has too little space or too few inodes left.
 
     Args:
-        directory: a private directory; a file is made in it and removed again.
-        minimum: bytes below which it counts as full.
+        directory: a private directory, in which a file is created and removed again.
+        minimum: bytes that must be free.
 
     Raises:
-        OSError: the directory cannot be looked at.
+        OSError: the file system's status cannot be read.
     """
     info = os.statvfs(directory)
     if info.f_bavail * info.f_frsize < minimum or (info.f_files > 0 and info.f_favail < _FEW_FILES):
@@ -86,13 +88,13 @@ def is_full(directory: Path, minimum: int) -> bool:
 
 
 def _takes(directory: Path, size: int) -> bool:
-    """Return whether a file of that size can be allocated: fallocate(2) obeys quotas, which statvfs(3) hides."""
+    """Return whether a file of that size can be allocated; fallocate(2) honours quotas, which statvfs(3) ignores."""
     path = directory / f"room.{secrets.token_hex(6)}"
     try:
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
-            os.fsync(file.fileno())  # a server says it only now
-    except OSError as error:  # any other says nothing about room: a limit on files' sizes, a file system without it
+            os.fsync(file.fileno())  # a file server reports a full disk only here
+    except OSError as error:  # other errors do not mean a full disk: a file size limit, no support for fallocate
         return error.errno not in FULL
     finally:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Locks between processes and threads: flock(2) on a file without other use."""
+"""Lock files and directories with flock(2), against other processes and threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLL = 0.05
 
 
 def try_flock(fd: int) -> bool:
-    """Take an exclusive lock on an open file if no process holds it."""
+    """Take an exclusive lock on an open file without waiting; return whether it was free."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -28,17 +28,17 @@ def try_flock(fd: int) -> bool:
 
 @contextmanager
 def hold_lock(path: Path, *, timeout: float, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the lock that ``path`` names while the body runs.
+    """Hold the lock ``path`` while the body runs.
 
-    The kernel drops it when its holder dies, however it dies.
+    The kernel releases the lock if the holder is killed.
 
     Args:
-        path: the lock file; it is made if it is not there, and removed afterwards.
-        timeout: seconds to wait for another holder.
-        on_wait: called again and again while there is another holder.
+        path: the lock file, created if missing and removed afterwards.
+        timeout: seconds to wait while another process holds the lock.
+        on_wait: called repeatedly during the wait.
 
     Raises:
-        StoreError: another process still holds the lock after ``timeout``, or the kernel refused.
+        StoreError: another process still holds the lock after ``timeout``, or a system call failed.
         DiskFull: there is no space for the lock file.
     """
     deadline = time.monotonic() + timeout
@@ -56,18 +56,18 @@ def hold_lock(path: Path, *, timeout: float, on_wait: Callable[[], None] | None 
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: a process that waits on this inode sees that the name moved on
+        path.unlink(missing_ok=True)  # before the unlock, so that a waiting process sees that its inode lost the name
         os.close(fd)
 
 
 @contextmanager
 def hold_flock(path: Path, flags: int, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock on a file or directory that stays, while the body runs; wait for it as long as it takes.
+    """Hold a lock on a permanent file or directory while the body runs; wait for the lock without a limit.
 
     Args:
-        path: it.
+        path: the file or directory.
         flags: :data:`LOCK_FILE` or :data:`DIRECTORY`.
-        shared: whether others may hold it in the same way.
+        shared: take a shared lock instead of an exclusive one.
 
     Raises:
         OSError: the path cannot be opened.
@@ -81,12 +81,12 @@ def hold_flock(path: Path, flags: int, *, shared: bool = False) -> Iterator[None
 
 
 def open_locked(path: Path, flags: int, lock: Callable[[int], bool] = try_flock) -> int | None:
-    """Return a locked descriptor of a file or directory, for the caller to close; None if it is locked, or has gone.
+    """Lock a file or directory; return a descriptor for the caller to close, or None if it is locked or was removed.
 
     Args:
-        path: it.
+        path: the file or directory.
         flags: :data:`LOCK_FILE` or :data:`DIRECTORY`.
-        lock: locks the descriptor; returns whether it could.
+        lock: locks the descriptor, and returns whether that succeeded.
 
     Raises:
         OSError: the path cannot be opened.
@@ -95,7 +95,7 @@ def open_locked(path: Path, flags: int, lock: Callable[[int], bool] = try_flock)
     try:
         if lock(fd) and still_named(fd, path):
             return fd
-    except BaseException:  # the descriptor must not leak, whatever ended it
+    except BaseException:  # Ctrl-C included: do not leak the descriptor
         os.close(fd)
         raise
     os.close(fd)
@@ -103,7 +103,7 @@ def open_locked(path: Path, flags: int, lock: Callable[[int], bool] = try_flock)
 
 
 def still_named(fd: int, path: Path) -> bool:
-    """Return whether the locked inode still has that name: its last holder may have removed it."""
+    """Return whether the locked inode still has the name ``path``; the previous holder may have removed it."""
     try:
         named = path.stat(follow_symlinks=False)
     except FileNotFoundError:

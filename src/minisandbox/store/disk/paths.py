@@ -1,4 +1,4 @@
-"""The path of the store, and whether it is writable and private."""
+"""Find the store's directory, and check that it is private, writable and on a suitable file system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def default_root(environment: Mapping[str, str] | None = None) -> Path:
     """Return the store's directory.
 
     Args:
-        environment: where to look; the process's own environment by default.
+        environment: environment variables; those of the process by default.
 
     Returns:
         ``$MINISANDBOX_STORE``, else ``$XDG_CACHE_HOME/minisandbox``, else ``~/.cache/minisandbox``; always absolute.
@@ -43,7 +43,7 @@ def default_root(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def home_directory(environment: Mapping[str, str]) -> Path | None:
-    """Return the user's home: ``$HOME``, otherwise the password file's; None if neither is set."""
+    """Return the user's home directory from ``$HOME`` or the password file, or None if neither names it."""
     if home := environment.get("HOME"):
         return Path(home)
     try:
@@ -53,19 +53,20 @@ def home_directory(environment: Mapping[str, str]) -> Path | None:
 
 
 def is_read_only(path: Path) -> bool:
-    """Return whether this process may not change a store: it is on a read-only mount or belongs to another user."""
+    """Return whether a store is read-only for this process: on a read-only mount, or owned by another user."""
     try:
         owner = (path / "version").lstat().st_uid
     except OSError:
         return False
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return True
-    # One that this process could write to is no exception: layers of several owners cannot all be copied up inside.
+    # Another user's store is read-only even if it is writable: overlayfs in a sandbox could not copy up all files of a
+    # layer with several owners.
     return owner != os.geteuid() or not os.access(path, os.W_OK | os.X_OK)
 
 
 def check_private(path: Path) -> None:
-    """Refuse a directory in which another user could replace a store's parts by links.
+    """Reject a directory in which another user could replace parts of the store by symlinks.
 
     Raises:
         StoreError: the directory belongs to another user, or others may write to it.
@@ -87,11 +88,11 @@ def check_private(path: Path) -> None:
 
 
 def check_file_system(path: Path) -> None:
-    """Refuse a file system on which no layer can be made, or on which locks do not hold.
+    """Reject a file system on which layers cannot be made, or on which locks do not work between machines.
 
     Raises:
         StoreError: the file system is overlayfs or a network file system.
-        OSError: the directory cannot be looked at.
+        OSError: the directory cannot be examined.
     """
     kind = file_system(path)
     if is_network(kind):
@@ -113,17 +114,17 @@ def check_file_system(path: Path) -> None:
 
 
 def set_aside(root: Path, damaged: Path) -> Path:
-    """Move something damaged to quarantine by one rename, so that sandboxes over it run on.
+    """Move a damaged layer or record to quarantine by one rename, so that running sandboxes can still use it.
 
     Args:
         root: the store's directory.
-        damaged: a layer, a pack or a record in it.
+        damaged: path of a layer, a pack or a record in the store.
 
     Returns:
-        Where it lies now, until :func:`.collect.collect` removes it.
+        The path in quarantine, where the files stay until :func:`.collect.collect` removes them.
 
     Raises:
-        OSError: the kernel refused, or it has gone.
+        OSError: a system call failed, or ``damaged`` is missing.
     """
     target = root / "quarantine" / f"{damaged.name}.{secrets.token_hex(4)}"
     damaged.rename(target)

@@ -1,7 +1,7 @@
-"""Read files that another user may own: follow no link, wait for no writer, bound the size.
+"""Read files that another user may own: never follow a link, wait for a writer, or exceed a size limit.
 
-A store can belong to another user, who may put anything in the place of a file: a link, a pipe, a file without end.
-Our own store is read in the same way; a damaged one of ours is found so too.
+A store can belong to another user, who may replace a file by a link, a pipe or an endless file. The user's own store
+is read with the same checks, which also detect damage.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from minisandbox.errors import StoreError
 from minisandbox.launch.kernel import syscalls
 
 _CHUNK = 1 << 20
-_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: the open of a pipe does not wait for a writer
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: do not wait for the writer of a pipe
 _LINKS = frozenset({errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ENOTDIR})
-"""openat2(2): a link, a way out, a socket, a file in the place of a directory."""
+"""Errors of openat2(2) for a link, a path that leaves the directory, a socket, and a file instead of a directory."""
 
 
 def open_below(root: Path, name: str) -> IO[bytes]:
     """Open a regular file of a store for reading.
 
     Args:
-        root: the store's directory, which may be reached through links.
-        name: the file, relative to that; nothing on the way to it may be a link, or lead out.
+        root: the store's directory, whose own path may contain links.
+        name: path of the file, relative to ``root``; it may not contain links or lead out of ``root``.
 
     Raises:
-        StoreError: the name is no regular file, or is reached through a link.
+        StoreError: the name is not a regular file, or its path contains a link.
         OSError: the file cannot be opened; FileNotFoundError if it is missing.
     """
     top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -45,11 +45,11 @@ def read_below(root: Path, name: str, limit: int) -> bytes:
 
     Args:
         root: the store's directory.
-        name: the file, relative to that.
-        limit: bytes that it may have.
+        name: path of the file, relative to ``root``.
+        limit: maximum size in bytes.
 
     Raises:
-        StoreError: the name is no regular file, is reached through a link, or the file is larger.
+        StoreError: the name is not a regular file, its path contains a link, or the file is larger than ``limit``.
         OSError: the file cannot be read; FileNotFoundError if it is missing.
     """
     with open_below(root, name) as file:
@@ -57,15 +57,15 @@ def read_below(root: Path, name: str, limit: int) -> bytes:
 
 
 def read_regular(path: Path, limit: int, check: Callable[[Path], None] = lambda _: None) -> bytes:
-    """Read a regular file that the user named; links to it are followed.
+    """Read a regular file that the user named; links are followed.
 
     Args:
         path: the file.
-        limit: bytes that it may have.
-        check: is called with where the opened file lies, all links followed, before it is read.
+        limit: maximum size in bytes.
+        check: called with the resolved path of the opened file before the file is read.
 
     Raises:
-        StoreError: the path is no regular file, or the file is larger.
+        StoreError: the path is not a regular file, or the file is larger than ``limit``.
         OSError: the file cannot be read.
     """
     with _opened(str(path), lambda: os.open(path, _FILE)) as file:
@@ -81,12 +81,12 @@ def _opened(where: str, open_file: Callable[[], int]) -> IO[bytes]:
     except OSError as error:
         if error.errno in _LINKS:
             raise _unexpected(where, "it is a link or a socket, or reached through a link") from error
-        raise OSError(error.errno, error.strerror, where) from error  # with the whole path
+        raise OSError(error.errno, error.strerror, where) from error  # the error of openat2 has no absolute path
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _unexpected(where, "it is a directory, a pipe or a device, not a file")
         return os.fdopen(fd, "rb")
-    except BaseException:  # the descriptor must not leak, whatever ended it
+    except BaseException:  # Ctrl-C included: do not leak the descriptor
         os.close(fd)
         raise
 
@@ -95,7 +95,7 @@ def _read(file: IO[bytes], where: str, limit: int) -> bytes:
     size, data = os.fstat(file.fileno()).st_size, bytearray()
     while size <= limit and (chunk := file.read(min(_CHUNK, limit + 1 - len(data)))):
         data += chunk
-    if max(size, len(data)) > limit:  # the file may have grown, and files of /proc have size 0
+    if max(size, len(data)) > limit:  # the file may have grown, and files in /proc report size 0
         raise StoreError(
             f"{where} is too large",
             reason=f"it has more than {limit} bytes",

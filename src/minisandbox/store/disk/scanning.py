@@ -1,4 +1,4 @@
-"""Scan a finished tree: list its entries, with the hash of each file's content."""
+"""List the entries of a finished tree, and hash the content of its files."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, WHITEOUT, Att
 _CHUNK = 1 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MACHINE = frozenset(f"user.overlay.{name}" for name in ("origin", "impure", "nlink", "uuid", "upper"))
-"""What overlayfs notes for itself (fs/overlayfs/overlayfs.h): of use only while it can decode them."""
+"""Internal attributes of overlayfs (fs/overlayfs/overlayfs.h), which are valid only on this machine."""
 _LONGEST_NAME = 200
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.S_IFIFO: FIFO}
 
 
 @dataclass(slots=True)
 class Allowance:
-    """Time limit for reading one tree: holes, shared blocks and a million names are cheap to create, not to read.
+    """Time limit for reading a tree, because holes, shared blocks and many names are cheap to make but slow to read.
 
     Attributes:
-        seconds: from now on; None: as long as it takes.
+        seconds: seconds from the creation of this object; None sets no limit.
     """
 
     seconds: float | None = None
     _begun: float = field(default_factory=time.monotonic)
 
     def check(self) -> None:
-        """See whether there is time left.
+        """Raise an error if the time limit has passed.
 
         Raises:
-            UnfitTree: nothing of it is left.
+            UnfitTree: the time limit has passed.
         """
         if self.seconds is not None and time.monotonic() - self._begun > self.seconds:
             raise UnfitTree(
@@ -50,7 +50,7 @@ class Allowance:
 
 @contextmanager
 def opened_up(path: str | Path) -> Iterator[None]:
-    """Give the owner all rights to a file or directory that is no link, while the body runs.
+    """Give the owner all permissions on a file or directory, but not on a link, while the body runs.
 
     Raises:
         OSError: the file belongs to another user.
@@ -64,13 +64,13 @@ def opened_up(path: str | Path) -> Iterator[None]:
 
 
 def walk(tree: Path, opened: ExitStack | None = None) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path relative to the tree, its status), the tree itself first, each directory before what is in it.
+    """Yield (path relative to the tree, status), first for the tree itself, and for each directory before its contents.
 
-    Names of one directory come sorted, so that the same tree always gives the same list.
+    The names in a directory are sorted, so that equal trees give equal lists.
 
     Args:
         tree: the directory.
-        opened: closes again the directories that had to be opened up; None leaves them alone.
+        opened: restores the modes of directories that :func:`opened_up` had to change; None changes no modes.
 
     Raises:
         OSError: a directory cannot be read.
@@ -78,7 +78,7 @@ def walk(tree: Path, opened: ExitStack | None = None) -> Iterator[tuple[str, os.
     base = os.fspath(tree)
     top = os.lstat(base)
     yield "", top
-    waiting = [""] if stat.S_ISDIR(top.st_mode) else []  # a link in its place is not followed
+    waiting = [""] if stat.S_ISDIR(top.st_mode) else []  # do not follow a link in place of the tree
     while waiting:
         folder = waiting.pop()
         for entry in _listed(f"{base}/{folder}", opened):
@@ -97,20 +97,20 @@ def _listed(folder: str, opened: ExitStack | None) -> list[os.DirEntry[str]]:
 
 
 def scan(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
-    """Yield the entries of a tree that is about to be published, and clear the tree of what layers do not keep.
+    """Yield the entries of a tree before its publication, and remove sockets and overlayfs's internal attributes.
 
-    That is overlayfs's own notes, and sockets: their servers have ended, and no archive holds them.
+    A socket is useless once its server has exited, and tar archives cannot contain sockets.
 
     Args:
         tree: a tree that no process writes to any more.
-        opened: closes again the directories that had to be opened up, as a build may have left them.
-        allowance: what reading it may cost.
-        digests: the SHA-256 of files' contents by inode, if they are known: those are not read.
+        opened: restores the modes of directories that the build left without permissions and that were opened up.
+        allowance: time limit for reading the tree.
+        digests: known SHA-256 of files' contents by inode; files with a known digest are not read.
 
     Raises:
-        UnfitTree: reading it costs more, or a path in it is too long.
-        StoreError: the tree holds a device, or a file changed while it was read.
-        OSError: something in it cannot be read.
+        UnfitTree: reading the tree takes too long, or a path in it is too long.
+        StoreError: the tree contains a device, or a file changed while it was read.
+        OSError: a file or directory cannot be read.
     """
     try:
         yield from _scanned(tree, opened, allowance, digests)
@@ -142,20 +142,20 @@ def _scanned(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mappi
         known_digest = digests.get(info.st_ino, "") if stat.S_ISREG(info.st_mode) else ""
         entry = _described(path, where, info, allowance, digest=not known_digest)
         entry = _cleared(replace(entry, digest=entry.digest or known_digest), where)
-        if info.st_nlink > 1 and entry.kind not in (DIRECTORY, WHITEOUT):  # overlayfs links its whiteouts together
+        if info.st_nlink > 1 and entry.kind not in (DIRECTORY, WHITEOUT):  # overlayfs hard-links its whiteouts
             first[info.st_ino] = entry
         yield entry
 
 
 def _described(path: str, where: str, info: os.stat_result, allowance: Allowance, *, digest: bool) -> Entry:
-    """Describe one thing, whether its owner may read it or not."""
+    """Return the entry of a file or directory, even if its mode denies reading to its owner."""
     closed = stat.S_ISREG(info.st_mode) and not info.st_mode & stat.S_IRUSR
     with opened_up(where) if closed else nullcontext():
         return describe(path, where, info, digest=digest, allowance=allowance)
 
 
 def _cleared(entry: Entry, where: str) -> Entry:
-    """Without file handles of this machine: equal files would differ, and a moved layer would hold stale ones."""
+    """Remove overlayfs's file handles, which make equal files differ and become stale when the layer is moved."""
     if entry.kind == WHITEOUT:
         return _plain_whiteout(entry, where)
     noted = [name for name, _ in entry.attributes if name in _MACHINE]
@@ -168,7 +168,7 @@ def _cleared(entry: Entry, where: str) -> Entry:
 
 
 def _plain_whiteout(entry: Entry, where: str) -> Entry:
-    """Clear a whiteout's mode and mtime: it only says that a name is removed."""
+    """Clear a whiteout's mode and mtime, which have no meaning, so that equal layers have equal lists."""
     if entry.mode:
         os.chmod(where, 0)
     if entry.mtime:
@@ -179,17 +179,17 @@ def _plain_whiteout(entry: Entry, where: str) -> Entry:
 def describe(
     path: str, where: str, info: os.stat_result, *, digest: bool = True, allowance: Allowance | None = None
 ) -> Entry:
-    """Return the entry of one thing.
+    """Return the entry of a file, directory, link, FIFO or whiteout.
 
     Args:
-        path: its path in the layer.
-        where: its path here.
+        path: path in the layer.
+        where: path on this machine.
         info: its status.
         digest: whether to read and hash a file's content.
-        allowance: what reading it may cost; None: whatever it does.
+        allowance: time limit for reading the file; None sets no limit.
 
     Raises:
-        UnfitTree: reading it costs more.
+        UnfitTree: reading the file takes too long.
         StoreError: the path is a device, or the file changed while it was read.
         OSError: the path cannot be read.
     """
@@ -204,7 +204,7 @@ def describe(
         gid=info.st_gid,
         mtime=info.st_mtime_ns,
         size=info.st_size if kind == FILE else 0,
-        disk=info.st_blocks * 512,  # stat(2): in units of 512 bytes on every file system
+        disk=info.st_blocks * 512,  # stat(2): st_blocks counts 512-byte units on every file system
         digest=hash_file(where, info.st_size, allowance) if kind == FILE and digest else "",
         target=os.readlink(where) if kind == LINK else "",
         attributes=read_attributes(where) if kind in (FILE, DIRECTORY) else (),
@@ -212,7 +212,7 @@ def describe(
 
 
 def kind_of(info: os.stat_result) -> str | None:
-    """Return the entry kind of a status; None for a device that is no whiteout."""
+    """Return the entry kind for a file status, or None for a device other than a whiteout."""
     if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
         return WHITEOUT
     return _KINDS.get(stat.S_IFMT(info.st_mode))
@@ -222,13 +222,13 @@ def hash_file(path: str, size: int, allowance: Allowance | None = None) -> str:
     """Return the SHA-256 of a file's content.
 
     Args:
-        path: the file; it is not followed if it is a link, and not waited for if it is a pipe.
-        size: how long it is.
-        allowance: what reading it may cost; None: whatever it does.
+        path: the file; a link is not followed, and a pipe without a writer does not block.
+        size: expected size in bytes.
+        allowance: time limit for reading the file; None sets no limit.
 
     Raises:
-        UnfitTree: reading it costs more.
-        StoreError: the file is longer or shorter.
+        UnfitTree: reading the file takes too long.
+        StoreError: the file does not have the expected size.
         OSError: the file cannot be read.
     """
     fd = os.open(path, _READ)
@@ -249,10 +249,10 @@ def hash_file(path: str, size: int, allowance: Allowance | None = None) -> str:
 
 
 def read_attributes(path: str) -> Attributes:
-    """Return a file's or directory's extended attributes; those that label it for this machine only are left out."""
+    """Return the extended attributes of a file or directory, without security labels of this machine."""
     try:
         names = os.listxattr(path, follow_symlinks=False)
-    except OSError:  # a file system that has none, as tmpfs before Linux 6.6
+    except OSError:  # a file system without extended attributes, for example tmpfs before Linux 6.6
         return ()
     chosen = sorted(name for name in names if name.startswith(("user.", "security.capability", "system.posix_acl")))
     return tuple((name, os.getxattr(path, name, follow_symlinks=False).hex()) for name in chosen)

@@ -1,4 +1,4 @@
-"""Staging directories: each is locked; the next process removes those of dead owners."""
+"""Create locked staging directories for unfinished files, and remove the directories of dead processes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from minisandbox.store.disk.trees import remove_tree
 
 @contextmanager
 def staging_directory(root: Path, label: str) -> Iterator[Path]:
-    """Make a private directory, held by a lock while the body runs, removed afterwards whatever happened.
+    """Create a private directory, lock it while the body runs, and remove it afterwards, even after an error.
 
     Args:
         root: the store's directory.
-        label: what it is for; part of its name.
+        label: purpose of the directory, which becomes part of its name.
 
     Raises:
         OSError: the directory cannot be created or removed.
     """
     path = root / "staging" / f"{label[:40]}.{secrets.token_hex(6)}"
-    with _gate(root):  # between mkdir and flock no process may take it for a leftover
+    with _gate(root):  # so that no process removes the directory as a leftover between mkdir and flock
         path.mkdir(mode=0o700)
         fd = open_locked(path, DIRECTORY)
     assert fd is not None
@@ -38,7 +38,7 @@ def staging_directory(root: Path, label: str) -> Iterator[Path]:
 
 
 def reclaim(root: Path) -> int:
-    """Remove the staging directories of dead processes; locked ones are in use.
+    """Remove the staging directories of dead processes, which are unlocked.
 
     Returns:
         How many directories were removed.
@@ -49,12 +49,12 @@ def reclaim(root: Path) -> int:
 
 def _reclaim_one(root: Path, path: Path) -> bool:
     fd = None
-    with _gate(root), suppress(OSError):  # gone, or no directory: not a maker's
+    with _gate(root), suppress(OSError):  # removed meanwhile, or not a directory
         fd = open_locked(path, DIRECTORY)
     if fd is None:
         return False
     try:
-        # What cannot be removed (foreign owner, mount) must not keep the store from opening.
+        # The store must open even if a leftover cannot be removed (another owner, a mount).
         with suppress(OSError):
             remove_tree(path)
             return True

@@ -1,4 +1,4 @@
-"""Remove and measure directory trees with untrusted content, without following links or recursing."""
+"""Remove and measure directory trees with untrusted content, without following links and without recursion."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class TreeSize:
     """Disk use of a tree.
 
     Attributes:
-        bytes: blocks taken, in bytes; a file with several names in the tree counts once.
-        files: names in the tree that are not directories.
+        bytes: bytes of the allocated blocks; a hard-linked file counts once.
+        files: number of names in the tree that are not directories.
     """
 
     bytes: int
@@ -25,15 +25,15 @@ class TreeSize:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory tree, whatever its modes, depth and links.
+    """Remove a directory tree, regardless of its modes and depth, without following links.
 
-    Directories that refuse (such as overlayfs's ``work``, mode 000) are given their owner's rights first.
+    Directories without permissions (overlayfs's ``work`` has mode 000) get their owner's permissions first.
 
     Args:
-        path: the directory; nothing happens if it does not exist.
+        path: the directory; a missing directory is ignored.
 
     Raises:
-        OSError: the kernel refused, for instance an immutable file or a mount in the tree.
+        OSError: a system call failed, for instance because of an immutable file or a mount in the tree.
     """
     with contextlib.suppress(FileNotFoundError):
         parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -50,7 +50,8 @@ def measure_tree(path: Path) -> TreeSize:
         path: the directory.
 
     Returns:
-        Its size; directories' own blocks included. What is made or removed meanwhile, or closed to us, may be missing.
+        The size, including the blocks of directories. Files that are created or removed meanwhile, and unreadable
+        directories, may be missing.
     """
     blocks = files = 0
     seen: set[int] = set()
