@@ -1,6 +1,6 @@
-"""Images: from recipes to stacks of layers that sandboxes are made from.
+"""Build, pull, export and list images: the stacks of layers that sandboxes start from.
 
-Public names are loaded when first used: to start from an image needs little of what building one does.
+Public names are loaded on first use, because starting from an image needs few of the modules that build one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES = {
     "python.pins": "Pins read_pins",
     "schedule": "Budget Building Built build_all",
 }
-"""The public names, by the module that each is loaded from."""
+"""The public names of each module, separated by spaces."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
@@ -63,11 +63,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its home (PEP 562)."""
+    """Import a public name from its module (PEP 562)."""
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415 - costs nothing until a name is used
+    from importlib import import_module  # noqa: PLC0415 - needed only once a name is used
 
     return getattr(import_module(f"{__name__}.{home}"), name)
 

@@ -1,4 +1,4 @@
-"""The base layer: generated directories and links, and an allow-list of the host's files of /etc."""
+"""The base layer: generated directories and links, and files of the host's /etc from an allow-list."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ _MADE = {
     "user:x:1000:\nnogroup:x:65534:\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n"
     "protocols: files\nservices: files\nethers: files\nrpc: files\n",
-    # PATH comes with the image; a login shell must not replace it, as distributions' profiles do.
+    # The image sets PATH. Distributions' profiles replace it in login shells; this one must not.
     "profile": 'if [ "${PS1-}" ] && [ "${BASH-}" ] && [ -f /etc/bash.bashrc ]; then . /etc/bash.bashrc; fi\n',
     "bash.bashrc": "[ -z \"$PS1\" ] || PS1='\\u@\\h:\\w\\$ '\n",
 }
-# Written by the launcher for each sandbox, where /run is the sandbox's own.
+# The launcher writes the targets for each sandbox, because every sandbox has its own /run.
 _RUNTIME_LINKS = {"hosts": "../run/hosts", "resolv.conf": "../run/resolv.conf", "mtab": "../proc/self/mounts"}
 
 
@@ -79,9 +79,9 @@ class BaseEntry:
     """A file, directory or link of the base layer.
 
     Attributes:
-        path: its path relative to the root.
-        mode: type and permissions, as in ``st_mode``.
-        data: a file's content, or a link's target.
+        path: the path relative to the root.
+        mode: the type and permissions, as in ``st_mode``.
+        data: the content of a file, or the target of a link.
     """
 
     path: str
@@ -93,13 +93,13 @@ def base_entries(host: Path = Path("/")) -> tuple[BaseEntry, ...]:
     """List the entries of the base layer.
 
     Args:
-        host: the root directory whose ``/etc`` is looked at.
+        host: the root directory whose ``/etc`` is read.
 
     Returns:
-        Entries sorted by path, so that a directory comes before what is in it.
+        The entries sorted by path, so that a directory comes before its content.
 
     Raises:
-        OSError: a file of the allow-list exists and cannot be read.
+        OSError: a file of the allow-list exists but cannot be read.
     """
     entries = {entry.path: entry for entry in _entries(host)}
     for path in list(entries):
@@ -115,16 +115,17 @@ def base_key(entries: tuple[BaseEntry, ...]) -> str:
 
 
 def platform_key(host: Path = Path("/")) -> str:
-    """Return the key that the keys of all build steps start from: what results depend on below the first step.
+    """Return the platform's key, from which the keys of all build steps are derived.
 
-    That is the made part of the base layer, the distribution with its version, and the machine's architecture, which
-    decide what the host's ``/usr`` can run. The host's certificates, library cache and time zone do not count: a
-    package upgrade changes them, and no result.
+    The key covers everything below the first step that results depend on: the generated part of the base layer, and
+    the distribution with its version and the machine's architecture, which decide what the host's ``/usr`` can run.
+    The key ignores the host's certificates, library cache and time zone, because package upgrades change these files
+    without changing any result.
 
     Args:
         host: the root directory whose ``os-release`` is read.
     """
-    files = (host / "etc/os-release", host / "usr/lib/os-release")  # os-release(5): the first one counts
+    files = (host / "etc/os-release", host / "usr/lib/os-release")  # os-release(5): the first existing file is read
     text = next((path.read_text("utf-8", "replace") for path in files if path.is_file()), "")
     distribution = sorted(_DISTRIBUTION.findall(text))
     return _hash(_PLATFORM_MARK + repr((platform.machine(), distribution)).encode(), (*_directories(), *_made()))
@@ -142,7 +143,7 @@ def write_base(entries: tuple[BaseEntry, ...], tree: Path) -> None:
     """Write the base layer into a new directory.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the directory cannot be created or written.
     """
     tree.mkdir()
     tree.chmod(0o755)
@@ -180,18 +181,18 @@ def _made() -> Iterator[BaseEntry]:
 
 
 def _top_level(host: Path, name: str) -> Iterator[BaseEntry]:
-    """Yield a link into /usr as on the host, or an empty directory as a mount point for a real one."""
+    """Yield a link into /usr as on the host, or an empty directory as the mount point of a directory of the host."""
     path = host / name
     if path.is_symlink():
         target = os.readlink(path)
-        if target.removeprefix("/").split("/")[0] in {"usr", *USR_LINKS}:  # also lib64 -> lib, where lib is real
+        if target.removeprefix("/").split("/")[0] in {"usr", *USR_LINKS}:  # also lib64 -> lib, if lib is real
             yield BaseEntry(name, stat.S_IFLNK | 0o777, os.fsencode(target))
     elif path.is_dir():
         yield BaseEntry(name, stat.S_IFDIR | 0o755)
 
 
 def _copied(host: Path, name: str) -> Iterator[BaseEntry]:
-    """Yield a file or directory of the allow-list; it may be a link to a directory, its contents may not."""
+    """Yield a file or directory of the allow-list; follow a link to a directory only if the list names the link."""
     path = host / name
     if path.is_dir() and not (path.is_symlink() and _shown(os.readlink(path), name)):
         for child in sorted(os.listdir(path)):
@@ -202,7 +203,7 @@ def _copied(host: Path, name: str) -> Iterator[BaseEntry]:
 
 
 def _single(path: Path, name: str) -> Iterator[BaseEntry]:
-    """Yield a file or link; a link that leaves the visible files becomes a copy of its target."""
+    """Yield a file or link; replace a link by a copy of its target if the target is invisible in sandboxes."""
     if path.is_symlink() and _shown(os.readlink(path), name):
         yield BaseEntry(name, stat.S_IFLNK | 0o777, os.fsencode(os.readlink(path)))
     elif path.is_file() and not name.startswith("etc/alternatives/") and os.access(path, os.R_OK):
@@ -210,7 +211,7 @@ def _single(path: Path, name: str) -> Iterator[BaseEntry]:
 
 
 def _leads_to_directory(path: Path) -> bool:
-    """Return whether this is a link to a directory; following it could copy files outside the allow-list."""
+    """Return whether a path is a link to a directory; following the link could copy files outside the allow-list."""
     return path.is_symlink() and path.is_dir()
 
 

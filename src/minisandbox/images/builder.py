@@ -1,4 +1,4 @@
-"""Build images from recipes: each step runs once and is cached; failed builds are recorded."""
+"""Build images from recipes: run each step once, cache its layer, and record failed builds."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 def build(
     recipe: Buildable, *, store: Store, name: str, progress: Progress | None = None, mirrors: Path | None = None
 ) -> Image:
-    """Build an image; layers that the store has are reused.
+    """Build an image; reuse the layers that the store already has.
 
     Args:
         recipe: the recipe.
         store: the store for the layers.
         name: the image's name; an earlier image of that name is replaced.
         progress: called for each step as it starts and ends.
-        mirrors: a directory of git repositories that are looked in before the network is; see :class:`Mirrors`.
+        mirrors: a directory of git repositories that are tried before the network; see :class:`Mirrors`.
 
     Returns:
         The image.
 
     Raises:
-        InvalidValue: the name cannot be used.
-        InterpreterNotFound: no interpreter of this machine is what the recipe asks for.
+        InvalidValue: the name is invalid.
+        InterpreterNotFound: no interpreter of this machine satisfies the recipe.
         SourceError: the source cannot be fetched.
         PatchError: a patch does not apply.
-        BuildError: a step failed; nothing of it was published, its log is kept.
-        IndexUnavailable: a step failed, and the package index with it.
+        BuildError: a step failed; its layer is not published, its log is kept.
+        IndexUnavailable: a step failed while the package index was unavailable.
         DiskFull: the disk is full; finished layers are kept.
-        SandboxCreationError: this machine cannot make a sandbox.
+        SandboxCreationError: this machine cannot create a sandbox.
     """
     planner = Planner(store, mirrors)
     plan = planner.plan(name, recipe)
@@ -67,13 +67,13 @@ def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: B
     """Read a Dockerfile as a recipe for :func:`minisandbox.images.build`; missing base images are pulled.
 
     Args:
-        dockerfile: its path.
+        dockerfile: the path of the Dockerfile.
         context: the directory that COPY and ADD take files from.
         store: the store of the base images.
         options: the stage, arguments, network and secrets.
 
     Returns:
-        The recipe; its base may be another recipe, for another stage.
+        The recipe. Its base may be another recipe, which represents another stage.
 
     Raises:
         InvalidValue: the file cannot be read.
@@ -83,7 +83,7 @@ def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: B
         ImageRefused: a base image is malformed or hostile.
     """
     from minisandbox.images.dockerfile.evaluation import BuildOptions  # noqa: PLC0415 - loads a parser
-    from minisandbox.images.dockerfile.reading import evaluated  # noqa: PLC0415 - the same
+    from minisandbox.images.dockerfile.reading import evaluated  # noqa: PLC0415 - loads a parser
 
     return evaluated(dockerfile, context, options or BuildOptions(), Planner(store).container)
 
@@ -93,7 +93,7 @@ class Maker:
     """Builds the layers of plans, and reports progress.
 
     Attributes:
-        session: the building that they belong to.
+        session: the build session that all plans share.
         base: the entries of the base layer.
         progress: called for each step as it starts and ends.
     """
@@ -103,13 +103,13 @@ class Maker:
     progress: Progress | None = None
 
     def make_base(self, plan: ImagePlan) -> LayerRecord:
-        """Return the base layer, in which our own tools run; build it if it is missing."""
+        """Return the base layer, in which MiniSandbox's own tools run; build the layer if it is missing."""
         record, is_new = make_base(self.session.store, self.base)
         self._report(plan, "base", StepState.FINISHED if is_new else StepState.CACHED, record.key, record)
         return record
 
     def make(self, plan: ImagePlan, planned: PlannedStep) -> LayerRecord:
-        """Return the layer of a step; build it if it is missing. The layers below exist.
+        """Return the layer of a step; build the layer if it is missing. The layers below must exist.
 
         Raises:
             MiniSandboxError: the step failed; see :func:`build`.
@@ -127,7 +127,7 @@ class Maker:
         def make(staging: Path) -> Made:
             self.session.cancellation.check()
             self._report(plan, step.name, StepState.STARTED, key, detail=step.detail)
-            with store.hold(*planned.below, *planned.needs):  # a garbage collection may run meanwhile
+            with store.hold(*planned.below, *planned.needs):  # keep a concurrent garbage collection from removing them
                 work = step.prepare(staging)
                 if isinstance(work, Made):
                     return work
@@ -146,7 +146,7 @@ class Maker:
                 on_wait=waits,
                 stacked_with=planned.below,
             )
-        except UnfitTree as error:  # the step's fault, like a failing command
+        except UnfitTree as error:  # the step wrote these files, so report it like a failed command
             raise BuildError(
                 f"what build step {step.name!r} of image {plan.name!r} wrote cannot be kept: {error.what}",
                 step=step.name,
@@ -217,7 +217,7 @@ def _notes(plan: ImagePlan, store: Store) -> dict[str, str]:
 
 
 def _check_lock(image: Image, lock: Lock) -> None:
-    """Check that the lock's versions are installed; the base may be another machine's."""
+    """Check that the lock's versions are installed; the base layer may differ, as it comes from the machine's /etc."""
     old, new = lock.installed, lock_of(image.name, image.records()).installed
     lines = [
         f"{name}: {old.get(name, 'not there')} in the lock, {new.get(name, 'not there')} now"
@@ -233,7 +233,7 @@ def _check_lock(image: Image, lock: Lock) -> None:
 
 
 def note_failure(store: Store, plan: ImagePlan, planned: PlannedStep, error: MiniSandboxError) -> None:
-    """Record that a step of an image failed, unless a full disk or an unreachable index is the cause."""
+    """Record that a step of an image failed, unless the cause is a full disk or an unreachable index."""
     if not isinstance(error, BuildError | PatchError):
         return
     reason = "\n".join(filter(None, (error.what, error.reason)))
@@ -245,7 +245,7 @@ def note_failure(store: Store, plan: ImagePlan, planned: PlannedStep, error: Min
 
 
 def known_failure(record: FailureRecord, store: Store) -> BuildError:
-    """Return the error for a step that failed before and is not tried again."""
+    """Return the error for a step that failed in an earlier build and is not retried."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created))
     log = store.log_path(record.key)
     return BuildError(

@@ -1,4 +1,4 @@
-"""HTTP requests to registries and package indexes, over urllib: certificates, redirects, retries."""
+"""HTTP client for registries and package indexes, based on urllib: certificates, redirects, retries."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LONGEST_PAUSE = 120.0
 
 
 class HttpClient:
-    """Opens URLs. Threads may share it.
+    """A client that opens URLs. Threads may share it.
 
     Args:
-        authorities: further files of trusted certificate authorities.
-        verify: whether certificates are checked.
-        schemes: the schemes that redirects may lead to.
-        handlers: further handlers of urllib, such as one of proxies; by default the environment's proxies are used.
+        authorities: files with further trusted certificate authorities.
+        verify: whether certificates are verified.
+        schemes: the URL schemes that redirects may lead to.
+        handlers: further urllib handlers, for example a ProxyHandler; by default the environment sets the proxies.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class HttpClient:
         attempts: int = 1,
         pause: Callable[[float], None] = time.sleep,
     ) -> http.client.HTTPResponse:
-        """Send a request, again after a transient failure; the caller closes the response.
+        """Send a request and retry after transient failures; the caller closes the response.
 
         Args:
             request: the request.
-            timeout: seconds for the connection, and for each piece of the response.
-            attempts: how often the request is sent at most.
-            pause: sleeps for the given seconds.
+            timeout: seconds for the connection, and for each read of the response.
+            attempts: the maximum number of attempts.
+            pause: a function that sleeps for the given seconds.
 
         Raises:
-            HTTPError: the status is an error; the caller closes it.
-            OSError: there is no connection, or it was lost.
+            HTTPError: the status is an error; the caller closes the exception.
+            OSError: the connection failed or was lost.
             HTTPException: the response is malformed.
-            ValueError: the URL, or that of a redirect, is malformed.
+            ValueError: the URL of the request or of a redirect is malformed.
         """
         for attempt in range(attempts):
             last, wait = attempt == attempts - 1, backoff(attempt)
             try:
-                response = self._opener.open(copy(request), timeout=timeout)  # a proxy changes the request
+                response = self._opener.open(copy(request), timeout=timeout)  # ProxyHandler modifies the request
                 return cast("http.client.HTTPResponse", response)
             except urllib.error.HTTPError as error:
                 wait = retry_after(error.headers.get("Retry-After"), wait)
@@ -88,12 +88,12 @@ class HttpClient:
 
 
 def backoff(attempt: int) -> float:
-    """Return the seconds to wait after an attempt."""
-    return 0.5 * float(1 << attempt) * (1 + random.random() / 4)  # noqa: S311 - so that clients do not return together
+    """Return the seconds to wait after a failed attempt (exponential backoff with jitter)."""
+    return 0.5 * float(1 << attempt) * (1 + random.random() / 4)  # noqa: S311 - the jitter spreads the clients' retries
 
 
 def retry_after(header: str | None, default: float) -> float:
-    """Return the seconds of a Retry-After header: a number, or a date (RFC 9110, section 10.2.3)."""
+    """Return the seconds of a Retry-After header, which is a number or a date (RFC 9110, section 10.2.3)."""
     if header is None:
         return default
     try:
@@ -117,7 +117,7 @@ def read_bounded(response: http.client.HTTPResponse, limit: int) -> bytes | None
 
 
 def split_url(url: str) -> SplitResult:
-    """Split a URL; the parts of a malformed one are empty."""
+    """Split a URL; return empty parts if the URL is malformed."""
     try:
         return urlsplit(url)
     except ValueError:
@@ -125,7 +125,7 @@ def split_url(url: str) -> SplitResult:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects, but only to these schemes."""
+    """A urllib handler that follows redirects only to allowed URL schemes."""
 
     def __init__(self, schemes: Collection[str]) -> None:
         self._schemes = schemes
@@ -133,10 +133,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def http_error_302(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
     ) -> http.client.HTTPResponse | None:
-        """Follow a redirect."""
+        """Follow a redirect; close the response if the redirect's URL is malformed."""
         try:
             return cast("http.client.HTTPResponse | None", super().http_error_302(req, fp, code, msg, headers))
-        except ValueError:  # the redirect's URL is malformed
+        except ValueError:
             fp.close()
             raise
 
@@ -151,7 +151,11 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        """Return the request for the address of a redirect."""
+        """Return the request for the target of a redirect.
+
+        Raises:
+            URLError: the target has a scheme that is not allowed.
+        """
         scheme = split_url(newurl).scheme
         if scheme not in self._schemes:
             fp.close()

@@ -1,4 +1,4 @@
-"""Images: stacks of layers in a store, under a name."""
+"""Named images: stacks of layers in a store."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Image:
     """An ordered stack of layers, with variables and a workdir; see :func:`build` and :func:`load_image`.
 
     Attributes:
-        name: its name.
-        key: the hash of everything that decides what it is.
-        layers: the keys of its layers, bottom first.
-        environment: variables that every command gets.
+        name: the name of the image.
+        key: the hash of everything that the content and the settings of the image depend on.
+        layers: the keys of the layers, bottom first.
+        environment: variables that every command sees.
         workdir: the initial directory of commands.
-        tests_layer: the key of the layer with its hidden tests, or None.
-        commit: the one commit of the repository inside; "" without a repository.
-        created: when it was recorded, seconds since the epoch.
-        notes: facts for people: ``python``, ``source``.
-        store: the store of its layers.
-        own_root: whether its root is its own tree (a container image), without the host's ``/usr``.
-        user: the user of its commands; "" for root.
+        tests_layer: the key of the layer with the hidden tests, or None.
+        commit: the only commit of the image's repository; "" without a repository.
+        created: the time when the image was recorded, in seconds since the epoch.
+        notes: facts shown to users, for example ``python`` and ``source``.
+        store: the store of the layers.
+        own_root: whether the image has a complete root of its own (a container image), without the host's ``/usr``.
+        user: the user of commands; "" for root.
         config: the run configuration of a container image: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
-        backend: the backend of its sandboxes, as in :class:`.ImageSpec`; no part of the image.
+        backend: the backend of sandboxes, as in :class:`.ImageSpec`; it is not recorded with the image.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Image:
     backend: str = ""
 
     def spec(self) -> ImageSpec:
-        """Return the specification of the image for sandboxes.
+        """Return the image in the form that sandboxes are created from.
 
         Raises:
             NotFound: a layer is no longer in the store.
@@ -76,23 +76,23 @@ class Image:
         return tuple(word for word in arguments if isinstance(word, str))
 
     def tests_dir(self) -> Path | None:
-        """Return the host directory with its hidden tests, to be mounted at ``/hidden``; None if it has none.
+        """Return the host directory of the hidden tests, to be mounted at ``/hidden``; None without hidden tests.
 
         Raises:
             NotFound: the layer is no longer in the store.
             StoreError: the layer is damaged.
-            DiskFull: the layer is frozen, and there is no space for its tree.
+            DiskFull: the layer is frozen (compressed), and there is no space to unpack it.
         """
         if self.tests_layer is None:
             return None
-        with self.store.hold(self.tests_layer):  # a frozen layer gets its tree back
+        with self.store.hold(self.tests_layer):  # unpacks a frozen layer
             path = self.store.layer_tree(self.tests_layer) / "hidden"
-        if path.is_symlink() or not path.is_dir():  # reject links: a symlink could expose any host directory
+        if path.is_symlink() or not path.is_dir():  # a symlink could expose any host directory
             raise StoreError(f"{path} is not a directory", reason="the layer is damaged", hint="build the image again")
         return path
 
     def records(self) -> tuple[LayerRecord, ...]:
-        """Return the records of its layers, bottom first, the tests layer last.
+        """Return the records of the image's layers, bottom first, the tests layer last.
 
         Raises:
             NotFound: a layer is no longer in the store.
@@ -102,10 +102,10 @@ class Image:
 
 
 def image_sizes(images: Sequence[Image]) -> dict[str, ImageSize]:
-    """Return the shared and unique sizes of each of a set of images, by name.
+    """Return the shared and unique sizes of images, by name.
 
     Args:
-        images: the set; sharing is counted among them.
+        images: the images; a layer is shared if several of these images contain it.
     """
     records = {image.name: image.records() for image in images}
     uses: dict[str, int] = {}
@@ -121,7 +121,7 @@ def image_sizes(images: Sequence[Image]) -> dict[str, ImageSize]:
 
 
 def total_size(images: Sequence[Image]) -> int:
-    """Return the bytes that a set of images takes on disk together, every layer once."""
+    """Return the bytes on disk of all layers of a set of images, counting each layer once."""
     return sum({record.key: record.bytes for image in images for record in image.records()}.values())
 
 
@@ -130,7 +130,7 @@ def load_image(store: Store, name: str) -> Image:
 
     Args:
         store: the store.
-        name: its name, or the reference that it was pulled by, such as ``python:3.12``.
+        name: the name of the image, or the reference that it was pulled by, for example ``python:3.12``.
 
     Raises:
         NotFound: there is no such image.
@@ -140,10 +140,10 @@ def load_image(store: Store, name: str) -> Image:
 
 
 def find_record(store: Store, name: str) -> ImageRecord:
-    """Return the record of an image by its name, or by the reference that it was pulled by; see :func:`load_image`."""
+    """Return the record of an image by its name or by the reference that it was pulled by; see :func:`load_image`."""
     if not is_reference(name):
         return store.image(name)
-    from minisandbox.images.oci.reference import image_name, is_of, origin, parse_reference  # noqa: PLC0415 - most names are no references
+    from minisandbox.images.oci.reference import image_name, is_of, origin, parse_reference  # noqa: PLC0415 - most names are not references
 
     other = None
     with suppress(NotFound):
@@ -165,8 +165,8 @@ def find_record(store: Store, name: str) -> ImageRecord:
 
 
 def archived(store: Store, reference: str) -> list[ImageRecord]:
-    """Return the records of images whose archives name them by a reference, newest first."""
-    from minisandbox.images.oci.reference import Remote, called, parse_reference  # noqa: PLC0415 - as above
+    """Return the records of images that were imported from archives under a reference, newest first."""
+    from minisandbox.images.oci.reference import Remote, called, parse_reference  # noqa: PLC0415 - most names are not references
 
     parsed = parse_reference(reference)
     if not isinstance(parsed, Remote):
@@ -176,12 +176,12 @@ def archived(store: Store, reference: str) -> list[ImageRecord]:
 
 
 def is_reference(text: str) -> bool:
-    """Return whether a string can only be a reference, because it has characters that names in the store lack."""
+    """Return whether a string can only be a reference, because it has characters that store names cannot have."""
     return ":" in text or "/" in text
 
 
 def list_images(store: Store) -> list[Image]:
-    """Return every image of the store, in the order of their names."""
+    """Return all images of the store, sorted by name."""
     return [image_of(record, store) for record in store.images()]
 
 
@@ -189,8 +189,8 @@ def host_image(store: Store, name: str = HOST_IMAGE) -> Image:
     """Return the smallest image: the host's ``/usr`` and a generated ``/etc``.
 
     Raises:
-        DiskFull: there is no space for its layer.
-        StoreError: the store refuses.
+        DiskFull: there is no space for the base layer.
+        StoreError: the host's ``/etc`` cannot be read, or the store cannot be written.
     """
     with store_faults("read the host's /etc"):
         entries = base_entries()
@@ -209,7 +209,7 @@ def host_image(store: Store, name: str = HOST_IMAGE) -> Image:
 
 
 def make_base(store: Store, entries: tuple[BaseEntry, ...]) -> tuple[LayerRecord, bool]:
-    """Return the base layer with these entries, and whether this call made it."""
+    """Return the base layer with these entries, and whether the layer is new in the store."""
 
     def make(work: Path) -> Made:
         with store_faults("write the base layer"):
@@ -230,7 +230,7 @@ def put_if_new(store: Store, record: ImageRecord) -> ImageRecord:
 
 
 def image_of(record: ImageRecord, store: Store) -> Image:
-    """Return the image of a record."""
+    """Return the image that a record describes."""
     return Image(
         record.name, record.key, record.layers, record.environment, PurePosixPath(record.workdir), record.tests_layer,
         record.base_commit, record.created, record.notes, store, record.own_root, record.user, record.config,

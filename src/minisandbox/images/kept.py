@@ -1,4 +1,4 @@
-"""Layers made by hand, and their positions in images' chains."""
+"""Records of layers that a user made by hand, and of the layer that each lies on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Kept(StoreRecord):
 
 
 def read_kept(store: Store, image: str) -> Mapping[str, str]:
-    """Return the layers made by hand for an image: their keys, by the key of the layer below.
+    """Return the keys of the layers made by hand for an image, by the key of the layer below.
 
     Raises:
         StoreError: the record is damaged.
@@ -38,10 +38,10 @@ def read_kept(store: Store, image: str) -> Mapping[str, str]:
 
 
 def write_kept(store: Store, image: str, layers: Mapping[str, str]) -> None:
-    """Record the layers made by hand for an image; replace earlier ones. See :func:`read_kept`.
+    """Record the layers made by hand for an image, replacing the earlier record. See :func:`read_kept`.
 
     Raises:
-        StoreError: the store refuses.
+        StoreError: the record cannot be written.
     """
     path = _path(store, image)
     with store_faults(f"record what was made by hand for {image}"):
@@ -50,7 +50,7 @@ def write_kept(store: Store, image: str, layers: Mapping[str, str]) -> None:
 
 
 def forget_kept(store: Store, image: str) -> bool:
-    """Forget the layers made by hand for an image; return whether there were any."""
+    """Remove the record of the layers made by hand for an image; return whether there was a record."""
     path = _path(store, image)
     with store_faults(f"forget what was made by hand for {image}"):
         there = path.exists()
@@ -59,12 +59,12 @@ def forget_kept(store: Store, image: str) -> bool:
 
 
 def images_by_hand(store: Store) -> list[str]:
-    """Return the names of the images with layers made by hand."""
+    """Return the names of the images that have layers made by hand."""
     return sorted(path.stem for path in (store.root / "by-hand").glob("[!.]*.json"))
 
 
 def kept_step(image: str, layer: str) -> BuildStep:
-    """Return the step that stands for a layer made by hand; it cannot be built again."""
+    """Return the build step of a layer made by hand; building the step fails, because the store must have the layer."""
 
     def prepare(_: Path) -> Work:
         raise BuildError(

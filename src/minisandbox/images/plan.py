@@ -1,4 +1,4 @@
-"""Plan the steps of a recipe: every step with its key, before anything is built."""
+"""Plan the build of an image: derive the cache key of every step of a recipe before any step runs."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """The base of a chain of steps.
+    """The base that a chain of steps starts from.
 
     Attributes:
-        layers: the keys of its layers, bottom first.
+        layers: the keys of the base's layers, bottom first.
         key: the key that the first step's key is derived from.
-        environment: the variables that everything over it sees.
+        environment: the variables that all steps see.
         workdir: the initial directory of commands.
         user: the user of the image's commands; "" for root.
-        own_root: whether its root is its own, without the host's ``/usr``.
+        own_root: whether the base has a complete root of its own, without the host's ``/usr``.
         config: the run configuration of a container image.
-        notes: facts for people.
+        notes: facts shown to users.
     """
 
     layers: tuple[str, ...]
@@ -59,16 +59,16 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """The steps of one image.
+    """The build steps of one image.
 
     Attributes:
         name: the image's name.
-        ground: its base; its environment, workdir, user and configuration are the image's.
-        steps: the steps above it, bottom first.
-        aside: steps that the others need, and no layers of the image: hidden tests, other stages.
+        ground: the base, with the environment, workdir, user and configuration of the finished image.
+        steps: the steps on top of the base, bottom first.
+        aside: side steps, whose layers are no part of the image: hidden tests, and other stages that steps copy from.
         tests: the key of the layer of hidden tests, or None.
-        content: the hash of everything that decides what is in it, however that is stored.
-        lock: the lock that it has to fulfil, or None.
+        content: the hash of all inputs of the image's content, independent of how layers are stacked.
+        lock: the lock that the finished image must match, or None.
     """
 
     name: str
@@ -89,7 +89,7 @@ class ImagePlan:
         aside = list(self.aside)
         pending = {planned.key for planned in (*self.steps, *aside)}
         for planned in self.steps:
-            # side steps come early: other stages; and the tests, so that a missing hidden file is reported first
+            # run side steps early: steps copy from other stages, and a missing hidden test should be reported soon
             while ready := [one for one in aside if pending.isdisjoint((*one.below, *one.needs))]:
                 aside.remove(ready[0])
                 pending.discard(ready[0].key)
@@ -101,11 +101,11 @@ class ImagePlan:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans images, in one thread; shared interpreters, sources and bases are examined once.
+    """Plans images in one thread; examines interpreters, sources and bases that images share only once.
 
     Attributes:
         store: the store for the layers.
-        mirrors: a directory of git repositories that are looked in before the network is.
+        mirrors: a directory of git repositories that are tried before the network.
     """
 
     store: Store
@@ -115,7 +115,7 @@ class Planner:
     _looked: dict[Hashable, object] = field(default_factory=dict)
 
     def _once(self, key: Hashable, look: Callable[[], _T]) -> _T:
-        """Call a function once per subject; return the cached result."""
+        """Call a function once per key; return the cached result."""
         if key not in self._looked:
             self._looked[key] = look()
         return cast("_T", self._looked[key])
@@ -134,7 +134,7 @@ class Planner:
         """Return the interpreter for a request.
 
         Raises:
-            InterpreterNotFound: this machine has none.
+            InterpreterNotFound: this machine has no such interpreter.
         """
         return self._once(("python", text), lambda: find_interpreter(text))
 
@@ -156,10 +156,10 @@ class Planner:
     ) -> None:
         """Pull the missing container images of recipes in parallel; see :func:`.prefetch.pull_all`.
 
-        If an image cannot be pulled, planning a recipe that needs it raises the error.
+        If an image cannot be pulled, planning a recipe that needs the image raises the error.
 
         Raises:
-            DiskFull: they do not fit into the store.
+            DiskFull: the images do not fit into the store.
         """
         from minisandbox.images.dockerfile.reading import base_images  # noqa: PLC0415 - loads a parser
         from minisandbox.images.oci.prefetch import pull_all  # noqa: PLC0415 - loads an HTTP client
@@ -171,7 +171,7 @@ class Planner:
             self._failures |= done.failures
 
     def container(self, base: r.OciBase) -> Image:
-        """Return a container image: from the store, else from its registry; a file is read anew.
+        """Return a container image from the store; if it is missing, pull it. A local archive is always read again.
 
         Raises:
             MiniSandboxError: the pull failed; see :func:`minisandbox.images.pull`.
@@ -185,7 +185,7 @@ class Planner:
                 self._images[base] = stored(self.store, base.reference, base.platform) or pull(
                     base.reference, store=self.store, platform=base.platform or None
                 )
-            except RegistryError as error:  # the name may be of an image that is not built yet
+            except RegistryError as error:  # the user may mean an image that is not built yet
                 raise error.about(base.reference)  # noqa: B904 - it is the same error
         return self._images[base]
 
@@ -197,18 +197,18 @@ class Planner:
             recipe: its recipe.
 
         Raises:
-            InvalidValue: the name cannot be used.
-            InterpreterNotFound: no interpreter of this machine is what the recipe asks for.
+            InvalidValue: the name is invalid.
+            InterpreterNotFound: no interpreter of this machine satisfies the recipe.
             SourceError: a local source cannot be read.
-            HostError: this machine cannot carry out a step.
-            MiniSandboxError: its base cannot be pulled or built.
+            HostError: this machine cannot run a step.
+            MiniSandboxError: the base cannot be pulled or built.
         """
         check_name(name)
         plan = self.chain(name, recipe.recipe() if isinstance(recipe, r.PythonRecipe) else recipe).plan()
         return replace(plan, aside=tuple(self._needed_aside(plan)))
 
     def _needed_aside(self, plan: ImagePlan) -> Iterator[PlannedStep]:
-        """Yield the side steps, without those that only existing layers need."""
+        """Return the side steps that missing layers need; skip those that only existing layers need."""
         by_key = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
         ahead, needed = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
         while ahead:
@@ -220,19 +220,19 @@ class Planner:
         return (planned for planned in plan.aside if planned.key in needed)
 
     def read(self, base: r.DockerfileBase) -> r.Recipe:
-        """Read a Dockerfile, and pull its base images where they are missing."""
+        """Read a Dockerfile as a recipe; pull its missing base images."""
         from minisandbox.images.dockerfile.reading import evaluated, options_of  # noqa: PLC0415 - loads a parser
 
         return evaluated(base.dockerfile, base.context, options_of(base), self.container)
 
     def files(self, context: Context) -> ContextTree:
-        """Return the files of a Dockerfile's context."""
+        """Return the files of a Dockerfile's build context."""
         from minisandbox.images.dockerfile.trees import open_context  # noqa: PLC0415 - loads a parser
 
         return self._once(context, lambda: open_context(context.root, context.dockerfile))
 
     def chain(self, name: str, recipe: r.Recipe) -> Chain:
-        """Fold a recipe's steps over its base."""
+        """Return the chain of a recipe's steps on top of its base."""
         base = recipe.base
         if isinstance(base, r.DockerfileBase):
             base = r.StageBase(self.read(base))
@@ -247,11 +247,11 @@ class Planner:
         return chain
 
     def stage(self, recipe: r.Recipe) -> Chain:
-        """Return the chain of a stage that others copy from; it is planned once, because that hashes its files."""
+        """Return the chain of a stage that steps copy from. Plan each stage once, because planning hashes its files."""
         return self._once(id(recipe), lambda: (recipe, self.chain("", recipe)))[1]
 
     def ground(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> Ground:
-        """Return the start of a chain over a base."""
+        """Return the start of a chain of steps for a base."""
         if isinstance(base, r.HostBase):
             variables = (("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH))
             return Ground((base_key(self.base()),), self.platform(), variables)
@@ -273,11 +273,12 @@ class Planner:
         return Ground((key,), step_key(None, {"kind": "scratch"}), (("PATH", DEFAULT_PATH),), own_root=True)
 
     def described(self, source: r.Source, key: str) -> str:
-        """Return what git calls a source's commit, by its last tag, or "".
+        """Return the description that ``git describe`` derives from a commit's last tag, or "".
 
         Args:
-            source: which one.
-            key: the key of its layer, which says it; before that is made, the repositories here do.
+            source: the source; only a git source has a description.
+            key: the key of the source's layer, which records the description. Before the layer exists, the local
+                repositories are read.
         """
         if not isinstance(source, r.GitSource):
             return ""
@@ -288,7 +289,7 @@ class Planner:
 
 @dataclass(slots=True)
 class Chain:
-    """A chain of steps over a base."""
+    """A chain of steps on top of a base, extended step by step."""
 
     planner: Planner
     name: str
@@ -311,11 +312,11 @@ class Chain:
 
     @property
     def store(self) -> Store:
-        """The planner's store."""
+        """The store of the layers."""
         return self.planner.store
 
     def files(self, context: Context) -> ContextTree:
-        """Return the files of a Dockerfile's context."""
+        """Return the files of a Dockerfile's build context."""
         return self.planner.files(context)
 
     @property
@@ -325,16 +326,16 @@ class Chain:
 
     @property
     def variables(self) -> Variables:
-        """Return the variables of the next step."""
+        """The variables of the next step."""
         return tuple(sorted(self.environment.items()))
 
     @property
     def workdir(self) -> PurePosixPath:
-        """Return the directory of its commands."""
+        """The initial directory of commands."""
         return self.recipe.workdir or self.ground.workdir
 
     def go_on(self, recipe: r.Recipe) -> None:
-        """Continue with a recipe based on this one."""
+        """Continue the chain with a recipe that is based on the current recipe."""
         self.environment |= dict(self.recipe.environment)
         self.ground = replace(
             self.ground,
@@ -345,7 +346,7 @@ class Chain:
         self.recipe = recipe
 
     def plan(self) -> ImagePlan:
-        """Return the plan of the image."""
+        """Return the finished plan of the image."""
         self.go_on(self.recipe)
         ground = replace(self.ground, environment=self.variables)
         steps, aside = tuple(self.steps), tuple(self.aside)
@@ -380,7 +381,7 @@ class Chain:
                 self._cut(step)
 
     def _add_instruction(self, step: RunCommand | CopyFiles) -> None:
-        """Add a step of a Dockerfile, and the steps of other stages that it needs."""
+        """Add a Dockerfile's step, and as side steps the stages that the step copies from."""
         from minisandbox.images.dockerfile.planning import plan_step  # noqa: PLC0415 - loads a parser
 
         built, needs = plan_step(step, self)
@@ -406,7 +407,7 @@ class Chain:
             self.checked_out = self._put_apart(self._source(source))
 
     def _cut(self, step: r.CutHistory) -> None:
-        """Add the steps that create one commit, from the source's files or from the base's repository."""
+        """Add the steps that create a single commit from the source's files, or from the base's repository."""
         if isinstance(self.source, r.ImageSource):
             self._put(making.image_task_step(step, self.source.commit, self.workdir))
             return
@@ -440,7 +441,7 @@ class Chain:
         self._add_layers_by_hand()
 
     def _put_apart(self, step: BuildStep, over: PlannedStep | None = None) -> PlannedStep:
-        """Add a step independent of the chain, or of all of it but one such step, so that images share its layer."""
+        """Add a step whose layer depends only on ``over``, not on the rest of the chain, so that images share it."""
         below = () if over is None else (*over.below, over.key)
         key = step_key(over.key if over else None, step.definition)
         planned = replace(self._planned(step), key=key, below=below)
@@ -454,12 +455,12 @@ class Chain:
         self.key = planned.key
 
     def _add_layers_by_hand(self) -> None:
-        """Add the layers made by hand over the last step."""
+        """Add the layers that a user made by hand on top of the last step."""
         while (layer := self.layers_by_hand.get(self.layers[-1])) is not None:
             self._append(replace(self._planned(kept_step(self.name, layer)), key=layer))
 
     def _planned(self, step: BuildStep, user: str = "", workdir: PurePosixPath | None = None) -> PlannedStep:
-        """Plan a step on top without adding it."""
+        """Plan a step on top of the chain without adding it."""
         return PlannedStep(
             step, step_key(self.key, step.definition), self.layers, self.variables,
             self.recipe.step_timeout, own_root=self.ground.own_root, user=user, workdir=workdir or self.workdir,
@@ -467,7 +468,7 @@ class Chain:
 
 
 def _captured() -> Mapping[str, str]:
-    """Return the variables of an environment with an interpreter, for all steps above it."""
+    """Return the variables that activate the Python environment in all later steps."""
     return {
         "PATH": f"{making.ENVIRONMENT}/bin:{DEFAULT_PATH}",
         "CONDA_PREFIX": making.ENVIRONMENT,

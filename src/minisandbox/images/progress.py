@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class StepState(enum.Enum):
-    """The state of a step."""
+    """The state of a build step."""
 
     STARTED = "started"
     WAITING = "waiting"
@@ -22,13 +22,14 @@ class BuildEvent:
 
     Attributes:
         image: the image's name.
-        step: the step's name: ``base``, ``python``, ``requirements``, ``run``, ``source``, ``install``, ``task``,
-            ``tests`` and the like.
-        state: started; waiting (another process makes it); finished; cached (it was there).
+        step: the step's name, for example ``base``, ``python``, ``requirements``, ``run``, ``source``, ``install``,
+            ``task`` or ``tests``.
+        state: the state: started, waiting (another process builds the layer), finished, or cached (the store has the
+            layer).
         key: the layer's key.
-        seconds: wall seconds the layer took to make, once it is there.
-        bytes: bytes it takes on disk, once it is there.
-        detail: the interpreter's version, the project; for people.
+        seconds: the wall-clock seconds that the layer took to build, once it exists.
+        bytes: the bytes of the layer on disk, once it exists.
+        detail: details for users, for example the interpreter's version or the project.
     """
 
     image: str

@@ -1,7 +1,7 @@
-"""Repair by hand: the last good step of a failed build, opened; what is done there, kept as a step of its own.
+"""Repair a failed build by hand: open the layers below the failed step, and keep the changes as a further layer.
 
-What was kept is named in the store for the image and the place in its chain. A build of that image puts it there, and
-makes the steps above over it, as long as nothing below it changes.
+The store records the layer for the image and the layer below. The next build of the image inserts it there and builds
+the following steps on top of it, as long as the layers below do not change.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Repair:
     """A failed build, open for repair by hand.
 
     Attributes:
-        store: the store of its layers.
+        store: the store of the layers.
         failure: the record of the failure.
-        box: the sandbox over the layers below the step that failed.
-        environment: variables that commands get: the package index.
+        box: a sandbox on top of the layers below the failed step.
+        environment: variables for commands, which give them access to the package index.
     """
 
     store: Store
@@ -45,14 +45,14 @@ class Repair:
     _served: Served = field(repr=False)
 
     def keep(self) -> LayerRecord:
-        """Stop the sandbox and make its writes a layer, which the next build of the image uses.
+        """Stop the sandbox and publish its writes as a layer, which the next build of the image uses.
 
         Raises:
-            CommandFailed: the common end of every step failed.
+            CommandFailed: the script that finishes every step failed.
             StoreError: the layer cannot be published.
         """
         image, parent = self.failure.image, self.failure.layers[-1]
-        if not self.failure.own_root:  # an image with its own root may have no bash, and its times do not matter
+        if not self.failure.own_root:  # container images may lack bash, and need no uniform times
             settle = step_script("by_hand", "install_settle", WORKDIR=self.failure.workdir)
             self.box.exec(["bash", "-c", settle], cwd="/", timeout=_SETTLING).check()
         self.box.stop()
@@ -69,10 +69,10 @@ class Repair:
 
 @contextmanager
 def open_failed(store: Store, image: str) -> Iterator[Repair]:
-    """Open the last good step of an image's failed build.
+    """Open a sandbox on top of the layers below the failed step of an image's last build.
 
     Raises:
-        NotFound: no failed build of it is kept, or a layer of it is gone.
+        NotFound: the store has no failed build of the image, or lacks one of its layers.
         SandboxCreationError: the sandbox could not be created.
     """
     failure = store.failure(image)

@@ -1,4 +1,4 @@
-"""Runs one build step in a sandbox whose writes are on the store's disk, and judges how it ended."""
+"""Run a build step in a sandbox that writes to the store's disk, and explain failures."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _COMPLAINTS = 3
 NEARLY_FULL, _ROOMY = 64 * MiB, GiB
-"""Bytes free below which a step failed because there is no space: whatever its message; where that says so."""
+"""Free bytes below which a failed step is reported as a full disk: always; only if its output says so."""
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 LEAST_READING = 60.0
-"""Seconds; a machine that is busy must not fail a step that was quick."""
+"""Minimum seconds for reading a step's files, so that a quick step does not time out on a busy machine."""
 _REASONS = (
     (r"No space left on device", "a file system in the build sandbox is full"),
     (r"Disk quota exceeded", "the quota of the files' owner is used up"),
@@ -64,8 +64,8 @@ class StepCommand:
     """One command of a step.
 
     Attributes:
-        title: its name in the log and in errors.
-        argv: its program and arguments; no shell is involved.
+        title: the name of the command in the log and in errors.
+        argv: the program and its arguments; no shell is involved.
     """
 
     title: str
@@ -74,20 +74,20 @@ class StepCommand:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of one step.
+    """The commands of one step, and the files, mounts and network that they need.
 
     Attributes:
-        commands: run one after the other.
-        files: (name in ``/tmp/build``, content) of what they read.
-        mounts: host directories and files they see.
+        commands: the commands, run one after the other.
+        files: (name in ``/tmp/build``, content) of each input file.
+        mounts: host directories and files that the commands see.
         environment: variables for this step only.
         index: the visible files of the package index; None for no package index.
-        host: whether they reach whatever the host reaches.
+        host: whether the commands use the host's network.
         facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
         patch: the patch's name in errors.
         patch_note: the likely reason if the patch does not apply.
-        tools: whether the commands are our own tools': they run in a sandbox of the host's ``/usr``, which sees the
-            image's tree at :data:`IMAGE`; nothing is needed of the image.
+        tools: whether the commands are MiniSandbox's own tools. If so, they run in a sandbox with the host's ``/usr``,
+            which has the image's root mounted at :data:`IMAGE`, so the image needs no programs.
     """
 
     commands: tuple[StepCommand, ...]
@@ -107,11 +107,11 @@ class BuildStep:
     """A step that this machine can execute.
 
     Attributes:
-        name: its name in messages and logs.
-        definition: everything that decides its result; hashed into its key.
-        prepare: called with a staging directory when the step has to be made; returns what a sandbox is to do, the
-            finished tree, or what makes it at the step's place.
-        detail: for people.
+        name: the name of the step in messages and logs.
+        definition: all inputs that the result depends on; hashed into the step's key.
+        prepare: called with a staging directory before the step runs; returns the work for a sandbox, the finished
+            tree, or a function that builds the tree from the step's context.
+        detail: details for users.
     """
 
     name: str
@@ -126,14 +126,14 @@ class PlannedStep:
 
     Attributes:
         step: the step itself.
-        key: the key of the layer that it makes.
-        below: the keys of the layers that it is made over, bottom first; none: it is made over nothing.
-        environment: the captured variables that it sees.
-        timeout: seconds that it may take.
-        needs: the keys of further layers that have to be there before it is made.
-        own_root: whether its root is the layers' own, without the host's ``/usr``.
-        user: its user in the image; "" for root.
-        workdir: its initial directory.
+        key: the key of the resulting layer.
+        below: the keys of the layers that the step sees, bottom first; empty for a step without layers below.
+        environment: the variables that earlier steps set.
+        timeout: the step's timeout in seconds.
+        needs: the keys of further layers that must exist before the step runs.
+        own_root: whether the layers contain a complete root, so that the host's ``/usr`` is not mounted.
+        user: the user of the step's commands; "" for root.
+        workdir: the initial directory of the step's commands.
     """
 
     step: BuildStep
@@ -153,9 +153,9 @@ class BuildSession:
 
     Attributes:
         store: the store for the layers.
-        index: the package index of its steps.
-        memory: bytes that one step may hold; None: no limit.
-        cancellation: calls the building off. Running steps are ended, nothing of them is published.
+        index: the package index for the steps.
+        memory: the memory limit of one step in bytes; None for no limit.
+        cancellation: cancels the build: running steps are killed, and their layers are not published.
     """
 
     store: Store
@@ -169,13 +169,13 @@ class StepContext:
     """The files, layers and session of one step's execution.
 
     Attributes:
-        image: the name of the image that is built.
+        image: the name of the image.
         planned: the step.
         layers: trees of the layers below, bottom first.
         staging: an empty directory on the store's disk.
         log: the file for the output.
         session: the shared state of the build.
-        helper: the tree of the sandbox that our own tools run in.
+        helper: the root of the sandbox that MiniSandbox's own tools run in.
     """
 
     image: str
@@ -188,12 +188,12 @@ class StepContext:
 
     @property
     def step(self) -> str:
-        """Return the step's name."""
+        """The step's name."""
         return self.planned.step.name
 
     @property
     def timeout(self) -> float:
-        """Return the seconds for the whole step."""
+        """The timeout of the whole step in seconds."""
         return self.planned.timeout
 
 
@@ -205,7 +205,7 @@ def run_step(context: StepContext, work: Work) -> Made:
         work: the step's work.
 
     Returns:
-        The tree of everything it wrote, and its facts.
+        The tree of all files that the step wrote, and its facts.
 
     Raises:
         BuildError: the step failed or timed out.
@@ -225,7 +225,7 @@ def run_step(context: StepContext, work: Work) -> Made:
 
 @contextmanager
 def _reaching(context: StepContext, work: Work) -> Iterator[tuple[StepAccess, Served | None]]:
-    """Provide the step's network access; add the package index's messages to its error."""
+    """Provide the step's network access while the body runs; add messages of the package index to a build error."""
     if work.index is None:
         yield host_access(None, host_settings(), context.step) if work.host else StepAccess(Network.off(), {}), None
         return
@@ -234,10 +234,10 @@ def _reaching(context: StepContext, work: Work) -> Iterator[tuple[StepAccess, Se
         try:
             yield host_access(url, host_settings(), context.step) if work.host else index_access(url), served
         except BuildError as error:
-            if served.full is not None:  # the partial download is removed, so the disk has space again
+            if served.full is not None:  # the removed partial download freed space, so the disk no longer looks full
                 raise served.full from error
             error.reason = "\n".join(filter(None, (*_index_reasons(served), error.reason))) or None
-            if served.failed is not None:  # without that failure the step might have succeeded
+            if served.failed is not None:  # the step may have failed only for this reason
                 raise IndexUnavailable(
                     f"build step {context.step!r} of image {context.image!r} failed while the package index did",
                     reason=error.reason,
@@ -265,14 +265,14 @@ def _run_in_sandbox(context: StepContext, work: Work, access: StepAccess) -> Mad
         _write_files(box, context, work)
         _run_commands(box, context, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
-    # bound the time for reading a step's files, which the step controls
+    # limit the time for reading the step's files: untrusted code decides their number and size
     return Made(upper / "tree", facts, patience=max(context.timeout, LEAST_READING))
 
 
 def _sandbox(
     context: StepContext, work: Work, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path
 ) -> Sandbox:
-    """Create the sandbox of a step: the image's own, or for our tools one that has the image's tree mounted."""
+    """Create a step's sandbox from the image; for MiniSandbox's own tools, a sandbox with the image mounted."""
     name = f"{context.image}: {context.step}"
     if work.tools:
         empty = context.staging / "empty"
@@ -301,18 +301,19 @@ def build_sandbox(
 ) -> Sandbox:
     """Create a sandbox that writes to disk; ``limits.disk`` applies only to its /tmp and /dev/shm.
 
-    :meth:`.Sandbox.create` refuses the two together, because it could not keep what they promise.
+    :meth:`.Sandbox.create` rejects a disk limit together with a directory for writes, because it cannot enforce the
+    limit there.
 
     Args:
         spec: the image.
-        limits: its limits.
-        network: its network.
-        mounts: host directories and files that it sees.
-        upper: the directory for its writes; None if one of its mounts has the upper.
-        environment: exactly what its commands find; None: the usual defaults, and the image's.
-        pretend_owners: whether changes of owners answer success and do nothing.
-        keep_tmp: whether its /tmp is written to ``upper`` like the rest.
-        tmpfs: file systems in memory that it sees, at paths without a leading slash.
+        limits: the limits of the sandbox.
+        network: the network of the sandbox.
+        mounts: host directories and files that the sandbox sees.
+        upper: the directory for the sandbox's writes; None if one of the mounts has the upper directory.
+        environment: the complete environment of commands; None for the defaults and the image's variables.
+        pretend_owners: whether changes of file owners report success without any effect.
+        keep_tmp: whether /tmp is also written to ``upper``.
+        tmpfs: tmpfs mounts, at paths without a leading slash.
 
     Raises:
         SandboxCreationError: the sandbox could not be created.
@@ -327,10 +328,10 @@ def build_sandbox(
 
 
 def build_limits(memory: int | None) -> Limits:
-    """Return generous limits for builds, within what this process may have itself.
+    """Return generous limits for builds, capped by the hard limits of this process.
 
     Args:
-        memory: bytes that all processes of the step may hold; None: no limit.
+        memory: the memory limit of all processes of the step in bytes; None for no limit.
     """
 
     def at_most(limit: int, kind: int) -> int:
@@ -361,7 +362,7 @@ def _run_commands(box: Sandbox, context: StepContext, work: Work) -> None:
         result = box.exec(command.argv, timeout=remaining, env=work.environment)
         log += logged(f"$ {command.title}", result)
         spoke = spoke or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
-        if spoke:  # an empty log would take a disk block for each step
+        if spoke:  # an empty log would waste a disk block per step
             write_log(context.log, bytes(log))
         if not result.ok:
             raise failure(context, command.title, result, work)
@@ -390,9 +391,10 @@ def failure(context: StepContext, title: str, result: ExecResult, work: Work | N
 
     Args:
         context: the step's context.
-        title: the command, for people.
+        title: the command as shown in the error.
         result: the result of the command.
-        work: the work of a step of our own scripts, whose exit status reports a patch that does not apply.
+        work: the work of a step that runs MiniSandbox's own scripts, whose exit status reports a patch that does not
+            apply; None for other steps.
     """
     output = (result.stdout + result.stderr).strip()
     tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
@@ -423,9 +425,10 @@ def _likely(result: ExecResult, tail: str, context: StepContext, work: Work | No
 
 
 def _lacked_space(context: StepContext, output: str) -> bool:
-    """Return whether the store's disk is full; few programs report a short write (tar does not).
+    """Return whether the step failed because the store's disk is full.
 
-    One that says so may have removed its files before it ended, as pip does.
+    Few programs report a full disk (tar does not), so the free space decides. If the output reports a full disk, a
+    higher threshold applies, because the program may have removed its files before it exited, as pip does.
     """
     named = any(text in output for text in _NO_SPACE)
     with store_faults(f"look for space for build step {context.step!r}"):

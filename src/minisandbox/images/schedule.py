@@ -1,4 +1,4 @@
-"""Build many images at once: each step once, independent steps in parallel, within a budget."""
+"""Build many images: run shared steps once and independent steps in parallel, within a CPU and memory budget."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from minisandbox.store import LayerRecord, Store
 from minisandbox.types import GiB
 
 STEP_MEMORY = 4 * GiB
-"""Bytes that one step may hold where a budget is given."""
+"""The memory limit of one step in bytes, if the budget limits memory."""
 
 _ENDING = 30.0
-"""Seconds for what runs to end, once it was called off."""
+"""Seconds that running steps have to exit after a cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +38,27 @@ class Budget:
     """The resources of this machine that builds may use.
 
     Attributes:
-        jobs: steps that run at once.
-        memory: bytes that all steps together may hold; None: no limit. Each gets :data:`STEP_MEMORY` of it, or all of
-            it where that is less, and so fewer may run at once than ``jobs`` says.
+        jobs: the maximum number of steps that run at once.
+        memory: the memory limit of all steps together in bytes; None for no limit. Each step may use
+            :data:`STEP_MEMORY`, or the whole limit if that is less, so fewer than ``jobs`` steps may run at once.
     """
 
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Check the fields."""
         if self.jobs < 1:
             raise InvalidValue(f"{self.jobs} jobs", hint="give 1 or more")
 
     @property
     def step_memory(self) -> int | None:
-        """Return the bytes of memory for one step."""
+        """The memory limit of one step in bytes; None for no limit."""
         return None if self.memory is None else min(STEP_MEMORY, self.memory)
 
     @property
     def workers(self) -> int:
-        """Return how many steps run at once."""
+        """The number of steps that run at once."""
         if self.memory is None:
             return self.jobs
         return max(1, min(self.jobs, self.memory // min(STEP_MEMORY, self.memory)))
@@ -70,8 +70,8 @@ class Built:
 
     Attributes:
         images: the finished images by name, in the requested order.
-        failures: the errors of the others, by name.
-        seconds: by name, the build time of new layers; a shared layer counts for its first image.
+        failures: the errors of the failed images, by name.
+        seconds: the build time of new layers, by image; a shared layer counts for the first image that needs it.
     """
 
     images: Mapping[str, Image]
@@ -92,22 +92,24 @@ def build_all(
     mirrors: Path | None = None,
     cancellation: Cancellation | None = None,
 ) -> Built:
-    """Build the images of many recipes; shared steps run once.
+    """Build the images of many recipes; run steps that images share only once.
 
-    One that fails costs the others nothing. An exception that interrupts the call, such as the KeyboardInterrupt of
-    Ctrl-C, ends the running steps; finished layers are kept, nothing half-made is published, and the same call goes on.
+    A failed image does not affect the others. An exception that interrupts the call, for example the KeyboardInterrupt
+    of Ctrl-C, kills the running steps. Finished layers are kept and incomplete layers are never published, so calling
+    the function again resumes the build.
 
     Args:
-        recipes: by the image's name, a function that returns its recipe.
+        recipes: functions that return the recipes, by image name.
         store: the store for the layers.
-        budget: the resources of this machine that builds may use; by default a job for each CPU.
+        budget: the resources of this machine that builds may use; by default one job per CPU.
         progress: called for each step as it starts and ends, by several threads.
-        on_remaining: called with the remaining pulls and steps, in words, by several threads; "" if nothing remains.
+        on_remaining: called by several threads with a description of the remaining pulls and steps; "" if nothing
+            remains.
         on_image: called for each image as soon as it is complete; cached images come first.
         note: called with the size of the container images to be pulled, and with the reason of waits for a registry.
-        retry_failed: whether steps that failed before, in the same way as they would now, are tried again.
-        mirrors: a directory of git repositories that are looked in before the network is.
-        cancellation: calls the building off, from another thread.
+        retry_failed: whether to retry steps with the key of a step that failed in an earlier build.
+        mirrors: a directory of git repositories that are tried before the network.
+        cancellation: cancels the build from another thread.
 
     Returns:
         The images and the failures.
@@ -134,11 +136,11 @@ def build_all(
 
 
 class _Outcomes:
-    """The finished images, and the errors of the others.
+    """The finished images, and the errors of the failed images.
 
     Args:
         store: the store of the images.
-        on_image: called for each image, once.
+        on_image: called once for each finished image.
     """
 
     def __init__(self, store: Store, on_image: Callable[[Image], None]) -> None:
@@ -147,30 +149,30 @@ class _Outcomes:
         self._store, self._on_image = store, on_image
 
     def evaluate(self, recipes: Mapping[str, Callable[[], Buildable]]) -> dict[str, Buildable]:
-        """Evaluate the recipes; an error becomes the failure of its image."""
+        """Call the functions that return the recipes; record an error as the failure of its image."""
         evaluated: dict[str, Buildable] = {}
         for name, recipe in recipes.items():
             try:
                 evaluated[name] = recipe()
             except MiniSandboxError as error:
-                self.failures[name] = copy(error).about(name)  # a shared source raises one error object
+                self.failures[name] = copy(error).about(name)  # images with one source get the same error object
         return evaluated
 
     def plan(self, recipes: Mapping[str, Buildable], planner: Planner) -> dict[str, ImagePlan]:
-        """Plan images; record those whose layers all exist."""
+        """Plan images; record an image at once if all of its layers exist."""
         plans: dict[str, ImagePlan] = {}
         for name, recipe in recipes.items():
             try:
                 plans[name] = plan = planner.plan(name, recipe)
             except MiniSandboxError as error:
-                self.failures[name] = copy(error).about(name)  # a shared source raises one error object
+                self.failures[name] = copy(error).about(name)  # images with one source get the same error object
             else:
                 if all(map(self._store.has_layer, {*plan.layers, *(step.key for step in plan.all_steps())})):
                     self.record(plan)
         return plans
 
     def record(self, plan: ImagePlan) -> None:
-        """Record an image whose layers all exist, once."""
+        """Record an image whose layers all exist, unless it is recorded already."""
         if plan.name in self.images or plan.name in self.failures:
             return
         try:
@@ -183,14 +185,14 @@ class _Outcomes:
 
 @dataclass(slots=True)
 class _Node:
-    """A layer to build, for the first of the plans that need it.
+    """A missing layer in the graph of layers to build.
 
     Attributes:
-        plan: that plan.
-        planned: its step.
-        names: all images that need it.
-        waits: the keys of those that have to be made first.
-        next: the keys of those that wait for it.
+        plan: the first plan that needs the layer.
+        planned: the step that builds the layer.
+        names: the names of all images that need the layer.
+        waits: the keys of unfinished layers that the step waits for.
+        next: the keys of the layers that wait for this layer.
     """
 
     plan: ImagePlan
@@ -201,7 +203,7 @@ class _Node:
 
 
 class _Work:
-    """The graph of layers to build. Each step runs in its own thread; the calling thread schedules."""
+    """The graph of layers to build. Each step runs in its own thread; the calling thread schedules the steps."""
 
     def __init__(
         self,
@@ -215,13 +217,13 @@ class _Work:
         self.seconds: dict[str, float] = dict.fromkeys(plans, 0.0)
         self._maker, self._plans, self._workers = maker, plans, workers
         self._store = maker.session.store
-        self._unmade: Counter[str] = Counter()  # by image, the layers that it waits for
+        self._unmade: Counter[str] = Counter()  # by image, the number of missing layers
         self._on_remaining = on_remaining or (lambda _: None)
         self._earlier_failures = {} if retry_failed else {failure.key: failure for failure in self._store.failures()}
         self._ended: queue.SimpleQueue[tuple[str, LayerRecord | BaseException]] = queue.SimpleQueue()
         self._nodes: dict[str, _Node] = {}
         self._needs: dict[str, list[str]] = {}  # by image, the keys of its nodes
-        self._demand: Counter[str] = Counter()  # by key, how many images need it that have not failed
+        self._demand: Counter[str] = Counter()  # by key, the number of images that need the layer and have not failed
         for plan in plans.values():
             self._add(plan)
         self._ready = [
@@ -229,7 +231,7 @@ class _Work:
         ]
         heapq.heapify(self._ready)
         self._open = set(self._nodes)
-        if plans:  # before any step waits for it
+        if plans:  # every step needs the base layer
             self._maker.make_base(next(iter(plans.values())))
         self._remaining = set(self._nodes)
 
@@ -252,10 +254,10 @@ class _Work:
         """Build all layers that can be built.
 
         Args:
-            finished: called for each image whose layers all exist.
+            finished: called for each image as soon as all of its layers exist.
 
         Raises:
-            BaseException: the wait was interrupted, or a thread raised what is no failure of a step.
+            BaseException: the wait was interrupted, or a thread raised an error other than the failure of a step.
         """
         running, cancellation = set[str](), self._maker.session.cancellation
         try:
@@ -265,13 +267,13 @@ class _Work:
                     running.add(key)
                     threading.Thread(target=self._make, name="build", args=(key,), daemon=True).start()
                 with suppress(queue.Empty):
-                    key, outcome = self._ended.get(timeout=1.0)  # with a timeout, to notice a cancellation
+                    key, outcome = self._ended.get(timeout=1.0)  # the timeout lets the loop notice a cancellation
                     running.discard(key)
                     for plan in self._end(key, outcome):
                         finished(plan)
                     self._report()
                 cancellation.check()
-        except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
+        except BaseException:  # mostly Ctrl-C: kill the running steps before the caller continues
             cancellation.cancel()
             with suppress(queue.Empty):
                 while running:
@@ -279,7 +281,7 @@ class _Work:
             raise
 
     def _next(self) -> str | None:
-        """Return the next layer to build, by how many images need it; None if all wait for others."""
+        """Return the ready layer that most images need; None if no layer is ready."""
         while self._ready:
             if (key := heapq.heappop(self._ready)[2]) in self._open:
                 self._open.discard(key)
@@ -287,10 +289,10 @@ class _Work:
         return None
 
     def _make(self, key: str) -> None:
-        """Build a layer, in its own thread."""
+        """Build a layer and queue the result; the body of a step's thread."""
         try:
             self._ended.put((key, self._made(self._nodes[key])))
-        except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
+        except BaseException as error:  # noqa: BLE001 - the calling thread raises it
             self._ended.put((key, error))
 
     def _made(self, node: _Node) -> LayerRecord:
@@ -299,7 +301,7 @@ class _Work:
         return self._maker.make(node.plan, node.planned)
 
     def _end(self, key: str, outcome: LayerRecord | BaseException) -> list[ImagePlan]:
-        """Handle the end of a step; return the plans of images that are now complete."""
+        """Handle the result of a step; return the plans of images that are now complete."""
         self._remaining.discard(key)
         if isinstance(outcome, MiniSandboxError):
             self._fail(key, outcome)
@@ -318,7 +320,7 @@ class _Work:
     def _fail(self, key: str, error: MiniSandboxError) -> None:
         node = self._nodes[key]
         for name in node.names:
-            own_error = copy(error)  # the error names this image, not the one whose plan built the layer
+            own_error = copy(error)  # name this image in the error, not the image whose plan ran the step
             own_error.what = own_error.what.replace(f"image {node.plan.name!r}", f"image {name!r}")
             if key not in self._earlier_failures:
                 note_failure(self._store, self._plans[name], node.planned, own_error)
@@ -327,7 +329,7 @@ class _Work:
                 self._give_up(name)
 
     def _give_up(self, name: str) -> None:
-        """Drop the layers that only a failed image still needs."""
+        """Drop the layers that no other image needs any more, after an image has failed."""
         for key in self._needs[name]:
             self._demand[key] -= 1
             if not self._demand[key] and key in self._open:
@@ -340,13 +342,13 @@ class _Work:
 
 
 class Building:
-    """Run :func:`build_all` in a daemon thread, which starts at construction.
+    """A running :func:`build_all` in a daemon thread, which starts at construction.
 
-    Arguments are those of :func:`build_all`, and the backend of the images' sandboxes.
+    The arguments are those of :func:`build_all`, and ``backend``, the backend of the images' sandboxes.
 
     Attributes:
-        images: by name, the image as soon as it is there; or why it failed, once all others are made. Where the
-            building was called off, that is a :class:`.CancelledError`.
+        images: futures of the images, by name. A future gets its image as soon as the image is complete. A failed image
+            gets its error once all other images are done: a :class:`.CancelledError` after a cancellation.
     """
 
     def __init__(
@@ -362,7 +364,7 @@ class Building:
     ) -> None:
         self.images: dict[str, Future[Image]] = {name: Future() for name in recipes}
         for future in self.images.values():
-            future.set_running_or_notify_cancel()  # one caller's cancellation must not affect the others
+            future.set_running_or_notify_cancel()  # futures are shared, so no caller may cancel them
         self._cancellation = Cancellation()
 
         def make() -> Built:
@@ -377,14 +379,14 @@ class Building:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Cancel the build and wait until running steps have ended. Finished layers are kept. Idempotent."""
+        """Cancel the build and wait until running steps have exited. Finished layers are kept. Idempotent."""
         self._cancellation.cancel()
         self._thread.join(_ENDING)
 
     def _work(self, make: Callable[[], Built]) -> None:
         try:
             failures: Mapping[str, BaseException] = make().failures
-        except BaseException as error:  # noqa: BLE001 - raised where an image is waited for
+        except BaseException as error:  # noqa: BLE001 - the futures raise it
             failures = dict.fromkeys(self.images, error)
         for name, future in self.images.items():
             if not future.done():

@@ -1,4 +1,4 @@
-"""The steps of a recipe: the key of each, and the work of its sandbox."""
+"""Translate the steps of a recipe into build steps: the inputs of each key, and the commands of each sandbox."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from minisandbox.types import JSONValue
 
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"
 DESCRIBED = "described"
-"""The fact of a source's layer that says what git calls its commit, by its last tag."""
+"""The fact of a source's layer that holds the ``git describe`` output for its commit."""
 MERGED = "merged"
-"""The fact of a source's layer that lists the submodules whose files are in it, one path a line."""
+"""The fact of a source's layer that lists the submodules whose files are in the layer, one path per line."""
 UV_MINIMUM = (3, 8)
 
 _MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
 _FIRST_PERSON = 1000
-# Where packages come from and who is trusted; never auth.conf, which holds passwords.
+# apt's sources and trusted keys, but never auth.conf, which contains passwords.
 _SETTINGS = ("sources.list", "sources.list.d", "trusted.gpg", "trusted.gpg.d", "keyrings", "preferences.d")
 
 
@@ -75,7 +75,7 @@ def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
 
 
 def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> BuildStep:
-    """Return the step that installs the pinned packages, with uv if it supports the interpreter, else with pip."""
+    """Return the step that installs the pinned packages with uv, or with pip if uv does not support the interpreter."""
     tool = "uv" if _modern(interpreter) else "pip"
     text = step_script("requirements", f"freeze_{tool}", f"requirements_{tool}")
     step = _without_cuda(step)
@@ -126,7 +126,7 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
     Args:
         source: the repository and commit.
         mirrors: the mirrors to read from.
-        timeout: seconds that fetching may take.
+        timeout: the timeout of a fetch in seconds.
         workdir: the directory in the image.
     """
     text = tool_script("source", workdir, "source_git", "source_check")
@@ -159,7 +159,7 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
 
 
 def _left_submodules_empty(store: Store, key: str) -> bool:
-    """Return whether a layer is from a version that left all submodules empty."""
+    """Return whether a layer was built by an earlier version of MiniSandbox, which left all submodules empty."""
     facts = store.layer(key).facts if store.has_layer(key) else {}
     return bool(facts.get("submodules")) and MERGED not in facts
 
@@ -206,7 +206,7 @@ def _archive_step(
 
 
 def repository_step(workdir: PurePosixPath) -> BuildStep:
-    """Return the step that creates the git objects of a source, once for all its tasks."""
+    """Return the step that creates the git objects of a source, which all tasks of the source share."""
     text = tool_script("repository", workdir, "repository")
     definition: dict[str, JSONValue] = {"kind": "repository", "scripts": _digest(text)}
     work = Work((_bash("repository", text),), tools=True)
@@ -214,12 +214,12 @@ def repository_step(workdir: PurePosixPath) -> BuildStep:
 
 
 def install_step(step: r.Install, interpreter: Interpreter | None, described: str, workdir: PurePosixPath) -> BuildStep:
-    """Return the step that runs the recipe's own commands.
+    """Return the step that runs the install commands of a recipe.
 
     Args:
-        step: them.
-        interpreter: the image's, or None.
-        described: git's description of the source's commit by its last tag, or "".
+        step: the install commands.
+        interpreter: the interpreter of the image, or None.
+        described: the ``git describe`` output for the source's commit, or "".
         workdir: the source's directory.
     """
     history = step_script("install", "install_history", WORKDIR=str(workdir))
@@ -246,7 +246,7 @@ def install_step(step: r.Install, interpreter: Interpreter | None, described: st
 
 
 def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[BuildStep]:
-    """Yield the steps that run a recipe's commands in an image that may have nothing but a shell."""
+    """Yield the steps that run a recipe's install commands in an image that may have only a shell."""
     network = {"network": step.network}
     definition: dict[str, JSONValue] = {
         "kind": "install", "commands": list(step.commands), "environment": dict(step.environment),
@@ -268,7 +268,7 @@ def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosix
 
     Args:
         step: the patch and hidden files.
-        source: returns the tree of the layer with the source as it was unpacked.
+        source: returns the tree of the layer with the unmodified source.
         workdir: the source's directory.
     """
 
@@ -300,7 +300,7 @@ def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> 
 
     Args:
         step: the patch and hidden files.
-        commit: the commit that its files were reset to; "" for its HEAD.
+        commit: the commit that the files were reset to; "" for HEAD.
         workdir: the repository's directory.
     """
     work = Work((), environment={"COMMIT": commit}, facts=("commit", "submodules", MERGED))
@@ -325,10 +325,10 @@ def _patched(
     """Return the step that applies a patch and removes hidden files.
 
     Args:
-        definition: the inputs of its result except the script and hidden files; it contains the patch.
-        hidden: paths of the repository.
+        definition: the inputs of the step's key except the script and the hidden files; it contains the patch.
+        hidden: paths of the hidden files in the repository.
         workdir: the repository's directory.
-        work: returns what the sandbox is to do, without its command and files.
+        work: returns the work for the sandbox, without its command and files.
         parts: names of the script's parts.
     """
     is_tests = "test_patch" in definition
@@ -350,15 +350,15 @@ def step_script(step: str, *names: str, **variables: str) -> str:
     """Return the script of a step that runs in the image.
 
     Args:
-        step: its name.
-        names: the parts of :func:`.script`.
+        step: the name of the step.
+        names: the parts of the script, as in :func:`.script`.
         variables: further variables of the script.
     """
     return script(*names, RANK=str(RANKS.index(step)), ENVIRONMENT=ENVIRONMENT, **variables)
 
 
 def tool_script(step: str, workdir: PurePosixPath, *names: str) -> str:
-    """Return the script of a step of our own tools; see :attr:`.Work.tools`."""
+    """Return the script of a step that runs MiniSandbox's own tools; see :attr:`.Work.tools`."""
     return step_script(step, "tools", *names, ROOT=str(IMAGE), WORKDIR=f"{IMAGE}{workdir}", INSIDE=str(workdir))
 
 
@@ -367,7 +367,7 @@ def _bash(title: str, text: str) -> StepCommand:
 
 
 def _recipe_command(text: str) -> StepCommand:
-    """Return a recipe's command: it stops at errors, with stderr joined to stdout."""
+    """Return the shell command for a recipe's command: stop at the first error, and merge stderr into stdout."""
     return _bash(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
 
 
@@ -377,12 +377,12 @@ def _with_uv(work: Work, index: IndexView | None = None) -> Work:
 
 
 def _reaching(work: Work, step: r.Install) -> Work:
-    """Return the work with the network of a recipe's commands."""
+    """Return the work with the network that a recipe allows for its install commands."""
     return replace(work, index=None if step.network == "off" else step.index, host=step.network == "host")
 
 
 def _pinned(index: IndexView) -> dict[str, JSONValue]:
-    """Return the part of a definition that decides which files of the package index a step sees."""
+    """Return the part of a step's definition that describes the visible files of the package index."""
     backend: dict[str, JSONValue] = {TORCH_BACKEND: index.torch_backend} if index.torch_backend else {}
     if index.locked is not None:
         return backend | {"locked": _digest("\n".join(f"{one.file} {one.sha256}" for one in sorted(index.locked)))}
@@ -390,7 +390,7 @@ def _pinned(index: IndexView) -> dict[str, JSONValue]:
 
 
 def _without_cuda(step: r.InstallRequirements) -> r.InstallRequirements:
-    """Return the requirements for the PyTorch backend; without PyTorch among them, drop the backend."""
+    """Return the step's requirements for its PyTorch backend; drop the backend if a complete list has no PyTorch."""
     if not step.index.torch_backend:
         return step
     if names_torch(step.requirements + step.overrides):
@@ -405,7 +405,7 @@ def _modern(interpreter: Interpreter) -> bool:
 
 
 def _importable(interpreter: Interpreter) -> tuple[str, ...]:
-    """Return the modules with host libraries that the interpreter can import, so that the copy must too."""
+    """Return the modules based on host libraries that the interpreter can import; its copy must import them too."""
     code = (
         "import sys\nfor name in sys.argv[1:]:\n try:\n  __import__(name)\n  print(name)\n except Exception:\n  pass\n"
     )
@@ -472,7 +472,7 @@ def _check_host(packages: tuple[str, ...]) -> None:
 
 
 def _system_entries(name: str) -> bytes:
-    """Return the host's system users or groups, which installed packages need, without personal accounts."""
+    """Return the host's system users or groups without personal accounts, because installed packages need them."""
     lines = []
     for line in Path("/etc", name).read_text("utf-8", "replace").splitlines():
         fields = line.split(":")

@@ -1,4 +1,4 @@
-"""The files of an image, read by the host: layers merged, links resolved inside the image, never followed out of it."""
+"""Read the files of an image on the host: merge its layers, and resolve links inside the image, never outside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_LINKS = 40  # path_resolution(7)
 
 
 class LinkError(Exception):
-    """A path leads out of its tree, or in a circle."""
+    """A path is missing, leads out of its tree, or contains a cycle of links."""
 
 
 class FileTree(Protocol):
@@ -24,7 +24,7 @@ class FileTree(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Return whether a link above the root is an error; in an image, ``..`` of the root is the root."""
+        """Return whether a ``..`` above the root is an error; in an image, the parent of the root is the root."""
 
     def status(self, path: Parts) -> os.stat_result | None:
         """Return the status of a path without links in its parent directories; None if it is missing."""
@@ -44,22 +44,22 @@ class FileTree(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ImageTree:
-    """Immutable layers. Paths are absolute paths of the image; unreadable files count as missing.
+    """The merged files of immutable layers. Paths are absolute in the image; unreadable files count as missing.
 
     Attributes:
-        files: they, as :class:`.Below` reads them.
+        files: the merged layers.
     """
 
     files: Below
 
     def resolve(self, path: str) -> Parts | None:
-        """Return the parts of a path with links resolved; None if it is missing or unreadable."""
+        """Return the parts of a path with links resolved; None if the path is missing or unreadable."""
         with suppress(OSError, LinkError):
             return resolve(self.files, tuple(part for part in path.split("/") if part not in ("", ".")), strict=True)
         return None
 
     def has(self, path: str) -> bool:
-        """Return whether a path exists; a dangling link does."""
+        """Return whether a path exists; a dangling link counts as existing."""
         folder, _, name = path.rstrip("/").rpartition("/")
         parent = self.resolve(folder)
         return parent is not None and self._status((*parent, name)) is not None
@@ -72,11 +72,11 @@ class ImageTree:
         return []
 
     def read(self, path: str, limit: int = 16 << 20) -> bytes:
-        """Return the beginning of a regular file; empty for anything else.
+        """Return the beginning of a regular file; empty for any other path.
 
         Args:
             path: the file.
-            limit: bytes.
+            limit: the maximum number of bytes.
         """
         parts = self.resolve(path)
         info = None if parts is None else self._status(parts)
@@ -92,15 +92,15 @@ class ImageTree:
 
 
 def resolve(tree: FileTree, path: Parts, *, strict: bool = False) -> Parts:
-    """Return the path without links.
+    """Return a path with all links resolved.
 
     Args:
         tree: the tree.
         path: the path.
-        strict: whether everything on the way must exist; what does not stays otherwise.
+        strict: whether every part of the path must exist; otherwise missing parts stay unchanged.
 
     Raises:
-        LinkError: the path leads out of a context, in a circle, or, if strict, to a missing file.
+        LinkError: the path leads out of a build context, contains a cycle of links, or, if strict, does not exist.
     """
     done: list[str] = []
     waiting, links = list(reversed(path)), 0

@@ -7,11 +7,11 @@ from importlib import resources
 
 
 def script(*names: str, **variables: str) -> str:
-    """Return one script of several: variables, the common beginning, the given scripts, the common end.
+    """Return a shell script: variable assignments, ``common.sh``, the named scripts and ``finish.sh``, in this order.
 
     Args:
-        names: files next to this one, without ``.sh``.
-        variables: values that they read.
+        names: names of scripts in this directory, without ``.sh``.
+        variables: variables that the scripts read.
     """
     folder = resources.files(__name__)
     values = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
