@@ -1,4 +1,4 @@
-"""Agents: the loops that solve tasks."""
+"""Agents that solve tasks in a sandbox, their actions, and the session that records their work."""
 
 from minisandbox.agents.actions import (
     Action,

@@ -1,4 +1,4 @@
-"""Actions of a model, independent of the format it writes them in, and the schemas of their tools."""
+"""Actions that a model can take, independent of the format of its responses, and the schemas of the tools."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from minisandbox.errors import MiniSandboxError
 BASH = "bash"
 EDITOR = "str_replace_editor"
 SUBMIT = "submit"
-"""The tools' names are those that published models were trained with."""
+"""The names of the tools, equal to the names that published models were trained with."""
 
 MAX_TEXT = 500_000
-"""Maximum characters of a command, path or file text; a sandbox accepts requests of 8 MiB, including escapes."""
+"""Maximum characters of a command, path or file text, so that the escaped text fits a sandbox's 8 MiB request."""
 
 
 class FormatError(MiniSandboxError, ValueError):
@@ -28,7 +28,7 @@ class Bash:
     """Run a command.
 
     Attributes:
-        command: shell text for bash.
+        command: shell code for bash.
     """
 
     command: str
@@ -40,7 +40,7 @@ class View:
 
     Attributes:
         path: the file or directory.
-        view_range: first and last line, from 1; -1 is the last line of the file; None for all.
+        view_range: the first and last line, from 1; -1 is the last line of the file; None for all lines.
     """
 
     VERB: ClassVar = "view"
@@ -54,7 +54,7 @@ class Create:
 
     Attributes:
         path: the file; missing directories are created.
-        file_text: its content; a missing newline at the end is added.
+        file_text: the file's content; a missing final newline is added.
     """
 
     VERB: ClassVar = "create"
@@ -80,12 +80,12 @@ class StrReplace:
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Insert lines.
+    """Insert lines into a file.
 
     Attributes:
         path: the file.
-        insert_line: the line to insert after; 0: before the first.
-        new_str: the lines; a missing newline at the end is added.
+        insert_line: the line to insert after; 0 inserts before the first line.
+        new_str: the lines; a missing final newline is added.
     """
 
     VERB: ClassVar = "insert"
@@ -96,7 +96,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """End the work. The submission is the repository's changes."""
+    """Submit the changes of the repository and end the agent's loop."""
 
 
 Edit = View | Create | StrReplace | Insert
@@ -124,11 +124,11 @@ def action_of(name: str, arguments: Mapping[str, object]) -> Action:
     """Return the action of a tool call.
 
     Args:
-        name: the tool.
-        arguments: its decoded arguments.
+        name: the name of the tool.
+        arguments: the decoded arguments.
 
     Raises:
-        FormatError: there is no such tool, or it does not take these arguments.
+        FormatError: the tool is unknown, or an argument is unknown, missing or malformed.
     """
     if name not in _PARAMETERS:
         raise FormatError(f"There is no tool {name[:80]!r}. The tools are {BASH}, {EDITOR} and {SUBMIT}.")
@@ -146,7 +146,7 @@ def action_of(name: str, arguments: Mapping[str, object]) -> Action:
 
 
 def _edit(verb: str, arguments: Mapping[str, object]) -> Edit:
-    """Read the arguments of an editor command; arguments of its other commands are ignored."""
+    """Return the edit of an editor command; ignore arguments that belong to other editor commands."""
     path = _text(arguments, "path", verb, blank=False)
     match verb:
         case "view":

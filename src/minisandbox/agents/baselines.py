@@ -1,4 +1,4 @@
-"""Agents without a model, as bounds: the oracle submits the reference, the empty agent nothing."""
+"""Baseline agents without a model: the oracle submits the reference, the empty agent submits no change."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _TIMEOUT = 120.0
 
 
 class OracleAgent:
-    """Submits the reference. With a sound pipeline, it resolves every valid task."""
+    """Submit the reference. If the pipeline is sound, this resolves every valid task."""
 
     name = "oracle"
     needs_model = False
 
     async def run(self, task: Task, session: Session) -> Ending:
-        """Apply the reference patch with git, or run the solution, whose exit status says nothing.
+        """Apply the reference patch with git, or run the solution script and ignore its exit status.
 
         Raises:
             LimitReached: the rollout's time limit is reached.
@@ -32,7 +32,7 @@ class OracleAgent:
 
 
 def apply_command(reference: Reference) -> str:
-    """Return the shell command that applies a reference; it contains the patch, so that it can be replayed."""
+    """Return a shell command that applies a reference; the command contains the patch, so that it can be replayed."""
     mark = "END_OF_PATCH"
     while mark in reference.patch:
         mark += "_"
@@ -42,12 +42,12 @@ def apply_command(reference: Reference) -> str:
 
 
 class EmptyAgent:
-    """Submits the unchanged repository."""
+    """Submit the unchanged repository."""
 
     name = "empty"
     needs_model = False
 
     async def run(self, task: Task, session: Session) -> Ending:
-        """Return at once."""
+        """Return without any change."""
         del task, session
         return Ending()

@@ -1,4 +1,4 @@
-"""The bash agent: a model with a shell and an edit tool. Its history only grows; the session records its steps."""
+"""The bash agent: a model with a shell and an edit tool, and a history that only grows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _STATE = {
 
 
 class BashAgent:
-    """Repeats: get an action from the model, perform it, report the result; until a submission or a limit.
+    """Ask the model for an action, perform it and report the result, until the model submits or a limit is reached.
 
     Args:
-        options: its options; the defaults if None.
+        options: the agent's options; None for the defaults.
 
     Raises:
         InvalidValue: a prompt is unreadable or malformed.
@@ -42,7 +42,7 @@ class BashAgent:
 
         Raises:
             SandboxGone: the sandbox has ended.
-            LimitReached: a limit of the rollout ended it.
+            LimitReached: a limit of the rollout was reached.
             ModelError: the model gave no usable response.
         """
         session.say(*self._opening(task, session))
@@ -113,11 +113,11 @@ _SHARE = 0.1
 
 
 def of_command(result: ExecResult, *, limit: int, timeout: float) -> str:
-    """Return the report of a command's result.
+    """Return the report of a command's result for the model.
 
     Args:
         result: the result.
-        limit: maximum characters of output; the head and tail of longer output are kept.
+        limit: maximum characters of output; longer output keeps its head and tail.
         timeout: the command's time limit in seconds.
     """
     streams = [(name, text) for name, text in (("stdout", result.stdout), ("stderr", result.stderr)) if text]
@@ -138,15 +138,15 @@ def of_command(result: ExecResult, *, limit: int, timeout: float) -> str:
 
 
 def _shares(lengths: list[int], limit: int) -> list[int]:
-    """Divide a number of characters among texts; short texts leave their rest to long ones."""
+    """Divide ``limit`` characters between the streams; a short stream leaves its unused share to the long stream."""
     half = limit // len(lengths) if lengths else 0
     spare = sum(max(0, half - length) for length in lengths)
     return [half + spare if length > half else half for length in lengths]
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return a text of at most ``limit`` characters, plus a line that counts the characters missing in its middle."""
-    text = text.replace("\0", "\ufffd")  # engines written in C truncate text there
+    """Shorten a text to ``limit`` characters, with a line in its middle that counts the characters left out."""
+    text = text.replace("\0", "\ufffd")  # engines written in C truncate text at NUL
     if len(text) <= limit:
         return text
     head, tail = limit - limit // 2, limit // 2
@@ -156,9 +156,10 @@ def shortened(text: str, limit: int) -> str:
 
 
 def warning(remaining: Mapping[LimitName, float], limits: AgentLimits) -> str:
-    """Return a line that names the limits that are nearly reached, or "" without one.
+    """Return a warning that names the limits that are nearly reached, or "" if there are none.
 
-    Time is not reported: a policy would observe the load of this machine, and rollouts would not be reproducible.
+    The warning leaves out time: otherwise the policy would observe the machine's load, and rollouts would not be
+    reproducible.
     """
     low = [_UNITS[name].format(amount) for name, amount in remaining.items() if _is_little(name, amount, limits)]
     low = ["1 step" if one == "1 steps" else one for one in low]

@@ -1,6 +1,6 @@
-"""Edits: perform the edit tool's actions with a sandbox's file operations. No path is resolved on the host.
+"""Perform the edit tool's actions with a sandbox's file operations, so that the host never resolves a path.
 
-Files are decoded as UTF-8; other bytes are preserved (PEP 383). Lines end at newlines.
+Files are decoded as UTF-8; invalid bytes are preserved (PEP 383). Only newlines separate lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minisandbox.errors import FileAccessError, MiniSandboxError
 from minisandbox.types import FileInfo, FileType, MiB
 
 MAX_FILE = 4 * MiB
-"""Maximum bytes of a file; larger files need commands."""
+"""Maximum bytes of a file that the tool edits; larger files need commands."""
 
 _AROUND = 4
 _MOST_ENTRIES = 1000
@@ -38,7 +38,7 @@ class EditError(MiniSandboxError):
 
 
 class FileOperations(Protocol):
-    """The methods used of :class:`.AsyncFiles`."""
+    """The methods of :class:`.AsyncFiles` that edits use."""
 
     async def read_bytes(self, path: str, *, limit: int | None) -> bytes:
         """Read a file."""
@@ -62,7 +62,7 @@ class FileOperations(Protocol):
 
 
 def command_of(edit: Edit) -> tuple[str, str]:
-    """Return the record of an edit, which a replay reads: the tool, and its arguments as JSON."""
+    """Return an edit as a recorded command: the name of the tool, and the arguments as JSON; a replay reads it."""
     return EDITOR, json.dumps(arguments_of(edit))
 
 
@@ -85,7 +85,7 @@ async def carry_out(edit: Edit, files: FileOperations) -> str:
         The report for the model: the file's lines, or those around the change.
 
     Raises:
-        EditError: it is impossible; nothing has changed.
+        EditError: the edit is impossible; the file is unchanged.
         SandboxGone: the sandbox has ended.
     """
     try:
@@ -145,7 +145,7 @@ async def _replace(edit: StrReplace, files: FileOperations) -> str:
 
 
 def _places(text: str, part: str) -> Iterator[int]:
-    """Yield the positions of a text in another, without overlaps."""
+    """Yield the positions of all non-overlapping occurrences of ``part`` in ``text``."""
     at = text.find(part)
     while at >= 0:
         yield at
@@ -199,7 +199,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _around(path: str, text: str, at: int, length: int) -> str:
-    """Return the changed lines with some lines of context."""
+    """Format the changed lines, with context, as the report of an edit."""
     first = text.count("\n", 0, at) + 1
     last = first + text.count("\n", at, at + length)
     lines = _lines(text)
@@ -213,5 +213,5 @@ def _numbered(lines: list[str], first: int) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return a file's text with bytes that are not UTF-8 as U+FFFD, so that it can be sent."""
+    """Replace bytes that are not UTF-8 by U+FFFD, because surrogates cannot be sent to a model."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""Action formats: how a model's responses express actions, and how results are reported to it.
+"""Action formats: parse actions from a model's responses, and write the messages that report results to the model.
 
-Every parser reads a response once, front to back, without regular expressions, so that parsing takes linear time for
-any input.
+Every parser scans a response once, front to back, without regular expressions, so parsing takes linear time for any
+input.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _THOUGHT = ("<think>", "</think>")
 
 
 class _OneAction:
-    """A format without a tool template: the prompt describes it, a response has one action, user messages answer it."""
+    """Base of formats without tool calls: a response has one action in its text, and user messages report results."""
 
     @property
     def tools(self) -> tuple[Mapping[str, object], ...]:
-        """No tools: the prompt describes them."""
+        """An empty tuple, because the prompt describes the actions."""
         return ()
 
     def observe(self, message: Message, number: int, text: str) -> Message:
@@ -58,7 +58,7 @@ class TextFormat(_OneAction):
     """Actions as fenced blocks; see ``docs/reference/action-formats.md``.
 
     A block begins with a line of three or more backticks and a word, and ends with a line of at least as many
-    backticks. Blocks with other words, or without one, are part of the model's thoughts.
+    backticks. Blocks with another word or without a word are part of the model's thoughts.
     """
 
     name = "text"
@@ -68,7 +68,7 @@ class TextFormat(_OneAction):
         """Return the response's one action.
 
         Raises:
-            FormatError: it has no action, several, or a malformed one.
+            FormatError: the response has no action, several actions, or a malformed action.
         """
         blocks = [
             (language, lines) for language, lines in _blocks(without_thought(message.content)) if language in _WORDS
@@ -88,7 +88,7 @@ class TextFormat(_OneAction):
         """Return a response with one action.
 
         Raises:
-            FormatError: there is not exactly one.
+            FormatError: there is not exactly one action.
         """
         if len(actions) != 1:
             raise FormatError(f"a response in this format has one action, not {len(actions)}")
@@ -100,7 +100,7 @@ class TextFormat(_OneAction):
 
 
 def without_thought(text: str) -> str:
-    """Return a response without leading thoughts that the engine left in the text."""
+    """Return a response without a leading ``<think>`` block that the engine left in the text."""
     if text.lstrip().startswith(_THOUGHT[0]):
         return text.partition(_THOUGHT[1])[2]
     return text
@@ -119,20 +119,20 @@ def beside_action(text: str) -> str:
 
 
 def _fence(line: str) -> tuple[int, str]:
-    """Return the number of backticks at the start of a line, and the rest."""
+    """Return the number of backticks at the start of a line, and the text after them."""
     info = line.lstrip("`")
     return len(line) - len(info), info.strip()
 
 
 def _blocks(text: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the fenced blocks of a text: the word at the fence, and the lines."""
+    """Yield each fenced block of a text: the word at the opening fence, and the lines of the block."""
     lines = text.split("\n")
     for language, start, end in _spans(lines):
         yield language, lines[start:end]
 
 
 def _spans(lines: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield the fenced blocks of lines: the word, and the start and end of the lines between the fences."""
+    """Yield each fenced block: the word at the opening fence, and the start and end of the lines between the fences."""
     opened, language, start = 0, "", 0
     for number, line in enumerate(lines):
         if not line.startswith("```"):
@@ -141,7 +141,7 @@ def _spans(lines: Sequence[str]) -> Iterator[tuple[str, int, int]]:
         if opened and length >= opened and not info:
             yield language, start, number
             opened = 0
-        elif not opened and "`" not in info:  # ```like this``` is not a fence
+        elif not opened and "`" not in info:  # a line of ```inline code``` is not a fence
             opened, language, start = length, info, number + 1
     if opened:
         raise FormatError(
@@ -178,7 +178,7 @@ def _edit(lines: Sequence[str]) -> Action:
 
 
 def _header(line: str) -> tuple[str, str, list[int]]:
-    """Read ``VERB PATH NUMBER...``; a path in double quotes is a JSON string."""
+    """Parse the line ``VERB PATH NUMBER...``; a path in double quotes is a JSON string."""
     verb, _, arguments = line.strip().partition(" ")
     arguments = arguments.lstrip()
     if arguments.startswith('"'):
@@ -198,7 +198,7 @@ def _header(line: str) -> tuple[str, str, list[int]]:
 
 
 def _search_and_replace(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the lines on both sides; the three markers have the same length, seven or more."""
+    """Return the lines to search for and their replacement. The three markers have equal lengths of seven or more."""
     body = list(lines)
     while body and not body[-1].strip():
         body.pop()
@@ -223,7 +223,7 @@ def _search_and_replace(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[s
 
 
 def _block_of(action: Action) -> tuple[str, str]:
-    """Return an action's word at the fence, and the block's text."""
+    """Return the word at the fence and the text of an action's block."""
     match action:
         case Bash(command):
             return BASH, command
@@ -255,11 +255,11 @@ def _quoted(path: str) -> str:
 
 
 MOST_CALLS = 16
-"""Maximum calls in one response, which is one step of a rollout in any case."""
+"""Maximum tool calls in one response. A response counts as one step, so the step limit does not bound its calls."""
 
 
 class ToolFormat:
-    """Actions as tool calls. If one call is malformed, none of the response is performed."""
+    """Actions as tool calls. If one call is malformed, no call of the response is performed."""
 
     name = "tool"
     reminder = f"Answer with a call of a tool: {BASH}, or {SUBMIT} when you are done."
@@ -273,7 +273,7 @@ class ToolFormat:
         """Return the response's actions, in order.
 
         Raises:
-            FormatError: it has no calls, too many, or a malformed one.
+            FormatError: the response has no calls, too many calls, or a malformed call.
         """
         if not message.tool_calls:
             raise FormatError("Your answer calls no tool.")
@@ -294,7 +294,7 @@ class ToolFormat:
         return Message("tool", text, tool_call_id=message.tool_calls[number].id)
 
     def correct(self, message: Message, text: str) -> tuple[Message, ...]:
-        """Return a tool message for each call, as engines require, or a user message if there was no call."""
+        """Return a tool message for each call, because engines require one, or a user message if there was no call."""
         if not message.tool_calls:
             return (Message("user", text),)
         return tuple(Message("tool", text, tool_call_id=call.id) for call in message.tool_calls)
@@ -319,7 +319,7 @@ _NUMBERS = ("insert_line", "view_range")
 class XmlFormat(_OneAction):
     """Actions in the format of SWE-agent's ``xml_function_calling``: one ``<function=NAME>`` with its parameters.
 
-    It only resembles XML: nothing is escaped, and a value ends at the first ``</parameter>``.
+    The format only resembles XML: it has no escapes, and a value ends at the first ``</parameter>``.
     """
 
     name = "xml"
@@ -329,7 +329,7 @@ class XmlFormat(_OneAction):
         """Return the response's one action.
 
         Raises:
-            FormatError: it has no action, several, or a malformed one.
+            FormatError: the response has no action, several actions, or a malformed action.
         """
         text = without_thought(message.content)
         start = text.find(_FUNCTION)
@@ -383,7 +383,7 @@ def _next(text: str, position: int) -> int:
 
 
 def _value(key: str, text: str) -> object:
-    """Return a value without the newlines around it; numbers are parsed as JSON."""
+    """Return a value without the newlines around it; parse numbers as JSON."""
     text = text.removeprefix("\n").removesuffix("\n")
     if key not in _NUMBERS:
         return text
@@ -394,11 +394,11 @@ def _value(key: str, text: str) -> object:
 
 
 class ActionFormat(Protocol):
-    """A format for actions in responses.
+    """A format in which a model's responses express actions.
 
     Attributes:
-        name: its name in options.
-        reminder: a sentence for a model that did not follow it.
+        name: the format's name in options.
+        reminder: a sentence that reminds a model of the format after a malformed response.
     """
 
     name: str
@@ -406,14 +406,14 @@ class ActionFormat(Protocol):
 
     @property
     def tools(self) -> tuple[Mapping[str, object], ...]:
-        """The tools for the request."""
+        """The schemas of the tools to send with each request."""
         ...
 
     def parse(self, message: Message) -> tuple[Action, ...]:
         """Return the actions of a response, in order; at least one.
 
         Raises:
-            FormatError: it has no actions, too many, or a malformed one.
+            FormatError: the response has no actions, too many actions, or a malformed action.
         """
         ...
 
@@ -426,13 +426,19 @@ class ActionFormat(Protocol):
         ...
 
     def observe(self, message: Message, number: int, text: str) -> Message:
-        """Return the message that reports the result of the response's action of this number."""
+        """Return the message that reports the result of a response's action.
+
+        Args:
+            message: the response.
+            number: the index of the action in the response.
+            text: the result.
+        """
         ...
 
     def correct(self, message: Message, text: str) -> tuple[Message, ...]:
-        """Return the messages that tell the model why none of its response was performed."""
+        """Return the messages that explain to the model why no action of its response was performed."""
         ...
 
 
 FORMATS: Mapping[str, ActionFormat] = {form.name: form for form in (TextFormat(), ToolFormat(), XmlFormat())}
-"""The formats by name."""
+"""The action formats by name."""

@@ -1,4 +1,4 @@
-"""The options of agents: one definition for the command line, configuration files and the documentation."""
+"""Define the options of agents once, for the command line, configuration files and the documentation."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SHELLS = ("stateless", "stateful")
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """The options of the package's agents, and the arguments of an imported one.
+    """The options of this package's agents, and the arguments of an agent given by its import path.
 
     Attributes:
         action_format: the format of the model's actions: ``text``, ``tool`` or ``xml``.
-        prompt: a file with the task's message, or a directory with prompts; None: the package's own.
-        shell: ``stateless``: a new shell per command; ``stateful``: one shell for all.
+        prompt: a file with the task's message, or a directory with prompts; None for this package's prompts.
+        shell: ``stateless`` for a new shell per command, ``stateful`` for one shell for all commands.
         command_timeout: time limit of a command in seconds.
         observation_chars: maximum characters of a command's output that the model sees.
-        format_errors: how many responses in a row without a valid action end a rollout.
-        recording: the recording for ``replay``.
+        format_errors: the number of responses in a row without a valid action after which a rollout ends.
+        recording: the path of the recording for ``replay``.
         extra: keyword arguments of an agent given by its import path.
     """
 
@@ -77,7 +77,7 @@ T = TypeVar("T", bound="AgentOptions | AgentLimits")
 
 
 def from_mapping(kind: type[T], values: Mapping[str, object]) -> T:
-    """Read :class:`AgentOptions` or :class:`.AgentLimits` from a configuration file's mapping.
+    """Create :class:`AgentOptions` or :class:`.AgentLimits` from a mapping of a configuration file.
 
     Raises:
         InvalidValue: a key is unknown, or a value is of the wrong type or out of range.
@@ -95,7 +95,7 @@ def from_mapping(kind: type[T], values: Mapping[str, object]) -> T:
 
 
 def to_mapping(options: AgentOptions | AgentLimits) -> dict[str, object]:
-    """Return options in JSON types, for a run's configuration; :func:`from_mapping` is the inverse."""
+    """Return options in JSON types for a run's configuration; :func:`from_mapping` is the inverse."""
     values = {one.name: getattr(options, one.name) for one in fields(options)}
     return {
         name: str(value) if isinstance(value, Path) else dict(value) if isinstance(value, Mapping) else value

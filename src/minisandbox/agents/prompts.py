@@ -1,7 +1,7 @@
-"""Prompts: files with placeholders in braces, and their rendering.
+"""Load prompt files with placeholders in braces, and render them.
 
-``{name}`` is a placeholder if the name is an identifier; ``{{name}}`` renders as ``{name}``. All other braces, and
-dollar signs, are literal. Inserted values are not rendered again, so an issue may contain anything.
+``{name}`` is a placeholder if the name is an identifier; ``{{name}}`` renders as ``{name}``. All other braces and
+dollar signs are literal. Inserted values are not rendered again, so an issue may contain braces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLACEHOLDERS: Mapping[str, str] = {
     "shell": "whether commands share directory and variables",
     "command_timeout": "time limit of a command in seconds",
 }
-"""The placeholders of prompts, and their values."""
+"""The placeholders of prompts, with descriptions of their values."""
 
 _PLACEHOLDER = re.compile(r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}")
 _HERE = Path(__file__).parent / "prompts"
@@ -32,10 +32,10 @@ class Template:
 
     Attributes:
         text: the text.
-        source: its file name, for errors.
+        source: the name of the text's file, for error messages.
 
     Raises:
-        InvalidValue: it has an unknown placeholder.
+        InvalidValue: the text has an unknown placeholder.
     """
 
     text: str
@@ -50,7 +50,7 @@ class Template:
                 )
 
     def names(self) -> frozenset[str]:
-        """Return the placeholders in it."""
+        """Return the names of the template's placeholders."""
         return frozenset(name for _, name in self._placeholders())
 
     def _placeholders(self) -> Iterator[tuple[int, str]]:
@@ -67,7 +67,7 @@ class Prompts:
     """The first messages of a conversation.
 
     Attributes:
-        system: the system message; empty for none.
+        system: the system message; if empty, no system message is sent.
         task: the user's first message.
         actions: the value of ``{actions}`` in both.
     """
@@ -83,10 +83,10 @@ class Prompts:
         Args:
             action_format: the action format's name.
             path: a file with the user's first message; or a directory with any of ``system.md``, ``task.md`` and
-                ``actions-FORMAT.md``. The package's own replace missing ones.
+                ``actions-FORMAT.md``. This package's files replace missing files.
 
         Raises:
-            InvalidValue: a file cannot be read, has unknown placeholders, or none shows the issue.
+            InvalidValue: a file cannot be read or has unknown placeholders, or no file contains the issue.
         """
         names = ("system.md", "task.md", f"actions-{action_format}.md")
         custom: dict[str, Path] = {}
@@ -104,7 +104,7 @@ class Prompts:
         """Return the system message and the user's message.
 
         Args:
-            values: the value of every placeholder but ``actions``.
+            values: the values of all placeholders except ``actions``.
         """
         filled = {**values, "actions": self.actions.render({**values, "actions": ""}).rstrip("\n")}
         return self.system.render(filled).rstrip("\n"), self.task.render(filled).rstrip("\n")

@@ -1,4 +1,4 @@
-"""The available agents: the package's own by name, others by import path."""
+"""Create agents: this package's own and plug-ins by name, others by import path."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from minisandbox.plugins import load_plugin, plugin_names
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An agent of the package.
+    """An agent of this package.
 
     Attributes:
-        make: creates the agent.
-        options: the names of its options.
+        make: a function that creates the agent.
+        options: the names of the options that the agent accepts.
     """
 
     make: Callable[[AgentOptions], Agent]
@@ -42,20 +42,20 @@ _AGENTS: Mapping[str, _Entry] = {
     "replay": _Entry(_replay, frozenset({"recording"})),
 }
 AGENTS = tuple(_AGENTS)
-"""The names of the package's agents."""
+"""The names of this package's agents."""
 
 
 def open_agent(name: str, options: AgentOptions | None = None) -> Agent:
     """Create an agent.
 
     Args:
-        name: ``bash``, ``oracle``, ``empty`` or ``replay``; an agent of another distribution; or
-            ``package.module:Class``. The last two are called with ``options.extra`` as keyword arguments.
-        options: its options.
+        name: ``bash``, ``oracle``, ``empty`` or ``replay``; the name of a plug-in; or ``package.module:Class``.
+            Plug-ins and imported classes are called with ``options.extra`` as keyword arguments.
+        options: the agent's options; None for the defaults.
 
     Raises:
         NotFound: there is no such agent.
-        InvalidValue: the agent has no such option, or its value is invalid.
+        InvalidValue: the agent does not accept a given option, or the option's value is invalid.
     """
     options = options or AgentOptions()
     entry = _AGENTS.get(name)
@@ -76,7 +76,7 @@ def _imported(name: str) -> object:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the module is the user's code
+    except Exception as error:  # the module is the user's code, which may raise any exception
         raise NotFound(
             f"the agent {name!r} cannot be imported: {_shown(error)}",
             hint="its directory must be on PYTHONPATH; the form is package.module:Class",
@@ -88,7 +88,7 @@ def _created(name: str, make: object, options: AgentOptions) -> Agent:
         agent = make(**options.extra)  # type: ignore[operator] # a TypeError otherwise
     except MiniSandboxError:
         raise
-    except Exception as error:  # as above: probably an argument it cannot parse
+    except Exception as error:  # user code again; it probably rejects an argument
         raise InvalidValue(
             f"the agent {name!r} cannot be created: {_shown(error)}", hint="check --agent-option NAME=VALUE"
         ) from error
@@ -100,5 +100,5 @@ def _created(name: str, make: object, options: AgentOptions) -> Agent:
 
 
 def _shown(error: Exception) -> str:
-    """Return an error's text, with its class unless that is usual for such a call."""
+    """Return an error's message, with the class of errors that are unusual for imports and calls."""
     return str(error) if isinstance(error, ImportError | AttributeError | TypeError) else repr(error)

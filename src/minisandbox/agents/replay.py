@@ -1,4 +1,4 @@
-"""The replay agent: runs the commands of a list or of another agent's recording."""
+"""The replay agent, which runs the commands of a list or of another agent's recording."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from minisandbox.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class InShell:
-    """A command for the session's shell, which keeps its state between commands.
+    """A command that runs in the session's shell, which keeps its state between commands.
 
     Attributes:
-        script: the shell text.
+        script: the shell code.
     """
 
     script: str
@@ -28,10 +28,10 @@ Command = str | tuple[str, ...] | InShell
 
 
 class ReplayAgent:
-    """Runs recorded commands one after the other; a failed command does not stop it.
+    """Run recorded commands one after the other; continue after a failed command.
 
     Args:
-        commands: the commands for tasks without their own; None: such a task is an error.
+        commands: the commands for tasks that are not in ``per_task``; None makes such a task an error.
         per_task: commands by instance id.
         timeout: time limit of each command in seconds.
     """
@@ -55,16 +55,16 @@ class ReplayAgent:
         """Load a recording.
 
         Args:
-            path: a JSON file with a list of commands (strings, or lists of arguments), a trajectory, or a directory of
-                trajectories or of a run (each is for its own task; the first of several attempts).
+            path: a JSON file with a list of commands (strings, or lists of arguments); a trajectory; or a directory
+                of trajectories or of a run. With a directory, each task replays its own first attempt.
             timeout: time limit of each command in seconds.
 
         Raises:
-            InvalidValue: it cannot be read, or is something else.
+            InvalidValue: the recording cannot be read, or has none of these forms.
         """
         if path.is_dir():
             path = path / "trajectories" if (path / "trajectories").is_dir() else path
-            files = sorted(path.glob("*.json"), reverse=True)  # so that the first attempt wins
+            files = sorted(path.glob("*.json"), reverse=True)  # the first attempt comes last and wins
             return cls(per_task=dict(_recorded(file) for file in files), timeout=timeout)
         value = _read(path)
         if isinstance(value, dict):
@@ -112,7 +112,7 @@ def _read(path: Path) -> object:
 
 
 def _recorded(path: Path) -> tuple[str, tuple[Command, ...]]:
-    """Return a trajectory's task and commands, without parsing the rest, whose schema belongs to ``trajectories``."""
+    """Read only the task id and the commands of a trajectory file; its full schema belongs to ``trajectories``."""
     value = _read(path)
     steps = value.get("steps") if isinstance(value, dict) else None
     task = value.get("instance_id") if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""The interface of agents, and their session: the access to the sandbox and the model, which records all they do."""
+"""The interface of agents, and the session through which they use the sandbox and the model and are recorded."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from minisandbox.tasks import Task
 from minisandbox.types import ExecResult, Outcome
 
 KEPT_OUTPUT = 64 << 10
-"""Bytes of each of a command's stdout and stderr in a record: half from the head, half from the tail."""
-_MISSING = b"\n[... %d bytes dropped ...]\n"  # as a sandbox writes it
+"""Maximum bytes of stdout, and of stderr, that a record keeps per command: half from the head, half from the tail."""
+_MISSING = b"\n[... %d bytes dropped ...]\n"  # equal to the sandbox's own marker
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLimits:
-    """The limits of one rollout; None for no limit. Reaching one ends the agent, and the rollout is graded.
+    """The limits of one rollout; None for no limit. A reached limit ends the agent's loop, and the rollout is graded.
 
     Attributes:
-        steps: responses of the model.
-        seconds: wall time of the agent's loop.
-        tokens: sampled tokens of all responses together.
-        context: tokens of a request's prompt and response together. They are counted after the response, so messages
-            added since then count with the next one. An engine with the same limit enforces it exactly.
-        cost: US dollars.
+        steps: maximum responses of the model.
+        seconds: maximum wall time of the agent's loop.
+        tokens: maximum sampled tokens of all responses together.
+        context: maximum tokens of a request's prompt and response together. The session counts them after a response,
+            so messages added later count with the next response. An engine with the same limit enforces it exactly.
+        cost: maximum cost of all responses in US dollars.
     """
 
     steps: int | None = field(default=75, metadata={"metavar": "N", "help": "responses of the model"})
@@ -58,15 +58,15 @@ EXIT_OF_LIMIT: Mapping[LimitName, str] = {
     "context": "exit_context",
     "cost": "exit_cost",
 }
-"""The exit status of each limit. SWE-agent says exit_cost for steps and tokens too."""
+"""The exit status of each limit. SWE-agent uses ``exit_cost`` also for steps and tokens."""
 
 
 class LimitReached(MiniSandboxError):
     """A limit of the rollout ended the agent's loop. The changes made so far are its submission.
 
     Args:
-        limit: the limit.
-        value: its value.
+        limit: the name of the limit.
+        value: the limit's value.
     """
 
     exit_code = 46
@@ -83,7 +83,7 @@ class Turn:
 
     Attributes:
         message: the response's index in the history.
-        completion: the response, without tokens: the record's graph stores each token once.
+        completion: the response without tokens, because the record's graph stores each token once.
         began: seconds from the start of the session to the request.
     """
 
@@ -94,14 +94,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command of an agent.
+    """One command of an agent, and its result.
 
     Attributes:
-        command: the command, as given; for an edit, the tool's name and its arguments as JSON.
-        result: its result, with :data:`KEPT_OUTPUT` of each stream; the agent saw all that the sandbox keeps.
-        turn: the number of responses before it.
-        began: seconds from the start of the session to its start.
-        stateful: whether it ran in the session's shell, which keeps its state between commands.
+        command: the command as given; for an edit, the tool's name and the arguments as JSON.
+        result: the result, with at most :data:`KEPT_OUTPUT` bytes of each stream. The agent saw all output that the
+            sandbox keeps.
+        turn: the number of responses before the command.
+        began: seconds from the start of the session to the start of the command.
+        stateful: whether the command ran in the session's shell, which keeps its state between commands.
     """
 
     command: str | tuple[str, ...]
@@ -113,10 +114,10 @@ class Step:
 
 @dataclass(slots=True)
 class Record:
-    """The record of an agent's work. It only grows, and is complete even if the agent is cut off.
+    """The record of an agent's work. It only grows, so it is complete even if the agent is stopped.
 
     Attributes:
-        messages: the history.
+        messages: the history of the conversation.
         turns: the model's responses.
         steps: the commands.
         tokens: the tokens read and sampled.
@@ -129,7 +130,7 @@ class Record:
     _with_tokens: list[int] = field(default_factory=list)
 
     def add(self, completion: Completion, began: float, tools: Sequence[Mapping[str, object]] = ()) -> None:
-        """Append a response of the model, in the form that engines accept back.
+        """Append a response of the model, in a form that engines accept in the history of further requests.
 
         Args:
             completion: the response.
@@ -139,7 +140,7 @@ class Record:
         if completion.tokens is not None:
             self.tokens.add(completion.tokens)
             self._with_tokens.append(len(self.turns))
-        # each prompt repeats all earlier ones: storing them whole would take quadratic space
+        # store tokens only in the graph: each prompt repeats the earlier ones, so whole prompts take quadratic space
         completion = replace(completion, tokens=None, message=for_history(completion.message, tools))
         self.turns.append(Turn(len(self.messages), completion, began))
         self.messages.append(completion.message)
@@ -151,19 +152,20 @@ class Record:
 
 
 class Session:
-    """An agent's access to the sandbox and the model.
+    """Give an agent access to the sandbox and the model, and record its work.
 
     Attributes:
-        box: the sandbox. Run commands with :meth:`perform` to record them.
-        attempt: the number of the rollout of this task, from 0.
-        record: the work so far.
+        box: the sandbox. Commands are recorded only if :meth:`perform` runs them.
+        attempt: the index of the rollout among the task's rollouts, from 0.
+        record: the record of the work so far.
 
     Args:
-        box: the sandbox, ready.
-        model: the model; None for agents without one.
-        sampling: the sampling options; each response has its own seed, derived from a given seed, rollout and turn.
+        box: the running sandbox.
+        model: the model; None for agents without a model.
+        sampling: the sampling options. If they have a seed, each response's seed is derived from it, the rollout and
+            the turn.
         limits: the limits of the rollout.
-        attempt: the number of the rollout of this task.
+        attempt: the index of the rollout among the task's rollouts, from 0.
         name: the rollout's name, for the engine's caches and logs.
         clock: returns the time in seconds.
     """
@@ -202,9 +204,9 @@ class Session:
         return self._clock() - self._began
 
     def left(self) -> dict[LimitName, float]:
-        """Return the remainder of each limit that is set: steps, seconds, tokens, dollars.
+        """Return how much remains of each limit that is set: steps, seconds, tokens, dollars.
 
-        For the context it is the number of tokens that the next request may have beyond the latest.
+        For the context, it is the number of tokens by which the next request may exceed the latest request.
         """
         used: dict[LimitName, float] = {
             "steps": len(self.record.turns),
@@ -217,24 +219,24 @@ class Session:
         return {name: limits[name] - used[name] for name in used if limits[name] is not None}
 
     def say(self, *messages: Message) -> None:
-        """Append messages to the history, which is append-only."""
+        """Append messages to the history."""
         self.record.messages.extend(messages)
 
     async def ask(self, tools: Sequence[Mapping[str, object]] = ()) -> Completion:
         """Send the history to the model, and append the response.
 
-        The response may use the rollout's remaining tokens and seconds. The history gets it in a form that engines
-        accept back (:func:`.for_history`), with malformed arguments of calls wrapped in an object. The returned
-        response is unchanged.
+        The rollout's remaining tokens and seconds limit the response. In the history, tool calls are well-formed
+        (:func:`.for_history`): malformed arguments are wrapped in an object, because engines would reject them in
+        further requests. The returned response is unchanged.
 
         Args:
-            tools: the tools on offer, as JSON schemas in OpenAI's format.
+            tools: the tools offered to the model, as JSON schemas in OpenAI's format.
 
         Returns:
             The response.
 
         Raises:
-            LimitReached: a limit allows no further response, or the time was over before it came.
+            LimitReached: a limit allows no further response, or the time limit was reached before the response.
             ModelError: the model gave no usable response.
         """
         if self._model is None:
@@ -259,16 +261,17 @@ class Session:
         stdin: str | bytes | None = None,
         stateful: bool = False,
     ) -> ExecResult:
-        """Run a command in the sandbox and record it; a failure is a normal result.
+        """Run a command in the sandbox and record it. A failed command is a normal result, not an exception.
 
         Args:
-            command: shell text for bash, or arguments.
-            timeout: time limit in seconds; the rollout's remaining time if that is less.
-            stdin: its standard input; empty if None.
-            stateful: run it in the session's one shell, which keeps directory and variables. Only text, without stdin.
+            command: shell code for bash, or an argument list.
+            timeout: time limit in seconds; the rollout's remaining time applies if it is shorter.
+            stdin: the command's standard input; empty if None.
+            stateful: whether to run the command in the session's shell, which keeps its directory and variables. The
+                shell takes only shell code, without stdin.
 
         Raises:
-            LimitReached: the rollout's time ended first; the command was killed and recorded.
+            LimitReached: the rollout's time limit was reached first; the command was killed and recorded.
         """
         recorded = command if isinstance(command, str) else tuple(command)
         remaining = self._seconds()
@@ -278,7 +281,7 @@ class Session:
             result = await (
                 self._in_shell(recorded, allowed) if stateful else self.box.exec(recorded, timeout=allowed, stdin=stdin)
             )
-        except FileAccessError as error:  # the agent removed or locked the workdir
+        except FileAccessError as error:  # the agent removed the workdir, or denied access to it
             result = _result(recorded, 126, stderr=error.what)
         self.record.steps.append(Step(recorded, _shortened(result), len(self.record.turns), began, stateful))
         if result.outcome is Outcome.TIMEOUT and allowed != timeout:
@@ -286,7 +289,7 @@ class Session:
         return result
 
     async def edit(self, edit: Edit) -> ExecResult:
-        """Perform an edit in the sandbox and record it; if it is impossible, the result's stderr has the reason.
+        """Perform an edit in the sandbox and record it; if the edit is impossible, the result's stderr has the reason.
 
         Raises:
             LimitReached: the rollout's time limit is reached.
@@ -302,7 +305,7 @@ class Session:
         return result
 
     async def close(self) -> None:
-        """Close the shell, if it is open; calling it again does nothing."""
+        """Close the shell if it is open; further calls do nothing."""
         shell, self._shell = self._shell, None
         if shell is not None:
             await shell.close()
@@ -316,9 +319,9 @@ class Session:
         return await self._shell.run(command, timeout=timeout)
 
     def _next_sampling(self) -> Sampling:
-        """Return the next response's sampling: at most the rollout's remaining tokens, and a seed of its own.
+        """Return the sampling options of the next response, with its own seed and at most the remaining tokens.
 
-        With one seed for all responses, the rollouts of a group would be equal.
+        If all responses shared a seed, the rollouts of a group would be equal.
         """
         how = self._sampling
         if how.seed is not None:
@@ -336,12 +339,12 @@ class Session:
             async with deadline:
                 yield
         except TimeoutError:
-            if not deadline.expired():  # raised by another timeout
+            if not deadline.expired():  # another timeout raised it
                 raise
             raise self._reached("seconds") from None
 
     def _seconds(self) -> float | None:
-        """Return the remaining seconds, or None for no limit.
+        """Return the remaining seconds, or None if there is no limit.
 
         Raises:
             LimitReached: no seconds remain.
@@ -365,26 +368,26 @@ def _result(command: str | tuple[str, ...], status: int, *, stdout: str = "", st
 
 
 def _shortened(result: ExecResult) -> ExecResult:
-    """Return a result with only the ends of its output, since hundreds of records are in memory at once."""
+    """Return a result with only the head and tail of its output, because hundreds of records are in memory at once."""
     out, dropped_out = _ends(result.stdout_bytes, result.dropped_stdout)
     err, dropped_err = _ends(result.stderr_bytes, result.dropped_stderr)
     return replace(result, stdout_bytes=out, stderr_bytes=err, dropped_stdout=dropped_out, dropped_stderr=dropped_err)
 
 
 def _ends(data: bytes, dropped: int) -> tuple[bytes, int]:
-    """Return the head and tail of kept output, and the number of its missing bytes."""
+    """Return the head and tail of output, and the total number of dropped bytes."""
     if len(data) <= KEPT_OUTPUT:
         return data, dropped
-    marker = len(_MISSING % dropped) if dropped else 0  # the sandbox's own line, which is in the part left out here
+    marker = len(_MISSING % dropped) if dropped else 0  # the sandbox's marker, which is in the part dropped here
     missing = dropped + len(data) - marker - KEPT_OUTPUT
-    if missing <= dropped:  # too long only by that line
+    if missing <= dropped:  # only the marker exceeds the limit
         return data, dropped
     half = KEPT_OUTPUT // 2
     return data[:half] + _MISSING % missing + data[-half:], missing
 
 
 SUBMITTED = "submitted"
-"""The exit status of an agent that ended normally."""
+"""The exit status of an agent that finished normally."""
 
 EXIT_ERROR = "exit_error"
 """The exit status of an agent that could not continue."""
@@ -395,11 +398,11 @@ EXIT_FORMAT = "exit_format"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of an agent's loop.
+    """How an agent's loop ended.
 
     Attributes:
         exit_status: the reason, in SWE-agent's terms: ``submitted``, ``exit_error``, ``exit_format`` and so on.
-        detail: an explanation, if there is more to say.
+        detail: an explanation of the reason, or "".
     """
 
     exit_status: str = SUBMITTED
@@ -407,28 +410,28 @@ class Ending:
 
 
 class Agent(Protocol):
-    """An agent: the loop around a policy. One instance serves many concurrent rollouts, and keeps no state of them."""
+    """An agent that works on tasks. One instance serves many concurrent rollouts, and keeps no state of a rollout."""
 
     @property
     def name(self) -> str:
-        """Its name in logs and trajectories."""
+        """The agent's name in logs and trajectories."""
         ...
 
     @property
     def needs_model(self) -> bool:
-        """Whether it uses a model."""
+        """Whether the agent uses a model."""
         ...
 
     async def run(self, task: Task, session: Session) -> Ending:
-        """Work on a task until done. The submission is the changes in the sandbox's repository.
+        """Work on a task until the work is finished. The changes in the sandbox's repository are the submission.
 
         Args:
-            task: the task; an honest agent reads only its problem statement.
-            session: the sandbox and the model; everything done through it is recorded.
+            task: the task. An honest agent reads only its problem statement; the task also contains the reference.
+            session: the access to the sandbox and the model; it records all commands and responses.
 
         Raises:
             SandboxGone: the sandbox has ended.
-            LimitReached: a limit of the rollout ended it.
+            LimitReached: a limit of the rollout was reached.
             ModelError: the model gave no usable response.
         """
         ...
