@@ -1,1 +1,1 @@
-"""Container images: from registries, OCI layouts and archives into the store, without a container engine."""
+"""Pull, import, export and push container images without a container engine: registries, OCI layouts, archives."""

@@ -1,4 +1,4 @@
-"""Credentials for registries, from the files that podman and docker keep them in (containers-auth.json(5))."""
+"""Find credentials for registries in the files of podman and docker (containers-auth.json(5))."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisandbox.types import JSONValue
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HELPER_SECONDS = 30.0
 _HUB_NAMES = (DOCKER_HUB, "https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
-_TOKEN_USER = "<token>"  # noqa: S105 - docker-credential-helpers: then the secret is an identity token
+_TOKEN_USER = "<token>"  # noqa: S105 - the user name with which credential helpers mark an identity token
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class Credentials:
     """Credentials for a registry.
 
     Attributes:
-        user: a name; "" with an identity token.
-        secret: a password, or an identity token.
+        user: the user name; "" if the secret is an identity token.
+        secret: a password or an identity token.
     """
 
     user: str
     secret: str = field(repr=False)
 
     def basic(self) -> str:
-        """Return the value of the header for HTTP basic authentication."""
+        """Return the value of an Authorization header for HTTP basic authentication."""
         return "Basic " + base64.b64encode(f"{self.user}:{self.secret}".encode()).decode()
 
 
@@ -58,8 +58,8 @@ def find_credentials(host: str, repository: str, files: Sequence[Path] | None = 
 
     Args:
         host: the registry.
-        repository: the repository; entries may be limited to a part of a registry.
-        files: the files to read; None for the default ones.
+        repository: the repository; an entry may be limited to some repositories of a registry.
+        files: the files to read; None for the default files.
 
     Raises:
         InvalidValue: a file is malformed.
@@ -80,7 +80,7 @@ def _read(file: Path) -> Mapping[str, JSONValue]:
         values = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise InvalidValue(f"{file} cannot be read", reason=error.strerror, hint="it holds credentials") from error
-    except ValueError as error:  # do not quote the text: it contains secrets
+    except ValueError as error:  # do not quote the file's text, which contains secrets
         raise InvalidValue(f"{file} is not JSON", reason=type(error).__name__, hint="log in again") from None
     if not isinstance(values, dict):
         raise InvalidValue(f"{file} is no JSON object", hint="log in again with `podman login` or `docker login`")
@@ -121,7 +121,7 @@ def _of_row(row: Mapping[str, JSONValue], name: str, file: Path) -> Credentials 
 
 
 def _of_helper(values: Mapping[str, JSONValue], host: str, file: Path) -> Credentials | None:
-    """Ask a program for credentials (docker-credential-helpers, protocol ``get``)."""
+    """Run a credential helper and return its credentials (docker-credential-helpers, command ``get``)."""
     helpers, store = values.get("credHelpers"), values.get("credsStore")
     table = helpers if isinstance(helpers, Mapping) else {}
     server = _HUB_NAMES[1] if host == DOCKER_HUB else host

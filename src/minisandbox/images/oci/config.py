@@ -1,4 +1,4 @@
-"""Read the ``config`` of a container image by one rule: ignore malformed fields with a note (image-spec, config.md)."""
+"""Read the ``config`` of a container image; ignore malformed fields with a note (image-spec, config.md)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LONGEST_SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """The configuration by which a container image runs.
+    """The run configuration of a container image.
 
     Attributes:
         fields: the well-formed fields of ``config``, in the form that engines write.
-        notes: for people: one line for each field or entry that was ignored.
+        notes: one line for each ignored field or entry, shown to users.
     """
 
     fields: Mapping[str, JSONValue]
@@ -35,12 +35,12 @@ class RunConfig:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables; the last of several with one name counts, as in containers."""
+        """The environment variables; of several entries with one name the last one wins, as in containers."""
         return dict(row.split("=", 1) for row in cast("Sequence[str]", self.fields.get("Env", ())))
 
     @property
     def workdir(self) -> str:
-        """The directory where commands start."""
+        """The initial directory of commands."""
         return "/" + os.path.normpath(f"/{self.fields.get('WorkingDir', '')}").lstrip("/")
 
     @property
@@ -50,9 +50,9 @@ class RunConfig:
 
 
 def read_config(value: JSONValue) -> RunConfig:
-    """Read a ``config`` as engines do: case does not count in names, null is a missing field, a list may be one string.
+    """Read a ``config`` like container engines: ignore case in names, drop null, and accept a string for a list.
 
-    Engines refuse some of the fields that are ignored here; none of them decides what lies in the image.
+    Engines reject some of the malformed fields that are ignored here. No such field affects the image's files.
     """
     notes: list[str] = []
     if value is not None and not isinstance(value, dict):
@@ -72,7 +72,7 @@ def volumes(fields: Mapping[str, JSONValue]) -> tuple[PurePosixPath, ...]:
 def _read_field(name: str, field: JSONValue, notes: list[str]) -> JSONValue:
     """Return a field in the form that engines write, or None if it is malformed."""
     kind = _KINDS.get(name)
-    if kind is None or field is None:  # engines drop unknown fields
+    if kind is None or field is None:  # keep unknown fields unchecked, which engines drop
         return field
     if kind is list and isinstance(field, str):  # moby, StrSlice.UnmarshalJSON
         field = [field]

@@ -1,8 +1,9 @@
-"""Copies of images for other stores of MiniSandbox: with every record, with hidden tests, over the host's ``/usr`` too.
+"""Private copies of images for other stores of MiniSandbox, with all records and hidden tests.
 
-A copy is an OCI artifact: its configuration is our records, its layers are blobs as those of any image (image-spec,
-manifest.md, "Guidelines for Artifact Usage"). Engines refuse it. Later builds of the store that takes a copy use its
-layers by their keys, which no hash can prove: copies are for stores that trust each other.
+Unlike a plain export, a copy may depend on the host's ``/usr``. A copy is an OCI artifact: its configuration holds the
+records, and its layers are ordinary blobs (image-spec, manifest.md, "Guidelines for Artifact Usage"). Engines reject
+it. Later builds in the receiving store reuse the copy's layers by their keys. No hash can prove a key, so copies are
+only for stores that trust each other.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from minisandbox.store.sizes import stack_of
 
 MEDIA_TYPE = "application/vnd.minisandbox.image.v1+json"
 REPLACE = "replace it with --replace, or give this one another name with --name"
-"""What to do about another image of the same name."""
+"""The hint of the error about another image of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCopy:
-    """A layer of a copy.
+    """The records of a layer in a copy.
 
     Attributes:
-        record: its record.
-        files: the :func:`.entries.list_digest` of its files.
+        record: the record of the layer.
+        files: the :func:`.entries.list_digest` of the layer's files.
     """
 
     record: LayerRecord
@@ -51,8 +52,8 @@ class ImageCopy:
     """The records of an image and of its layers, without their files.
 
     Attributes:
-        image: its record.
-        layers: its layers, bottom first, the tests layer last.
+        image: the record of the image.
+        layers: the layers of the image, bottom first, the tests layer last.
     """
 
     image: ImageRecord
@@ -65,11 +66,11 @@ class ImageCopy:
 
 
 def read_copy(store: Store, image: ImageRecord) -> ImageCopy:
-    """Describe an image of a store; the caller holds its layers.
+    """Read the records of an image in a store; the caller holds the image's layers.
 
     Raises:
-        NotFound: a layer of it is gone.
-        StoreError: a record or a list is damaged.
+        NotFound: a layer is no longer in the store.
+        StoreError: a record or a list of files is damaged.
     """
     layers = []
     for key in stack_of(image):
@@ -83,8 +84,8 @@ def parse_copy(text: bytes, where: str) -> ImageCopy:
     """Parse a copy's records.
 
     Args:
-        text: JSON.
-        where: its name in errors.
+        text: the records as JSON.
+        where: the name of the records in errors.
 
     Raises:
         ImageRefused: the records are malformed.
@@ -113,22 +114,22 @@ def take_copy(
     replace: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> list[LayerRecord]:
-    """Import a copy; layers that the store has are not fetched.
+    """Import a copy; do not fetch layers that the store already has.
 
     Args:
-        store: the store that receives it.
-        copy: the image.
+        store: the store that receives the copy.
+        copy: the records of the image.
         open_layer: opens the blob of a layer.
         replace: whether to replace another image of the same name.
         report: called for each layer.
 
     Returns:
-        The layers that were not there before.
+        The records of the new layers.
 
     Raises:
         InvalidValue: the store has another image of this name.
-        ImageRefused: a blob is damaged, or hostile.
-        StoreError: a layer has other files than its record says.
+        ImageRefused: a blob is damaged or hostile.
+        StoreError: the files of a layer differ from its record.
         DiskFull: the disk is full; finished layers are kept.
     """
     _refuse_other(store, copy.image, replace)
@@ -167,5 +168,5 @@ def _refuse_other(store: Store, image: ImageRecord, replace: bool) -> None:
 
 
 def renamed(copy: ImageCopy, name: str | None) -> ImageCopy:
-    """Return a copy under another name, or unchanged if the name is None."""
+    """Return the copy under another name; return it unchanged if the name is None."""
     return copy if name is None else dataclasses.replace(copy, image=dataclasses.replace(copy.image, name=name))

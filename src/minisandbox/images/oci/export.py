@@ -1,7 +1,7 @@
-"""Write images of the store as OCI images: into a layout, into an archive, or to a registry (:mod:`.push`).
+"""Export images of the store as OCI images: into a layout, into an archive, or to a registry (:mod:`.push`).
 
-By default an image is written for every engine: without hidden tests, and only if its root is its own tree. A private
-copy (:mod:`.copies`) is for other stores of MiniSandbox.
+By default, any engine can run the exported image: it has no hidden tests, and must not depend on the host's ``/usr``. A
+private copy (:mod:`.copies`) is for other stores of MiniSandbox.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Document = dict[str, JSONValue]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An exported image.
+    """The result of an export.
 
     Attributes:
-        images: names of images.
-        layers: the number of different layers.
-        bytes: bytes of their blobs.
+        images: the names of the exported images.
+        layers: the number of distinct layers.
+        bytes: the size of the layers' blobs in bytes.
     """
 
     images: tuple[str, ...]
@@ -55,13 +55,13 @@ class Exported:
 
 
 class Target(Protocol):
-    """The target of an export: a layout, or a registry."""
+    """The target of an export: a layout or a registry."""
 
     def layer(self, key: str) -> LayerBlob:
-        """Write the blob of a layer that the caller holds."""
+        """Write the blob of a layer; the caller holds the layer."""
 
     def document(self, digest: str, text: bytes) -> None:
-        """Write a configuration after the layers."""
+        """Write a configuration; the caller has written all layers."""
 
 
 def export_images(
@@ -77,15 +77,16 @@ def export_images(
 
     Args:
         store: the store of the images.
-        names: the images.
-        path: a new directory; or a file if it ends in ``.tar``, which replaces an earlier one; ``-``: standard output.
+        names: the names of the images.
+        path: a new directory, a file that ends in ``.tar`` and replaces an existing file, or ``-`` for standard output.
         compression: the compression of layers: ``gzip`` or ``zstd``.
-        private: write copies for other stores of MiniSandbox: with hidden tests, and over the host's ``/usr``.
+        private: whether to write private copies for other stores of MiniSandbox, with hidden tests. Only private copies
+            may depend on the host's ``/usr``.
         progress: called for each layer.
 
     Raises:
         NotFound: there is no such image, or one of its layers is missing.
-        InvalidValue: the directory is there already, or an image needs the host's ``/usr``.
+        InvalidValue: the directory already exists, or an image depends on the host's ``/usr``.
         StoreError: a layer is damaged, or the path cannot be written.
         DiskFull: the disk is full.
     """
@@ -105,15 +106,15 @@ def export_images(
             archived.append({"Config": config, "RepoTags": [tag], "Layers": layers})
         put("index.json", _json({"schemaVersion": 2, "mediaType": m.INDEX, "manifests": rows}))
         if not private:
-            put("manifest.json", json.dumps(archived).encode())  # docker load reads nothing else
+            put("manifest.json", json.dumps(archived).encode())  # docker load reads only this index
     return Exported(tuple(image.name for image in images), len(layout.sizes), sum(layout.sizes.values()))
 
 
 def check_portable(image: ImageRecord, *, private: bool) -> None:
-    """Refuse an image that runs on no other machine.
+    """Check that other machines can run an image; a private copy may depend on the host's ``/usr``.
 
     Raises:
-        InvalidValue: its ``/usr`` is the host's.
+        InvalidValue: the image depends on the host's ``/usr``, and the export is not private.
     """
     if not (image.own_root or private):
         raise InvalidValue(
@@ -130,7 +131,7 @@ def write_image(
     """Write an image's layers and configuration to a target.
 
     Returns:
-        Its manifest, and the paths of its configuration and layers in a layout.
+        The manifest, the path of the configuration in a layout, and the paths of the layers in a layout.
     """
     keys = stack_of(image) if private else tuple(key for key in image.layers if key != root_key())
     blobs = []
@@ -151,14 +152,14 @@ def write_image(
 
 
 def described(kind: str, text: bytes) -> Document:
-    """Return the descriptor of a document."""
+    """Return the OCI descriptor of a document: its media type, digest and size."""
     return {"mediaType": kind, "digest": f"sha256:{hashlib.sha256(text).hexdigest()}", "size": len(text)}
 
 
 def repository_of(name: str) -> str:
     """Return a valid repository name for an image: in lower case, with valid separators.
 
-    ``django__django-11099`` stays, ``Pandas@1`` is ``pandas-1``.
+    ``django__django-11099`` stays unchanged, ``Pandas@1`` becomes ``pandas-1``.
     """
     parts = re.findall(r"[a-z0-9]+|[^a-z0-9]+", name.lower())
     name_parts = "".join(part if re.fullmatch(r"[a-z0-9]+|[._]|__|-+", part) else "-" for part in parts)
@@ -188,7 +189,7 @@ def _config(image: ImageRecord, blobs: Sequence[LayerBlob]) -> bytes:
 
 
 def _annotations(image: ImageRecord) -> Document:
-    """Return the annotations that name an image's origin (image-spec, annotations.md)."""
+    """Return the annotations about an image's origin (image-spec, annotations.md)."""
     annotations = {
         "revision": image.base_commit,
         "base.name": image.notes.get("base", image.notes.get("reference", "")),
@@ -203,7 +204,7 @@ def _json(document: Mapping[str, JSONValue]) -> bytes:
 
 @dataclass(slots=True)
 class _Layout:
-    """The blobs of a layout."""
+    """Writes the blobs of a layout, each once."""
 
     store: Store
     compression: str
@@ -233,7 +234,7 @@ class _Layout:
 
 @contextmanager
 def _work(store: Store, path: Path) -> Iterator[Path]:
-    """Create a private directory for one blob at a time."""
+    """Create a temporary directory for blobs while the body runs."""
     if store.writable:
         with store.staging("export") as work:
             yield work
@@ -244,7 +245,7 @@ def _work(store: Store, path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Callable[[str, bytes | Path], None]]:
-    """Open the directory or archive that receives the files."""
+    """Open the directory or archive of an export; yield a function that writes a file into it."""
     if path == STANDARD:
         with _archive(sys.stdout.buffer) as put:
             yield put
@@ -290,6 +291,6 @@ def _directory(path: Path) -> Iterator[Callable[[str, bytes | Path], None]]:
         yield put
         sync_filesystem(part)
         part.rename(path)
-    except BaseException:  # Ctrl-C included: nothing half-written stays
+    except BaseException:  # also on Ctrl-C, leave no incomplete directory behind
         shutil.rmtree(part, ignore_errors=True)
         raise

@@ -1,4 +1,4 @@
-"""Requests to a registry: its authentication, retries, and errors that say what to do (distribution-spec 1.1)."""
+"""HTTP client of a container registry: authentication, retries, and errors with hints (distribution-spec 1.1)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from minisandbox.images.oci.reference import DOCKER_HUB, Remote
 from minisandbox.redaction import redact
 
 TIMEOUT = 30.0
-"""Seconds for a connection, and for each piece of a response."""
+"""Seconds for a connection, and for each read of a response."""
 _LIMITED = 300.0
-"""Seconds to wait where a registry limits requests and does not say for how long."""
+"""Seconds to wait if a registry limits requests without a Retry-After header."""
 _RATE = re.compile(r"([0-9]{1,9});w=([0-9]{1,9})")
 _MOST_ERROR = 1 << 16
 _MOST_TOKEN = 1 << 20
@@ -46,9 +46,9 @@ class RateLimit:
     """A registry's limit on pulls per client (docs.docker.com, "Pull usage and limits").
 
     Attributes:
-        count: pulls per window.
-        window: seconds of the window.
-        remaining: the remaining pulls; None if unknown.
+        count: the number of pulls per window.
+        window: the length of the window in seconds.
+        remaining: the number of remaining pulls; None if unknown.
     """
 
     count: int
@@ -57,29 +57,29 @@ class RateLimit:
 
     @classmethod
     def parse(cls, headers: email.message.Message) -> Self | None:
-        """Parse the headers of a response, such as ``RateLimit-Limit: 100;w=21600``; return None if there are none."""
+        """Parse a response's headers like ``RateLimit-Limit: 100;w=21600``; return None if it has no such header."""
         limit = _RATE.fullmatch(headers.get("RateLimit-Limit", ""))
         remaining = _RATE.fullmatch(headers.get("RateLimit-Remaining", ""))
         return cls(int(limit[1]), float(limit[2]), int(remaining[1]) if remaining else None) if limit else None
 
     @property
     def pause(self) -> float:
-        """Return the seconds between requests that stay below the limit."""
+        """The seconds between two requests that stay below the limit."""
         return max(self.window / max(self.count, 1), 1.0)
 
     def __str__(self) -> str:
-        """Return the limit in words."""
+        """Return the limit for messages, for example ``100 in 6 hours``."""
         return f"{self.count} in {self.window / 3600:g} hours"
 
 
 @dataclass(slots=True)
 class RegistryClient:
-    """The API of one registry for one repository. Threads may share it.
+    """A client of one repository in a registry. Threads may share it.
 
     Attributes:
         remote: the repository.
-        pause: sleeps for so many seconds.
-        rights: the requested access if the registry names none: ``pull``, or ``pull,push``.
+        pause: a function that sleeps for the given seconds.
+        rights: the access to request if the registry's challenge names none: ``pull`` or ``pull,push``.
     """
 
     remote: Remote
@@ -91,19 +91,19 @@ class RegistryClient:
     _client: HttpClient | None = None
 
     def rest(self) -> None:
-        """Release memory: one of hundreds of connections may be used much later."""
+        """Drop the HTTP client to release memory; the next request creates it again."""
         self._client = None
 
     def get(self, path: str, accept: str = "*/*", offset: int = 0) -> http.client.HTTPResponse:
-        """Open a resource of the repository; the caller closes it.
+        """Request a resource of the repository; the caller closes the response.
 
         Args:
-            path: below ``/v2/NAME/``.
-            accept: the media types wanted.
-            offset: bytes to leave out, where the registry can.
+            path: the path below ``/v2/NAME/``.
+            accept: the accepted media types.
+            offset: the number of bytes to skip; a registry without ranges ignores it.
 
         Raises:
-            NotFound: the registry has no such thing.
+            NotFound: the registry has no such resource.
             RegistryError: the request failed, or the registry refused it.
         """
         return self.request("GET", path, {"Accept": accept, **({"Range": f"bytes={offset}-"} if offset else {})})
@@ -114,13 +114,13 @@ class RegistryClient:
         """Send a request; the caller closes the response.
 
         Args:
-            method: such as ``PUT``.
-            path: below ``/v2/NAME/``, or an address that the registry sent.
+            method: the HTTP method, for example ``PUT``.
+            path: the path below ``/v2/NAME/``, or a URL that the registry sent.
             headers: further headers.
-            body: the body; or a function that returns it, and then the request is repeated only to log in.
+            body: the body, or a function that returns it. With a function, the request is only repeated to log in.
 
         Raises:
-            NotFound: the registry has no such thing.
+            NotFound: the registry has no such resource.
             RegistryError: the request failed, or the registry refused it.
         """
         try:
@@ -136,7 +136,7 @@ class RegistryClient:
             with error:
                 self._explain(error, f"/{path}")
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if isinstance(error, MiniSandboxError):  # some of our errors are OSErrors
+            if isinstance(error, MiniSandboxError):  # some MiniSandboxErrors are OSErrors
                 raise
             raise self._unreachable(error) from None
 
@@ -150,7 +150,7 @@ class RegistryClient:
             raise urllib.error.URLError(f"it sends its clients to {url[:100]!r}")
         data, attempts = (body(), 1) if callable(body) else (body, ATTEMPTS)
         request = urllib.request.Request(url, data, {**_AGENT, **headers}, method=method)  # noqa: S310 - checked
-        if self._authorization and is_own:  # not for the target of a redirect
+        if self._authorization and is_own:  # do not send it to the target of a redirect
             request.add_unredirected_header("Authorization", self._authorization)
         return self._opener().open(request, timeout=TIMEOUT, attempts=attempts, pause=self.pause)
 
@@ -160,7 +160,7 @@ class RegistryClient:
 
     @property
     def _may_be_plain(self) -> bool:
-        """Return whether plain HTTP is allowed: on this machine, or by a configuration file."""
+        """Return whether plain HTTP is allowed: for a registry on this machine, or by a configuration file."""
         return self.remote.insecure or split_url(f"//{self.remote.host}").hostname in _LOCAL
 
     def _base(self) -> str:
@@ -179,7 +179,7 @@ class RegistryClient:
             return False
 
     def _opener(self) -> HttpClient:
-        if self._client is None:  # loading the certificates takes longer than a request
+        if self._client is None:  # create it once: loading the certificates takes longer than a request
             paths = [path for folder in _CERTIFICATES for path in sorted(Path(folder, self.remote.host).glob("*.crt"))]
             self._client = HttpClient(authorities=paths, verify=not self.remote.insecure, schemes=self._schemes)
         return self._client
@@ -199,7 +199,7 @@ class RegistryClient:
                 return
 
     def _token(self, challenge: dict[str, str], credentials: Credentials | None) -> str:
-        """Get a token (distribution, spec/auth/token.md and oauth.md)."""
+        """Request a bearer token from the registry's token server (distribution, spec/auth/token.md and oauth.md)."""
         realm = challenge.get("realm", "")
         realm_parts = split_url(realm)
         plain = self.remote.insecure or (self._may_be_plain and realm_parts.hostname in _LOCAL)
@@ -240,7 +240,7 @@ class RegistryClient:
     # --- errors ---
 
     def _explain(self, error: urllib.error.HTTPError, path: str = "") -> NoReturn:
-        """Raise the error for an unsuccessful response."""
+        """Raise the NotFound or RegistryError for an unsuccessful response."""
         message = self._server_message(error)
         verb = "deliver" if self.rights == "pull" else "take"
         what = f"registry {self.remote.host} does not {verb} {self.remote.repository}"
@@ -277,7 +277,7 @@ class RegistryClient:
         )
 
     def _server_message(self, error: urllib.error.HTTPError) -> str:
-        """Return the registry's error message (distribution-spec, "Error Codes") without secrets."""
+        """Return the registry's error message with secrets redacted (distribution-spec, "Error Codes")."""
         try:
             rows = json.loads(error.read(_MOST_ERROR))["errors"]
             errors = [(str(row["code"]), str(row.get("message", ""))) for row in rows[:3]]
@@ -302,7 +302,7 @@ class RegistryClient:
 
 
 def _transient(what: str, reason: str, hint: str, wait: float | None = None) -> RegistryError:
-    """Return the error of a request that may succeed when it is repeated."""
+    """Return the error of a request that may succeed if it is retried."""
     error = RegistryError(what, wait=wait, reason=reason, hint=hint)
     error.transient = True
     return error

@@ -1,4 +1,4 @@
-"""Images on this machine: OCI layouts, and archives as ``docker save``, ``podman save`` and ``skopeo copy`` write."""
+"""Read images from OCI layouts, and from archives of ``docker save``, ``podman save`` and ``skopeo copy``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LayoutDirectory:
-    """The files of a directory.
+    """The files of an OCI layout in a directory.
 
     Attributes:
         path: the directory.
@@ -34,16 +34,16 @@ class LayoutDirectory:
 
     @property
     def name(self) -> str:
-        """Return the name for error messages."""
+        """The name for error messages."""
         return str(self.path)
 
     def has(self, name: str) -> bool:
-        """Return whether the file exists."""
+        """Return whether a file exists."""
         return (self.path / name).is_file()
 
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
-        """Open a file; refuse a symlink.
+        """Open a file; reject symlinks.
 
         Raises:
             ImageRefused: the file is missing, or not a regular file.
@@ -63,8 +63,8 @@ class Archive:
     """The files of a tar archive on disk.
 
     Attributes:
-        path: the archive, not compressed.
-        shown: its name in errors.
+        path: the uncompressed archive.
+        shown: the archive's name in errors.
     """
 
     path: Path
@@ -74,11 +74,11 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """Return the name for error messages."""
+        """The name for error messages."""
         return self.shown
 
     def read_index(self) -> None:
-        """Index the members by name.
+        """Read the archive's headers, and index its members by name.
 
         Raises:
             ImageRefused: the archive is malformed.
@@ -92,14 +92,14 @@ class Archive:
                     reader.refuse(f"it has more than {_MOST_MEMBERS} entries", member.name)
                 if member.kind == FILE:
                     self._places[name] = (stream.position, member.size)
-                elif member.kind == LINK:  # docker save before 25: equal layers
+                elif member.kind == LINK:  # docker save before version 25 links equal layers
                     target = os.fsdecode(member.target)
                     self._links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
                 elif member.kind == HARD_LINK:
                     self._links[name] = posixpath.normpath(os.fsdecode(member.target))
 
     def has(self, name: str) -> bool:
-        """Return whether the file exists."""
+        """Return whether a file exists."""
         return name in self._places
 
     @contextmanager
@@ -129,16 +129,16 @@ def _missing(where: str, name: str) -> ImageRefused:
 
 
 def open_archive(path: Path, work: Path) -> Archive:
-    """Open an archive; one that is compressed is unpacked first.
+    """Open an archive; decompress it first if it is compressed.
 
     Args:
         path: the archive.
-        work: a private directory for its unpacked form.
+        work: a private directory for the decompressed archive.
 
     Raises:
         NotFound: the file is missing.
-        ImageRefused: the file is not an archive, or malformed.
-        OSError: the file cannot be read or unpacked.
+        ImageRefused: the file is not an archive, or is malformed.
+        OSError: the file cannot be read or decompressed.
     """
     if not path.is_file():
         raise NotFound(f"{path} is not a file", hint="give an archive of `docker save` or `podman save`")
@@ -161,10 +161,10 @@ def _copy_unpacked(file: IO[bytes], target: Path, shown: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _OnDisk:
-    """A source that needs no download.
+    """An image in files of this machine, which needs no download.
 
     Attributes:
-        files: its files.
+        files: the files of the layout or archive.
         tag: the image's tag; "" if there is only one image.
     """
 
@@ -174,7 +174,7 @@ class _OnDisk:
 
     @property
     def name(self) -> str:
-        """Return the name for messages."""
+        """The image's name in messages."""
         return self.files.name + (f":{self.tag}" if self.tag else "")
 
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
@@ -184,7 +184,7 @@ class _OnDisk:
         """Do nothing: nothing was fetched."""
 
     def _unclear(self, named: Sequence[object], tags: Sequence[str]) -> NotFound:
-        """Return the error for a tag that matches no image, or several."""
+        """Return the error for a tag that matches no image or several images."""
         return NotFound(
             f"{self.name}: it has {len(named)} images{' of this tag' if self.tag else ''}",
             reason=f"its tags: {', '.join(tags) or 'none has a tag'}",
@@ -194,19 +194,19 @@ class _OnDisk:
 
 @dataclass(frozen=True, slots=True)
 class OciLayout(_OnDisk):
-    """An OCI layout (image-layout.md)."""
+    """An image in an OCI layout (image-layout.md)."""
 
     @property
     def kind(self) -> str:
-        """Return the kind of its reference."""
+        """The transport of the image's reference: ``oci`` or ``oci-archive``."""
         return "oci" if isinstance(self.files, LayoutDirectory) else "oci-archive"
 
     def tags(self) -> list[str]:
-        """Return the tags of its images; "" for one without."""
+        """Return the tags of all images in the layout; "" for an image without a tag."""
         return list(dict.fromkeys(one.name for one in self._index()))
 
     def tagged(self, tag: str) -> OciLayout:
-        """Return the source of one of its images."""
+        """Return the source of the image with this tag."""
         return replace(self, tag=tag)
 
     def manifest(self, platform: m.Platform) -> m.Manifest:
@@ -248,20 +248,20 @@ class OciLayout(_OnDisk):
 
 @dataclass(frozen=True, slots=True)
 class DockerArchive(_OnDisk):
-    """An archive of ``docker save`` (moby, image/spec/v1.2.md)."""
+    """An image in an archive of ``docker save`` (moby, image/spec/v1.2.md)."""
 
     kind: ClassVar = "docker-archive"
 
     def tags(self) -> list[str]:
-        """Return the first tag of each of its images; "" for one without."""
+        """Return the first tag of each image in the archive; "" for an image without a tag."""
         return [next(iter(_names(row)), "") for row in self._rows()]
 
     def tagged(self, tag: str) -> DockerArchive:
-        """Return the source of one of its images."""
+        """Return the source of the image with this tag."""
         return replace(self, tag=tag)
 
     def manifest(self, platform: m.Platform) -> m.Manifest:  # noqa: ARG002 - an archive has one platform
-        """Return the manifest that the archive's table amounts to."""
+        """Return a manifest built from the image's entry in ``manifest.json``."""
         row = self._row()
         config = read(self.files, m.text_of(row, "Config"), m.MOST_CONFIG)
         layers = tuple(m.Descriptor(name, -1) for name in m.texts_of(row, "Layers"))
@@ -269,7 +269,7 @@ class DockerArchive(_OnDisk):
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
-        """Open the tar of a layer; the caller checks its diff_id as it unpacks it."""
+        """Open the tar of a layer; the caller verifies its diff_id while unpacking."""
         with self.files.open(posixpath.normpath(layer.blob.digest)) as file:
             yield Blob(file, "", f"{self.name}: layer {layer.blob.digest}")
 
@@ -322,7 +322,7 @@ def _bounded(blob: Blob, limit: int) -> bytes:
 
 
 class _Seekable:
-    """An archive on disk, in which unneeded members are skipped without reading them."""
+    """A stream of an archive on disk, which skips members by seeking."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
@@ -331,7 +331,7 @@ class _Seekable:
 
     @property
     def position(self) -> int:
-        """Return the position of the next byte."""
+        """The position of the next byte."""
         return self._file.tell()
 
     def some(self, limit: int) -> bytes:
@@ -351,14 +351,14 @@ class _Seekable:
 
 
 class _Part:
-    """A part of a file."""
+    """A byte range of a file, with a ``read`` method."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file = file
         self._left = size
 
     def read(self, size: int) -> bytes:
-        """Read up to this many bytes of the part."""
+        """Read up to this many bytes of the range."""
         data = self._file.read(min(size, self._left))
         self._left -= len(data)
         return data

@@ -1,4 +1,4 @@
-"""Indexes, manifests and configurations of container images, as untrusted input (image-spec 1.1; Docker's schema 2)."""
+"""Parse untrusted indexes, manifests and configurations of container images (image-spec 1.1; Docker's schema 2)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from minisandbox.store.blobs.streams import check_digest
 from minisandbox.types import JSONValue
 
 MOST_MANIFEST = 4 << 20
-"""Bytes of an index or a manifest (distribution-spec: registries take at least 4 MiB)."""
+"""The maximum size of an index or a manifest in bytes (distribution-spec: registries accept at least 4 MiB)."""
 MOST_CONFIG = 16 << 20
 MOST_LAYER = 128 << 30
-"""Bytes of a layer's blob, and of its tar: content, headers and padding."""
+"""The maximum size of a layer's blob, and of its uncompressed tar, in bytes."""
 _MOST_LAYERS = 500
 _MOST_LEVELS = 100
 _MOST_INDEXES = 3
@@ -26,12 +26,12 @@ _INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
 REF_NAME, _IMAGE_NAME = "org.opencontainers.image.ref.name", "io.containerd.image.name"
 ACCEPTED = ", ".join((*_MANIFESTS, *_INDEXES))
-# Go's names of what uname(2) and some programs call a machine (GOARCH; containerd, platforms/database.go)
+# Go's architecture names for the names of uname(2) and of some programs (GOARCH; containerd, platforms/database.go)
 _ARCHITECTURES = {
     "x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "i386": "386",
 }  # fmt: skip
 _USUAL = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
-"""The variants that are meant where none is named (containerd, platforms/database.go)."""
+"""The default variant of each architecture (containerd, platforms/database.go)."""
 
 JSONObject = Mapping[str, JSONValue]
 
@@ -41,9 +41,9 @@ class Platform:
     """The operating system and processor that an image needs.
 
     Attributes:
-        os: such as ``linux``.
-        architecture: Go's name, such as ``amd64``.
-        variant: such as ``v8``; "" for any.
+        os: the operating system, for example ``linux``.
+        architecture: Go's name of the architecture, for example ``amd64``.
+        variant: the variant of the architecture, for example ``v8``; "" for any.
     """
 
     os: str
@@ -56,12 +56,12 @@ class Platform:
 
     @property
     def usual(self) -> str:
-        """Return its variant, or the architecture's default variant."""
+        """The variant, or else the architecture's default variant."""
         return self.variant or _USUAL.get(self.architecture, "")
 
     @property
     def is_tried(self) -> bool:
-        """Return whether images for this platform are tested."""
+        """Return whether MiniSandbox is tested with images for this platform."""
         return (self.os, self.architecture) == ("linux", "amd64")
 
     def fits(self, other: Platform) -> bool:
@@ -89,7 +89,7 @@ def own_platform() -> Platform:
 
 
 def platform_or_own(text: str | None) -> Platform:
-    """Return the platform of a string such as ``linux/arm64``; this machine's if it is empty or None.
+    """Parse a platform like ``linux/arm64``; return this machine's platform if the string is empty or None.
 
     Raises:
         InvalidValue: the string is malformed.
@@ -99,15 +99,15 @@ def platform_or_own(text: str | None) -> Platform:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A reference to a blob.
+    """An OCI descriptor: a reference to a blob by its digest.
 
     Attributes:
-        digest: the digest of its content.
-        size: its bytes; -1 if unknown.
-        media_type: the type of its content.
-        platform: its platform, if an index names it.
-        name: its tag in a layout, or "".
-        image: the reference that its engine calls it by, or "".
+        digest: the digest of the content.
+        size: the size of the content in bytes; -1 if unknown.
+        media_type: the media type of the content.
+        platform: the platform that an index states for a manifest, or None.
+        name: the tag of a manifest in a layout, or "".
+        image: the full reference that containerd records for a manifest, or "".
     """
 
     digest: str
@@ -119,7 +119,7 @@ class Descriptor:
 
     @property
     def is_foreign(self) -> bool:
-        """Return whether its licence forbids distribution by registries (layer.md, "Non-Distributable Layers")."""
+        """Return whether the licence forbids distribution by registries (layer.md, "Non-Distributable Layers")."""
         return "foreign" in self.media_type or "nondistributable" in self.media_type
 
 
@@ -128,8 +128,8 @@ class Layer:
     """A layer of a container image.
 
     Attributes:
-        diff_id: the digest of its tar.
-        blob: its blob.
+        diff_id: the digest of the uncompressed tar.
+        blob: the descriptor of the blob.
     """
 
     diff_id: str
@@ -141,11 +141,11 @@ class Manifest:
     """A manifest, with the text of its configuration.
 
     Attributes:
-        digest: the digest of the manifest; without one, of the configuration.
+        digest: the digest of the manifest; that of the configuration if there is no manifest.
         config: the configuration's text.
-        blobs: the blobs of its layers, bottom first.
+        blobs: the descriptors of the layers' blobs, bottom first.
         kind: the configuration's media type.
-        names: the references that an archive calls the image by.
+        names: the references by which an archive names the image.
     """
 
     digest: str
@@ -160,10 +160,10 @@ class Container:
     """A container image without the content of its layers.
 
     Attributes:
-        digest: the digest of its manifest; without one, of its configuration.
-        config: its run configuration.
-        platform: its platform.
-        layers: bottom first.
+        digest: the digest of the manifest; that of the configuration if there is no manifest.
+        config: the run configuration.
+        platform: the platform of the image.
+        layers: the layers, bottom first.
     """
 
     digest: str
@@ -204,7 +204,7 @@ def text_of(values: JSONObject, name: str) -> str:
 
 
 def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
-    """Return a field of a configuration that is a list of strings.
+    """Return a field of a configuration that is a list of strings; empty if the field is missing.
 
     Raises:
         ImageRefused: the field has another type.
@@ -216,10 +216,10 @@ def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
 
 
 def parse_json(text: bytes, what: str) -> JSONValue:
-    """Parse JSON; refuse infinite numbers, unpaired surrogates and deep nesting, which cannot be written again.
+    """Parse JSON; reject infinite numbers, unpaired surrogates and deep nesting, which cannot be written again.
 
     Raises:
-        ImageRefused: the text is something else.
+        ImageRefused: the text is not such JSON.
     """
     try:
         value: JSONValue = json.loads(text)
@@ -240,7 +240,7 @@ def parse_object(text: bytes, what: str) -> JSONObject:
     """Parse a JSON object.
 
     Raises:
-        ImageRefused: the text is something else.
+        ImageRefused: the text is not a JSON object.
     """
     value = parse_json(text, what)
     if not isinstance(value, dict):
@@ -256,11 +256,11 @@ def is_index(values: JSONObject) -> bool:
 def find_manifest(
     version: str, read: Callable[[str], tuple[str, bytes]], platform: Platform, what: str
 ) -> tuple[str, JSONObject]:
-    """Return the digest and the content of the manifest for a platform; an index may lead to an index.
+    """Return the digest and the content of the manifest for a platform; follow indexes, which may be nested.
 
     Args:
         version: the tag or digest of a manifest or an index.
-        read: returns the digest and the text of one.
+        read: a function that returns the digest and the text of a tag or digest.
         platform: the requested platform.
         what: the image's name in errors.
 
@@ -278,7 +278,7 @@ def find_manifest(
 
 
 def choose(values: JSONObject, platform: Platform, what: str) -> Descriptor:
-    """Choose the manifest for a platform from an index; if none fits, the first that names no platform.
+    """Choose the manifest for a platform from an index; if none fits, the first manifest without a platform.
 
     Raises:
         NotFound: the index has no such manifest.
@@ -286,17 +286,18 @@ def choose(values: JSONObject, platform: Platform, what: str) -> Descriptor:
     """
     rows = manifests(values, what)
     fitting = [row for row in rows if row.platform is not None and platform.fits(row.platform)]
-    if fitting:  # amd64/v3 may come before amd64, and needs a newer machine
+    if fitting:  # amd64/v3 may come before amd64, but needs a newer machine
         return min(fitting, key=lambda row: row.platform is None or row.platform.usual != platform.usual)
     for row in rows:
         if row.platform is None:
             return row
-    platforms = {str(row.platform) for row in rows if row.platform and row.platform.os != "unknown"}  # attestations
+    # attestations have the operating system "unknown"
+    platforms = {str(row.platform) for row in rows if row.platform and row.platform.os != "unknown"}
     raise _no_image(what, platform, ", ".join(sorted(platforms)))
 
 
 def manifests(values: JSONObject, what: str) -> list[Descriptor]:
-    """Return the manifests and indexes of an index; entries of other media types are ignored (image-index.md).
+    """Return the manifests and indexes in an index; ignore entries of other media types (image-index.md).
 
     Raises:
         ImageRefused: the index is malformed.
@@ -338,7 +339,7 @@ def descriptor(row: JSONValue, what: str) -> Descriptor:
 
 
 def _platform(values: JSONObject) -> Platform:
-    """Read the platform of a descriptor or a configuration; missing and malformed parts are ""."""
+    """Read the platform of a descriptor or a configuration; missing and malformed parts become ""."""
     system, architecture, variant = (
         text if isinstance(text := values.get(part), str) else "" for part in ("os", "architecture", "variant")
     )
@@ -378,15 +379,15 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
 
 
 def container(manifest: Manifest, what: str, platform: Platform) -> Container:
-    """Assemble an image from its manifest and configuration.
+    """Return the image that a manifest and its configuration describe.
 
     Args:
-        manifest: its manifest.
-        what: its name in errors.
-        platform: the platform it has to run on.
+        manifest: the manifest.
+        what: the image's name in errors.
+        platform: the platform that the image must run on.
 
     Raises:
-        ImageRefused: the configuration names no layers, or another number of them.
+        ImageRefused: the configuration lists no layers, or not as many as the manifest.
         NotFound: the image is for another platform.
     """
     values, blobs = parse_object(manifest.config, f"the configuration of {what}"), manifest.blobs

@@ -1,4 +1,4 @@
-"""Many container images: looked up first, so that their size is known, then pulled in parallel."""
+"""Pull many container images: look up all manifests first to know the total size, then pull in parallel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from minisandbox.types import human_size
 
 _T = TypeVar("_T")
 JOBS = 3
-"""Images pulled at once; each fetches several blobs at once."""
+"""The number of images pulled at once. Each pull fetches several blobs at once."""
 _LOOKUPS = 8
 _LONGEST_WAIT = 86400.0
 
@@ -46,7 +46,7 @@ class Pulled:
 
     Attributes:
         images: the pulled and the cached images, in the requested order.
-        failures: by image, the error that stopped its pull.
+        failures: the errors of the failed pulls, by image.
     """
 
     images: Mapping[OciBase, Image]
@@ -66,16 +66,16 @@ def pull_all(
     """Pull many images; a failed image does not stop the others.
 
     All manifests are requested first, each once. If a registry limits requests, the pull waits. An interrupted call
-    keeps finished layers and partial downloads, and the same call resumes.
+    keeps finished layers and partial downloads, so calling the function again resumes the pull.
 
     Args:
         bases: the images.
         store: the store for the images.
-        jobs: images pulled at once.
+        jobs: the number of images pulled at once.
         again: images to look up even if the store has them, because a tag may have moved.
         progress: called for each image as its pull starts and ends, by several threads.
-        on_remaining: called with what remains to be pulled, in words, by several threads; "" if nothing remains.
-        note: called with the size of everything, before the first layer, and with the reason of each wait.
+        on_remaining: called by several threads with a description of the remaining pulls; "" if nothing remains.
+        note: called with the total size before the first download, and with the reason of each wait.
 
     Returns:
         The images and the failures.
@@ -93,12 +93,12 @@ def pull_all(
 
 @dataclass(slots=True)
 class _Lookup:
-    """An image that has to be pulled from a registry.
+    """An image to pull from a registry.
 
     Attributes:
         platform: the requested platform.
-        registry: its registry.
-        missing: its layers that the store did not have when its manifest was read.
+        registry: the image in its registry.
+        missing: the layers that the store lacked when the manifest was read.
     """
 
     platform: m.Platform
@@ -111,7 +111,7 @@ class _Lookup:
 
 
 class _Pulls:
-    """The pulls of many images."""
+    """The state of pulling many images, shared by the threads that pull them."""
 
     def __init__(
         self, store: Store, progress: Progress, on_remaining: Callable[[str], None], note: Callable[[str], None]
@@ -129,7 +129,7 @@ class _Pulls:
         self._patience = _Patience(self._stopped, note)
 
     def run(self, bases: Sequence[OciBase], jobs: int, again: Collection[OciBase]) -> None:
-        """Look up all images, check that they fit, and pull them."""
+        """Look up all images, check that they fit into the store, and pull them."""
         self._total = len(bases)
         self._each(bases, _LOOKUPS, lambda base: self._find(base, again=base in again))
         if self._lookups:
@@ -138,10 +138,10 @@ class _Pulls:
         self._each([base for base in bases if base not in done], jobs, self._pull)
 
     def _each(self, bases: Sequence[OciBase], threads: int, work: Callable[[OciBase], None]) -> None:
-        """Call a function for each image, in threads; its errors become failures.
+        """Call a function for each image in a thread pool; record a MiniSandboxError as the failure of its image.
 
         Raises:
-            BaseException: the wait was interrupted, or a thread raised what is no failure of an image.
+            BaseException: the wait was interrupted, or a thread raised another error.
         """
 
         def try_base(base: OciBase) -> None:
@@ -156,7 +156,7 @@ class _Pulls:
                 jobs = [pool.submit(try_base, base) for base in bases]
                 for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
                     job.result()
-            except BaseException:  # Ctrl-C above all: downloads end before the caller continues
+            except BaseException:  # mostly Ctrl-C: stop the downloads before the caller continues
                 self._stopped.set()
                 for lookup in [*self._lookups.values()]:
                     lookup.registry.close()
@@ -165,7 +165,7 @@ class _Pulls:
     # --- looking up ---
 
     def _find(self, base: OciBase, *, again: bool) -> None:
-        """Find an image in the store, or look it up in its registry."""
+        """Find an image in the store, or else request its manifest from its registry."""
         reference = parse_reference(base.reference)
         cached = None if again else stored(self._store, base.reference, base.platform)
         if cached is not None:
@@ -174,7 +174,7 @@ class _Pulls:
             refuse_other(self._store, _name_of(base), reference)
             lookup = self._lookups[base] = _Lookup(m.platform_or_own(base.platform), Registry(reference, self._store))
             lookup.registry.on_layer = partial(self._published, lookup)
-            if self._patience.is_waiting(reference.host):  # it is looked up when its turn comes
+            if self._patience.is_waiting(reference.host):  # look it up just before it is pulled
                 return
             try:
                 self._look_up(lookup)
@@ -182,10 +182,10 @@ class _Pulls:
                 self._patience.note_limit(reference.host, error)
 
     def _look_up(self, lookup: _Lookup) -> None:
-        """Read the manifest of an image, and note its missing layers."""
+        """Request the manifest of an image, and record its missing layers."""
         manifest, registry = lookup.registry.manifest(lookup.platform), lookup.registry
         registry.rest()
-        if manifest.kind == MEDIA_TYPE:  # a private copy is refused when its turn comes
+        if manifest.kind == MEDIA_TYPE:  # the pull of a private copy will raise the error
             return
         steps = steps_of(m.container(manifest, registry.name, lookup.platform))
         lookup.missing = [step for step in steps if not self._store.has_layer(step.key)]
@@ -193,10 +193,10 @@ class _Pulls:
             self._layers.update((step.key, step.layer) for step in lookup.missing)
 
     def _announce(self) -> None:
-        """Report the size of all pulls, and what could stop them.
+        """Report the total size of all pulls, and rate limits that they will exceed.
 
         Raises:
-            DiskFull: they do not fit.
+            DiskFull: the layers do not fit into the store.
         """
         lookups = [lookup for base, lookup in self._lookups.items() if base not in self.failures]
         cached = f", {len(self.images)} already here" if self.images else ""
@@ -253,7 +253,7 @@ class _Pulls:
 
     @contextmanager
     def _claim(self, lookup: _Lookup) -> Iterator[None]:
-        """Wait for layers that another pull is fetching, so that no layer is fetched twice."""
+        """Wait until no other pull fetches this image's layers, then claim them, so that no layer is fetched twice."""
         keys = {step.key for step in lookup.missing}
         with self._changed:
             while keys & self._claimed and not self._stopped.is_set():
@@ -268,7 +268,7 @@ class _Pulls:
                 self._changed.notify_all()
 
     def _published(self, lookup: _Lookup, layer: m.Layer) -> None:
-        """Note that a layer is in the store."""
+        """Record that a layer is in the store, and release its claim."""
         keys = {step.key for step in lookup.missing if step.layer == layer}
         with self._changed:
             self._fetched |= keys
@@ -286,10 +286,10 @@ class _Pulls:
 
 
 class _Patience:
-    """Waits for registries that limit requests.
+    """Delays requests to registries that limit them.
 
     Args:
-        stopped: ends every wait.
+        stopped: an event that cancels every wait.
         note: called with the reason of each wait.
     """
 
@@ -299,14 +299,14 @@ class _Patience:
         self._lock = threading.Lock()
 
     def is_waiting(self, host: str) -> bool:
-        """Return whether a registry accepts no requests now."""
+        """Return whether requests to a registry are delayed now."""
         return self._until.get(host, 0.0) > time.monotonic()
 
     def note_limit(self, host: str, error: RegistryError) -> None:
-        """Delay all requests to a registry for the time in its error.
+        """Delay all requests to a registry for the time that its error states.
 
         Raises:
-            RegistryError: the error names no time, or more than a day.
+            RegistryError: the error states no time, or more than a day.
         """
         if error.wait is None or error.wait > _LONGEST_WAIT:
             raise error
@@ -317,7 +317,7 @@ class _Patience:
             self._until[host] = time.monotonic() + error.wait
 
     def try_until_allowed(self, host: str, work: Callable[[], _T]) -> _T:
-        """Call a function, again after each wait for the registry's limit.
+        """Call a function; while the registry limits requests, wait and call the function again.
 
         Raises:
             RegistryError: the pull was cancelled, the request failed, or the registry limits requests for over a day.
@@ -336,5 +336,5 @@ class _Patience:
 
 
 def _name_of(base: OciBase) -> str:
-    """Return the name of an image in the store."""
+    """Return the default name of an image in the store."""
     return name_of(base.reference, m.platform_or_own(base.platform))

@@ -1,4 +1,4 @@
-"""Pull container images into the store: their layers become layers, their configurations image records."""
+"""Pull container images into the store: unpack their layers, and turn their configurations into image records."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
     Source = Registry | OciLayout | DockerArchive
 
 KIND = "container layer"
-"""The ``kind`` of the step that makes a layer of a container image."""
+"""The ``kind`` of the step that unpacks a layer of a container image."""
 PULLED = "pulled"
-"""The fact of a layer that says which blob it was: compression, digest, size, host, repository."""
+"""The fact of a layer that identifies its blob: compression, digest, size, host, repository."""
 _SEPARATOR = "\n"
 STANDARD = Path("-")
-"""Standard input, or output."""
+"""The path that means standard input or output."""
 _MOUNT_POINTS = (("dev", 0o755), ("etc", 0o755), ("proc", 0o555), ("run", 0o755), ("sys", 0o555), ("tmp", 0o1777))
 _LINKS = {"hosts": "../run/hosts", "mtab": "../proc/self/mounts", "resolv.conf": "../run/resolv.conf"}
 
 Tell = Callable[[str], None]
-"""Told what happens next, in words for people."""
+"""A callback for progress messages, which are shown to users."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStep:
-    """A layer of a container image, and the layer of the store that it becomes.
+    """A layer of a container image, and the store's layer that it is unpacked to.
 
     Attributes:
         layer: the layer of the container image.
@@ -81,16 +81,16 @@ def pull(
 ) -> Image:
     """Pull a container image into the store.
 
-    Layers that are there already are neither fetched nor unpacked. A pull that was interrupted resumes.
+    Layers that the store already has are neither fetched nor unpacked. An interrupted pull resumes.
 
     Args:
         reference: ``NAME[:TAG][@DIGEST]`` of a registry, ``oci:DIRECTORY[:TAG]``, ``oci-archive:FILE[:TAG]`` or
             ``docker-archive:FILE[:TAG]``.
-        store: the store that receives it.
-        name: its name there; by default from its reference, such as ``python-3.12`` for ``python:3.12``, and
-            ``python-3.12-arm64`` where the platform is another machine's.
-        platform: such as ``linux/arm64``; this machine's by default.
-        private: whether it may be a copy from another store (:mod:`.copies`), whose records are trusted.
+        store: the store that receives the image.
+        name: the image's name in the store. The default is derived from the reference: ``python-3.12`` for
+            ``python:3.12``, and ``python-3.12-arm64`` if the platform is not that of this machine.
+        platform: the platform, for example ``linux/arm64``; by default that of this machine.
+        private: whether the image may be a private copy from another store (:mod:`.copies`), whose records are trusted.
         progress: called for each layer.
 
     Returns:
@@ -98,8 +98,8 @@ def pull(
 
     Raises:
         InvalidValue: the reference, the name or the platform is malformed, or another image has the default name.
-        NotFound: there is no such image, or none for the platform.
-        RegistryError: the registry does not deliver it.
+        NotFound: there is no such image, or it does not support the platform.
+        RegistryError: a request to the registry failed.
         ImageRefused: the image is malformed or hostile.
         DiskFull: the image does not fit, or the disk is full; finished layers are kept.
     """
@@ -130,13 +130,13 @@ def take(
     """Copy an image from its source into the store; see :func:`pull`.
 
     Args:
-        store: the store that receives it.
+        store: the store that receives the image.
         source: the source of the image.
-        reference: the reference for its record.
-        name: its name; None for the default, or for a copy's own name.
+        reference: the reference for the image's record.
+        name: the image's name; None for the default name, or for the name that a private copy records.
         platform: the requested platform.
-        private: whether it may be a copy.
-        replace: whether a copy may replace another image.
+        private: whether the image may be a private copy.
+        replace: whether a private copy may replace another image.
         report: called for each layer.
     """
     try:
@@ -192,12 +192,12 @@ def name_of(reference: str, platform: m.Platform) -> str:
 
 
 def stored(store: Store, reference: str, platform: str = "") -> Image | None:
-    """Return the image of the store for a reference; None if it has to be pulled.
+    """Return the image of the store for a reference; None if the image must be pulled.
 
     Args:
         store: the store.
-        reference: as for :func:`pull`, what an archive called its image, or the name of an image that was built here.
-        platform: such as ``linux/arm64``; "" for this machine's.
+        reference: a reference as for :func:`pull`, a reference from an imported archive, or the name of a built image.
+        platform: the platform, for example ``linux/arm64``; "" for that of this machine.
 
     Raises:
         InvalidValue: the reference or the platform is malformed.
@@ -212,7 +212,7 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
     parsed = parse_reference(reference)
     with suppress(NotFound):
         record = store.image(name_of(reference, parsed_platform))
-        here = isinstance(parsed, Remote) and is_of(parsed, record.notes)  # a file may have changed
+        here = isinstance(parsed, Remote) and is_of(parsed, record.notes)  # a local file may have changed
         if here and parsed_platform.fits(m.parse_platform(record.notes["platform"])):
             return image_of(record, store)
     for record in archived(store, reference):
@@ -222,7 +222,7 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
 
 
 def refuse_other(store: Store, name: str, reference: Remote | Local, hint: str = "") -> None:
-    """Refuse to replace an image of another reference; a newer image of the same tag is allowed.
+    """Refuse to replace an image of another reference; allow a newer image of the same tag.
 
     Raises:
         InvalidValue: the name belongs to an image of another reference.
@@ -248,7 +248,7 @@ def _source(reference: Remote | Local, store: Store, report: Tell) -> AbstractCo
 
 
 def steps_of(image: m.Container) -> list[LayerStep]:
-    """Return the layers with their keys; a key depends on the layers below, whose files a layer may hide."""
+    """Return the layers with their keys. A key depends on the layers below, because a layer may hide their files."""
     steps: list[LayerStep] = []
     for layer in image.layers:
         definition = {"kind": KIND, "diff_id": layer.diff_id, "owners": "kept" if keeps_owners() else "one"}
@@ -257,17 +257,17 @@ def steps_of(image: m.Container) -> list[LayerStep]:
 
 
 def compressed_size(layers: Iterable[m.Layer]) -> int:
-    """Return the bytes of the blobs of layers, as far as the manifest gives them."""
+    """Return the total size of layers' blobs in bytes; a blob of unknown size counts as 0."""
     return sum(max(layer.blob.size, 0) for layer in layers)
 
 
 def require_space(store: Store, layers: Collection[m.Layer], what: str) -> int:
-    """Check that the store has space for layers: at least their compressed bytes, as manifests give no others.
+    """Check that the store has space for the compressed layers; manifests do not state the unpacked sizes.
 
     Args:
         store: the store.
         layers: the layers to fetch.
-        what: the action in the error, such as ``"pull 3 images"``.
+        what: the action in the error, for example ``"pull 3 images"``.
 
     Returns:
         The free bytes.
@@ -289,7 +289,7 @@ def require_space(store: Store, layers: Collection[m.Layer], what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    """One pull."""
+    """The pull of one image from its source into the store."""
 
     store: Store
     source: Source
@@ -330,7 +330,7 @@ class _Pull:
                     hint="nothing of this layer was published; the image is damaged, or somebody replaced the layer",
                 )
         facts, remote = _facts(done), self.source.remote
-        if remote is not None:  # a push to the same registry can skip the blob
+        if remote is not None:  # lets a push to the same registry skip the blob
             kind = layer.blob.media_type.rpartition("+")[2].rpartition(".")[2]
             facts[PULLED] = f"{kind} {layer.blob.digest} {layer.blob.size} {remote.host} {remote.repository}"
         return Made(staging / "tree", facts=facts, digests=done.digests)
@@ -375,13 +375,13 @@ class _Pull:
 
 
 def _seen(layers: list[LayerRecord]) -> list[LayerRecord]:
-    """Return the visible layers: from the last layer that hides everything below it."""
+    """Return the visible layers: the last layer that hides all layers below it, and the layers above."""
     first = max((number for number, layer in enumerate(layers) if "hides all" in layer.facts), default=0)
     return layers[first:]
 
 
 def keeps_owners() -> bool:
-    """Return whether files keep the image's owners; without root, all files belong to the user."""
+    """Return whether unpacked files keep the image's owners; without root, all files belong to the current user."""
     return os.geteuid() == 0
 
 
@@ -391,13 +391,13 @@ def _facts(done: Unpacked) -> dict[str, str]:
 
 
 def ensure_root(store: Store, hold: Lease | None = None) -> LayerRecord:
-    """Return the top layer of every container image: mount points, and links to each sandbox's own files."""
+    """Return the top layer of every container image, with mount points and links to per-sandbox files in /run."""
     step = {"kind": "container root"}
     return store.ensure_layer(root_key(), parent=None, step=step, make=_make_root, hold=hold)[0]
 
 
 def _root_entries() -> tuple[BaseEntry, ...]:
-    """Return the entries of the top layer: mount points, and links to the sandbox's own files of /etc."""
+    """Return the entries of the top layer: mount points, and links from /etc to per-sandbox files."""
     folders = (BaseEntry(path, stat.S_IFDIR | mode) for path, mode in _MOUNT_POINTS)
     links = (BaseEntry(f"etc/{name}", stat.S_IFLNK | 0o777, target.encode()) for name, target in _LINKS.items())
     return (*folders, *links)
@@ -427,19 +427,20 @@ def import_images(
 ) -> list[Image]:
     """Import every image of a layout or an archive.
 
-    Layers that are there already are not unpacked.
+    Layers that the store already has are not unpacked.
 
     Args:
-        path: the directory or the file; ``-``: standard input.
-        store: the store that receives them.
-        name: the name of a single image; by default each image's tag, and a copy's own name.
-        platform: such as ``linux/arm64``; this machine's by default.
-        private: whether they may be copies from another store (:mod:`.copies`), whose records are trusted.
+        path: the directory or the file; ``-`` for standard input.
+        store: the store that receives the images.
+        name: the name of the only image; by default each image's tag, or the name that a private copy records.
+        platform: the platform, for example ``linux/arm64``; by default that of this machine.
+        private: whether the images may be private copies from another store (:mod:`.copies`), whose records are
+            trusted.
         replace: whether to replace images of the same names.
         progress: called for each layer.
 
     Raises:
-        NotFound: the path is not there, or has no image for the platform.
+        NotFound: the path does not exist, or has no image for the platform.
         InvalidValue: the store has another image of the same name.
         ImageRefused: an image is malformed or hostile.
         DiskFull: the image does not fit, or the disk is full; finished layers are kept.
@@ -468,7 +469,7 @@ def import_images(
 
 
 def tag_name(tag: str, path: Path) -> str:
-    """Return an imported image's name: its tag without the prefixes that engines add, else its file's name."""
+    """Return the default name of an imported image: its tag without engines' prefixes, or else the file's name."""
     text = tag.removeprefix("localhost/").removesuffix(":latest")
     if not text:
         return image_name(f"oci:{path}")
@@ -477,7 +478,7 @@ def tag_name(tag: str, path: Path) -> str:
 
 @contextmanager
 def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator[OciLayout | DockerArchive]:
-    """Open a layout or an archive; without a kind, detect it."""
+    """Open a layout or an archive; detect the kind if it is empty."""
     if kind == "oci" or (not kind and path.is_dir()):
         yield OciLayout(LayoutDirectory(path), tag)
         return
@@ -488,6 +489,6 @@ def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator
             with file.open("xb") as out:
                 shutil.copyfileobj(sys.stdin.buffer, out)
         archive = open_archive(file, work)
-        # in docker's archives with both, only manifest.json has full names
+        # docker's archives may have both indexes, but only manifest.json has full names
         docker = kind == "docker-archive" if kind else archive.has("manifest.json")
         yield (DockerArchive if docker else OciLayout)(archive, tag)

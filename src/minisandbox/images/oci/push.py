@@ -1,4 +1,4 @@
-"""Push an image of the store to a registry: only the blobs that it lacks (distribution-spec 1.1, "Push")."""
+"""Push an image of the store to a registry; send only the blobs that the registry lacks (distribution-spec, "Push")."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ class Pushed:
 
     Attributes:
         reference: the pushed reference.
-        digest: the digest of its manifest.
-        layers: the number of its layers.
-        sent: the number of sent layers; the registry had the others.
-        bytes: the bytes of sent layers.
-        lost: what pulling or building the image lost, such as owners, in words; "" if nothing.
+        digest: the digest of the manifest.
+        layers: the number of layers.
+        sent: the number of sent layers; the registry had the other layers.
+        bytes: the size of the sent layers in bytes.
+        lost: a description of properties that were lost when the image was pulled or built, for example file owners; ""
+            if nothing was lost.
     """
 
     reference: str
@@ -65,17 +66,18 @@ def push(
     """Push an image to a registry.
 
     Args:
-        name: the image, or the reference that it was pulled by.
+        name: the name of the image, or the reference that it was pulled by.
         reference: the target: ``HOST/NAME[:TAG]``.
         store: the store of the image.
         compression: the compression of layers: ``gzip`` or ``zstd``.
-        private: push a copy for other stores of MiniSandbox: with hidden tests, and over the host's ``/usr``.
+        private: whether to push a private copy for other stores of MiniSandbox, with hidden tests. Only a private copy
+            may depend on the host's ``/usr``.
         progress: called for each layer.
 
     Raises:
-        InvalidValue: the reference cannot be pushed to, or the image needs the host's ``/usr``.
+        InvalidValue: the reference is not a tag in a registry, or the image depends on the host's ``/usr``.
         NotFound: there is no such image, or the registry does not create the repository.
-        RegistryError: the registry does not take it.
+        RegistryError: a request failed, or the registry rejected it.
         StoreError: a layer is damaged.
         DiskFull: the disk is full.
     """
@@ -99,7 +101,7 @@ def push(
 
 @dataclass(slots=True)
 class _Registry:
-    """A target of :func:`.export.write_image`. Blobs are sent while the next layer is compressed.
+    """A registry as the target of :func:`.export.write_image`; sends blobs while the next layer is compressed.
 
     Attributes:
         store: the store of the layers.
@@ -108,7 +110,7 @@ class _Registry:
         private: whether to push a private copy.
         report: called for each blob.
         sent: the number of sent layers.
-        size: the bytes of sent layers.
+        size: the size of the sent layers in bytes.
     """
 
     store: Store
@@ -129,7 +131,7 @@ class _Registry:
         self._connection = RegistryClient(self.target, self._pause, "pull,push")
 
     def layer(self, key: str) -> LayerBlob:
-        """Send the blob of a layer, unless the registry has it, in this repository or in another."""
+        """Send the blob of a layer, unless this or another repository of the registry already has it."""
         for job in self._coming.values():
             if job.done():
                 job.result()
@@ -143,20 +145,20 @@ class _Registry:
                 return blob
         blob = ensure_blob(self.store.root, key, self.compression)
         if blob.digest not in self._coming and (blob.digest in checked or not self._has(blob.digest)):
-            file = self._files.enter_context(blob.path.open("rb"))  # open now: a garbage collection may remove it
+            file = self._files.enter_context(blob.path.open("rb"))  # a garbage collection may remove the file
             self._coming[blob.digest] = self._pool.submit(self._send, blob.digest, blob.size, file, session)
             self.sent, self.size = self.sent + 1, self.size + blob.size
         return blob
 
     def document(self, digest: str, text: bytes) -> None:
-        """Send a configuration after all layers."""
+        """Wait for all layers, then send a configuration."""
         for job in self._coming.values():
             job.result()
         if not self._has(digest):
             self._send(digest, len(text), io.BytesIO(text), "")
 
     def publish(self, manifest: bytes) -> str:
-        """Send the manifest, record where the layers are now, and remove the copies; return the digest."""
+        """Send the manifest, record that the registry has the layers, remove the local blobs; return the digest."""
         digest = str(described(m.MANIFEST, manifest)["digest"])
         path = f"manifests/{self.target.tag}"
         self._connection.request("PUT", path, {"Content-Type": m.MANIFEST}, manifest).close()
@@ -166,7 +168,7 @@ class _Registry:
         return digest
 
     def close(self) -> None:
-        """Cancel running uploads; the blobs are kept for the next attempt."""
+        """Cancel running uploads; keep the blobs for the next attempt."""
         self._over.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._files.close()
@@ -185,28 +187,28 @@ class _Registry:
         return True
 
     def _candidates(self, key: str) -> Iterator[tuple[LayerBlob, str]]:
-        """Yield the blobs of a layer that the registry may have, each with its repository."""
+        """Yield the blobs of a layer that the registry may already have, each with its repository."""
         if (recorded := known_blob(self.store.root, key, self.compression)) is not None:
             record = read_blobs(self.store.root, key)
             yield recorded, (record.places if record is not None else {}).get(self.target.host, self.target.repository)
         layer = self.store.layer(key)
-        match = _PULLED.fullmatch(layer.facts.get(PULLED, ""))  # a record may come from another store
-        if match and match[1] == self.compression and not self.private:  # a private copy lists our own blobs
+        match = _PULLED.fullmatch(layer.facts.get(PULLED, ""))  # the record may be another store's
+        if match and match[1] == self.compression and not self.private:  # private copies have only our blobs
             _, digest, size, host, repository = match.groups()
             blob = LayerBlob(self.store.root, str(layer.step.get("diff_id", "")), digest, int(size))
             yield blob, repository if host == self.target.host else self.target.repository
 
     def _begin(self, digest: str = "", origin: str = "") -> str:
-        """Start an upload; return its address, or "" if the registry mounted the blob from another repository."""
+        """Start an upload; return its URL, or "" if the registry mounted the blob from another repository."""
         query = urllib.parse.urlencode({"mount": digest, "from": origin}) if origin else ""
         with self._connection.request("POST", f"blobs/uploads/?{query}".rstrip("?"), _BINARY, b"") as answer:
             return "" if answer.status == 201 else self._address(answer)
 
     def _send(self, digest: str, size: int, file: IO[bytes], session: str) -> None:
-        """Send a blob; after an interruption, resume."""
+        """Send a blob; resume after an interruption."""
         for attempt in range(ATTEMPTS):
             try:
-                if attempt and self._has(digest):  # the response was lost, not the blob
+                if attempt and self._has(digest):  # the blob arrived, only the response was lost
                     return
                 session, done = self._progress(session) if session and attempt else (session or self._begin(), 0)
                 if done < size:
@@ -216,7 +218,7 @@ class _Registry:
             except RegistryError as error:
                 if attempt == ATTEMPTS - 1 or not error.transient:
                     raise
-            except NotFound:  # the registry has forgotten the received part
+            except NotFound:  # the upload session has expired, so start again
                 if attempt == ATTEMPTS - 1:
                     raise
                 session = ""
@@ -231,7 +233,7 @@ class _Registry:
             return self._address(answer)
 
     def _progress(self, session: str) -> tuple[str, int]:
-        """Return the address to resume at, and the bytes of the blob that the registry has."""
+        """Return the URL to resume an upload at, and the number of bytes that the registry has received."""
         with self._connection.request("GET", session) as answer:
             match = _RANGE.fullmatch(answer.headers.get("Range", ""))
             return self._address(answer), int(match[1]) + 1 if match and match[1] != "0" else 0

@@ -16,7 +16,7 @@ from minisandbox.types import JSONValue
 
 DOCKER_HUB = "docker.io"
 ARCHIVE_NAMES = "names"
-"""The note of an image that says what its archive calls it."""
+"""The key of an image's note that lists the references by which its archive names it."""
 _LOCAL = ("oci", "oci-archive", "docker-archive")
 _HOST = re.compile(r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
 # distribution, reference/regexp.go
@@ -35,9 +35,9 @@ class Remote:
     Attributes:
         host: the registry, with its port.
         repository: the repository.
-        tag: its tag; "" if only the digest counts.
-        digest: its digest, or "".
-        insecure: whether its registry may be asked without TLS.
+        tag: the tag of the image; "" if only the digest identifies it.
+        digest: the digest of the image, or "".
+        insecure: whether requests to the registry may do without TLS.
     """
 
     host: str
@@ -47,13 +47,13 @@ class Remote:
     insecure: bool = False
 
     def __str__(self) -> str:
-        """Return the whole reference."""
+        """Return the reference as a string that :func:`parse_reference` reads."""
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.host}/{self.repository}{tag}" + (f"@{self.digest}" if self.digest else "")
 
     @property
     def version(self) -> str:
-        """Return the digest or tag that the manifest is requested by."""
+        """The digest, or else the tag, with which the manifest is requested."""
         return self.digest or self.tag
 
 
@@ -72,7 +72,7 @@ class Local:
     tag: str
 
     def __str__(self) -> str:
-        """Return the whole reference."""
+        """Return the reference as a string that :func:`parse_reference` reads."""
         return f"{self.kind}:{self.path}" + (f":{self.tag}" if self.tag else "")
 
 
@@ -139,7 +139,7 @@ def is_of(reference: Remote | Local, notes: Mapping[str, str]) -> bool:
     """Return whether an image of the store was pulled by a reference.
 
     Args:
-        reference: the reference; its digest may be an index's or a manifest's.
+        reference: the reference; its digest may be that of an index or of a manifest.
         notes: the notes of the image's record.
     """
     recorded = notes.get("reference", "")
@@ -150,9 +150,9 @@ def is_of(reference: Remote | Local, notes: Mapping[str, str]) -> bool:
 
 
 def archive_names(names: Iterable[str]) -> str:
-    """Return those names of an image in an archive that are references, for its record.
+    """Return the references among the names of an image in an archive, separated by spaces, for the image's record.
 
-    A bare tag is no reference: an OCI layout may have nothing else.
+    A bare tag, which may be the only name in an OCI layout, is not a reference.
     """
     references = []
     for name in names:
@@ -165,14 +165,14 @@ def archive_names(names: Iterable[str]) -> str:
 def called(text: str, notes: Mapping[str, str]) -> bool:
     """Return whether an image was imported from an archive that names it by this reference.
 
-    A name without a host also finds what podman and buildah build, whose names begin with ``localhost/``.
+    A name without a host also matches names below ``localhost/``, which podman and buildah give to images they build.
     """
     names = (text,) if _has_host(text) else (text, f"localhost/{text}")
     return any(str(_remote(name)) in notes.get(ARCHIVE_NAMES, "").split() for name in names)
 
 
 def origin(notes: Mapping[str, str]) -> str:
-    """Return the origin of an image of the store, for messages."""
+    """Return a sentence about the origin of an image of the store, for messages."""
     return f"it was taken from {notes['reference']}" if "reference" in notes else "it was built here"
 
 
@@ -180,7 +180,7 @@ def origin(notes: Mapping[str, str]) -> str:
 
 
 def configuration_files() -> list[Path]:
-    """Return the configuration files of registries, as podman reads them; later files win."""
+    """Return podman's configuration files of registries; later files override earlier ones."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "containers")
     if named := os.environ.get("CONTAINERS_REGISTRIES_CONF"):
         return [Path(named)]
@@ -192,7 +192,7 @@ def configuration_files() -> list[Path]:
 
 
 def places_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Remote]:
-    """Return the registries to ask for an image: its mirrors in order, then its own registry or its replacement.
+    """Return the image's references in all registries to try: mirrors in order, then its registry or the replacement.
 
     Args:
         reference: the image.
@@ -226,7 +226,7 @@ def places_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Re
 
 
 def _matched(prefix: str, name: str) -> int:
-    """Return the length of the part of a name that a prefix matches, or 0."""
+    """Return the length of the part of an image's name that a configured prefix matches, or 0."""
     if prefix.startswith("*."):
         host, _, _ = name.partition("/")
         return len(host) if host.endswith(prefix[1:]) else 0
@@ -235,7 +235,7 @@ def _matched(prefix: str, name: str) -> int:
 
 
 def _serves(mirror: Mapping[str, JSONValue], reference: Remote, digests_only: bool) -> bool:
-    """Return whether a mirror serves a reference; some serve only digests, some only tags."""
+    """Return whether a mirror serves a reference; some mirrors serve only digests or only tags."""
     kind = "digest-only" if digests_only else mirror.get("pull-from-mirror", "all")
     return kind in ("all", "digest-only" if reference.digest else "tag-only")
 

@@ -1,4 +1,4 @@
-"""A container image in a registry: its manifest, and its layers' blobs, fetched in parallel and resumed."""
+"""Fetch an image from a registry: its manifest, and the blobs of its layers, in parallel and with resumption."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _AT_ONCE = 4
 _CHUNK = 1 << 18
 _SLOWEST = 1 << 10
 _PATIENCE = 60.0
-"""Seconds over which a blob must arrive at 1 KiB a second."""
+"""Seconds over which the transfer rate of a blob is averaged; it must reach 1 KiB per second."""
 
 
 class _Broken(Exception):
-    """A truncated or stalled response; another attempt resumes."""
+    """A response was truncated or stalled; another attempt may resume the download."""
 
 
 @dataclass(slots=True)
 class Registry:
-    """A registry as a source of images, like a layout or an archive (:mod:`.layout`); see :func:`open_registry`.
+    """An image in a registry, with the interface of a layout or an archive (:mod:`.layout`); see :func:`open_registry`.
 
     Attributes:
         reference: the image.
-        store: the store for its downloads.
+        store: the store for downloads.
         report: called for each blob.
-        on_layer: called for each layer that is in the store.
-        limit: the rate limit that came with the manifest.
-        cached_manifest: the manifest, once it was read.
+        on_layer: called for each layer as soon as it is in the store.
+        limit: the rate limit from the manifest's response; None if unknown.
+        cached_manifest: the manifest after the first request; None before.
     """
 
     reference: Remote
@@ -62,16 +62,16 @@ class Registry:
 
     @property
     def name(self) -> str:
-        """Return the name for messages."""
+        """The image's name in messages."""
         return str(self.reference)
 
     @property
     def remote(self) -> Remote:
-        """Return the repository of its blobs."""
+        """The repository of the image's blobs."""
         return self.reference
 
     def manifest(self, platform: m.Platform) -> m.Manifest:
-        """Return the manifest for a platform, from the first registry that has it; it is requested once."""
+        """Return the manifest for a platform from the first mirror or registry that has it; request it only once."""
         if self.cached_manifest is None:
             self.cached_manifest = self._looked_up(platform)
         return self.cached_manifest
@@ -94,7 +94,7 @@ class Registry:
         return m.Manifest(digest, self._config(connection, config), tuple(layers), config.media_type)
 
     def _text(self, connection: RegistryClient, version: str) -> tuple[str, bytes]:
-        """Return a manifest's digest and text."""
+        """Request a manifest or index; return its verified digest and its text."""
         with _complete(self.name), connection.get(f"manifests/{version}", m.ACCEPTED) as answer:
             text = read_bounded(answer, m.MOST_MANIFEST)
             self.limit = RateLimit.parse(answer.headers)
@@ -126,23 +126,23 @@ class Registry:
 
     @property
     def _ready(self) -> RegistryClient:
-        """Return the connection to the registry that had the manifest."""
+        """The connection to the registry that sent the manifest."""
         assert self._connection is not None
         return self._connection
 
     def rest(self) -> None:
-        """Release memory until the pull starts; keep the manifest."""
+        """Release the connection's memory until the pull starts; keep the manifest."""
         if self._connection is not None:
             self._connection.rest()
 
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
-        """Start to fetch the blobs of layers."""
+        """Start to fetch the blobs of layers in the background."""
         for layer in layers:
             self._begin(layer.blob)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
-        """Open the blob of a layer once it is fetched; it is removed when the layer is published or refused."""
+        """Wait for the blob of a layer and open it; remove the blob if the image turns out to be malformed."""
         with self._opened(layer.blob) as (file, path):
             try:
                 yield Blob(file, layer.blob.digest, f"{self.name}: layer {layer.blob.digest}")
@@ -153,13 +153,13 @@ class Registry:
 
     @contextmanager
     def _opened(self, blob: m.Descriptor) -> Iterator[tuple[IO[bytes], Path]]:
-        """Open a fetched blob; fetch it again if another pull has removed it."""
+        """Wait for a blob and open it; fetch the blob again if another pull has removed it."""
         for _ in range(ATTEMPTS):
             try:
                 path = self._begin(blob).result()
             except NotFound as error:
                 raise m.foreign_layer(self.name, blob) if blob.is_foreign else error from error
-            except RegistryError:  # another attempt may come later
+            except RegistryError:  # let a later attempt fetch it again
                 self._coming.pop(blob.digest, None)
                 raise
             try:
@@ -173,7 +173,7 @@ class Registry:
         raise RegistryError(f"{blob.digest} is removed again and again by other pulls", hint="pull one after the other")
 
     def published(self, layer: m.Layer) -> None:
-        """Remove the blob of a published layer."""
+        """Remove the blob of a published layer, and report the layer."""
         path = self._path(layer.blob.digest)
         path.unlink(missing_ok=True)
         self._used.append(path)
@@ -211,7 +211,8 @@ class Registry:
         """Receive the rest of a blob; return whether it is complete and has its digest.
 
         Raises:
-            RegistryError: this was the last attempt, and it is not.
+            RegistryError: the last attempt was interrupted.
+            ImageRefused: the last attempt received a blob with another digest, or the registry sent too many bytes.
         """
         connection = self._ready
         hashed = new_hash(blob.digest)
@@ -245,7 +246,7 @@ class Registry:
         require_room(file.fileno(), blob.size - done, f"download {blob.digest}")
         self.report(f"fetching {blob.digest[:19]}" + (f", from byte {done} on" if done else ""))
         with connection.get(f"blobs/{blob.digest}", offset=done) as answer:
-            if done and answer.status != 206:  # the registry ignored the range
+            if done and answer.status != 206:  # the registry ignored the Range header
                 file.truncate(0)
                 raise _Broken("it cannot resume")
             if answer.headers.get_content_type() == "text/html":
@@ -271,25 +272,29 @@ class Registry:
             raise _Broken(f"{done} of {blob.size} bytes came")
 
     def _pause(self, seconds: float) -> None:
-        """Wait; raise an error if the pull is cancelled."""
+        """Sleep between attempts.
+
+        Raises:
+            RegistryError: the pull was cancelled.
+        """
         if self._over.wait(seconds):
             raise RegistryError(f"the pull of {self.name} was given up")
 
     def close(self) -> None:
-        """Cancel running downloads; received parts are kept for the next attempt."""
+        """Cancel running downloads; keep partial downloads for the next attempt."""
         self._over.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for path in self._used:  # another pull may have published a layer during the download
+        for path in self._used:  # remove files that a download has recreated after another pull published the layer
             remove_download(self.store, path)
 
 
 @contextmanager
 def open_registry(reference: Remote, store: Store, report: Callable[[str], None]) -> Iterator[Registry]:
-    """Open the source of an image in a registry.
+    """Open an image in a registry as a source; cancel its downloads when the body ends.
 
     Args:
         reference: the image.
-        store: the store for its downloads.
+        store: the store for downloads.
         report: called for each blob.
     """
     registry = Registry(reference, store, report)
@@ -300,7 +305,7 @@ def open_registry(reference: Remote, store: Store, report: Callable[[str], None]
 
 
 def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield the content of a response; raise :class:`_Broken` for every failure of the network."""
+    """Yield the content of a response in pieces; raise :class:`_Broken` if the network fails."""
     try:
         while chunk := answer.read1(_CHUNK):
             yield chunk
@@ -309,7 +314,7 @@ def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _rehash(file: IO[bytes], hashed: hashlib._Hash) -> int:
-    """Hash the bytes of earlier attempts; return their number."""
+    """Hash the bytes that earlier attempts received; return the number of bytes."""
     file.seek(0)
     done = 0
     while chunk := file.read(_CHUNK):
@@ -320,7 +325,7 @@ def _rehash(file: IO[bytes], hashed: hashlib._Hash) -> int:
 
 @contextmanager
 def _complete(name: str) -> Iterator[None]:
-    """Turn a truncated response into a RegistryError."""
+    """Turn a truncated response in the body into a RegistryError."""
     try:
         yield
     except MiniSandboxError:
