@@ -1,4 +1,4 @@
-"""Rollouts: one agent's attempts at tasks, single or in batches."""
+"""Run an agent on tasks and grade its submissions, one rollout at a time or in batches, and store the results."""
 
 from minisandbox.pool import Progress
 from minisandbox.rollouts.batch import Batch

@@ -1,4 +1,4 @@
-"""Batches: concurrent rollouts that can be interrupted and resumed without losing finished work."""
+"""Run many rollouts concurrently; an interrupted batch resumes without losing finished rollouts."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ from minisandbox.sandbox.io_async import call_blocking
 from minisandbox.tasks import Task
 
 DRAIN = 60.0
-"""Seconds for running rollouts to end after a batch is drained."""
+"""Seconds that running rollouts have to finish after a batch is drained."""
 _WRITING = 60.0
 
 
 class Batch:
-    """Runs many rollouts at once, and stores each in a run directory as it ends. Used once, on one event loop.
+    """Run many rollouts concurrently, and store each rollout in a run directory when it ends.
 
-    Rollouts that have finished there are skipped; those with infrastructure errors are repeated.
+    A batch skips rollouts that an earlier batch finished in the directory, and repeats rollouts that ended with an
+    infrastructure error. Use each batch only once, on one event loop.
 
     Args:
-        tasks: the tasks, in the order in which they start; those whose image is ready go first.
+        tasks: the tasks, in the order in which they start. A task whose image is ready may start before earlier tasks.
         setup: the agent, its model, and limits.
         out: the run directory.
         image_of: returns a task's image; called in several threads, once per task. Not used with a crew.
-        images: starts to build the images of many tasks together, ``budgets.builds`` steps at once; replaces
+        images: starts to build the images of many tasks together, ``budgets.builds`` steps at a time; replaces
             ``image_of``. Shared layers are built once.
-        attempts: rollouts per task.
+        attempts: the number of rollouts per task.
         budgets: concurrency limits.
-        tries: most tries of a rollout, repeated after infrastructure errors.
-        pause: seconds before the second try; doubled for each further one.
+        tries: maximum tries of a rollout; infrastructure errors are retried.
+        pause: seconds before the second try; doubled before each further try.
         jitter: seconds over which the starts of the first rollouts are spread at random.
-        drain: seconds for running rollouts to end after the batch is drained.
+        drain: seconds that running rollouts have to finish after the batch is drained.
         config: further properties of the run, which must be equal on resume.
-        progress: called on the event loop after each rollout, and for those finished earlier.
-        crew: runs the rollouts; this process if None.
+        progress: called on the event loop after each rollout, and once for each rollout that finished earlier.
+        crew: runs the rollouts; None runs them in this process.
 
     Raises:
-        InvalidValue: a number is out of range.
+        InvalidValue: a number is out of range, a task is listed twice, or the source of images is missing or ambiguous.
     """
 
     def __init__(
@@ -105,12 +106,12 @@ class Batch:
 
     @property
     def total(self) -> int:
-        """The number of rollouts, including those finished earlier."""
+        """The number of rollouts, including rollouts that finished earlier."""
         return len(self._jobs)
 
     @property
     def patience(self) -> float:
-        """Seconds for running rollouts to end after the batch is drained."""
+        """Seconds that running rollouts have to finish after the batch is drained."""
         return self._patience
 
     @property
@@ -121,19 +122,19 @@ class Batch:
 
     @property
     def summaries(self) -> tuple[Summary, ...]:
-        """Summaries of the rollouts that have ended, task by task."""
+        """The summaries of the rollouts that have ended, task by task."""
         return tuple(self._summaries[job.key] for job in self._jobs if job.key in self._summaries)
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate from the time so far; None before the first rollout of this batch has ended."""
+        """The estimated seconds until the batch ends; None until the first rollout of this batch has ended."""
         done = len(self._summaries) - self._resumed
         if not done:
             return None
         return (time.monotonic() - self._began) / done * (len(self._jobs) - len(self._summaries))
 
     def drain(self) -> None:
-        """Start no more rollouts, and give running ones some time to end. Further calls do nothing."""
+        """Start no more rollouts, and let running rollouts finish within :attr:`patience` seconds. Further calls do nothing."""
         if not self._hurried:
             self._hurried = True
             self._begin_no_more()
@@ -148,17 +149,19 @@ class Batch:
     # --- running -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> tuple[Summary, ...]:
-        """Run the rollouts that no earlier batch finished. Cancellation ends it at once; finished ones are on disk.
+        """Run the rollouts that no earlier batch finished.
+
+        Cancellation stops the batch immediately; finished rollouts are already on disk.
 
         Returns:
-            A summary of each rollout that has ended, task by task: all of them, unless it was drained.
+            A summary of each rollout that has ended, task by task. Only a drained batch leaves rollouts out.
 
         Raises:
             RunError: the directory is in use, belongs to another run, or cannot be written.
             TrajectoryError: a trajectory in the directory cannot be read.
             DiskFull: the disk is full; finished rollouts are kept.
-            BudgetExceeded: the model's budget is used up; rollouts that no longer needed the model have finished.
-            ModelRefused: the model's server rejects every request, from the first one on.
+            BudgetExceeded: the model's budget is spent; rollouts that no longer needed the model have finished.
+            ModelRefused: the model's server has rejected every request.
         """
         await self._open()
         try:
@@ -171,11 +174,11 @@ class Batch:
         return self.summaries
 
     async def _open(self) -> None:
-        """Open the run's directory, and release it if the caller is cancelled meanwhile."""
+        """Open the run's directory; if the caller is cancelled meanwhile, close the directory."""
         opening = self._writer.submit(RunDirectory.open, self._out, self._config)
         try:
             self._run = await asyncio.wrap_future(opening)
-        except BaseException:  # mainly cancellation: the directory's lock must not outlive this call
+        except BaseException:  # mainly cancellation: release the directory's lock as soon as it is open
             opening.add_done_callback(_close_late)
             self._writer.close()
             raise
@@ -193,11 +196,11 @@ class Batch:
         except TimeoutError:
             if not self._scope.expired():
                 raise
-        except BaseExceptionGroup as errors:  # the first error cancelled the others
+        except BaseExceptionGroup as errors:  # the first error cancelled the other tasks
             raise _first(errors) from None
 
     async def _take_over(self) -> None:
-        """Load the results of earlier batches."""
+        """Load the summaries of earlier batches, and mark their finished rollouts as ended."""
         summaries = await self._writer.run(
             lambda: {(summary.instance_id, summary.attempt): summary for summary in self._run.summaries()}
         )
@@ -223,14 +226,14 @@ class Batch:
             await call_blocking(close)
 
     def stop_with(self, error: Exception) -> None:
-        """Start no more rollouts, let running ones finish, however long they take, then raise the error."""
+        """Start no more rollouts, wait for running rollouts without a time limit, then raise the error."""
         self._fault = self._fault or error
         self._begin_no_more()
 
     # --- results -----------------------------------------------------------------------------------------------------
 
     async def ended(self, job: Job, packed: Packed) -> None:
-        """Store a rollout that has ended; it is written even if the caller is cancelled."""
+        """Store a rollout that has ended, even if the caller is cancelled."""
         keeping = self._writer.submit(self._run.keep, packed)
         try:
             summary = await asyncio.shield(asyncio.wrap_future(keeping))
@@ -240,7 +243,7 @@ class Batch:
         self._note(job, summary)
 
     def _kept_late(self, keeping: Future[Summary]) -> None:
-        """Record a write error whose caller was cancelled; called in the writer's thread."""
+        """Record the error of a write whose caller was cancelled; called in the writer's thread."""
         error = None if keeping.cancelled() else keeping.exception()
         if isinstance(error, Exception):
             self._fault = self._fault or error

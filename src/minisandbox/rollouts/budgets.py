@@ -1,4 +1,4 @@
-"""Concurrency limits of a batch."""
+"""Concurrency limits of a batch of rollouts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def _cpus() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """Concurrency limits of a batch. Calls to a model have their own budget.
+    """Concurrency limits of a batch. :class:`.ModelOptions` limits the concurrent requests to a model.
 
     Attributes:
-        workers: agents at once, each in its own sandbox.
-        builds: images built at once.
-        starts: sandboxes created at once.
-        gradings: submissions graded at once, in addition to the agents.
-        warm: sandboxes created ahead for the next rollouts.
+        workers: maximum agents at a time, each in its own sandbox.
+        builds: maximum image builds at a time.
+        starts: maximum sandboxes that are created at a time.
+        gradings: maximum submissions that are graded at a time, in addition to the agents.
+        warm: the number of sandboxes to create in advance for the next rollouts.
     """
 
     workers: int = 1
@@ -31,7 +31,7 @@ class Budgets:
     warm: int = 2
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Check that the limits are integers in range."""
         for name in self.__slots__:
             value, minimum = getattr(self, name), 0 if name == "warm" else 1
             if type(value) is not int or value < minimum:

@@ -1,4 +1,4 @@
-"""A run's database: one row per rollout, with columns for queries and the whole trajectory."""
+"""The SQLite database of a run: one row per rollout, with columns for queries and the compressed trajectory."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ CREATE TABLE IF NOT EXISTS rollouts (
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A rollout in the database's form, stored without decoding the trajectory.
+    """A rollout as the database stores it: packing needs time, but storing a packed rollout does not.
 
     Attributes:
-        summary: the columns.
-        patch: the submission; None if none could be taken.
+        summary: the values of the columns for queries.
+        patch: the submission; None if no patch could be taken.
         trajectory: the whole record as JSON, compressed by zstandard.
     """
 
@@ -77,7 +77,7 @@ class Packed:
 
 
 def pack(trajectory: Trajectory) -> Packed:
-    """Pack a rollout. Slow with many tokens, so keep it off the event loop's thread."""
+    """Serialize and compress a rollout. This is slow for many tokens, so do not call it on the event loop."""
     data = trajectory.to_text(indent=None).encode("ascii")
     blob = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
     return Packed(Summary.of(trajectory), trajectory.submission, blob)
@@ -101,21 +101,21 @@ def unpack(trajectory: bytes, *, name: str) -> Trajectory:
 
 
 class RolloutDatabase(Database):
-    """A run's rollouts. Thread-safe; other processes may read the file at the same time.
+    """The database of a run's rollouts. Thread-safe; other processes may read the file at the same time.
 
-    Arguments and errors are those of :class:`.Database`.
+    Takes the arguments of :class:`.Database`, and raises the same errors.
     """
 
     tables = _TABLES
 
     def put(self, packed: Packed) -> Summary:
-        """Store a rollout durably in one transaction, replacing an earlier one.
+        """Store a rollout durably in one transaction; replace an earlier record of the same rollout.
 
         Args:
             packed: the rollout.
 
         Returns:
-            Its summary.
+            The rollout's summary.
 
         Raises:
             DiskFull: the disk is full; earlier rollouts are kept.
@@ -127,13 +127,13 @@ class RolloutDatabase(Database):
         return packed.summary
 
     def summaries(self) -> Iterator[Summary]:
-        """Return all summaries, by task and attempt."""
+        """Return the summaries of all rollouts, ordered by task and attempt."""
         with self._writing, self._faults():
             rows = self._database.execute(f"{_SUMMARY} ORDER BY instance_id, attempt").fetchall()
         return map(_summary, rows)
 
     def patches(self) -> Iterator[tuple[str, int, bytes]]:
-        """Return all submissions, by task and attempt."""
+        """Return the task id, attempt and submission of all rollouts with a submission, ordered by task and attempt."""
         query = "SELECT instance_id, attempt, patch FROM rollouts WHERE patch NOT NULL ORDER BY instance_id, attempt"
         with self._writing, self._faults():
             return iter(self._database.execute(query).fetchall())
@@ -157,7 +157,7 @@ class RolloutDatabase(Database):
 
 
 def _values(summary: Summary) -> tuple[str | int | float | None, ...]:
-    """Return a summary's column values, with unpaired surrogates escaped for queries."""
+    """Return a summary's column values, with unpaired surrogates escaped because SQLite rejects them."""
     values = (
         summary.instance_id, summary.attempt, summary.exit_status, summary.verdict, summary.reason, summary.detail,
         summary.reward, summary.failed_in, summary.tries, summary.turns, summary.steps, summary.usage.prompt,

@@ -1,7 +1,7 @@
-"""Read runs as training data, and convert the bash agent's own style and prompts.
+"""Read runs as training data, and convert the bash agent's style and prompts.
 
-:mod:`minisandbox.trajectories` has the rest; this module holds the parts that need a run's database or the agents'
-action formats.
+This module holds the conversions that need a run's database or the agents' action formats. All other conversions are in
+:mod:`minisandbox.trajectories`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from minisandbox.trajectories.styles import STYLES, CannotSay, DecodedCall, Pars
 
 
 class TextStyle:
-    """The bash agent's fenced blocks as a style of training data."""
+    """The bash agent's text format, with fenced blocks, as a style of training data."""
 
     name = "text"
     answers_calls = False
 
     def read(self, message: Message) -> ParsedAnswer:
-        """Return the actions in the block.
+        """Parse the action in the response's block.
 
         Raises:
-            CannotSay: there is no block, or it cannot be parsed.
+            CannotSay: there is no block, or the block is malformed.
         """
         try:
             actions = FORMATS["text"].parse(message)
@@ -41,7 +41,7 @@ class TextStyle:
         return ParsedAnswer(beside_action(message.content), calls)
 
     def write(self, answer: ParsedAnswer) -> Message:
-        """Return the thought, followed by the block.
+        """Return a response with the thought, followed by the block.
 
         Raises:
             CannotSay: the tool is unknown, or there are several actions.
@@ -55,11 +55,11 @@ class TextStyle:
 
 
 ALL_STYLES: Mapping[str, Style] = {"text": TextStyle(), **STYLES}
-"""SWE-smith's three styles and the bash agent's own."""
+"""SWE-smith's three styles and the bash agent's text style, by name."""
 
 
 def open_examples(path: Path, reading: Reading | None = None) -> Iterator[Example]:
-    """Read examples lazily, one by one, from a run of ours or any source of :func:`.read_examples`.
+    """Read examples lazily, one by one, from a run's database or any source of :func:`.read_examples`.
 
     Args:
         path: a run's directory, or another file or directory.
@@ -81,7 +81,7 @@ def _of_run(path: Path) -> Iterator[Example]:
 
 
 def example_in(trajectory: Trajectory, source: str) -> Example:
-    """Convert a trajectory of a run to an example, with its style and tools.
+    """Convert a trajectory of a run to an example, and determine its style and tools.
 
     Args:
         trajectory: the record.
@@ -93,7 +93,7 @@ def example_in(trajectory: Trajectory, source: str) -> Example:
 
 
 def _style(trajectory: Trajectory) -> str:
-    """Return the bash agent's action format, or the style detected for other agents."""
+    """Return the action format of the bash agent; for other agents, detect the style from the messages."""
     action_format = trajectory.configuration.get("action_format")
     if trajectory.agent == "bash" and isinstance(action_format, str) and action_format in FORMATS:
         return action_format
@@ -101,12 +101,12 @@ def _style(trajectory: Trajectory) -> str:
 
 
 def rewritten_prompt(text: str, source: str, target: str) -> str:
-    """Rewrite a prompt of the bash agent to describe another of its action formats.
+    """Rewrite a prompt of the bash agent, so that it describes another action format.
 
     Args:
         text: the prompt.
-        source: the format that it describes.
-        target: the other format.
+        source: the format that the prompt describes.
+        target: the format to describe instead.
 
     Returns:
         The prompt; unchanged if it does not contain the package's description of the source format.

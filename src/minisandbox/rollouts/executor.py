@@ -1,4 +1,4 @@
-"""Run rollouts on one node: its images, sandboxes, agents and graders."""
+"""Run rollouts on one node: build images, create sandboxes, run agents and grade submissions."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ Done_contra = TypeVar("Done_contra", contravariant=True)
 
 
 class JobOwner(Protocol[Done_contra]):
-    """Owner of jobs: receives their results, and can stop them all."""
+    """The owner of jobs, which stores their results and stops the run after a fatal error."""
 
     async def ended(self, job: Job, done: Done_contra, /) -> None:
         """Store the result of a job that has ended."""
 
     def stop_with(self, error: Exception) -> None:
-        """Start no more jobs, let running ones finish, then raise the error."""
+        """Start no more jobs, let running jobs finish, then raise the error."""
 
 
 class Crew(Protocol):
@@ -61,22 +61,24 @@ class Crew(Protocol):
         """Start no more rollouts."""
 
     async def close(self) -> None:
-        """Release sandboxes that were created ahead."""
+        """Release the resources of the crew, including sandboxes that were created in advance."""
 
 
 class Executor:
-    """Runs rollouts on this node. Used once, on one event loop: by :meth:`run`, or by :meth:`serve` and :meth:`put`.
+    """Run rollouts on this node. Use each executor once, on one event loop.
+
+    Call either :meth:`run`, or :meth:`serve` and :meth:`put`.
 
     Attributes:
-        answered_before: whether the model answered in an earlier part of the run.
+        answered_before: whether the model responded to a request in an earlier part of a resumed run.
 
     Args:
         setup: the agent, its model, and limits.
         budgets: concurrency limits.
         image_of: returns a task's image; called in several threads, once per task.
         images: starts to build the images of many tasks together; replaces ``image_of``.
-        tries: most tries of a rollout, repeated after infrastructure errors.
-        pause: seconds before the second try; doubled for each further one.
+        tries: maximum tries of a rollout; infrastructure errors are retried.
+        pause: seconds before the second try; doubled before each further try.
         jitter: seconds over which the starts of the first rollouts are spread at random.
     """
 
@@ -107,7 +109,7 @@ class Executor:
         self._packer = Threads(1, "pack")
 
     async def run(self, todo: list[Job], owner: JobOwner[Packed]) -> None:
-        """Build the images of jobs, and run the jobs."""
+        """Build the images of the jobs, and run each job when its image is ready."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._provide_images(todo, owner))
             await self.serve(owner, len(todo))
@@ -117,7 +119,7 @@ class Executor:
 
         Args:
             owner: receives the results.
-            most: number of jobs in all, if known.
+            most: the total number of jobs, if known; fewer jobs need fewer workers.
         """
         count = self._budgets.workers if most is None else min(self._budgets.workers, most)
         async with asyncio.TaskGroup() as group:
@@ -125,7 +127,7 @@ class Executor:
                 group.create_task(self._work(owner, group))
 
     def put(self, jobs: list[Job]) -> None:
-        """Queue jobs whose image is ready."""
+        """Add jobs whose image is ready to the queue."""
         self._queue.put(jobs)
         self._make_ahead()
 
@@ -133,7 +135,7 @@ class Executor:
         """Remove jobs from the end of the queue, and return them.
 
         Args:
-            most: number of jobs.
+            most: maximum number of jobs.
         """
         return self._queue.withdraw(most)
 
@@ -145,7 +147,7 @@ class Executor:
             self._builders.submit(self._building.cancel)
 
     async def close(self) -> None:
-        """Release sandboxes that were created ahead, and cancel builds and gradings."""
+        """Release sandboxes that were created in advance, and cancel builds and gradings."""
 
         def end() -> None:
             self._grading.cancel()
@@ -163,7 +165,7 @@ class Executor:
     # --- images ------------------------------------------------------------------------------------------------------
 
     async def _provide_images(self, todo: list[Job], owner: JobOwner[Packed]) -> None:
-        """Build each image once, not too far ahead, and queue its jobs when it is ready."""
+        """Build each image once, only as far in advance as the queue allows, and queue its jobs when it is ready."""
         groups: dict[str, list[Job]] = {}
         for job in todo:
             groups.setdefault(job.task.instance_id, []).append(job)
@@ -176,7 +178,7 @@ class Executor:
     async def _provide_together(
         self, groups: Mapping[str, list[Job]], images: ImagesOf, owner: JobOwner[Packed]
     ) -> None:
-        # on the loop: this only starts the builds, and no cancellation can come between start and assignment
+        # call on the event loop: the call returns at once, and no cancellation can come between start and assignment
         self._building = images([jobs[0].task for jobs in groups.values()], self._budgets.builds)
         if self._draining:
             self._builders.submit(self._building.cancel)
@@ -206,7 +208,7 @@ class Executor:
             job.stage = "image"
         try:
             image = await coming
-        except CancelledError:  # the build was cancelled: these jobs have not started
+        except CancelledError:  # the build was cancelled before these jobs started
             for job in jobs:
                 job.stage = "queued"
         except MiniSandboxError as error:
@@ -214,7 +216,7 @@ class Executor:
                 times = {"queued": began - job.since, "image": time.monotonic() - began}
                 trajectory = unreached(job.task, self._setup, job.attempt, error, waited=times)
                 await owner.ended(job, await self._packer.run(pack, trajectory))
-        except Exception as error:  # noqa: BLE001 - a bug: let running jobs finish, then raise it
+        except Exception as error:  # noqa: BLE001 - a bug: let running jobs finish, then raise the error
             owner.stop_with(error)
         else:
             for job in jobs:
@@ -222,24 +224,24 @@ class Executor:
             self.put(jobs)
 
     async def image(self, task: Task) -> Image:
-        """Return a task's image, building it if necessary."""
+        """Return a task's image; build the image if necessary."""
         assert self._image_of is not None
         return await self._builders.run(self._image_of, task)
 
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
     async def _work(self, owner: JobOwner[Packed], group: asyncio.TaskGroup) -> None:
-        """Run one job after another, as one of the workers."""
+        """Run queued jobs one after another, as one of several concurrent workers."""
         if self._jitter:
             await asyncio.sleep(random.uniform(0.0, self._jitter))  # noqa: S311 - spreads the load
         while (job := await self._queue.take()) is not None:
             self._make_ahead()
-            await self._room.acquire()  # agents wait if grading falls behind
+            await self._room.acquire()  # do not start an agent while grading is behind
             state = await self._attempted(job, owner)
             group.create_task(self._conclude(job, state, owner))
 
     def _make_ahead(self) -> None:
-        """Create sandboxes ahead for the next jobs."""
+        """Start to create sandboxes in advance for the next jobs."""
         for job in self._queue.next(self._budgets.warm):
             if self._draining or not self._warm.expect(job.key, lambda job=job: self._new_box(job)):  # type: ignore[misc] # this round's
                 return
@@ -249,7 +251,7 @@ class Executor:
         return await make_box(job.image, job.task, self._setup.limits)
 
     async def _attempted(self, job: Job, owner: JobOwner[Packed]) -> RolloutState:
-        """Run the agent, again after an infrastructure error; return the state after the last try."""
+        """Run the agent, and retry after an infrastructure error; return the state after the last try."""
         tries: tuple[Failure, ...] = ()
         times = {"queued": time.monotonic() - job.since, "image": job.image_seconds}
         setup = self._setup if job.draw is None else job.draw.of(self._setup)
@@ -278,18 +280,18 @@ class Executor:
             tries = (*tries, state.failure)
 
     def _stop_if_hopeless(self, state: RolloutState, owner: JobOwner[Packed]) -> None:
-        """Stop the batch if none of its rollouts can succeed."""
+        """Stop the batch if no further rollout can succeed: the budget is spent, or the server rejects all requests."""
         self._answered = self._answered or state.answered or any(one.answered for one in self._under_way)
         error = state.error
         if isinstance(error, BudgetExceeded):
             owner.stop_with(error)
-        elif isinstance(error, ModelRefused) and not self._answered:  # noqa: SIM102 - as the comment says
-            # if one request is refused, answers in an earlier part of the run prove that others are not
+        elif isinstance(error, ModelRefused) and not self._answered:  # noqa: SIM102 - the inner condition has a comment
+            # a rejection of a single request does not stop a run whose earlier parts had responses
             if error.every_request or not self.answered_before:
                 owner.stop_with(error)
 
     def _worth_another(self, state: RolloutState) -> bool:
-        """Return whether another try may succeed."""
+        """Return whether to try the rollout again after a failure."""
         assert state.failure is not None
         if self._draining or len(state.tries) + 1 >= self._tries or isinstance(state.error, InvalidValue | NotFound):
             return False
@@ -298,12 +300,12 @@ class Executor:
         return isinstance(state.error, HostError | SandboxGone | ModelUnavailable | BadAnswer)
 
     async def _conclude(self, job: Job, state: RolloutState, owner: JobOwner[Packed]) -> None:
-        """Grade a rollout whose agent has ended, and hand over the result."""
+        """Grade a rollout whose agent has ended, and pass the result to the owner."""
         job.stage = "grade"
         image = job.image
         assert image is not None
         try:
-            # rollouts with nothing to grade do not wait for gradings
+            # a failed rollout has no submission to grade, so it does not wait for the grading threads
             threads = self._graders if state.failure is None else self._packer
             packed = await threads.run(
                 lambda: pack(finish(state, image, tries=self._tries, cancellation=self._grading))

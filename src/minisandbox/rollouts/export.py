@@ -22,8 +22,8 @@ _LONGEST_NAME = 180  # bytes, with space for suffixes
 def export_overview(run: Path, out: Path) -> None:
     """Write a run's predictions and exit statuses.
 
-    ``preds.json`` has each task's first attempt, ``preds.1.json`` the second, and so on, since evaluators take one
-    prediction per task.
+    ``preds.json`` contains each task's first attempt, ``preds.1.json`` the second, and so on, because evaluators accept
+    only one prediction per task.
 
     Args:
         run: the run's directory.
@@ -49,9 +49,9 @@ def export_overview(run: Path, out: Path) -> None:
 
 
 def export_sweagent(run: Path, out: Path) -> Iterator[str]:
-    """Write a run in SWE-agent's layout: per rollout a directory with ``.traj``, ``.pred`` and ``.patch`` files.
+    """Write a run in SWE-agent's layout: a directory per rollout with ``.traj``, ``.pred`` and ``.patch`` files.
 
-    SWE-smith's collection reads from ``report.json`` in the same directory whether the rollout resolved its task.
+    Each directory also contains ``report.json``, in which SWE-smith's collection looks up whether the task is resolved.
 
     Args:
         run: the run's directory.
@@ -96,7 +96,7 @@ def names_of(summaries: list[Summary]) -> dict[tuple[str, int], str]:
 
 
 def _file_name(name: str) -> str:
-    """Return a name unchanged if it is a valid file name; foreign databases may hold any name."""
+    """Return a valid file name for a rollout: databases from other machines may contain any name."""
     plain = re.sub(r"[^\w.@+=%,-]", "_", name).lstrip(".-")
     if plain == name and len(name.encode()) <= _LONGEST_NAME:
         return name

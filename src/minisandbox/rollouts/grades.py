@@ -1,4 +1,4 @@
-"""Cache grades: with deterministic tests, equal submissions to a task need one grading."""
+"""Cache grades, so that equal submissions to a task are graded only once. This assumes deterministic tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _LOOK = 0.2
 
 
 class KnownGrades:
-    """A run's grades by image, task and submission. Threads with the same submission wait for the first one's grade.
+    """Cache of a run's grades, by image, task and submission.
 
-    Grades without a reward (unconfirmed, infrastructure error) are not cached: each waiting thread then grades the
-    submission itself. A copy for another process starts empty.
+    While one thread grades a submission, other threads with the same submission wait for the grade. Grades without a
+    reward (unconfirmed, infrastructure error) are not cached; then each waiting thread grades the submission itself. A
+    copy for another process starts empty.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class KnownGrades:
         self._known: dict[tuple[str, str, bytes], Future[Grade | None]] = {}
 
     def __reduce__(self) -> tuple[type[KnownGrades], tuple[()]]:
-        """Pickle an empty cache: each node of a cluster has its own."""
+        """Pickle an empty cache, because each node of a cluster has its own cache."""
         return KnownGrades, ()
 
     def of(
@@ -43,8 +44,8 @@ class KnownGrades:
             image: the key of the task's image.
             task: the task's id.
             submission: the patch.
-            make: grades the submission; its exceptions are passed on.
-            cancellation: cancels waiting for another thread's grade.
+            make: grades the submission; exceptions that it raises are raised unchanged.
+            cancellation: cancels the wait for another thread's grade.
 
         Raises:
             CancelledError: the wait was cancelled.

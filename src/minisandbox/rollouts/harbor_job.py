@@ -1,4 +1,4 @@
-"""Export a run as a Harbor job: ATIF trajectories with the results that ``harbor view`` shows."""
+"""Export a run as a Harbor job, with ATIF trajectories and the results that ``harbor view`` displays."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def export_harbor(run: Path, out: Path, *, tokens: bool = True) -> Iterator[str]
 
     Args:
         run: the run's directory.
-        out: the job's directory; created if missing. ``harbor view`` takes its parent.
-        tokens: whether trajectories have token ids and log-probabilities.
+        out: the job's directory; created if missing. Pass its parent directory to ``harbor view``.
+        tokens: whether trajectories contain token ids and log-probabilities.
 
     Yields:
         The name of each written trial: the task's id, with ``_ATTEMPT`` if a task has several.
@@ -69,7 +69,7 @@ def _write_trial(trajectory: Trajectory, run: Path, out: Path, name: str, tokens
 
 
 def _result(trajectory: Trajectory, out: Path, name: str) -> dict[str, Any]:
-    """Return a trial's ``result.json``: Harbor's ``TrialResult``."""
+    """Return the content of a trial's ``result.json``, which is Harbor's ``TrialResult``."""
     started = datetime.fromisoformat(trajectory.started)
     ended = (started + timedelta(seconds=trajectory.timings.total)).isoformat()
     agent = {"name": trajectory.agent, "model_name": trajectory.model or None}
@@ -126,7 +126,7 @@ def _phases(trajectory: Trajectory, started: datetime) -> dict[str, Any]:
 
 
 def _job(out: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the job's ``result.json``: Harbor's ``JobResult``, with its statistics for each agent and model."""
+    """Return the content of the job's ``result.json``: Harbor's ``JobResult``, with statistics per agent and model."""
     evals: dict[str, dict[str, Any]] = {}
     for result in results:
         model = result["config"]["agent"]["model_name"]

@@ -1,4 +1,4 @@
-"""Jobs, and the queue of those whose image is ready."""
+"""Jobs, each of which is one rollout, and the queue of jobs whose image is ready."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Job:
 
     Attributes:
         task: the task.
-        attempt: which rollout of the task it is.
-        since: when it began to wait, from :func:`time.monotonic`.
-        image: its image, once that is ready.
+        attempt: the index of the rollout among the task's rollouts, from 0.
+        since: the time at which the job began to wait, from :func:`time.monotonic`.
+        image: the task's image; None until the image is ready.
         image_seconds: seconds spent waiting for the image.
-        stage: one of :data:`STAGES`.
-        moves: number of nodes that were lost while they held it.
-        draw: sampling of this rollout alone, if any.
+        stage: the current stage, from :data:`STAGES`.
+        moves: the number of nodes that were lost while the job was on them.
+        draw: sampling options for this rollout only; None for the options of the setup.
     """
 
     task: Task
@@ -54,7 +54,7 @@ class JobQueue:
     """A first-in, first-out queue of jobs.
 
     Args:
-        capacity: number of waiting jobs at which producers pause.
+        capacity: the number of waiting jobs from which on :meth:`room` blocks producers.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -82,26 +82,26 @@ class JobQueue:
             if self._jobs:
                 self._taken.set()
                 return self._jobs.popleft()
-            if self._over:  # else another caller withdrew the job that was announced
+            if self._over:  # otherwise withdraw() has removed the job that was announced
                 self._there.release()  # wake the other waiters too
                 return None
 
     def withdraw(self, count: int) -> list[Job]:
-        """Remove up to ``count`` jobs from the end, and return them."""
+        """Remove up to ``count`` jobs from the end of the queue, and return them."""
         return [self._jobs.pop() for _ in range(min(count, len(self._jobs)))]
 
     async def room(self) -> bool:
-        """Wait for space; return False once the queue is closed."""
+        """Wait until fewer jobs than the capacity are waiting; return False once the queue is closed."""
         while not self._over and len(self._jobs) >= self._capacity:
             self._taken.clear()
             await self._taken.wait()
         return not self._over
 
     def end(self, *, clear: bool = False) -> None:
-        """Close the queue: no more jobs will come.
+        """Close the queue, so that it accepts no more jobs.
 
         Args:
-            clear: also drop the jobs that wait.
+            clear: whether to drop the waiting jobs.
         """
         if clear:
             self._jobs.clear()

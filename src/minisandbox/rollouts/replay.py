@@ -1,4 +1,4 @@
-"""Load recorded runs for replay."""
+"""Load the recorded commands of a run for the replay agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def load_replay(path: Path) -> ReplayAgent:
     """Return an agent that replays recorded commands.
 
     Args:
-        path: a run's directory, to replay each task's first rollout, or any argument of :meth:`.ReplayAgent.load`.
+        path: a run's directory, of which each task's first rollout is replayed; or a path that
+            :meth:`.ReplayAgent.load` accepts.
 
     Raises:
         InvalidValue: the recording cannot be read, or has no commands.
@@ -34,5 +35,5 @@ def load_replay(path: Path) -> ReplayAgent:
 
 
 def _command(step: StepRecord) -> Command:
-    """Return a command as it ran; an edit's command is its text."""
+    """Return the command of a recorded step, in the kind of shell in which it ran."""
     return InShell(step.command) if step.stateful and isinstance(step.command, str) else step.command

@@ -1,4 +1,4 @@
-"""Run one rollout: an agent in a sandbox, its submission, and grading in another sandbox."""
+"""Run one rollout: run an agent in a sandbox, take its submission, and grade the submission in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXIT_API = "exit_api"
 EXIT_CONTEXT = "exit_context"
 """The exit status of an agent whose conversation outgrew the model's context window."""
 EXIT_COST = "exit_cost"
-"""The exit status after a limit on cost, the agent's, or on cost or tokens, the batch's."""
+"""The exit status after the agent's cost limit, or the batch's budget of cost or tokens, is reached."""
 EXIT_TIME = "exit_total_execution_time"
 """The exit status of an agent that reached its time limit."""
 
@@ -68,15 +68,15 @@ def rollout(
 
     Args:
         task: the task.
-        image: its image.
+        image: the task's image.
         agent: the agent.
-        attempt: which rollout of the task it is.
-        limits: resource limits of each sandbox, the agent's and the grader's.
-        timeout: seconds for the tests; the task's own if None.
-        confirm: which passes are confirmed, as for :func:`.grade`.
+        attempt: the index of the rollout among the task's rollouts, from 0.
+        limits: resource limits of the agent's and of the grader's sandbox.
+        timeout: time limit of the tests in seconds; None for the task's own limit.
+        confirm: which passes are confirmed by further test runs, as in :func:`.grade`.
 
     Returns:
-        The record. Infrastructure errors are in its ``failure``; then ``finished`` is False.
+        The record. After an infrastructure error, ``failure`` contains the error, and ``finished`` is False.
     """
     setup = Setup(agent=agent, limits=limits, timeout=timeout, confirm=confirm)
     return asyncio.run(rollout_async(task, image, setup, attempt=attempt))
@@ -87,23 +87,23 @@ async def rollout_async(
 ) -> Trajectory:
     """Run an agent on a task once, and grade its submission.
 
-    The agent's sandbox ends, with all its processes, before grading begins. Cancellation leaves no sandbox behind,
-    neither the agent's nor the grader's.
+    The agent's sandbox is stopped, with all its processes, before grading begins. Cancellation also stops the agent's
+    and the grader's sandboxes.
 
     Args:
         task: the task.
-        image: its image.
+        image: the task's image.
         setup: the agent, its model, and limits.
-        attempt: which rollout of the task it is.
-        graders: grading threads, shared by concurrent rollouts; a temporary thread if None.
+        attempt: the index of the rollout among the task's rollouts, from 0.
+        graders: grading threads, shared by concurrent rollouts; None for a temporary thread.
 
     Returns:
-        The record. Infrastructure errors are in its ``failure``; then ``finished`` is False.
+        The record. After an infrastructure error, ``failure`` contains the error, and ``finished`` is False.
     """
     state = RolloutState(task, (image.name, image.key), setup, attempt)
     await work(state, lambda: make_box(image, task, setup.limits))
     cancellation = Cancellation()
-    # a rollout with nothing to grade does not queue behind the others
+    # a failed rollout has no submission to grade, so it does not wait for the grading threads
     grader = graders if graders is not None and state.failure is None else Threads(1, "grade")
     grading = grader.submit(finish, state, image, cancellation=cancellation)
     if grader is not graders:
@@ -111,7 +111,7 @@ async def rollout_async(
 
     def end() -> None:
         cancellation.cancel()
-        if not grading.cancelled():  # it has started
+        if not grading.cancelled():  # grading has started
             wait([grading], _ENDING)
 
     try:
@@ -125,7 +125,7 @@ def graders(count: int | None = None) -> Threads:
     """Return grading threads for concurrent rollouts; the caller closes them.
 
     Args:
-        count: gradings at once; one per CPU if None.
+        count: maximum concurrent gradings; None for one per CPU.
     """
     return Threads(Budgets().gradings if count is None else count, "grade")
 
@@ -139,14 +139,14 @@ def unreached(
     waited: dict[str, float] | None = None,
     phase: str = "image",
 ) -> Trajectory:
-    """Return the record of a rollout that could not begin, by default because it has no image."""
+    """Return the record of a rollout that could not begin, by default because its image could not be built."""
     state = RolloutState(task, ("", ""), setup, attempt, waited=waited)
     state.fail(phase, error)
     return state.trajectory(None)
 
 
 async def make_box(image: Image, task: Task, limits: Limits | None) -> AsyncSandbox:
-    """Create an agent's sandbox and start it up, with the task's limits where none are given.
+    """Create an agent's sandbox and start it up; without ``limits``, the task's own limits apply.
 
     Raises:
         MiniSandboxError: the sandbox cannot be created, or its entrypoint exited.
@@ -157,7 +157,7 @@ async def make_box(image: Image, task: Task, limits: Limits | None) -> AsyncSand
     if task.needs.directories or task.needs.entrypoint:
         try:
             await call_blocking(lambda: start_up(Sandbox.attach(box.id), task, spec))
-        except BaseException:  # also a cancellation: nobody else stops the box
+        except BaseException:  # also on cancellation, because no other code stops the sandbox
             await box.stop()
             raise
     return box
@@ -171,7 +171,7 @@ async def work(state: RolloutState, make: MakeBox) -> None:
 
     Args:
         state: the rollout's state.
-        make: creates the sandbox, or returns one created ahead.
+        make: creates the sandbox, or returns a sandbox that was created in advance.
     """
     try:
         with state.phase("sandbox_ready"):
@@ -188,7 +188,7 @@ async def work(state: RolloutState, make: MakeBox) -> None:
                     await _take_patch(box, state)
             if state.failure is None:
                 await _grade_work(box, state)
-    except SandboxGone as error:  # its processes may still be alive, so nothing is graded
+    except SandboxGone as error:  # the agent's processes may still run, so do not grade the submission
         state.submission = None
         state.fail("sandbox", error)
 
@@ -206,10 +206,10 @@ async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise
-        # the cancellation came from the agent: passed on, it would silently end the worker, with its later rollouts
+        # the agent raised this cancellation; if raised further, it would silently end the worker and its later rollouts
         error = RuntimeError("something that the agent awaited was cancelled, and the agent passed the cancellation on")
         state.fail("agent", error, exit_status=EXIT_ERROR)
-    except Exception as error:  # noqa: BLE001 - agents are plug-ins; a broken one must not end the batch
+    except Exception as error:  # noqa: BLE001 - a broken agent plug-in must not end the batch
         if isinstance(error, TimeoutError) and scope.expired():
             state.ending = Ending(EXIT_TIME, f"the agent was stopped after {seconds:g} s")
         else:
@@ -217,7 +217,7 @@ async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
 
 
 def _conclude(state: RolloutState, error: Exception) -> None:
-    """Record an agent's ending or an infrastructure error, by the exception."""
+    """Record how the agent ended, or an infrastructure error, depending on the exception."""
     match error:
         case LimitReached():
             state.ending = Ending(error.exit_status, str(error))
@@ -235,23 +235,23 @@ def _conclude(state: RolloutState, error: Exception) -> None:
 
 async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
     grader = state.task.grader
-    if isinstance(grader, ScriptGrader) and grader.carry:  # its submission is files, and its image as it came
+    if isinstance(grader, ScriptGrader) and grader.carry:  # the carried files are the submission
         return
     try:
         state.submission = await box.patch(limit=MAX_SUBMISSION)
-    except (CommandFailed, FileAccessError) as error:  # it worked when the image was built, so the agent broke it
+    except (CommandFailed, FileAccessError) as error:  # it worked during the image's build: the agent broke it
         state.ending = replace(state.ending, exit_status=EXIT_ERROR, detail=f"cannot take a patch: {error}")
         state.submission = b""
     except (MiniSandboxError, OSError) as error:
         state.fail("patch", error)
         return
     if state.submission and state.ending.exit_status != SUBMITTED:
-        # SWE-agent's notation: the agent did not submit, and its changes so far count
+        # SWE-agent's notation for an agent that did not submit: its changes so far are graded
         state.ending = replace(state.ending, exit_status=f"{SUBMITTED} ({state.ending.exit_status})")
 
 
 async def _grade_work(box: AsyncSandbox, state: RolloutState) -> None:
-    """Grade a script task in the live sandbox, or its carried files in another sandbox."""
+    """Grade a script task in the live sandbox, or copy the files to carry into another sandbox and grade there."""
     grader = state.task.grader
     if isinstance(grader, ScriptGrader) and (grader.mode == "live" or grader.carry):
         with state.phase("grade"):
@@ -269,12 +269,12 @@ def _attach_and_grade(task: Task, box: str, image: ImageSpec, setup: Setup) -> G
 def finish(
     state: RolloutState, image: Image, *, tries: int = 1, cancellation: Cancellation | None = None
 ) -> Trajectory:
-    """Grade the submission, if there is one, and return the whole record.
+    """Grade the submission if there is one, and return the rollout's record.
 
     Args:
         state: the rollout's state, after its agent has ended.
         image: the task's image.
-        tries: most gradings, repeated after infrastructure errors.
+        tries: maximum gradings; infrastructure errors are retried.
         cancellation: cancels the grading from another thread.
 
     Raises:
@@ -294,7 +294,7 @@ def _graded(state: RolloutState, image: Image, tries: int, cancellation: Cancell
             graded = _grade(state, image, cancellation)
         except CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - a malformed row or a bug must not end the batch
+        except Exception as error:  # noqa: BLE001 - a malformed task or a bug must not end the batch
             if not isinstance(error, InvalidValue):
                 _LOG.exception("%s: the grading failed", state.task.instance_id)
             state.failure = Failure("grade", type(error).__name__, str(error))
@@ -303,7 +303,7 @@ def _graded(state: RolloutState, image: Image, tries: int, cancellation: Cancell
             return graded
         failure = Failure("grade", graded.reason, graded.detail)
         final = tries <= 0 or state.grade is not None
-        if final or graded.reason is not Reason.INFRASTRUCTURE:  # else the reference fails, and would again
+        if final or graded.reason is not Reason.INFRASTRUCTURE:  # otherwise the reference fails, and would fail again
             state.failure = failure
             return graded
         state.tries = (*state.tries, failure)

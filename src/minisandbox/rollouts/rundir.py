@@ -1,4 +1,4 @@
-"""Run directories of rollouts: a database that one process writes and any process reads."""
+"""Run directories of rollouts, with a database that one process writes and any process may read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["VERSION", "Config", "RunDirectory", "RunReader"]
 
 
 class RunDirectory(rundir.RunDirectory):
-    """A run on disk, locked by one process. Create it with :meth:`open`, and use it in a ``with`` block.
+    """A run directory, locked by one process. Create it with :meth:`open`, and use it in a ``with`` block.
 
     Attributes:
         path: the directory.
@@ -31,7 +31,7 @@ class RunDirectory(rundir.RunDirectory):
         self._database: RolloutDatabase | None = None
 
     def summaries(self) -> Iterator[Summary]:
-        """Return the summaries of ended rollouts, including those of earlier processes, by task and attempt.
+        """Return the summaries of all ended rollouts, including rollouts of earlier processes, by task and attempt.
 
         Raises:
             RunError: the database cannot be read.
@@ -56,7 +56,7 @@ class RunDirectory(rundir.RunDirectory):
         return self.keep(pack(trajectory))
 
     def keep(self, packed: Packed) -> Summary:
-        """Store a packed rollout, as :meth:`write` does."""
+        """Store a packed rollout; raises the same errors as :meth:`write`."""
         return self._rollouts().put(packed)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ def is_run(path: Path) -> bool:
 
 
 class RunReader:
-    """Reads a run, also while it is in progress. Use it in a ``with`` block.
+    """Read a run, even while it is in progress. Use the reader in a ``with`` block.
 
     Attributes:
         path: the directory.
@@ -89,8 +89,8 @@ class RunReader:
         path: the run's directory.
 
     Raises:
-        NotFound: the path is not a run.
-        RunError: its database is damaged, or of a newer version.
+        NotFound: the path is not a run directory.
+        RunError: the run's database is damaged, or has a newer version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,19 +104,19 @@ class RunReader:
         self._database = RolloutDatabase(path / NAME, readonly=True)
 
     def summaries(self) -> Iterator[Summary]:
-        """Return the summaries of ended rollouts, as :meth:`RunDirectory.summaries`."""
+        """Return the summaries of ended rollouts, as in :meth:`RunDirectory.summaries`."""
         return self._database.summaries()
 
     def patches(self) -> Iterator[tuple[str, int, bytes]]:
-        """Return all submissions, by task and attempt."""
+        """Return the task id, attempt and submission of all rollouts with a submission, ordered by task and attempt."""
         return self._database.patches()
 
     def trajectory(self, instance_id: str, attempt: int) -> Trajectory | None:
-        """Return a rollout's record, as :meth:`RunDirectory.trajectory`."""
+        """Return a rollout's record, as in :meth:`RunDirectory.trajectory`."""
         return self._database.trajectory(instance_id, attempt)
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Yield all rollouts' records, by task and attempt."""
+        """Yield the records of all rollouts, ordered by task and attempt."""
         for summary in list(self.summaries()):
             if (trajectory := self.trajectory(summary.instance_id, summary.attempt)) is not None:
                 yield trajectory

@@ -1,4 +1,4 @@
-"""Run a whole batch from a program without an event loop, and handle signals."""
+"""Run a batch on its own event loop, and drain the batch on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -44,32 +44,32 @@ def run_batch(
 ) -> tuple[Summary, ...]:
     """Run a :class:`.Batch` on its own event loop, with the same arguments, result and errors.
 
-    On the main thread, the first Ctrl-C drains: no more rollouts start, and running ones have ``drain`` seconds to
-    end. A second Ctrl-C or SIGTERM ends at once. Finished rollouts are on disk either way.
+    On the main thread, the first Ctrl-C drains the batch: no more rollouts start, and running rollouts have ``drain``
+    seconds to finish. A second Ctrl-C or SIGTERM stops the batch immediately. Finished rollouts are on disk either way.
 
     Args:
         tasks: the tasks.
-        setup: who works, with what model, within which bounds.
+        setup: the agent, its model, and limits.
         out: the run directory.
-        image_of: returns a task's image; not used with a cluster, whose nodes build their images.
+        image_of: returns a task's image; not used with a cluster, because its nodes build the images.
         images: starts to build the images of many tasks together; replaces ``image_of``.
-        attempts: rollouts per task.
+        attempts: the number of rollouts per task.
         budgets: concurrency limits.
-        tries: most tries of a rollout, repeated after infrastructure errors.
+        tries: maximum tries of a rollout; infrastructure errors are retried.
         pause: seconds before the second try.
-        jitter: seconds over which the starts of the first rollouts are spread.
-        drain: seconds for running rollouts to end.
+        jitter: seconds over which the starts of the first rollouts are spread at random.
+        drain: seconds that running rollouts have to finish after the batch is drained.
         config: further properties of the run.
         progress: called after each rollout.
-        notice: called with messages for people, such as the start of a drain.
-        beside: a coroutine function run on the same event loop until the batch ends, such as a display.
-        cluster: the nodes that run the rollouts; this process if None.
+        notice: called with messages for the user, for instance when a drain starts.
+        beside: a coroutine function that runs on the same event loop until the batch ends, for instance a display.
+        cluster: the nodes that run the rollouts; None runs them in this process.
 
     Returns:
         A summary of each rollout, task by task.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C drained or ended it.
+        KeyboardInterrupt: Ctrl-C drained or stopped the batch.
     """
     crew = None if cluster is None else cluster.crew(setup, budgets or Budgets(), tries=tries, pause=pause)
     batch = Batch(
@@ -103,9 +103,10 @@ async def _run(batch: Batch, signals: Signals, setup: Setup, beside: Companion |
 
 @contextmanager
 def _short_turns() -> Iterator[None]:
-    """Let threads hold the interpreter for 1 ms instead of 5.
+    """Shorten the interpreter's thread switch interval from 5 ms to 1 ms.
 
-    The event loop yields it at each system call, and then waits for every thread that grades or writes.
+    The event loop releases the interpreter lock at each system call. It then waits one interval for each thread that
+    grades or writes.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.001)
@@ -116,14 +117,14 @@ def _short_turns() -> Iterator[None]:
 
 
 class Signals:
-    """SIGINT and SIGTERM handling for a batch on the main thread.
+    """Handle SIGINT and SIGTERM for a batch on the main thread.
 
     Attributes:
-        number: the signal that ended the batch, or 0.
+        number: the number of the signal that drained or stopped the batch, or 0.
 
     Args:
         batch: the batch.
-        notice: called with messages for people.
+        notice: called with messages for the user.
     """
 
     def __init__(self, batch: Batch, notice: Callable[[str], None]) -> None:
@@ -133,7 +134,7 @@ class Signals:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restore the earlier handlers after the event loop has ended."""
+        """Restore the previous signal handlers when the block ends, after the event loop has stopped."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -145,7 +146,7 @@ class Signals:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def listen(self) -> None:
-        """Install the handlers; called on the event loop, by the task to cancel."""
+        """Install the handlers. Call this on the event loop, in the task that the handlers cancel."""
         if threading.current_thread() is not threading.main_thread():
             return
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -174,10 +175,10 @@ class Signals:
             loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM)
 
     def raise_again(self) -> None:
-        """Raise the signal's usual effect, after an orderly end of the batch.
+        """Let the signal take its default effect, after the batch has ended in order.
 
         Raises:
-            KeyboardInterrupt: for Ctrl-C, or if SIGTERM did not end the process.
+            KeyboardInterrupt: the signal was Ctrl-C, or SIGTERM did not terminate the process.
         """
         if self.number == signal.SIGTERM:
             os.kill(os.getpid(), signal.SIGTERM)

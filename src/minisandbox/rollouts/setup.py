@@ -1,4 +1,4 @@
-"""Setup of rollouts: agent, model, and limits."""
+"""Configure rollouts: the agent, the model, and limits."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ if TYPE_CHECKING:
     from minisandbox.images import Building, Image
 
 ImageOf: TypeAlias = "Callable[[Task], Image]"
-"""Returns a task's image; may be called in several threads at once."""
+"""A function that returns a task's image; called concurrently in several threads."""
 
 ImagesOf: TypeAlias = "Callable[[Sequence[Task], int], Building]"
-"""Starts to build the images of tasks, with the given number of parallel steps, and returns at once."""
+"""A function that starts to build the images of tasks, with the given number of parallel steps, and does not wait."""
 
 DEADLINE = 7200.0
-"""Seconds after which an agent is stopped."""
+"""The default time in seconds after which an agent is stopped."""
 _GRACE = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Setup of rollouts.
+    """The configuration of rollouts.
 
     Attributes:
         agent: the agent; one object serves all rollouts.
-        model: the agent's model; None for agents without one.
-        sampling: sampling parameters of the model.
-        agent_limits: limits of each rollout's agent. An agent that reaches one ends normally, and is graded.
-        limits: resource limits of each of a rollout's sandboxes.
-        timeout: seconds for the tests; each task's own if None.
+        model: the agent's model; None for agents without a model.
+        sampling: the sampling options of the model.
+        agent_limits: the limits of each rollout's agent. Reaching a limit is no error: the submission is graded.
+        limits: resource limits of each sandbox, the agent's and the grader's.
+        timeout: time limit of the tests in seconds; None for each task's own limit.
         confirm: how passes are confirmed: ``once``, ``always`` or ``share(P)`` (:class:`.GradingOptions`).
-        deadline: seconds after which the agent is stopped, whatever it waits for, and graded.
+        deadline: seconds after which the agent is stopped in any case; its submission is still graded.
         configuration: the agent's configuration, stored with each trajectory.
-        grades: shares grades among equal submissions, for deterministic tests; None grades each submission.
+        grades: the cache that shares grades among equal submissions, for deterministic tests; None grades each
+            submission.
     """
 
     agent: Agent
@@ -61,7 +62,7 @@ class Setup:
     grades: KnownGrades | None = None
 
     def __post_init__(self) -> None:
-        """Check values, and that a model is given where needed."""
+        """Check the values, and that an agent that needs a model has a model."""
         if self.agent.needs_model and self.model is None:
             raise InvalidValue(
                 f"the agent {self.agent.name!r} needs a model", hint="give one: --model NAME --api-base URL"
@@ -74,7 +75,7 @@ class Setup:
         for name, table in (("sampling", self.sampling_table()), ("configuration", dict(self.configuration))):
             try:
                 json.dumps(to_json(table), allow_nan=False)
-            except (TypeError, ValueError) as error:  # else the error would come with the first rollout's record
+            except (TypeError, ValueError) as error:  # fail now, not at the end of the first rollout
                 raise InvalidValue(
                     f"the {name} cannot be stored with a trajectory: {error}", hint="use values that JSON supports"
                 ) from None
@@ -86,27 +87,27 @@ class Setup:
 
     @property
     def seconds(self) -> float:
-        """Seconds after which the agent is stopped; a session that keeps its own limit ends earlier."""
+        """Seconds after which the agent is stopped. A session that enforces its own time limit ends earlier."""
         return min(self.deadline, (self.agent_limits.seconds or self.deadline) + _GRACE)
 
     def sampling_table(self) -> dict[str, object]:
-        """Return the sampling parameters in a trajectory's form; empty without a model."""
+        """Return the sampling options as a trajectory stores them; empty without a model."""
         return {} if self.model is None else dataclasses.asdict(self.sampling) | {"stop": list(self.sampling.stop)}
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Sampling of one rollout alone.
+    """The sampling options of a single rollout.
 
     Attributes:
-        sampling: replaces the setup's sampling.
-        seed: seed of all the rollout's answers; None uses the sampling's seed.
+        sampling: replaces the sampling options of the setup.
+        seed: the seed from which the seeds of the rollout's responses are derived; None uses the seed of ``sampling``.
     """
 
     sampling: Sampling
     seed: int | None = None
 
     def of(self, setup: Setup) -> Setup:
-        """Return a setup with this sampling."""
+        """Return a copy of a setup with these sampling options."""
         model = setup.model if setup.model is None or self.seed is None else SeededModel(setup.model, self.seed)
         return dataclasses.replace(setup, model=model, sampling=self.sampling)

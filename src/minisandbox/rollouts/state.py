@@ -1,4 +1,4 @@
-"""The state of a running rollout, from which its trajectory is made."""
+"""Collect the state of a running rollout, and create the trajectory from it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class RolloutState:
     Attributes:
         task: the task.
         setup: the agent, its model, and limits.
-        attempt: which rollout of the task it is.
+        attempt: the index of the rollout among the task's rollouts, from 0.
         ending: how the agent ended.
-        submission: its patch, or None before one is taken.
-        grade: the grade, if the agent's own sandbox was judged.
-        failure: the infrastructure error that kept it from finishing, or None.
-        error: the exception behind ``failure``.
-        session: the agent's session, once it has started.
-        tries: infrastructure errors of earlier tries.
+        submission: the agent's patch; None until the patch is taken.
+        grade: the grade, if the task is graded in the agent's own sandbox.
+        failure: the infrastructure error that prevented the rollout from finishing, or None.
+        error: the exception that caused ``failure``.
+        session: the agent's session; None until the agent starts.
+        tries: the infrastructure errors of earlier tries.
 
     Args:
         task: the task.
         image: the image's name and key.
         setup: the agent, its model, and limits.
-        attempt: which rollout of the task it is.
-        tries: infrastructure errors of earlier tries.
-        waited: seconds already spent, by field of :class:`.Timings`.
+        attempt: the index of the rollout among the task's rollouts, from 0.
+        tries: the infrastructure errors of earlier tries.
+        waited: seconds already spent, by the fields of :class:`.Timings`.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class RolloutState:
 
     @property
     def answered(self) -> bool:
-        """Whether the model has answered at least once."""
+        """Whether the model has responded at least once."""
         return self.session is not None and bool(self.session.record.turns)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase, named after a field of :class:`.Timings`."""
+        """Measure the time of a phase, which is named after a field of :class:`.Timings`."""
         began = time.monotonic()
         try:
             yield
@@ -94,7 +94,7 @@ class RolloutState:
         self.ending = Ending(exit_status, str(error))
 
     def trajectory(self, graded: Grade | None) -> Trajectory:
-        """Return the record. Slow with many tokens, so keep it off the event loop's thread.
+        """Return the rollout's record. This is slow for many tokens, so do not call it on the event loop.
 
         Args:
             graded: the grade, or None if grading was not reached.

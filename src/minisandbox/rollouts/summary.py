@@ -1,4 +1,4 @@
-"""Summaries of rollouts: kept in memory by a batch, and in columns by a run's database."""
+"""Summaries of rollouts, which a batch keeps in memory and a run's database stores in columns."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class Summary:
 
     Attributes:
         instance_id: the task's id.
-        attempt: which rollout of the task it is.
+        attempt: the index of the rollout among the task's rollouts, from 0.
         exit_status: why the agent ended, in SWE-agent's terms.
         verdict: the grade's verdict, or None if grading was not reached.
         reason: the grade's reason, or the kind of failure.
         detail: a sentence that explains the reason.
-        timings: where the time went.
-        resumed: whether it finished before this batch began.
+        timings: the duration of each phase.
+        resumed: whether the rollout finished before this batch began.
         reward: 1.0, 0.0, or None after an infrastructure error or unconfirmed pass.
         failed_in: the phase with an infrastructure error, or "".
-        tries: number of tries.
-        turns: answers of the model.
-        steps: commands.
-        usage: tokens of all answers together.
-        cost: US dollars.
+        tries: the number of tries.
+        turns: the number of the model's responses.
+        steps: the number of commands.
+        usage: the token counts of all responses together.
+        cost: the cost of all responses in US dollars.
         agent: the agent's name.
         model: the model's name.
-        started: start time, UTC in ISO 8601.
+        started: the start time, UTC in ISO 8601.
     """
 
     instance_id: str
@@ -55,7 +55,7 @@ class Summary:
 
     @property
     def finished(self) -> bool:
-        """Whether it has a reward; infrastructure errors and unconfirmed passes have none."""
+        """Whether the rollout has a reward. Infrastructure errors and unconfirmed passes have no reward."""
         return self.reward is not None
 
     @classmethod
@@ -63,8 +63,8 @@ class Summary:
         """Return the summary of a trajectory.
 
         Args:
-            trajectory: the whole record.
-            resumed: whether it finished before this batch.
+            trajectory: the rollout's record.
+            resumed: whether the rollout finished before this batch.
         """
         graded, failure = trajectory.grade, trajectory.failure
         reason, detail = (failure.kind, failure.detail) if failure else ("", trajectory.detail)

@@ -1,4 +1,4 @@
-"""Write trajectories in SWE-agent's format (1.1 and later; its documentation, usage/trajectories)."""
+"""Convert trajectories to SWE-agent's format, version 1.1 and later (SWE-agent's documentation, usage/trajectories)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def prediction(instance_id: str, model: str, patch: bytes | None) -> dict[str, o
     Args:
         instance_id: the task's id.
         model: the name of the model or agent.
-        patch: the submission; None if none could be taken.
+        patch: the submission; None if no patch could be taken.
     """
     text = None if patch is None else patch.decode("utf-8", "surrogateescape")
     return {"model_name_or_path": model, "instance_id": instance_id, "model_patch": text}
@@ -28,7 +28,8 @@ def prediction(instance_id: str, model: str, patch: bytes | None) -> dict[str, o
 def report(trajectory: Trajectory) -> dict[str, object]:
     """Return a prediction's entry in the ``report.json`` of SWE-bench's and SWE-smith's evaluations.
 
-    ``reward`` is our addition. It and ``resolved`` are null after an infrastructure error or unconfirmed pass.
+    ``reward`` is an addition to these formats. ``reward`` and ``resolved`` are null after an infrastructure error or
+    unconfirmed pass.
 
     Args:
         trajectory: the rollout's record.
@@ -65,14 +66,14 @@ def trajectory_file(trajectory: Trajectory) -> dict[str, object]:
                 "api_calls": len(trajectory.turns),
             },
         },
-        # JSON text, from which SWE-smith's collection reads the model's name
+        # a JSON string, because SWE-smith's collection parses it to get the model's name
         "replay_config": json.dumps({"agent": {"type": "default", "model": {"name": name}}}),
         "environment": "minisandbox",
     }
 
 
 def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
-    """Return SWE-agent's steps: an answer, its commands, and the observation that the model got."""
+    """Return SWE-agent's steps, each with a response, its commands, and the observation that the model received."""
     history = _history(trajectory)
     turns: list[dict[str, object]] = []
     for number, turn in enumerate(trajectory.turns):
@@ -96,7 +97,7 @@ def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
 
 
 def _steps(trajectory: Trajectory) -> list[dict[str, object]]:
-    """Return the commands of an agent without a model."""
+    """Return SWE-agent's steps for an agent without a model: one step per command."""
     return [
         {
             "action": _command(step),
@@ -134,7 +135,7 @@ def _entry(trajectory: Trajectory, message: Message, turn: int | None) -> dict[s
 
 
 def _thought(message: Message) -> str:
-    """Return the part of an answer before its action."""
+    """Return the part of a response before its action."""
     return message.content.partition("```")[0].partition("<function=")[0].rstrip()
 
 
@@ -151,7 +152,7 @@ def _of_turn(trajectory: Trajectory, turn: int) -> Sequence[StepRecord]:
 
 
 def _after(trajectory: Trajectory, turn: int) -> int:
-    """Return the index of the next answer in the messages, or their number."""
+    """Return the index of the next response in the messages, or the number of messages if there is none."""
     turns: Sequence[TurnRecord] = trajectory.turns
     return turns[turn + 1].message if turn + 1 < len(turns) else len(trajectory.messages)
 
