@@ -1,5 +1,5 @@
 """The launcher: the only code that touches the kernel.
 
-Standard library only, and nothing of ours from outside this package: what is imported here is the start-up time of
-the zygote and lives in the memory of every sandbox.
+It imports only the standard library and this package: every import delays the start of the zygote and takes memory in
+every sandbox.
 """

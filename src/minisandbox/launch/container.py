@@ -1,7 +1,7 @@
-"""Run inside a container of another engine (:mod:`minisandbox.sandbox.engines`): the first process, and jobs.
+"""Run the first process and the jobs of a container of another engine (:mod:`minisandbox.sandbox.engines`).
 
-It isolates nothing: that is the engine's part. A job speaks the protocol of a sandbox's worker on standard input and
-output, because ``podman exec`` and ``docker exec`` carry nothing else.
+The engine isolates the container; this module does not. A job speaks the worker protocol on standard input and output,
+because ``podman exec`` and ``docker exec`` connect no other descriptors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .kernel import syscalls as sc
 from .kernel.cgroups import LimitCounters
 
 READY = b"ready\n"
-"""What the first process prints once it runs."""
+"""The line that the first process prints once it runs."""
 _PIECE = 1 << 16
 _LONGEST_WAIT = 3600.0
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _first(lifetime: float) -> None:
-    """Reap orphans until the owner hangs up or the lifetime (0: none) is over; the container ends with this process."""
+    """Reap orphans until the owner hangs up or the lifetime (0: no limit) is over; exiting then ends the container."""
     signal.signal(signal.SIGCHLD, lambda *_: _reap())
     os.write(1, READY)
     poll = select.poll()
@@ -55,7 +55,7 @@ def _reap() -> None:
 
 
 def _job(rlimits: tuple[tuple[str, int], ...]) -> None:
-    """Let a worker serve one job, and carry its bytes between the job's socket and our standard streams."""
+    """Fork a worker for one job, and relay bytes between the job's socket and the standard streams."""
     ours, theirs = socket.socketpair()
     control, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     socket.send_fds(control, [b"job"], [theirs.fileno()])
@@ -75,7 +75,7 @@ def _job(rlimits: tuple[tuple[str, int], ...]) -> None:
         ours.shutdown(socket.SHUT_RDWR)
     for descriptor in (0, 1, 2):
         os.close(descriptor)
-    os.waitpid(pid, 0)  # background processes of its command are its children
+    os.waitpid(pid, 0)  # the worker also reaps the command's background processes
     os._exit(0)
 
 

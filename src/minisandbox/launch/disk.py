@@ -1,7 +1,7 @@
-"""Count what a sandbox has written to a directory on disk: the kernel has no quota of one directory.
+"""Measure an overlay upper on disk and enforce its size limit, because the kernel has no quota for one directory.
 
 Pid 1 counts while commands run, a worker after a command that may have written too much, the zygote for snapshots. The
-sandbox's processes may change the tree meanwhile, so nothing here follows a link or trusts a name.
+sandbox's processes may change the tree at the same time, so this module follows no link and trusts no name.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .jobs.trees import DIRECTORY_FLAGS, DirWalker, walk_statuses
 from .plan import BYTES_PER_FILE
 
 PARTS = ("upper", "usr")
-"""Directories of an upper that hold what was written; overlayfs works in the others."""
+"""Directories of an upper that hold the sandbox's files; the other directories are overlayfs work directories."""
 FLOOR, NEAR_FLOOR = 256 << 20, 512 << 20
-"""Free bytes of a file system: below the second no upper may grow, below the first all commands are killed."""
+"""Free bytes of a file system. Below ``NEAR_FLOOR`` no upper may grow; below ``FLOOR`` all commands are killed."""
 _ENTRIES = 200
-"""Entries between two pauses; each subdirectory is followed by one too, because entering it takes longer."""
+"""Entries between two pauses. Each subdirectory is also followed by a pause, because entering it takes longer."""
 _MOST_OPEN = 256
-"""Directories above the current one of which the descriptors stay open."""
+"""Parent directories whose descriptors stay open."""
 _SHARED = struct.Struct("=QQQQQ")
 SHARED_SIZE = _SHARED.size
 
 
 class Count:
-    """Adds up the blocks of all files below an upper; a file with several names counts once.
+    """Adds up the blocks of all files below an upper; a file with several hard links counts once.
 
     Args:
         upper: descriptor of a directory that holds :data:`PARTS`.
@@ -44,15 +44,15 @@ class Count:
 
     @property
     def bytes(self) -> int:
-        """Bytes found so far; each file counts :data:`.plan.BYTES_PER_FILE` at least, as in a tmpfs."""
+        """Bytes counted so far. Each file counts at least :data:`.plan.BYTES_PER_FILE`, as in a tmpfs."""
         return max(self._blocks * 512, self._files * BYTES_PER_FILE)
 
     def steps(self) -> Iterator[None]:
-        """Count; yields often, so that the caller can do other work."""
+        """Count the files, yielding often so that the caller can do other work."""
         for part in PARTS:
             try:
                 root = os.open(part, DIRECTORY_FLAGS, dir_fd=self._upper)
-            except OSError:  # made only if the host's /usr is writable inside
+            except OSError:  # "usr" exists only if the sandbox can write to the host's /usr
                 continue
             with contextlib.closing(DirWalker(root, _MOST_OPEN)) as walker:
                 for number, status in enumerate(walk_statuses(walker), 1):
@@ -82,7 +82,7 @@ def measure(upper: int) -> int:
 
 
 def kept_in_memory() -> int:
-    """Return the bytes that this sandbox holds in its tmpfs, for /run and /dev/shm."""
+    """Return the bytes that this sandbox uses in its tmpfs, which holds /run and /dev/shm."""
     info = os.statvfs("/dev/shm")  # noqa: S108 - a mount of our own
     return (info.f_blocks - info.f_bfree) * info.f_frsize
 
@@ -92,7 +92,7 @@ class Room(NamedTuple):
 
     Attributes:
         bytes: free bytes.
-        files: free files; 0 if it does not say.
+        files: free inodes; 0 if the file system does not report them.
     """
 
     bytes: int
@@ -100,55 +100,56 @@ class Room(NamedTuple):
 
 
 def room(upper: int) -> Room:
-    """Return the free space of an upper's file system; 0 bytes if it cannot hold further files."""
+    """Return the free space of an upper's file system; 0 bytes if it has no free inodes."""
     info = os.fstatvfs(upper)
     full = info.f_files > 0 and info.f_favail == 0
     return Room(0 if full else info.f_bavail * info.f_frsize, info.f_favail)
 
 
 def _written() -> int:
-    """Return the bytes that this process has written to disks, and those that it waited for (getrusage(2))."""
+    """Return the bytes that this process and its reaped children have written to disks (getrusage(2))."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_oublock for one in used) * 512
 
 
 class DiskLimit:
-    """The limit of a sandbox's upper on disk, shared by its pid 1 and its workers.
+    """The size limit of an upper on disk, shared by the sandbox's pid 1 and its workers.
 
     Args:
-        upper: descriptor of the directory.
-        limit: bytes.
-        shared: memory that these processes share, :data:`SHARED_SIZE` bytes of zeros.
+        upper: descriptor of the upper.
+        limit: bytes that the upper may hold.
+        shared: shared memory of pid 1 and the workers: :data:`SHARED_SIZE` bytes, initially zero.
 
     Attributes:
-        upper: the same.
-        limit: the same.
+        upper: descriptor of the upper.
+        limit: bytes that the upper may hold.
     """
 
     def __init__(self, upper: int, limit: int, shared: memoryview) -> None:
         self.upper = upper
         self.limit = limit
         self._shared = shared
-        if not self.allowed:  # the first of these processes
+        if not self.allowed:  # the shared memory is still zero: this process is the first to use it
             self._state = _State(0, limit, 0, *room(upper))
         self._ended = self._credit = 0
         self._written = _written()
 
     @property
     def allowed(self) -> int:
-        """Bytes beyond which commands are killed: the limit, or the present size if larger, to allow removals."""
+        """Bytes beyond which commands are killed: the limit, or the current size if larger, to allow removals."""
         return self._state.allowed
 
     @property
     def counted(self) -> int:
-        """Bytes that the last count found."""
+        """Result of the last count in bytes."""
         return self._state.counted
 
     def is_near(self, size: int = 0) -> bool:
-        """Return whether the upper may hold nearly as much as the limit.
+        """Estimate whether the upper is near its limit, without counting its files.
 
-        That is what the last count found, and what has been written since: by what the file system has lost, and by
-        what this process and those that it waited for have written (others may have freed as much meanwhile).
+        The estimate adds the bytes written since the last count to the last count. They are the larger of two numbers:
+        the drop in free space, and the writes of this process and its reaped children. The drop alone is too small if
+        other processes on the file system have freed space.
 
         Args:
             size: bytes that are about to be written.
@@ -159,30 +160,30 @@ class DiskLimit:
         return state.counted + max(0, written) + size > self.limit - self.limit // 8
 
     def note_count(self, size: int, free: Room) -> None:
-        """Record a count; a size above the limit stays allowed, growth does not.
+        """Record a count. A size above the limit stays allowed, but the upper may not grow further.
 
         Args:
-            size: its bytes.
-            free: what the file system had left at its beginning.
+            size: bytes counted.
+            free: free space of the file system when the count began.
         """
         self._state = _State(self._state.ended, max(self.limit, size), size, *free)
 
     def note_ended(self) -> None:
-        """Count that commands are about to be ended; only pid 1 calls this."""
+        """Record that commands are about to be killed. Only pid 1 calls this."""
         self._state = self._state._replace(ended=self._state.ended + 1)
 
     def mark(self) -> None:
-        """Remember the state before a job."""
+        """Remember the counters before a job, for :meth:`was_hit`."""
         self._ended, self._credit, self._written = self._state.ended, 0, _written()
 
     def was_hit(self) -> bool:
-        """Return whether commands were killed since the mark, or the limit is reached; counts only if likely."""
+        """Return whether commands were killed since the mark or the limit is reached; counts files only near it."""
         if self._state.ended > self._ended:
             return True
         return self.is_near() and (self._find() >= self.limit or room(self.upper).bytes == 0)
 
     def charge(self, size: int) -> None:
-        """Refuse to write so many bytes for a file operation if they are too many; counts only if that is likely.
+        """Reserve bytes for a file operation, before it writes them; counts files only if the limit is near.
 
         Raises:
             OSError: the limit would be exceeded (ENOSPC).
@@ -210,14 +211,14 @@ class DiskLimit:
 
 
 class _State(NamedTuple):
-    """The counts that all processes share.
+    """The counters in shared memory.
 
     Attributes:
-        ended: how often commands were ended.
+        ended: how often commands were killed.
         allowed: see :attr:`DiskLimit.allowed`.
-        counted: bytes that the last count found.
-        free_bytes: what the file system had left then.
-        free_files: likewise.
+        counted: result of the last count in bytes.
+        free_bytes: free bytes of the file system when that count began.
+        free_files: free inodes of the file system when that count began.
     """
 
     ended: int

@@ -1,9 +1,9 @@
-"""Pid 1 of a sandbox: forks workers, reaps orphans, and kills everything at the end.
+"""Pid 1 of a sandbox: forks workers, reaps orphans, and ends the sandbox when it exits.
 
-When the controller's end of the control socket closes, or the zygote dies, it exits, and with it the kernel ends every
-process of the sandbox and its mounts (pid_namespaces(7)). It does as little as it can, because whatever it touches is
-memory of its own for as long as the sandbox lives: the plan is carried out by another process (:mod:`.setup`). In a
-spare it forks its first worker before there is a plan. Both then wait for the same words, without any privilege.
+Pid 1 exits when the controller closes the control socket or the zygote dies. The kernel then kills every process of the
+sandbox and removes its mounts (pid_namespaces(7)). Every page that pid 1 touches is copied and stays in memory as long
+as the sandbox lives, so a setup worker (:mod:`.setup`) carries out the plan. In a spare, pid 1 forks its first worker
+before there is a plan. Both have dropped their privileges and wait for the same message.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .watchdog import DiskWatchdog, Watchdog
 
 _CONTROL, _LIFELINE = 3, 4
 HOLD = "/sys/kernel"
-"""Where the zygote's mount namespace holds sealed trees: a directory that no sandbox needs anything of."""
+"""Directory of the zygote's mount namespace that holds the sealed trees; no sandbox needs its own content."""
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
 _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
-"""Children that are collected before anything else is looked at."""
+"""Children that are reaped before the loop handles other events."""
 _LONGEST_WAIT = 3600.0
 _PATIENCE = 60.0
-"""Seconds that a worker waits for its sandbox to be asked for: it takes memory. Pid 1 can fork another."""
+"""Seconds that the first worker of a spare waits for a request. It then exits to save memory."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -50,16 +50,16 @@ def main(
     early: bool,
     pretend_owners: bool = False,
 ) -> None:
-    """Become a sandbox, in a freshly forked child that is pid 1 of its process namespace. Never returns.
+    """Turn a freshly forked child into pid 1 of a sandbox. Never returns.
 
     Args:
-        identity: who it is.
+        identity: ids of the sandbox.
         birth: socket to the setup workers, which map the ids of this process and send the control socket at the end.
-        lifeline: pipe whose other end only the zygote holds.
+        lifeline: pipe whose other end only the zygote holds; it closes when the zygote dies.
         network: ``off`` or ``host``.
-        group: the control group that it joins, if there are any.
-        early: whether to fork its first worker before it is asked for.
-        pretend_owners: whether changes of owners answer success and do nothing.
+        group: control group to join, or None without control groups.
+        early: whether to fork the first worker before there is a request.
+        pretend_owners: whether changes of file owners and ids do nothing but return success.
     """
     sc.overwrite_arguments("minisandbox-init")
     _move_descriptors(birth, lifeline)
@@ -68,7 +68,7 @@ def main(
         fds = _become(identity, partner, network, group, pretend_owners=pretend_owners)
     except OSError as error:
         partner.send(failure(error))
-        partner.recv(1)  # the setup worker reads it when this sandbox is asked for
+        partner.recv(1)  # stay until a setup worker has read the error
         os._exit(1)
     leader = Init(cgroups.LimitCounters(fds))
     if early:
@@ -86,35 +86,35 @@ def _become(
     *,
     pretend_owners: bool,
 ) -> cgroups.CgroupFds | None:
-    """Make namespaces and give up every privilege, long before there is a plan.
+    """Create the namespaces and drop every privilege, before there is a plan.
 
     Returns:
-        Open files of the group, if there is one.
+        Open files of the control group, or None without one.
 
     Raises:
         OSError: the kernel refused.
     """
     fds = None
-    if group:  # before there is a namespace of groups, which then begins at this one
+    if group:  # join first: the group becomes the root of the new cgroup namespace
         fds = group.open()
         group.join()
     sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
-    with contextlib.suppress(OSError):  # nothing is held yet
-        sc.umount(HOLD, sc.MNT_DETACH)  # copies of these mounts would keep released trees while this spare waits
+    with contextlib.suppress(OSError):  # no tree is mounted there yet
+        sc.umount(HOLD, sc.MNT_DETACH)  # copies of these mounts would keep released trees alive
     if network == "off":
         _raise_loopback()
-    else:  # abstract sockets belong to the network namespace; fork no worker before this
+    else:  # scope the abstract sockets of the host's namespace before a worker is forked
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     if network == "off":
-        # unanswered connections without a process end after 2 s, not after 100 (tcp(7))
+        # drop unanswered orphaned connections after 2 s instead of 100 s (tcp(7))
         with contextlib.suppress(OSError):  # /proc/sys may be read-only in a container
             sc.write_setting("sys/net/ipv4/tcp_orphan_retries", "1", proc)
-            sc.write_setting("sys/net/ipv4/ip_unprivileged_port_start", "0", proc)  # as in containers: any port
+            sc.write_setting("sys/net/ipv4/ip_unprivileged_port_start", "0", proc)  # allow every port, as containers do
     enter_new_namespace(identity, partner, proc)
     os.close(proc)
     drop_privileges(identity)
-    # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
+    # set the parent-death signal last: changes of ids and a new user namespace clear it (prctl(2))
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     if pretend_owners:
@@ -125,15 +125,14 @@ def _become(
 
 
 Birth = tuple[dict[str, int], socket.SocketType, socket.SocketType, int]
-"""What a sandbox begins with: the limits of its commands with its lifetime, its control socket, its door, and its upper
-where that is on disk, else -1."""
+"""What pid 1 and the first worker receive at the start: limits and lifetime, control socket, door, and the descriptor
+of an upper on disk (-1 if the upper is in memory)."""
 
 
 def _await_birth(partner: socket.socket) -> Birth:
-    """Wait until the sandbox is made.
+    """Wait until a setup worker has finished the sandbox; exit if it failed or the zygote died.
 
-    The control socket takes the place of the birth socket. Where making failed, or the zygote died first, there is
-    nothing to be pid 1 of, or a worker.
+    The control socket replaces the birth socket.
     """
     data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -148,7 +147,7 @@ def _await_birth(partner: socket.socket) -> Birth:
 
 
 def _move_descriptors(birth: socket.socket, lifeline: int) -> None:
-    """Put what is kept at known numbers and /dev/null at the standard ones; everything else is closed."""
+    """Move the two sockets to fixed descriptors, /dev/null to the standard ones, and close all others."""
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (birth.detach(), lifeline)]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number, descriptor in enumerate((null, null, null, *copies)):
@@ -167,7 +166,7 @@ class Init:
     """The event loop of pid 1: :meth:`begin`, then :meth:`serve`.
 
     Args:
-        counters: what counts the limits that were met.
+        counters: counters of the limits that commands hit.
     """
 
     _control: socket.SocketType
@@ -185,7 +184,7 @@ class Init:
         self._primary = 0
         self._failures = 0
         self._wakeup, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # SIGCHLD has the zygote's handler, which does nothing: the byte on the pipe counts
+        # the zygote's handler of SIGCHLD does nothing; the byte on the wakeup pipe wakes the loop
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._poll = select.poll()
         for descriptor in (self._notes, self._wakeup, _LIFELINE):
@@ -194,14 +193,14 @@ class Init:
     def begin(
         self, numbers: dict[str, int], control: socket.SocketType, door: socket.SocketType, upper: int = -1
     ) -> None:
-        """Be the first process of a sandbox.
+        """Take over the sandbox's sockets and limits, and report that the sandbox is ready.
 
         Args:
             numbers: limits of commands, the lifetime in milliseconds, the memory and disk to watch, as :mod:`.setup`
-                gives them.
-            control: socket on which jobs arrive; its end is the end of the sandbox.
-            door: listening socket at which others bring jobs.
-            upper: descriptor of its upper if that is on disk, else -1.
+                sends them.
+            control: socket on which jobs arrive; the sandbox ends when it closes.
+            door: listening socket on which processes other than the owner submit jobs.
+            upper: descriptor of an upper on disk; -1 for an upper in memory.
         """
         self._control = control
         self._door = door
@@ -221,7 +220,7 @@ class Init:
         if self._expects_commands and not self._workers:
             self.fork_worker()
         while True:
-            # a job is only looked for while no worker waits for one; a hang-up always shows (poll(2))
+            # wait for jobs only while no worker is idle; poll(2) reports a hang-up in any case
             for jobs in (_CONTROL, self._door.fileno()):
                 self._poll.register(jobs, 0 if self._waiting else select.POLLIN)
             events = dict(self._poll.poll(self._patience()))
@@ -238,13 +237,13 @@ class Init:
                 self.fork_worker()
 
     def _end(self, status: int = 0) -> NoReturn:
-        """End, and with it every process here."""
+        """Exit, which kills every process of the sandbox."""
         if self._counters.fds:
             self._counters.fds.lift_quota()
         os._exit(status)
 
     def _patience(self) -> float | None:
-        """Return the milliseconds that the next wait may take; end the sandbox once its lifetime is over."""
+        """Return the timeout of the next poll in milliseconds, or None; exit once the sandbox's lifetime is over."""
         waits = [watchdog.wait() for watchdog in self._watchdogs] if self._workers - self._waiting else []
         if self._ends_at is not None:
             remaining = self._ends_at - time.monotonic()
@@ -256,7 +255,7 @@ class Init:
     def _take_notes(self, notes: bytes) -> None:
         for note, pid in worker.read_notes(notes):
             self._failures = 0
-            if pid not in self._workers:  # the last word of one that has ended
+            if pid not in self._workers:  # a late note of a worker that was already reaped
                 continue
             if note == worker.IDLE:
                 self._waiting.add(pid)
@@ -274,7 +273,7 @@ class Init:
                 if pid == 0:
                     break
                 if os.WIFSTOPPED(status):
-                    if pid in self._workers:  # stopped from inside, it could keep no deadline
+                    if pid in self._workers:  # a command stopped the worker: it could not enforce a timeout
                         os.kill(pid, signal.SIGKILL)
                     continue
                 orphans = orphans or status != 0 or pid not in self._workers
@@ -283,19 +282,19 @@ class Init:
                     self._count_failure()
             else:
                 with contextlib.suppress(BlockingIOError):  # a full pipe wakes pid 1 as well
-                    os.write(self._wakeup_write, b"\0")  # there may be more; the loop goes round first
+                    os.write(self._wakeup_write, b"\0")  # there may be more children; handle other events first
         if orphans:
             self._end_orphans()
 
     def _forget(self, pid: int) -> None:
-        """Note that a child has exited: an idle worker, one that was killed from inside, or an orphan."""
+        """Forget a child that has exited: a worker or an orphan."""
         self._workers.discard(pid)
         self._waiting.discard(pid)
         if pid == self._primary:
             self._primary = 0
 
     def _make_room(self) -> None:
-        """Kill all commands once they use up the process limit: otherwise no worker could start."""
+        """Kill all commands, because they have used up the process limit and no worker can be forked."""
         with contextlib.suppress(OSError):
             for name in filter(str.isdigit, os.listdir("/proc")):
                 if int(name) not in self._workers | {os.getpid()}:
@@ -304,18 +303,19 @@ class Init:
         self._count_failure()
 
     def _count_failure(self) -> None:
-        """Give up if no worker can be had any more: commands would wait for ever."""
+        """End the sandbox if workers keep failing; otherwise commands would wait forever."""
         self._failures += 1
         if self._failures > _MAX_FAILURES:
             self._end(worker.FAILED)
-        time.sleep(0.02 * self._failures)  # processes or memory are used up: that may pass
+        time.sleep(0.02 * self._failures)  # back off: a shortage of processes or memory may pass
 
     def _end_orphans(self) -> None:
-        """End what fell to pid 1: a worker is the subreaper of its command, so these are a killed worker's.
+        """Kill the orphans that pid 1 has inherited.
 
-        Their own children fall to pid 1 when they are reaped, and then it is the turn of those.
+        A worker is the subreaper of its command, so only the processes of a killed worker become orphans of pid 1. Once
+        they are reaped, their children become orphans of pid 1 too, and a later call kills those.
         """
-        with contextlib.suppress(OSError):  # without descriptors /proc cannot be read
+        with contextlib.suppress(OSError):  # /proc cannot be read if no file descriptor is free
             for pid in child_processes(os.getpid()) - self._workers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -324,7 +324,7 @@ class Init:
         """Fork a worker.
 
         Args:
-            partner: the birth socket, on which the worker of a sandbox that is not asked for yet waits, as pid 1 does.
+            partner: the birth socket, on which the early worker of a spare waits; None for a sandbox that runs.
         """
         primary = self._primary == 0
         try:
@@ -350,7 +350,7 @@ class Init:
             self._primary = pid
 
     def _await_begin(self, partner: socket.socket) -> None:
-        """Wait in the first worker for the same message as pid 1; each receives its own copy."""
+        """Wait in the early worker for its own copy of the message that starts pid 1."""
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         worker.rehearse(self._counters)
         if not select.select([partner], [], [], _PATIENCE)[0]:
@@ -362,6 +362,6 @@ class Init:
 
 
 def _rlimits(numbers: dict[str, int]) -> tuple[tuple[str, int], ...]:
-    """Those of the numbers that are limits of commands."""
+    """Return the limits of commands among the numbers."""
     others = (setup.MEMORY, setup.DISK, setup.EXPECTS_COMMANDS, setup.LIFETIME)
     return tuple((name, value) for name, value in numbers.items() if name not in others)

@@ -1,15 +1,15 @@
-"""A sandbox's filesystem described as frozen operations; pure data, nothing here touches the kernel.
+"""Describe the filesystem of a sandbox as a list of mount operations; pure data that never touches the kernel.
 
-A plan is made by the controller, travels to the zygote as JSON, and is executed by :mod:`.kernel.mounts`, in three
-parts: its *preparations*, which are the same for almost every plan and carried out before anybody asks; its *takes*,
-where host paths are what they seem; and the *operations* that need both. Its names:
+The controller builds a plan and sends it to the zygote as JSON; :mod:`.kernel.mounts` executes it. A plan has three
+parts. Its *preparations* are the same for almost every plan, so they run before there is a request. Its *takes* open
+host paths in the launcher's mount namespace. Its *operations* combine the two in the sandbox's. The terms:
 
-* *slot*: a short neutral name ("0", "1", "usr") under which a host tree is held. Host paths appear only in
-  :class:`Take`; everything the mount table of the sandbox shows is made of slots.
-* *scratch*: one tmpfs per sandbox that carries its mount points, its upper, ``/tmp``, ``/run``, ``/dev`` and
-  ``/dev/shm``, so that one size is the quota for all writes. Paths in operations are relative to its root.
-* *disk upper*: where a tmpfs cannot be an overlay's upper, a directory of the store's disk is bound in scratch and
-  takes the writes.
+* *slot*: a short neutral name ("0", "1", "usr") for a host tree. Host paths appear only in :class:`Take`, so the mount
+  table of the sandbox shows slots instead of host paths.
+* *scratch*: one tmpfs per sandbox that holds its mount points, its upper, ``/tmp``, ``/run``, ``/dev`` and
+  ``/dev/shm``, so that its size is the quota for all writes. Paths in operations are relative to its root.
+* *disk upper*: a directory on the store's disk, bound into scratch as the overlay's upper, for kernels that refuse a
+  tmpfs there.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from functools import lru_cache
 from typing import cast
 
 INOTIFY = 32
-"""Inotify instances of one sandbox by default; the kernel's default for all of a user is 128 (inotify(7))."""
+"""Default limit of inotify instances per sandbox; the kernel's default is 128 per user (inotify(7))."""
 PROCESSES = 1032
-"""Processes of one sandbox by default, pid 1 and workers included."""
+"""Default limit of processes per sandbox, pid 1 and workers included."""
 
 ROOT = "root"
 """Scratch path of the sandbox's future root directory."""
 BYTES_PER_FILE = 4096
-"""Scratch may hold a file for each so many bytes of it, and some more of the sandbox's own."""
+"""Bytes of scratch per inode: a tmpfs of this many bytes more may hold one more file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Take:
 
     Attributes:
         source: absolute host path of a directory or file.
-        slot: name to hold it under.
-        owners: ``image``: files of the owner of the layers appear as uid 0 inside; ``host``: owners stay as they are.
-        read_only: whether the copy refuses writes.
-        recursive: whether mounts below come along.
-        devices: whether device files in it work.
+        slot: slot of the copy.
+        owners: ``image``: files of the layers' owner appear as uid 0 inside; ``host``: owners stay unchanged.
+        read_only: whether the copy is mounted read-only.
+        recursive: whether mounts below the path are copied too.
+        devices: whether device files in the copy can be opened.
     """
 
     source: str
@@ -52,30 +52,30 @@ class Take:
     devices: bool = False
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"take {self.source} as {self.slot} ({'ro' if self.read_only else 'rw'}, owners: {self.owners})"
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Hold a tree that the zygote hands over with the plan: what another sandbox wrote, now sealed.
+    """Hold a sealed upper of another sandbox, which the zygote passes along with the plan.
 
     Attributes:
-        number: which of the trees handed over.
-        slot: name to hold it under.
+        number: index among the trees passed.
+        slot: slot of the tree.
     """
 
     number: int
     slot: str
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"take sealed tree {self.number} as {self.slot} (ro, owners: image)"
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Make the scratch tmpfs and go into it.
+    """Mount the scratch tmpfs and make it the working directory.
 
     Attributes:
         size: bytes it may hold.
@@ -84,13 +84,13 @@ class Scratch:
     size: int
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"make a scratch tmpfs of {self.size} bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Give the scratch tmpfs another size.
+    """Resize the scratch tmpfs.
 
     Attributes:
         size: bytes it may hold.
@@ -99,24 +99,24 @@ class Resize:
     size: int
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"limit the scratch tmpfs to {self.size} bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUpper:
-    """Hold a directory of the store's disk under a slot; it takes the writes, and outlives the sandbox like scratch.
+    """Hold a directory on the store's disk as the overlay's upper; like scratch, it can outlive the sandbox.
 
     Attributes:
         source: absolute host path of an empty directory.
-        slot: name to hold it under.
+        slot: slot of the directory.
     """
 
     source: str
     slot: str
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"take {self.source} as {self.slot} (rw, for what is written)"
 
 
@@ -128,20 +128,20 @@ class Directory:
     mode: int = 0o755
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"make directory {self.path} ({self.mode:04o})"
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Attach a slot (or, with ``source``, a scratch directory) at a path; missing mount points are made.
+    """Mount a slot or, with ``source``, bind a scratch directory at a path; create a missing mount point.
 
     No component of ``path`` may be a symbolic link: image content must not redirect a mount.
 
     Attributes:
-        path: scratch path to attach at.
-        slot: the slot that is attached, or "".
-        source: the scratch path that is bound, or "".
+        path: scratch path of the mount point.
+        slot: slot to mount, or "".
+        source: scratch path to bind, or "".
     """
 
     path: str
@@ -149,24 +149,24 @@ class Attach:
     source: str = ""
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"attach {self.slot or self.source} at {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move a mount, with all below it, from one scratch path to another; as :class:`Attach` otherwise.
+    """Move a mount and all mounts below it; the rules for ``path`` are those of :class:`Attach`.
 
     Attributes:
-        path: scratch path to move it to.
-        source: scratch path where it is.
+        path: scratch path of the new mount point.
+        source: scratch path of the mount.
     """
 
     path: str
     source: str
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"move {self.source} to {self.path}"
 
 
@@ -179,7 +179,7 @@ class Overlay:
         lowers: scratch paths of the lower directories, topmost first.
         upper: scratch path of the upper directory; "" for a read-only overlay, which needs two lowers.
         work: scratch path of the work directory, on the same file system as ``upper``.
-        volatile: skip syncing to disk on behalf of the sandbox (for uppers that are thrown away after a crash).
+        volatile: whether the kernel skips syncing to disk, for an upper that is discarded after a crash.
     """
 
     path: str
@@ -189,7 +189,7 @@ class Overlay:
     volatile: bool = False
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"mount an overlay of {len(self.lowers)} lower directories at {self.path}"
 
 
@@ -199,8 +199,8 @@ class Tmpfs:
 
     Attributes:
         path: scratch path to mount it at.
-        size: bytes it may hold; 0: as the kernel has it.
-        shown: paths below it whose present content is shown in it.
+        size: bytes it may hold; 0: the kernel's default.
+        shown: paths below ``path`` whose current content is mounted into the tmpfs.
     """
 
     path: str
@@ -208,29 +208,29 @@ class Tmpfs:
     shown: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"mount a tmpfs at {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Fill a scratch directory with the devices every program expects, and a terminal multiplexer of its own."""
+    """Create the standard device files in a scratch directory, and mount a devpts of the sandbox's own."""
 
     path: str
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"make devices in {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Proc:
-    """Mount a /proc of the sandbox's own process namespace.
+    """Mount the proc file system of the sandbox's process namespace.
 
     Attributes:
         path: scratch path to mount it at.
-        hidden: names in it that show nothing; one that this kernel does not have is passed over.
-        frozen: names in it that are read-only; likewise.
+        hidden: names in it to cover with an empty file or directory; names that this kernel lacks are skipped.
+        frozen: names in it to make read-only; names that this kernel lacks are skipped.
     """
 
     path: str
@@ -238,18 +238,18 @@ class Proc:
     frozen: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"mount proc at {self.path}, {len(self.hidden)} names hidden, {len(self.frozen)} read-only"
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Lay an empty file or directory, read-only, over what may not be reached; what is no more there is passed over."""
+    """Cover forbidden paths with an empty read-only file or directory; skip paths that no longer exist."""
 
     paths: tuple[str, ...]
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"cover {len(self.paths)} sockets, FIFOs and closed directories"
 
 
@@ -262,26 +262,26 @@ class File:
     mode: int = 0o644
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"write {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Name the sandbox; if that is refused, have the name that it has resolve in it (``run/hosts``)."""
+    """Set the hostname; if the kernel refuses, make the current hostname resolve through ``run/hosts``."""
 
     hostname: str
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"call it {self.hostname}"
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Make directories that an image names but does not hold, as engines do when a container starts.
+    """Create directories that the image configuration names but the image lacks, as container engines do.
 
-    A symbolic link leads where it leads inside the sandbox. A directory that cannot be made stays missing.
+    Symbolic links are resolved as inside the sandbox. A directory that cannot be created stays missing.
 
     Attributes:
         root: scratch path of the root directory.
@@ -292,18 +292,18 @@ class Complete:
     paths: tuple[str, ...]
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"make {', '.join(self.paths)} where missing"
 
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Make a scratch directory the root of everything and forget the host's."""
+    """Make a scratch directory the root directory, and detach the host's root (pivot_root(2))."""
 
     path: str
 
     def describe(self) -> str:
-        """Describe the operation, for people."""
+        """Return a one-line description of the operation."""
         return f"make {self.path} the root directory"
 
 
@@ -331,24 +331,24 @@ _KINDS: dict[str, type[Operation]] = {kind.__name__: kind for kind in Operation.
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything the launcher needs to make one sandbox.
+    """Everything the launcher needs to create one sandbox.
 
     Attributes:
-        preparations: what does not depend on the image, in order.
-        takes: the trees of the host that it shows.
-        operations: what is made of both, in order.
-        network: ``off`` (a network namespace of its own, loopback up), ``allow`` (the same, with a socket handed out on
-            which a proxy listens) or ``host``.
-        rlimits: (name without ``RLIMIT_``, value) pairs that every command gets, soft and hard.
-        lifetime: milliseconds after which it is stopped; 0: never.
-        expects_commands: whether there will be one at once: pid 1 then has a worker ready for it.
-        memory: bytes that pid 1 watches over, if no control group does; 0: none.
-        disk: bytes that pid 1 watches over, if there is a disk upper; 0: none.
-        inotify: inotify instances of its user namespace.
-        processes: processes of all its ids together, if no control group counts them.
-        group_limits: (name, amount) for its control group (:meth:`.kernel.cgroups.Cgroup.limit`).
-        one_id: whether it has but one uid if it would share more with the caller's other sandboxes.
-        pretend_owners: whether changes of owners in it answer success and do nothing.
+        preparations: operations that do not depend on the image, in order.
+        takes: host trees that the sandbox shows.
+        operations: operations that use both, in order.
+        network: ``off`` (a network namespace with only a loopback interface), ``allow`` (the same, with a listening
+            socket for a proxy) or ``host``.
+        rlimits: (name without ``RLIMIT_``, value) pairs for every command, soft and hard.
+        lifetime: milliseconds after which the sandbox is stopped; 0: never.
+        expects_commands: whether a command follows at once, so that pid 1 forks a worker in advance.
+        memory: memory limit in bytes that pid 1 enforces if no control group does; 0: none.
+        disk: limit in bytes that pid 1 enforces on a disk upper; 0: none.
+        inotify: limit of inotify instances in the user namespace.
+        processes: limit of processes for all ids of the sandbox together, if no control group counts them.
+        group_limits: (name, amount) for the control group (:meth:`.kernel.cgroups.Cgroup.limit`).
+        one_id: whether the sandbox has a single uid if it would share further ids with the caller's other sandboxes.
+        pretend_owners: whether changes of file owners and ids do nothing but return success.
     """
 
     preparations: tuple[Operation, ...]
@@ -367,7 +367,7 @@ class Plan:
     pretend_owners: bool = False
 
     def describe(self) -> str:
-        """Return the plan as numbered lines, for people and for error messages."""
+        """Return the plan as numbered lines, for the user and for error messages."""
         operations = (*self.preparations, *self.takes, *self.operations)
         lines = [f"{number}. {operation.describe()}" for number, operation in enumerate(operations, 1)]
         lines.append(f"network: {self.network}")
@@ -412,7 +412,7 @@ class Plan:
 
 
 def pack_operations(operations: Sequence[Operation]) -> bytes:
-    """Operations as one line."""
+    """Serialise operations as one line of JSON."""
     return json.dumps(_rows(operations), separators=(",", ":")).encode()
 
 

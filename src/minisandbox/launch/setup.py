@@ -1,14 +1,14 @@
-"""A setup worker: a process next to the zygote that sets up sandboxes in two steps, each a job.
+"""Set up sandboxes in a separate process next to the zygote, in two steps, each a job.
 
-To *prepare* one, before there is a request, it maps the ids of a new pid 1, goes into its namespaces, and makes there
-what does not depend on the image. To *finish* one it goes there again, adds what the plan says, and tells pid 1 to
-begin. Between the two, what the second step needs lies in a socket, the *handover*, so that any setup worker
-can take it: descriptors of the namespaces, of scratch, and of the socket to pid 1. So pid 1 never has a privilege
-together with a plan, and no process needs to be forked for a plan: what a process touches after a fork is copied page
-by page.
+To *prepare* a sandbox, before there is a request, the setup worker maps the ids of a new pid 1, enters its namespaces,
+and mounts everything that does not depend on the image. To *finish* it, a setup worker enters the namespaces again,
+executes the rest of the plan, and sends pid 1 the message to begin. In between, a socket, the *handover*, holds the
+descriptors that the second step needs: the namespaces, scratch, and the socket to pid 1. Any setup worker can receive
+them. So pid 1 never has privileges and a plan at the same time. No process needs to be forked for a plan either, which
+would copy every page that the new process touches.
 
 Jobs wait in one queue, and a sandbox is prepared before it is finished. A setup worker that waits for a handover
-therefore waits for another one that has begun, never for a job that is behind its own.
+therefore waits for a job that another setup worker has begun, never for a job behind its own.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ _MOST_RIGHTS = 253
 _MAX_JOB = 1 << 18
 _JOBS, _FIRST_HOME = 3, 4
 _HOME = {sc.CLONE_NEWNS: _FIRST_HOME, sc.CLONE_NEWUTS: _FIRST_HOME + 1, sc.CLONE_NEWNET: _FIRST_HOME + 2}
-"""Descriptors of the namespaces to come back to, by their kinds."""
+"""Descriptors of the setup worker's own namespaces, by kind, to return to after each sandbox."""
 
 
 PREPARE, FINISH, BOTH = "prepare", "finish", "both"
-"""Jobs. With each come descriptors: the socket to pid 1 and our end of the handover; or its other end, or the socket to
-pid 1, and then the sandbox's end of its control socket, its door, and the sealed trees that its plan names."""
+"""Jobs. Each message carries descriptors. ``PREPARE``: the socket to pid 1 and the sending end of the handover.
+``FINISH``: the receiving end of the handover; ``BOTH``: the socket to pid 1. The last two also carry the sandbox's end
+of its control socket, its door, and the sealed trees that its plan names."""
 
 
 PREPARED = b"prepared"
-"""What is in a handover besides descriptors, unless it is an error."""
+"""Message of a handover that carries the descriptors of a prepared sandbox; any other message is an error."""
 Amounts = tuple[tuple[str, int], ...]
 """Limits of a control group: (name, amount)."""
 
@@ -58,11 +59,11 @@ def pack_job(
 
     Args:
         job: ``PREPARE``, ``FINISH`` or ``BOTH``.
-        pid: the sandbox's first process, as ``/proc`` calls it here.
-        identity: who it is.
-        plan: what it is to be (:meth:`.plan.Plan.to_json`); to prepare one, its first line.
-        group: its control group, if there are any.
-        amounts: the limits of its group.
+        pid: the sandbox's first process, as numbered in the ``/proc`` of this process.
+        identity: ids of the sandbox.
+        plan: the plan (:meth:`.plan.Plan.to_json`); for ``PREPARE`` its first line.
+        group: control group of the sandbox, or None without control groups.
+        amounts: limits of the control group.
     """
     who = (pid, identity.first_id, identity.id_map, identity.inotify, identity.mapped, identity.groups)
     where = (group.version, group.directories) if group else (0, {})
@@ -73,7 +74,7 @@ def main(jobs: int) -> None:
     """Carry out jobs until the zygote ends. Never returns.
 
     Args:
-        jobs: socket on which they arrive (:func:`pack_job`).
+        jobs: socket on which the jobs arrive (:func:`pack_job`).
     """
     gc.enable()
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -110,13 +111,13 @@ def _receive(source: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
 
 
 def _make_home() -> OSError | None:
-    """Enter namespaces to come back to after each sandbox; returns the error if the kernel refuses.
+    """Enter new namespaces to return to after each sandbox; return the error if the kernel refuses.
 
-    A setup worker that exited instead would be replaced forever, and the reason would be lost.
+    Exiting on an error would lose the reason, and the zygote would replace the setup worker again and again.
     """
     sc.close_range(_FIRST_HOME)
     try:
-        sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)  # into the host's own an ordinary user could not come back
+        sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)  # an ordinary user could not re-enter the host's
         for name in ("mnt", "uts", "net"):  # the new descriptors get the numbers of _HOME
             os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -126,15 +127,15 @@ def _make_home() -> OSError | None:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A sandbox whose ids are mapped: descriptors of it.
+    """Descriptors of a sandbox whose ids are mapped.
 
     Attributes:
-        leader: socket to its pid 1, which ends when this is closed without a word.
-        user: its user namespace.
-        mount: its mount namespace.
-        names: its UTS namespace.
-        network: its network namespace.
-        tree: once it is prepared, a copy of its scratch mount (:attr:`.mounts.Executor.tree`).
+        leader: socket to pid 1, which exits if the socket closes without a message.
+        user: user namespace.
+        mount: mount namespace.
+        names: UTS namespace.
+        network: network namespace.
+        tree: copy of the scratch mount (:attr:`.mounts.Executor.tree`) once the sandbox is prepared, else -1.
     """
 
     leader: int
@@ -145,7 +146,7 @@ class _Held:
     tree: int = -1
 
     def descriptors(self) -> tuple[int, ...]:
-        """All of them, in order."""
+        """Return all descriptors in the order of the fields."""
         return (self.leader, self.user, self.mount, self.names, self.network, self.tree)
 
 
@@ -155,15 +156,15 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class _Making:
-    """One sandbox, being made.
+    """One sandbox while it is being set up.
 
     Attributes:
-        pid: its first process.
-        identity: who it is.
-        plan: its plan, or the first line of one.
-        refusal: why this setup worker has no namespaces of its own, without which it can make none.
-        step: what is being done, for people.
-        limits: its control group, with the limits that the group gets.
+        pid: the sandbox's first process.
+        identity: ids of the sandbox.
+        plan: the plan, or the first line of one.
+        refusal: why this setup worker could not create its own namespaces, which every job needs; None if it could.
+        step: the current step, for error messages.
+        limits: control group of the sandbox and the limits to set on it.
     """
 
     pid: int
@@ -174,9 +175,10 @@ class _Making:
     step: str = "make namespaces"
 
     def prepare_for_another(self, leader: int, handover: int) -> None:
-        """Prepare it, and leave it to the setup worker that finishes it.
+        """Prepare the sandbox, and send its descriptors to the handover for the setup worker that finishes it.
 
-        A failure waits there too, with the socket, so that the process stays until it is requested.
+        On failure, send the error with the socket to pid 1 instead. The open socket keeps pid 1 alive until a request
+        receives the error.
         """
         with socket.socket(fileno=handover) as other:
             try:
@@ -190,14 +192,14 @@ class _Making:
                     socket.send_fds(other, [self._failure(error)], [leader])
 
     def finish(self, source: int, control: int, door: int, trees: Sequence[int], *, prepared: bool) -> None:
-        """Make what its plan says and tell its pid 1 to begin; or tell the controller why there will be no sandbox.
+        """Execute the plan and start pid 1, or report to the controller why there is no sandbox.
 
         Args:
-            source: its end of the handover, or the socket to its pid 1.
-            control: its end of the control socket.
-            door: its door.
-            trees: the sealed trees that its plan names.
-            prepared: whether it is prepared already.
+            source: receiving end of the handover, or the socket to pid 1.
+            control: the sandbox's end of the control socket.
+            door: the sandbox's door.
+            trees: the sealed trees that the plan names.
+            prepared: whether the sandbox is prepared already.
         """
         with socket.socket(fileno=control) as controller:
             try:
@@ -206,7 +208,7 @@ class _Making:
                 if held is None or not self._limit(*self.limits):
                     return
                 with socket.socket(fileno=os.dup(held.leader)) as leader:
-                    if prepared:  # a spare may fork before it says so, and pivot_root(2) must find all its processes
+                    if prepared:  # pivot_root(2) must find every process: wait until the spare has forked its worker
                         self._await_become(leader)
                     executor = mounts.Executor(self._idmap(held), tuple(trees), proc, held.tree)
                     self._carry_out(plan, held, executor, controller)
@@ -231,7 +233,7 @@ class _Making:
             raise read_failure(answer)
 
     def _map(self, leader: int) -> tuple[_Held, int]:
-        """Map the sandbox's ids; return its descriptors and its proc file system."""
+        """Map the ids of the sandbox; return its descriptors and the descriptor of its proc file system."""
         if self.refusal:
             raise self.refusal
         with socket.socket(fileno=os.dup(leader)) as partner:
@@ -239,7 +241,7 @@ class _Making:
         return _Held(leader, self.identity.userns_fd, *others), proc
 
     def _take_over(self, handover: int) -> tuple[_Held | None, int]:
-        """Receive what another setup worker prepared; None if it, or the sandbox's first process, was killed."""
+        """Receive a prepared sandbox; return None if its setup worker or its first process was killed."""
         if self.refusal:
             raise self.refusal
         with socket.socket(fileno=handover) as other:
@@ -252,7 +254,7 @@ class _Making:
         return held.user if self.identity.mapped else None
 
     def _carry_out(self, plan: Plan, held: _Held, executor: mounts.Executor, controller: socket.socket) -> None:
-        """Do what the plan says, its preparations included if it is not prepared."""
+        """Execute the plan, including its preparations unless the sandbox is prepared already."""
         self._run(executor, plan.takes)
         network = plan.network == "allow"
         with self._inside(held, network=network):
@@ -266,7 +268,7 @@ class _Making:
                 _hand_out_listener(controller)
 
     def _limit(self, group: cgroups.Cgroup, amounts: Amounts) -> bool:
-        """Set the limits of its control group; returns whether the group is there, which goes with the sandbox."""
+        """Set the limits of the control group; return False if the group was removed with its sandbox."""
         for name, amount in amounts:
             self.step = f"limit {name}"
             if not group.can_limit(name):
@@ -284,7 +286,7 @@ class _Making:
 
     @contextlib.contextmanager
     def _inside(self, held: _Held, *, network: bool = False) -> Iterator[None]:
-        """Enter namespaces of the sandbox with its identity, and return afterwards."""
+        """Enter the sandbox's namespaces and act with its ids; return to the own namespaces afterwards."""
         visited = ((held.mount, sc.CLONE_NEWNS), (held.names, sc.CLONE_NEWUTS), (held.network, sc.CLONE_NEWNET))
         there = visited if network else visited[:2]
         try:
@@ -297,23 +299,23 @@ class _Making:
                 act_as_owner(self.identity, no_more=True)
                 for _, kind in there:
                     sc.setns(_HOME[kind], kind)
-            except OSError:  # a setup worker that is not at home must not make the next one
+            except OSError:  # stuck in this sandbox's namespaces: it must not set up the next sandbox
                 os._exit(1)
 
     def _failure(self, error: OSError | ValueError) -> bytes:
-        """Return the message that tells the controller why there will be no sandbox."""
+        """Return the message that reports an error to the controller."""
         number = getattr(error, "errno", None)
         message = {"event": "error", "errno": number, "message": str(error), "operation": self.step}
         return json.dumps(message).encode()
 
 
 def _hand_out(controller: socket.socket, what: str, descriptor: int) -> None:
-    """Give the controller a hold on something of the sandbox: the mount that is written to, a socket."""
+    """Send the controller a descriptor of the sandbox: its writable mount, or a listening socket."""
     socket.send_fds(controller, [json.dumps({"event": what}).encode()], [descriptor])
 
 
 def _hand_out_listener(controller: socket.socket) -> None:
-    """Give the controller a listening socket in this network, for the proxy: none of our processes is inside."""
+    """Create a listening socket in the sandbox's network and send it to the controller, whose proxy runs outside."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
         listener.bind(("127.0.0.1", PROXY_PORT))
         listener.listen(_BACKLOG)
@@ -328,7 +330,7 @@ def _numbers(plan: Plan) -> tuple[tuple[str, int], ...]:
 
 
 def pack_numbers(numbers: tuple[tuple[str, int], ...]) -> bytes:
-    """Named numbers as text, which pid 1 reads with less than a JSON parser."""
+    """Encode named numbers as plain text, so that pid 1 need not touch a JSON parser."""
     return " ".join(f"{name}={value}" for name, value in numbers).encode()
 
 

@@ -1,7 +1,7 @@
-"""The supervisor of a fake sandbox: pid 1's loop and the workers as ordinary processes. It isolates nothing.
+"""Run the loop of pid 1 and its workers as ordinary processes, without isolation, for :mod:`minisandbox.testing`.
 
-It serves :mod:`minisandbox.testing`. When the supervisor has exited, a guard kills every process below it, as the
-kernel does in a process namespace.
+When this supervisor has exited, a guard process kills every process below it, as the kernel does in a process
+namespace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(control: int, numbers: dict[str, int]) -> None:
 
     Args:
         control: the descriptor of the socket on which jobs arrive.
-        numbers: limits of commands, and the lifetime in milliseconds, as :mod:`.setup` gives them.
+        numbers: limits of commands, and the lifetime in milliseconds, as :mod:`.setup` sends them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -41,7 +41,7 @@ def main(control: int, numbers: dict[str, int]) -> None:
             os._exit(worker.FAILED)
     os.close(control)
     os.waitpid(supervisor, 0)
-    while children := child_processes(os.getpid()):  # orphans of those that are killed become children
+    while children := child_processes(os.getpid()):  # killing a process turns its children into ours
         for pid in children:
             os.kill(pid, signal.SIGKILL)
         for pid in children:
@@ -49,13 +49,13 @@ def main(control: int, numbers: dict[str, int]) -> None:
 
 
 def _supervise(control: int, lifeline: int, numbers: dict[str, int]) -> None:
-    """Run the loop of pid 1, with the descriptors at the numbers that it expects."""
+    """Move the descriptors to the numbers that the loop of pid 1 expects, and run the loop."""
     for number, descriptor in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (control, lifeline)]):
         os.dup2(descriptor, _CONTROL + number, inheritable=False)
     sc.close_range(_LIFELINE + 1)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
-    listener, _connected = socket.socketpair()  # nobody else brings jobs
+    listener, _connected = socket.socketpair()  # a door that never receives a job
     loop = init.Init(LimitCounters(None, disk="/"))
     loop.begin(numbers, socket.SocketType(fileno=_CONTROL), listener)
     loop.serve()

@@ -1,8 +1,8 @@
-"""Limits that pid 1 watches: memory without control groups, and the disk if a sandbox's upper lies on one.
+"""Enforce limits from pid 1: memory if there are no control groups, and disk if the upper lies on one.
 
-Memory is what the sandbox's own processes hold. Best effort: between two looks they can take more, so RLIMIT_DATA
-bounds each of them too (:mod:`minisandbox.sandbox.plans`). Only memory that a process has mapped at the moment counts,
-and swapped-out memory only once the resident one exceeds the limit.
+The memory limit is best effort: processes can allocate more between two checks, so RLIMIT_DATA bounds each of them too
+(:mod:`minisandbox.sandbox.plans`). Only memory that a process maps at the time of the check counts. Swapped-out memory
+counts only once resident memory exceeds the limit.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .jobs.descendants import every_pid
 from .kernel.cgroups import LimitCounters
 
 INTERVAL, LONGEST_INTERVAL = 0.1, 2.0
-"""Seconds between two looks while commands run: at least, and at most."""
+"""Minimum and maximum seconds between two checks while commands run."""
 _SHARE, _SHARE_NEAR = 150, 20
-"""The pause after a look is so many times the processor time that the look took; less near the limit.
+"""The pause after a check is this multiple of the check's CPU time; the second value applies near the limit.
 
-So looking takes well under 1 % of a processor, and 5 % where resident memory exceeds the limit.
+So checks take well under 1 % of a CPU, and 5 % while resident memory exceeds the limit.
 """
 _CONFIRMATION = 0.05
-"""Seconds until a second look confirms that there is too much."""
+"""Seconds until a second check confirms that the limit is exceeded."""
 _SLICE, _SLICE_NEAR = 0.005, 0.05
-"""Seconds that one look counts files; more if the limit may be near."""
+"""Seconds that one check counts files; the second value applies near the limit."""
 _COUNTS_APART, _COUNT_SHARE, _COUNT_SHARE_NEAR = 1.0, 50, 4
-"""The pause between two counts: at least so many seconds, and so many times what the last count took; near the limit
-only the last."""
+"""Pause between two counts: at least the first value in seconds, and the second as a multiple of the last count's
+duration. Near the limit, the pause is the third as a multiple of that duration."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _HELD = (b"RssAnon", b"RssShmem", b"VmSwap")
 _SHARED = (b"Pss_Anon", b"Pss_Shmem", b"SwapPss")
@@ -43,8 +43,8 @@ class _Process:
 
     Attributes:
         parent: pid of its parent.
-        waits: whether it is in a wait that only SIGKILL ends, such as for a child of vfork(2).
-        held: bytes of memory of its own and of memory that it shares.
+        waits: whether it is in an uninterruptible wait, for example for a child of vfork(2).
+        held: bytes of its anonymous, shared and swapped-out memory.
     """
 
     parent: int
@@ -53,34 +53,34 @@ class _Process:
 
 
 class Watchdog:
-    """Ends the commands of a sandbox that hold more memory than they may.
+    """Kills the commands of a sandbox if they exceed its memory limit.
 
     Args:
-        limit: bytes that all processes together may hold, files not counted.
-        counters: where an excess is noted before anything ends.
+        limit: bytes that all processes together may hold, without the page cache of files.
+        counters: counters in which an excess is recorded before any process is killed.
     """
 
     def __init__(self, limit: int, counters: LimitCounters) -> None:
         self._limit = limit
         self._counters = counters
         self._due = 0.0
-        self._suspects: frozenset[int] = frozenset()  # all that were there when the last look found too much
+        self._suspects: frozenset[int] = frozenset()  # the processes of the check that exceeded the limit
 
     def wait(self) -> float:
-        """Return the seconds until the next look is due."""
+        """Return the seconds until the next check is due."""
         return max(0.0, self._due - time.monotonic())
 
     def look(self, ours: Collection[int]) -> None:
-        """Look, if it is time to; end every process but ours if two looks in a row find too much."""
+        """Check memory if a check is due; kill every process but ours if two checks in a row exceed the limit."""
         if self.wait():
             return
         started = time.process_time()
-        # children that come and go share their parent's memory: only who is there at both looks counts at the second
+        # a short-lived child shares its parent's memory: the second check counts only processes of the first
         pids = [pid for pid in every_pid() if pid not in ours and (not self._suspects or pid in self._suspects)]
-        near = sum(map(_resident, pids)) > self._limit  # rarely true; the exact check takes ten times as long
+        near = sum(map(_resident, pids)) > self._limit  # a cheap upper bound: the exact check takes ten times as long
         too_much = near and self._is_too_much(pids)
         if too_much and self._suspects:
-            self._counters.note_memory()  # first: a worker reads it as soon as its command has ended
+            self._counters.note_memory()  # before the kill: a worker reads the counter once its command has exited
             end_all(ours)
         self._suspects = frozenset(pids) if too_much and not self._suspects else frozenset()
         pause = (_SHARE_NEAR if near else _SHARE) * (time.process_time() - started)
@@ -89,35 +89,35 @@ class Watchdog:
 
     def _is_too_much(self, pids: Collection[int]) -> bool:
         processes = {pid: found for pid in pids if (found := _read(pid))}
-        for pid in _vforked(processes):  # until it executes something, its memory is its parent's
+        for pid in _vforked(processes):  # before execve(2) it uses its parent's memory
             del processes[pid]
         return sum(map(_share, processes)) > self._limit
 
 
 class DiskWatchdog:
-    """Ends the commands of a sandbox that write more to its upper on disk than they may.
+    """Kills the commands of a sandbox if they exceed the size limit of its upper on disk.
 
-    It counts files, a slice in each look. That takes 2 % of a processor at most, or 20 % if the file system's free
-    space says that the limit may be near. What lies there when commands were ended stays, and may be removed: a command
-    is ended only if there is more than at the count before. Files that were deleted and are still open are not counted:
-    the floors hold these.
+    Each check counts a slice of the files. That takes at most 2 % of a CPU, or 20 % if the drop in free space suggests
+    that the limit is near. Files stay after a kill, and later commands may remove them: commands are killed again only
+    if the upper has grown since the last count. A count misses deleted files that are still open; the floors of free
+    space (:data:`.disk.FLOOR`) bound those.
 
     Args:
-        limit: what may be written.
+        limit: limit of the upper.
     """
 
     def __init__(self, limit: DiskLimit) -> None:
         self._limit = limit
         self._due = self._count_due = self._count_due_near = 0.0
-        self._settling = False  # the next count finds what killed commands have left
+        self._settling = False  # the next count must not kill again for files of killed commands
         self._begin()
 
     def wait(self) -> float:
-        """Return the seconds until the next look is due."""
+        """Return the seconds until the next check is due."""
         return max(0.0, self._due - time.monotonic())
 
     def look(self, ours: Collection[int]) -> None:
-        """Look, if it is time to; end every process but ours if there is too much, or no room for more."""
+        """Check the disk if a check is due; kill every process but ours if the upper is too large or the disk full."""
         if self.wait():
             return
         free = room(self._limit.upper)
@@ -134,7 +134,7 @@ class DiskWatchdog:
         self._took = 0.0
 
     def _go_on(self, ours: Collection[int], seconds: float, free: Room) -> None:
-        """Count for a while, and kill commands if the files counted so far exceed the limit."""
+        """Count for a slice of time, and kill commands if the files counted so far exceed the limit."""
         started, over = time.monotonic(), False
         for _ in self._steps:
             if time.monotonic() > started + seconds:
@@ -157,7 +157,7 @@ class DiskWatchdog:
             self._end(ours)
 
     def _end(self, ours: Collection[int]) -> None:
-        self._limit.note_ended()  # first: a worker reads it as soon as its command has ended
+        self._limit.note_ended()  # before the kill: a worker reads the counter once its command has exited
         end_all(ours)
         self._settling = True
         self._count_due = self._count_due_near = 0.0
@@ -165,8 +165,8 @@ class DiskWatchdog:
 
 
 def end_all(ours: Collection[int]) -> None:
-    """End every process of the sandbox but ours; stopped first, none can outrun this with further children."""
-    if os.getpid() != 1:  # elsewhere these would be the machine's processes
+    """Kill every process of the sandbox but ours. Stop all of them first, so that none can fork during the kills."""
+    if os.getpid() != 1:  # outside a process namespace, kill(-1) would reach every process of the machine
         raise RuntimeError("not the first process of a sandbox")
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGSTOP)
@@ -176,7 +176,7 @@ def end_all(ours: Collection[int]) -> None:
 
 
 def _resident(pid: int) -> int:
-    """Return a process's resident bytes, those of files included (proc_pid_statm(5))."""
+    """Return the resident bytes of a process, mapped files included (proc_pid_statm(5))."""
     try:
         table = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -187,7 +187,7 @@ def _resident(pid: int) -> int:
         return 0
     if pages:
         return pages * _PAGE
-    return _held(pid)  # its first thread has ended, and others may live
+    return _held(pid)  # its main thread has exited, but others may run
 
 
 def _held(pid: int) -> int:
@@ -196,17 +196,17 @@ def _held(pid: int) -> int:
 
 
 def _read(pid: int) -> _Process | None:
-    """Read what a process holds; None if it has ended."""
+    """Read the memory use of a process; return None if it has exited."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         rows = _rows(f"/proc/{pid}/status")
-        if _HELD[0] not in rows:  # its first thread has ended; others may live, and show its memory
+        if _HELD[0] not in rows:  # its main thread has exited; another thread shows the memory
             rows |= _rows(f"/proc/{pid}/task/{max(map(int, os.listdir(f'/proc/{pid}/task')))}/status")
         return _Process(int(rows[b"PPid"]), rows[b"State"].startswith(b"D"), _sum(rows, _HELD))
     return None
 
 
 def _vforked(processes: dict[int, _Process]) -> set[int]:
-    """Find children that share their parent's memory: one at most for each parent that waits, and equal to it."""
+    """Return the children of vfork(2): at most one per waiting parent, with the same memory use as the parent."""
     children: dict[int, int] = {}
     for pid, process in processes.items():
         parent = processes.get(process.parent)
@@ -216,10 +216,10 @@ def _vforked(processes: dict[int, _Process]) -> set[int]:
 
 
 def _share(pid: int) -> int:
-    """Return a process's share of the memory that it holds; all of it if the process does not show its share."""
+    """Return a process's proportional share of its memory, or all of its memory if the kernel hides the share."""
     with contextlib.suppress(OSError, KeyError):
         return _sum(_rows(f"/proc/{pid}/smaps_rollup"), _SHARED)
-    return _held(pid)  # read again: one that has ended since shows no share either, and holds nothing
+    return _held(pid)  # read again: a process that has exited meanwhile counts as 0
 
 
 def _rows(path: str) -> dict[bytes, bytes]:

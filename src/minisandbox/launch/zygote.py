@@ -1,17 +1,17 @@
-"""The zygote: a small single-threaded process from which every sandbox of one controller is forked.
+"""The zygote: a small single-threaded process that forks every sandbox of one controller.
 
-Namespace work needs a process without threads (unshare(2)); the controller has threads, so it is done here. The zygote
-is pid 1 of a process namespace that holds every sandbox: it ends when its controller does, and the kernel ends them all
-with it (pid_namespaces(7)).
+New user namespaces need a process without threads (unshare(2)), and the controller has threads. The zygote is pid 1 of
+a process namespace that contains every sandbox. It exits when its controller does, and the kernel then kills all
+sandboxes (pid_namespaces(7)).
 
-How a sandbox comes to be:
+A sandbox starts in five steps:
 
-1. The zygote forks a spare (:mod:`.init`), which joins its control group, gets namespaces, and asks for its ids.
-2. A setup worker (:mod:`.setup`) maps these, and makes in the spare what does not depend on the image.
-3. Meanwhile the spare gives up its privileges, installs the filter, forks its first worker, and waits.
-4. On a request the zygote sends the spare and the plan to a setup worker. It limits the control group, takes the
-   layers, mounts them in the spare, and pivots.
-5. Only then pid 1 and its worker get the sandbox's sockets and the limits of commands, and serve.
+1. The zygote forks a spare (:mod:`.init`), which joins a control group, creates namespaces, and requests its ids.
+2. A setup worker (:mod:`.setup`) maps the ids, and mounts in the spare everything that does not depend on the image.
+3. Meanwhile the spare drops its privileges, installs the system-call filter, forks its first worker, and waits.
+4. On a request, the zygote sends the spare and the plan to a setup worker. The setup worker limits the control group,
+   mounts the layers in the spare, and pivots to the new root.
+5. Only then do pid 1 and its worker receive the sandbox's sockets and the limits of commands, and start to serve.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from .plan import INOTIFY, PROCESSES
 _MAX_MESSAGE = 1 << 18
 _SETUP_WORKERS = max(2, min(8, len(os.sched_getaffinity(0))))
 _PAUSE = 0.03
-"""Seconds from a request until its spare is replaced: the sandbox just asked for needs the CPU first."""
+"""Seconds from a request until its spare is replaced, because the requested sandbox needs the CPU first."""
 _MOST_SPARES = max(2, min(8, 2 * len(os.sched_getaffinity(0))))
 _GAP = 0.01
-"""Seconds without a request before a spare is made: many at once take all of the CPU."""
+"""Seconds without a request before a spare is created, because a burst of requests needs all of the CPU."""
 _CALM = 10.0
-"""Seconds without a request after which there is one spare again: each takes memory."""
+"""Seconds without a request after which all spares but one are dropped to save memory."""
 _RETRY = 1.0
-"""Seconds until setup workers that the kernel refused to fork are tried again."""
+"""Seconds until the next attempt to fork setup workers that the kernel refused."""
 
 
 def main(connection: socket.socket, controller: int, settings: list[str]) -> None:
@@ -58,18 +58,18 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     Args:
         connection: datagram socket to the controller.
         controller: pidfd of the controller.
-        settings: where locks of id ranges lie; the owner's name for control groups, or "" for none; what to prepare
-            before anybody asks (:func:`.plan.pack_operations`); the programs that map an ordinary user's subordinate
-            ids (newuidmap(1), newgidmap(1)), or empty texts for one id.
+        settings: directory of the locks of id ranges; the owner's name for control groups, or "" for none; the usual
+            preparations (:func:`.plan.pack_operations`); the programs that map an ordinary user's subordinate ids
+            (newuidmap(1), newgidmap(1)), or empty strings to map a single id.
     """
     lock_directory, owner, preparations, *mappers = settings
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))  # one descriptor per live sandbox
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let a sandbox interrupt its pid 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # with Python's handler, a command could interrupt its pid 1
     _reset_process_state()
     forbid_imports()
-    gc.disable()  # nothing here makes cycles, and a collection would copy every page it touches in each child
-    sc.overwrite_arguments("minisandbox-launcher")  # reads /proc, which the first process loses below
+    gc.disable()  # there are no cycles, and a collection would copy every page it touches in each child
+    sc.overwrite_arguments("minisandbox-launcher")  # before _enter_namespaces: it reads the /proc of this process
     try:
         seccomp.assemble()
         sc.join_new_session_keyring()
@@ -93,7 +93,7 @@ def _find_roots() -> cgroups.CgroupRoots:
 
 
 def _make_groups(roots: cgroups.CgroupRoots, owner: str) -> cgroups.OwnerCgroups | None:
-    """Control groups for the sandboxes of an owner, if they can be made."""
+    """Create the owner's control groups; return None if the machine has none or the kernel refuses."""
     if not roots.version:
         return None
     try:
@@ -103,10 +103,10 @@ def _make_groups(roots: cgroups.CgroupRoots, owner: str) -> cgroups.OwnerCgroups
 
 
 def _reset_process_state() -> None:
-    """Reset what a command would inherit from the controller: umask, signals, priorities.
+    """Reset the state that commands would inherit from the controller: umask, signals, priorities.
 
-    With realtime priorities a command could keep all others from the processors; below a score of 0 (proc(5)) others
-    would be ended when memory runs out.
+    With a realtime priority, a command could keep all other processes from the CPUs. With an OOM score adjustment below
+    0 (proc(5)), the kernel would kill other processes first when memory runs out.
     """
     os.umask(0o022)
     for kind in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE):
@@ -119,27 +119,27 @@ def _reset_process_state() -> None:
         sc.forget_disk_priority()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+b", buffering=0) as score:
         if int(score.read()) < 0:
-            score.write(b"0")  # with CAP_SYS_RESOURCE nothing that comes from here gets below it again
-    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT}:  # the interpreter's own
+            score.write(b"0")  # set with CAP_SYS_RESOURCE: a minimum for all descendants
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT}:  # these stay ignored
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread that wants none may have made it
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that forked this process may block signals
     sc.default_internal_signals()
 
 
 def forbid_imports() -> None:
-    """Make every later import fail: inside a sandbox it would run a file that an agent may have written."""
+    """Make every later import fail, because inside a sandbox it could run a file that an agent has written."""
     for name in ("ascii", "utf-8", "latin-1"):
-        codecs.lookup(name)  # codecs are modules, imported when first used
+        codecs.lookup(name)  # import the codecs, which Python otherwise does at first use
     for finders in (sys.meta_path, sys.path_hooks, sys.path):
         finders.clear()
 
 
 def _enter_namespaces(connection: socket.socket, lock_directory: str, mappers: list[str]) -> Identities:
-    """Go on as pid 1 of a process namespace, with a private mount namespace; the first process only waits.
+    """Continue in a child that is pid 1 of a new process namespace; this process only waits for the child.
 
     Returns:
-        Who sandboxes can be.
+        The identities that sandboxes can get.
     """
     mapped = has_privileges()
     count = RANGE_SIZE if mapped else enter_outer_namespace(mappers)
@@ -152,7 +152,7 @@ def _enter_namespaces(connection: socket.socket, lock_directory: str, mappers: l
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
     identities = Identities(mapped=mapped, count=count, lock_directory=lock_directory)
-    # helpers are named by their pids in the new namespace; the first process, which shares the mounts, is not in it
+    # mount /proc of the new namespace, because processes are looked up by their pids in it
     sc.mount("proc", "/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV)
     sc.overwrite_arguments("minisandbox-zygote")
     return identities
@@ -189,10 +189,10 @@ class _Zygote:
         self._usual = SpawnOptions(nproc=0 if groups else PROCESSES)
         self._preparations = preparations
         self._spares: deque[_Spare] = deque()
-        self._asked = 0.0  # when somebody asked last, by the monotonic clock
-        self._wanted = 1  # spares, more while many are asked for at once
+        self._asked = 0.0  # monotonic time of the last request
+        self._wanted = 1  # target number of spares; grows in a burst of requests
         self._make_spare()
-        self._due: float | None = None  # when missing processes are made
+        self._due: float | None = None  # monotonic time at which missing processes are forked
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
         hello |= {"usr_idmap": usr, "usr_overlay": layered, "memory_upper": memory_upper}
         if groups:
@@ -201,10 +201,10 @@ class _Zygote:
 
     @contextlib.contextmanager
     def _trial_identity(self) -> Iterator[Identity]:
-        """Hold a user namespace like those of the sandboxes, to try things with.
+        """Create a user namespace like that of a sandbox, to probe kernel features in.
 
         Raises:
-            OSError: none can be made.
+            OSError: the kernel refused the namespace.
         """
         identity = self._identities.make()
         hold_namespace(identity)
@@ -237,7 +237,7 @@ class _Zygote:
                 self._drop_spares()
 
     def _end(self) -> NoReturn:
-        """End, and with it every sandbox."""
+        """Exit, which kills every sandbox."""
         for _, group in self._live.values():
             if group:
                 group.lift_quota()
@@ -249,19 +249,19 @@ class _Zygote:
         return None if due is None else max(0.0, due - time.monotonic()) * 1000
 
     def _make_soon(self) -> None:
-        """Have missing processes made in a moment: at the same time, however many requests come until then."""
+        """Schedule the fork of missing processes, unless it is scheduled already."""
         if self._due is None:
             self._due = time.monotonic() + _PAUSE
 
     def _make_missing(self) -> None:
-        """Make one spare, or lost setup workers; on failure the next request reports the reason."""
+        """Create one spare and replace lost setup workers; if that fails, the next request reports the reason."""
         self._due = None
         if time.monotonic() < self._asked + _GAP:
             self._due = self._asked + _GAP
         elif len(self._spares) < self._wanted:
             with contextlib.suppress(OSError):
                 self._make_spare()
-                if len(self._spares) < self._wanted:  # requests have their turn first
+                if len(self._spares) < self._wanted:  # create one per iteration, so that requests come first
                     self._due = 0.0
         try:
             self._fork_workers()
@@ -269,13 +269,13 @@ class _Zygote:
             self._due = time.monotonic() + _RETRY
 
     def _drop_spares(self) -> None:
-        """Go back to one spare."""
+        """Drop all spares but one."""
         self._wanted = 1
         while len(self._spares) > self._wanted:
             self._spares.pop().source.close()  # the spare exits, and is reaped
 
     def _reap(self) -> None:
-        """Collect processes that have ended. Those that every sandbox needs are replaced when it is quiet."""
+        """Reap exited processes; schedule the replacement of spares and setup workers."""
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 for spare in [spare for spare in self._spares if spare.pid == pid]:
@@ -292,10 +292,10 @@ class _Zygote:
                     group.remove()
 
     def _handle_request(self) -> None:
-        """Take a request: a line of words, then the plan of a sandbox.
+        """Handle one request: a line of words, then for ``create`` the plan of a sandbox.
 
-        The first word is what to do. To ``hold`` there is an answer, with the number that is the second word; of what
-        it creates, the controller hears on the sandbox's own control socket.
+        The first word is the verb. The second word of ``hold`` and ``measure`` is a number, which the answer repeats.
+        ``create`` is answered on the sandbox's own control socket.
         """
         flags = socket.MSG_CMSG_CLOEXEC
         data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(8), flags)
@@ -324,7 +324,7 @@ class _Zygote:
                 os.close(descriptor)
 
     def _hold(self, descriptors: list[int]) -> int:
-        """Keep a sandbox's tree in our own mount namespace, from where copies can be made; returns its number.
+        """Mount a sandbox's tree in the zygote's mount namespace, where it can be copied; return its number.
 
         A detached mount that a process holds by a descriptor alone cannot be copied before Linux 6.15
         (fs/namespace.c, __do_loopback).
@@ -338,8 +338,8 @@ class _Zygote:
         return self._sealed
 
     def _can_layer(self, path: str) -> bool:
-        """Return whether a directory can be a layer of an overlay: foreign mounts below it prevent that."""
-        self._mount_at(sc.new_filesystem("tmpfs", 0), init.HOLD)  # without an upper there must be two
+        """Return whether a directory can be an overlay layer, which mounts of other owners below it prevent."""
+        self._mount_at(sc.new_filesystem("tmpfs", 0), init.HOLD)  # an overlay without an upper needs two lowers
         fs = sc.fsopen("overlay")
         try:
             sc.fsconfig(fs, "lowerdir", f"{path}:{init.HOLD}")
@@ -362,21 +362,21 @@ class _Zygote:
             os.close(tree)
 
     def _drop(self, numbers: list[str]) -> None:
-        """Release trees that the controller no longer needs; there is no answer."""
+        """Unmount trees that the controller no longer needs, without an answer."""
         for number in numbers:
             with contextlib.suppress(OSError):
                 sc.umount(f"{init.HOLD}/{int(number)}", sc.MNT_DETACH)
                 os.rmdir(f"{init.HOLD}/{int(number)}")
 
     def _create(self, arguments: list[str], plan: bytes, descriptors: list[int]) -> None:
-        """Give a spare its plan, and the controller a pidfd of it, or the reason why there will be no sandbox.
+        """Create a sandbox, and send the controller its pidfd or the error.
 
         Args:
-            arguments: what cannot be changed once it is a spare, and what of it is limited from outside.
-            plan: what it is to become.
+            arguments: options that are fixed when a spare is forked, and the limits of its control group.
+            plan: the plan of the sandbox.
             descriptors: the sandbox's end of its control socket, and its door.
         """
-        if len(descriptors) != 2:  # the controller hears that the end of the control socket is closed
+        if len(descriptors) != 2:  # the controller sees the control socket close
             return
         control = socket.socket(fileno=descriptors[0])
         try:
@@ -397,7 +397,7 @@ class _Zygote:
             self._make_soon()
             self._asked = time.monotonic()
         ready = self._take_spare() if usual else None
-        if usual and ready is None:  # others may be about to ask as well
+        if usual and ready is None:  # a burst of requests has used up the spares: keep more
             self._wanted = min(2 * self._wanted, _MOST_SPARES)
         spare, job = (ready, setup.FINISH) if ready else (self._fork(options), setup.BOTH)
         trees: list[int] = []
@@ -412,7 +412,7 @@ class _Zygote:
                     os.close(tree)
 
     def _take_spare(self) -> _Spare | None:
-        """Return a usable spare, and end those that could not be prepared: the reason may have passed."""
+        """Return a usable spare or None; drop spares whose preparation failed, because a new attempt may succeed."""
         while self._spares:
             spare = self._spares.popleft()
             if spare.is_usable():
@@ -427,7 +427,7 @@ class _Zygote:
         socket.send_fds(self._jobs, [data], descriptors)
 
     def _make_spare(self) -> None:
-        """Fork a spare, and have a setup worker prepare it. It has an early worker unless others are being made."""
+        """Fork a spare and queue its preparation. In a burst of requests the spare forks no early worker."""
         spare = self._fork(self._usual, early=time.monotonic() >= self._asked + _PAUSE)
         handover, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with spare.source, theirs:
@@ -435,7 +435,7 @@ class _Zygote:
         self._spares.append(replace(spare, source=handover))
 
     def _fork(self, options: SpawnOptions, *, early: bool = False) -> _Spare:
-        """Fork a process that has namespaces of its own and waits to be pid 1 of a sandbox."""
+        """Fork a process that creates its namespaces and waits to become pid 1 of a sandbox."""
         identity = self._identities.make(one_id=options.one_id, inotify=options.inotify, processes=options.nproc)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         group: cgroups.Cgroup | None = None
@@ -483,12 +483,12 @@ class _Zygote:
                     os._exit(70)
             return pid
         finally:
-            # back to our own, or the next unshare(CLONE_NEWPID) is EINVAL (kernel/pid_namespace.c, copy_pid_ns)
+            # return, or the next unshare(CLONE_NEWPID) fails with EINVAL (kernel/pid_namespace.c, copy_pid_ns)
             sc.setns(self._own_pid_namespace, sc.CLONE_NEWPID)
 
 
 def _hand_out(control: socket.socket, pidfd: int) -> None:
-    """Give the controller a hold on the first process of its sandbox."""
+    """Send the controller a pidfd of its sandbox's pid 1."""
     try:
         socket.send_fds(control, [b'{"event":"forked"}'], [pidfd])
     finally:
@@ -496,7 +496,7 @@ def _hand_out(control: socket.socket, pidfd: int) -> None:
 
 
 def _can_idmap(identity: Identity, path: str) -> bool:
-    """Return whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot)."""
+    """Return whether the file system of ``path`` can be idmapped; a container engine's overlay cannot."""
     tree = -1
     try:
         if identity.mapped:
@@ -511,13 +511,13 @@ def _can_idmap(identity: Identity, path: str) -> bool:
 
 
 def _can_write_to_memory(identity: Identity) -> bool:
-    """Return whether a tmpfs can be the upper of an overlay in a sandbox."""
+    """Return whether a sandbox's overlay can have its upper on a tmpfs."""
     idmapped = not identity.mapped or mounts.tmpfs_can_be_idmapped(identity.userns_fd)
     return idmapped and mounts.tmpfs_keeps_attributes()
 
 
 def _measure(descriptors: list[int]) -> int:
-    """Count the bytes in an upper on disk; for an ordinary user, only this process can read all its files."""
+    """Count the bytes in an upper on disk. For an ordinary user, only the zygote can read all files of an upper."""
     (tree,) = descriptors
     upper = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
     try:
@@ -528,13 +528,13 @@ def _measure(descriptors: list[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Spare:
-    """A sandbox before it has its plan.
+    """A sandbox that waits for its plan.
 
     Attributes:
         pid: its first process.
-        identity: who it is.
-        source: socket to it, on which it is mapped and told to begin; once a setup worker prepares it, the handover.
-        group: its control group, if there are any.
+        identity: its ids.
+        source: the handover if a setup worker prepares the spare, else the socket to its pid 1.
+        group: its control group, or None without control groups.
     """
 
     pid: int
@@ -543,7 +543,7 @@ class _Spare:
     group: cgroups.Cgroup | None
 
     def is_usable(self) -> bool:
-        """Return whether a setup worker has prepared it, or is about to."""
+        """Return whether a setup worker has prepared the spare or is about to; False if the preparation failed."""
         try:
             return self.source.recv(len(setup.PREPARED), socket.MSG_PEEK | socket.MSG_DONTWAIT) == setup.PREPARED
         except BlockingIOError:
@@ -552,16 +552,16 @@ class _Spare:
 
 @dataclass(frozen=True, slots=True)
 class SpawnOptions:
-    """Options of a request for the zygote itself; the plan contains the rest.
+    """Options of a ``create`` request that the zygote itself needs; the plan contains all others.
 
     Attributes:
         network: ``off`` or ``host``.
-        one_id: whether it has but one uid, as the files that an ordinary user's builds make.
-        inotify: inotify instances.
-        nproc: processes of all its ids together; 0: no limit.
-        sealed: numbers of the trees it is made over.
+        one_id: whether the sandbox has a single uid, for builds by an ordinary user, who then owns all their files.
+        inotify: limit of inotify instances.
+        nproc: limit of processes for all ids of the sandbox together; 0: no limit.
+        sealed: numbers of the sealed trees that are lower layers of the sandbox.
         amounts: (name, amount) of the limits of its control group.
-        pretend_owners: whether changes of owners answer success and do nothing.
+        pretend_owners: whether changes of file owners and ids do nothing but return success.
     """
 
     network: str = "off"
@@ -588,12 +588,12 @@ class SpawnOptions:
         return cls(network, one_id, inotify, nproc, sealed, amounts, pretend)
 
     def fits(self, spare: SpawnOptions, *, many_ids: bool) -> bool:
-        """Return whether a spare that was created with other options can be used."""
+        """Return whether a spare that was forked with the options ``spare`` suits this request."""
         ids = (self.one_id, self.nproc) == (spare.one_id, spare.nproc) or not many_ids
         same = (self.network, self.inotify, self.limits_cpu) == (spare.network, spare.inotify, spare.limits_cpu)
         return same and ids and self.pretend_owners == spare.pretend_owners
 
     @property
     def limits_cpu(self) -> bool:
-        """Whether there is a limit of CPU."""
+        """Whether the control group limits the CPU."""
         return any(name == "cpu" for name, _ in self.amounts)

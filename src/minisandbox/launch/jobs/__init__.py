@@ -1,1 +1,1 @@
-"""Programs inside a sandbox that carry out calls: workers, commands, processes, shells, files, changes."""
+"""Code that runs inside a sandbox and serves its jobs: commands, processes, shells, file operations, changes."""

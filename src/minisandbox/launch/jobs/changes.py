@@ -1,8 +1,9 @@
-"""The changes of a workspace, read from its uppers by a process in a second sandbox.
+"""List the changes of a workspace by comparing its uppers with the image, inside a second sandbox.
 
-The root directory of that sandbox holds ``trees/N`` (the uppers, topmost first), ``base`` (the image) and, if ``/usr``
-was writable, ``base-usr``. An agent made the trees: they are opened component by component, and no link is followed. An
-upper marks *deleted* by a device 0/0 and *replaced* by ``user.overlay.opaque`` (overlayfs.rst).
+The root directory of the second sandbox holds ``trees/N`` (the uppers, topmost first), ``base`` (the image) and, if
+``/usr`` was writable, ``base-usr``. An agent may have written the uppers, so they are opened component by component and
+no link is followed. In an upper, device 0/0 marks a deleted path and the attribute ``user.overlay.opaque`` a replaced
+directory (overlayfs.rst).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _PAGE_SIZE = 1 << 18
 """Characters of paths in one frame, which keeps it below ``frames.MAX_HEADER``."""
 _MOST_ROWS = 1 << 21
 MOST_CHARACTERS = 1 << 26
-"""Of all paths together: a long directory name repeats in the path of every file below it."""
+"""Limit for all paths together, because a long directory name repeats in the path of every file below it."""
 _TRIES = 16
-"""How often to retry a path that vanishes meanwhile."""
+"""Attempts to compare a path that keeps vanishing."""
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _CHUNK = 1 << 16
 _MOST_OPEN = 1000
-"""Directories that are kept open: the workspace may move them without harm."""
+"""Directories that are kept open, so that the comparison survives if the workspace moves them."""
 _KINDS = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
@@ -45,9 +46,8 @@ Row = tuple[str, str, str]
 def serve(job: WorkerJob) -> None:
     """Answer a ``changes`` request: frames of rows, then ``end``.
 
-    The request names the ``trees`` (how many), whether there is a ``usr`` of its own, the path ``below`` which to look,
-    paths to ``skip``, because the sandbox's own mounts made them, and the most ``characters`` that paths may have in
-    all.
+    The request has ``trees`` (the number of uppers), ``usr`` (whether /usr was writable), ``below`` (the path to
+    compare), ``skip`` (paths that exist only as mount points) and ``characters`` (the limit for all paths together).
     """
     trees, below, skipped = job.request["trees"], job.request["below"], job.request["skip"]
     max_characters = job.request["characters"]
@@ -98,12 +98,12 @@ def _compare_all(base: str, uppers: list[str], prefix: str, below: str) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class _Views:
-    """One directory of the workspace, by the trees that make it up; their walkers are there.
+    """One directory of the workspace, as walkers that have entered it in each tree that contains it.
 
     Attributes:
-        uppers: the uppers that have it, the topmost first.
-        below: the image if its directory shows through them, or None.
-        base: the image if it has the directory, shown or not, or None.
+        uppers: walkers of the uppers that contain the directory, topmost first.
+        below: walker of the image if the image's directory is visible through the uppers, or None.
+        base: walker of the image if the image contains the directory, visible or not, or None.
     """
 
     uppers: tuple[DirWalker, ...]
@@ -122,13 +122,13 @@ class _Views:
 
 @dataclass(frozen=True, slots=True)
 class _Now:
-    """The present state of a path.
+    """The current state of a path.
 
     Attributes:
         status: its lstat(2), or None if it is deleted.
-        holder: the tree that has it.
-        uppers: for a directory, the trees that it consists of.
-        through: whether the image shows through them.
+        holder: walker of the topmost tree that contains the path.
+        uppers: for a directory, walkers of the uppers that are merged in it.
+        through: whether the image's directory is visible through the uppers.
     """
 
     status: os.stat_result | None
@@ -142,9 +142,9 @@ class _Level:
     """A directory under comparison.
 
     Attributes:
-        prefix: its path, with a slash.
-        views: the directory.
-        names: its entries still to compare, the next one last.
+        prefix: its path, with a trailing slash.
+        views: walkers in the directory.
+        names: entries still to compare, in reverse order.
     """
 
     prefix: str
@@ -154,13 +154,13 @@ class _Level:
     @classmethod
     def of(cls, prefix: str, views: _Views, below: str) -> _Level:
         names = _names(views)
-        if below.startswith(prefix) and below != prefix:  # this directory is on the way there
+        if below.startswith(prefix) and below != prefix:  # an ancestor of ``below``: follow its path only
             names &= {below[len(prefix) :].split("/", maxsplit=1)[0]}
         return cls(prefix, views, sorted(names, reverse=True))
 
 
 def _changes_below(prefix: str, views: _Views, below: str) -> Iterator[Row]:
-    """Compare all below; depth costs no stack and few open files."""
+    """Compare everything below a directory, without recursion and with few open files."""
     levels = [_Level.of(prefix, views, below)]
     while True:
         level = levels[-1]
@@ -181,7 +181,7 @@ def _names(views: _Views) -> set[str]:
     names: set[str] = set()
     for upper in views.uppers:
         names.update(os.listdir(upper.fd))
-    if views.base is not views.below and views.base is not None:  # replaced: entries of the image may be deleted
+    if views.base is not views.below and views.base is not None:  # replaced: the image's entries may be deleted
         names.update(os.listdir(views.base.fd))
     return names
 
@@ -226,14 +226,14 @@ def _is_opaque(upper: DirWalker, name: str) -> bool:
 
 
 def _compare(path: str, name: str, views: _Views) -> tuple[Row | None, _Views | None]:
-    """Return the change of a path, and the directories to compare below it.
+    """Return the change of a path and, for a directory, the walkers to continue with below it.
 
-    The workspace may be running: a path that vanishes meanwhile is retried.
+    A path that vanishes is retried, because the workspace may be running.
 
     Args:
         path: the path.
-        name: the last part of it.
-        views: the directory that it is in.
+        name: its last component.
+        views: walkers in the directory that contains it.
     """
     for attempt in range(_TRIES):
         try:
@@ -256,7 +256,7 @@ def _row(path: str, name: str, views: _Views, now: _Now, was: os.stat_result | N
 
 
 def _enter(name: str, views: _Views, now: _Now, was: os.stat_result | None) -> _Views | None:
-    """Enter the directories of that name, if anything below them can differ."""
+    """Enter the directory in every tree that contains it; return None if nothing below it can differ."""
     was_directory = was is not None and stat.S_ISDIR(was.st_mode)
     is_directory = now.status is not None and stat.S_ISDIR(now.status.st_mode)
     if not now.uppers and (is_directory or not was_directory):

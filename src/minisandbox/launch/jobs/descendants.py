@@ -1,6 +1,6 @@
 """Find, count and kill the processes below this one, through /proc.
 
-A worker is the subreaper of its commands (prctl(2)), so daemonised processes stay below it too.
+A worker is the subreaper of its commands (prctl(2)), so daemonised processes stay its descendants.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Callable, Collection
 from minisandbox.launch.disk import DiskLimit, kept_in_memory, measure
 
 KILL_PATIENCE = 10.0
-"""Seconds after which a process that hangs in the kernel is left to the end of the sandbox."""
+"""Seconds to wait for killed processes; one that hangs in the kernel is left until the sandbox ends."""
 _STOP_PATIENCE = 2.0
 _COLLECTING = 0.5
-"""Seconds of reaping between two searches for a tree that forks: a search for many processes is slow."""
+"""Seconds of reaping between two searches for new processes, because a search through many processes is slow."""
 _ENDED = (b"Z", b"X")
-"""States of a process whose first thread has ended (proc_pid_stat(5))."""
+"""States of a process whose main thread has exited (proc_pid_stat(5))."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def child_processes(pid: int) -> set[int]:
-    """Return the live children of a process, from the parents that /proc names."""
+    """Return the live children of a process."""
     return set(_children().get(pid, ()))
 
 
@@ -55,9 +55,9 @@ def have_children() -> bool:
 
 
 def stop_all(exclude: Collection[int] = ()) -> None:
-    """Stop every process below this one, also those that appear meanwhile.
+    """Stop every process below this one, including processes that are forked meanwhile.
 
-    A tree that forks faster than it can be searched would outrun the kills otherwise.
+    Without this, a tree that forks faster than /proc can be searched would outrun the kills.
     """
     give_up = time.monotonic() + _STOP_PATIENCE
     stopped: set[int] = set()
@@ -67,12 +67,12 @@ def stop_all(exclude: Collection[int] = ()) -> None:
 
 
 def kill_all(reap: Callable[[], bool], exclude: Collection[int] = ()) -> None:
-    """End everything below this process.
+    """Kill every process below this one.
 
-    All of it is stopped first, so that nothing runs on between the first and the last kill.
+    All processes are stopped first, so that none keeps running between the first and the last kill.
 
     Args:
-        reap: collects some children that have ended, and says whether there may be more.
+        reap: reaps some exited children, and returns whether there may be more.
         exclude: processes that stay alive, with everything below them.
     """
     stop_all(exclude)
@@ -90,14 +90,14 @@ def kill_all(reap: Callable[[], bool], exclude: Collection[int] = ()) -> None:
 
 
 def signal_all(pids: Collection[int], number: int) -> None:
-    """Signal processes; ignore those that have ended."""
+    """Send a signal to processes; ignore processes that have exited."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def _children() -> dict[int, list[int]]:
-    """Return the live processes of this sandbox by their parents."""
+    """Return the live processes of this sandbox, grouped by parent."""
     children: dict[int, list[int]] = {}
     for pid in every_pid():
         state, parent, *_ = stat_fields(pid) or (b"X", b"0")
@@ -107,11 +107,13 @@ def _children() -> dict[int, list[int]]:
 
 
 def has_ended(pid: int, state: bytes) -> bool:
-    """Return whether a process has exited. If only its first thread has, it looks like a zombie and runs on (proc(5)).
+    """Return whether a process has exited.
+
+    A process whose main thread has exited looks like a zombie, but its other threads may run (proc(5)).
 
     Args:
-        pid: of the process.
-        state: the first of :func:`stat_fields`.
+        pid: the process.
+        state: the first field of :func:`stat_fields`.
     """
     if state not in _ENDED:
         return False
@@ -121,12 +123,12 @@ def has_ended(pid: int, state: bytes) -> bool:
 
 
 def every_pid() -> list[int]:
-    """Return every process that this one can see."""
+    """Return the pid of every process that is visible in /proc."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the state on (proc_pid_stat(5)); none if the process has ended."""
+    """Return the fields of /proc/PID/stat from the state on (proc_pid_stat(5)), or [] if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
             return source.read().rpartition(b")")[2].split()
@@ -135,22 +137,23 @@ def stat_fields(pid: int) -> list[bytes]:
 
 
 def usage(upper: DiskLimit | None = None) -> dict[str, float]:
-    """Return what the sandbox uses: CPU seconds, bytes of memory and of disk, processes of its commands.
+    """Return the sandbox's resource use: CPU seconds, bytes of memory and of disk, processes of its commands.
 
-    Disk is counted on the sandbox's memory, which holds its upper (unless that is on disk), /run and /dev/shm.
+    Disk use is the size of the sandbox's tmpfs, which holds /run, /dev/shm and an upper in memory, plus an upper on
+    disk.
 
     Args:
-        upper: its disk upper, which counts too.
+        upper: limit of the upper on disk, or None.
     """
     cpu = memory = processes = 0
     for pid in every_pid():
         fields = stat_fields(pid)
         if not fields:  # the process has just exited
             continue
-        # proc_pid_stat(5), from the state on: 1 is the parent; 11 to 14 CPU ticks; 21 resident pages
+        # proc_pid_stat(5), from the state on: field 1 is the parent, 11 to 14 CPU ticks, 21 resident pages
         cpu += sum(int(field) for field in fields[11:15])
         memory += int(fields[21]) * _PAGE
-        # the children of pid 1 are workers: every command descends from one of them
+        # leave out pid 1 and its children, the workers
         processes += pid != 1 and fields[1] != b"1" and not has_ended(pid, fields[0])
     disk = kept_in_memory() + (measure(upper.upper) if upper else 0)
     return {"cpu": cpu / _TICKS, "memory": memory, "disk": disk, "processes": processes}

@@ -1,4 +1,4 @@
-"""Run one command: watch it, keep its output, kill its process tree at the deadline or when the caller hangs up."""
+"""Run one command: capture its output, and kill its process tree at the timeout or when the caller hangs up."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .spawn import Pipes, SpawnError, Stdio, spawn, start_nothing
 
 CHUNK = 1 << 16
 DRAIN = 0.02
-"""Seconds to wait for more output of background children once the leader has ended."""
+"""Seconds to wait for more output of background children once the leader has exited."""
 _MOST_REAPED = 1000
 _LONGEST_WAIT = 3600.0
-"""Seconds of one poll(2), which takes an int of milliseconds; a loop waits again for what is more distant."""
+"""Maximum seconds of one poll(2), which takes an int of milliseconds; the caller's loop polls again."""
 
 
 class Capture:
     """Keeps the head and the tail of a stream, and counts the bytes between.
 
     Args:
-        limit: bytes to keep: the first half of it and the last.
+        limit: bytes to keep, half from the start of the stream and half from its end.
 
     Attributes:
         dropped: bytes that were not kept.
@@ -49,7 +49,7 @@ class Capture:
         self.dropped = 0
 
     def add(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
+        """Add the next bytes of the stream."""
         if self._head_room:
             self._head.append(data[: self._head_room])
             head_size = len(self._head[-1])
@@ -71,7 +71,7 @@ class Capture:
         self.dropped += cut
 
     def result(self) -> bytes:
-        """Return the kept bytes; if some are missing, a line between head and tail counts them."""
+        """Return the kept bytes; a line between head and tail reports the number of dropped bytes."""
         head, tail = b"".join(self._head), b"".join(self._tail)
         if not self.dropped:
             return head + tail
@@ -79,19 +79,19 @@ class Capture:
 
 
 class Leader:
-    """A command's first process: its end, its deadline, its tree.
+    """A command's first process: its deadline, its exit status, its process tree.
 
     Args:
-        pid: the process, a child of ours; 0 if none could be started.
-        timeout: wall seconds it has, or None.
+        pid: the process, a child of this one; 0 if no process could be started.
+        timeout: wall-clock seconds that the command may run, or None.
 
     Attributes:
         pid: the process.
-        status: its wait(2) status once it has ended, or None.
-        timed_out: whether its deadline ended it.
-        usage: the resources it used, once it has ended.
-        duration: seconds from its start to its end.
-        counters: counts what the limits refuse, or None.
+        status: its wait(2) status once it has exited, or None.
+        timed_out: whether the command was killed at its deadline.
+        usage: the resources it used, once it has exited.
+        duration: seconds from its start to its exit.
+        counters: counters of the limits that the command hits, or None.
     """
 
     def __init__(self, pid: int, timeout: float | None = None) -> None:
@@ -107,7 +107,7 @@ class Leader:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has exited."""
         return self.status is not None
 
     def time_left(self) -> float | None:
@@ -115,12 +115,12 @@ class Leader:
         return None if self._deadline is None else self._deadline - time.monotonic()
 
     def reap(self) -> bool:
-        """Collect ended children: the leader, and orphans that this process adopted as their subreaper.
+        """Reap exited children: the leader, and orphans that this process adopted as their subreaper.
 
-        A tree may produce them faster than they are collected: a batch leaves the caller's loop its turn.
+        One call reaps a limited batch, so that the caller's loop keeps running while a tree keeps forking.
 
         Returns:
-            Whether there may be more.
+            Whether there may be more exited children.
         """
         for _ in range(_MOST_REAPED):
             try:
@@ -130,7 +130,7 @@ class Leader:
                 return False
             if pid == 0:
                 return False
-            if os.WIFSTOPPED(status):  # the leader asked to be traced by its parent, and would wait forever
+            if os.WIFSTOPPED(status):  # it asked to be traced by its parent (ptrace(2)) and would wait forever
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                 continue
@@ -152,8 +152,8 @@ class Leader:
     def kill_tree(self) -> None:
         """Kill the leader and all its descendants, daemons included.
 
-        First its process group, by one call that no fork can outrun (kill(2)): a search for hundreds of processes is
-        slow while each of them competes for the processor.
+        Kill its process group first, by one call that no fork can outrun (kill(2)). A search for hundreds of processes
+        is slow while all of them compete for the CPU.
         """
         if self.pid > 0 and not self.ended:  # not reaped: the pid cannot be reused
             with contextlib.suppress(OSError):  # the leader has no process group yet
@@ -169,7 +169,7 @@ class Leader:
                 os.kill(self.pid, number)
 
     def has_left_running(self) -> bool:
-        """Return whether any process of its tree is alive. Takes at most one system call and does not read /proc."""
+        """Return whether any process of its tree is alive, without a search through /proc."""
         if not self._childless:
             self.reap()
         return not self._childless and descendants.have_children()
@@ -179,7 +179,7 @@ class Leader:
         return len(descendants.descendants()) if self.has_left_running() else 0
 
     def fate(self, left_running: int) -> Header:
-        """Return the final frame's header: how it ended, without output."""
+        """Return the header of the final frame: exit status, usage and limits, with empty output."""
         assert self.status is not None
         usage = self.usage
         return {
@@ -195,7 +195,7 @@ class Leader:
         }
 
     def _hits(self, status: int) -> list[str]:
-        """Return the limits that it hit. A file size limit shows only as a signal, or as a shell's status."""
+        """Return the limits that the command hit. The file size limit shows only as SIGXFSZ or a shell's status."""
         too_large = status in (signal.SIGXFSZ, 128 + signal.SIGXFSZ << 8)
         return [*(self.counters.hits() if self.counters else ()), *((FILE_SIZE,) if too_large else ())]
 
@@ -218,8 +218,8 @@ class Command:
         ``stdin`` (whether the payload is its standard input) and ``output`` (bytes kept per stream).
 
         Raises:
-            RefusedError: there is no such user or directory.
-            OSError: no process could be made, for example at the limit of processes.
+            SpawnError: there is no such user or directory.
+            OSError: no process could be started, for example at the process limit.
         """
         request, limit = job.request, job.request["output"]
         assert isinstance(limit, int)
@@ -232,14 +232,14 @@ class Command:
         return cls(leader, stdin_write, {out_read: Capture(limit), err_read: Capture(limit)}, job.payload)
 
     def end_at_once(self) -> None:
-        """Have ended: there is no process."""
+        """Pretend that the process has exited; for a rehearsal, which starts none."""
         self._leader.status = 0
 
     def watch(self, job: WorkerJob, wakeup: int) -> bool:
-        """Follow it until its leader has ended, its deadline has passed, or the controller has hung up.
+        """Supervise the command until its leader exits, its deadline passes, or the controller hangs up.
 
         Returns:
-            Whether processes of it are still running.
+            Whether background processes of the command are still running.
         """
         leader = self._leader
         poll = select.poll()
@@ -262,7 +262,7 @@ class Command:
         return left_running > 0
 
     def outlive(self, wakeup: int) -> None:
-        """Reap its background processes and discard their output until the last has ended."""
+        """Reap its background processes and discard their output until the last one has exited."""
         poll = select.poll()
         poll.register(wakeup, select.POLLIN)
         self._register(poll)
@@ -286,14 +286,14 @@ class Command:
             poll.register(self._stdin, select.POLLOUT)
 
     def _move(self, events: Mapping[int, int], poll: select.poll) -> None:
-        """Move bytes on the pipes that are ready."""
+        """Read from and write to the pipes that are ready."""
         for descriptor in self._open & events.keys():
             self._read(descriptor, poll)
         if self._stdin in events:
             self._feed(poll)
 
     def _read(self, descriptor: int, poll: select.poll) -> int:
-        """Read once; returns the number of bytes."""
+        """Read from a pipe once; return the number of bytes."""
         try:
             data = os.read(descriptor, CHUNK)
         except BlockingIOError:
@@ -319,7 +319,7 @@ class Command:
             self._stdin = -1
 
     def _drain(self) -> None:
-        """Read what the leader left in its pipes; wait a moment for its background children."""
+        """Read the leader's remaining output, then wait briefly for output of its background children."""
         deadline = time.monotonic() + DRAIN
         poll = select.poll()
         for descriptor in tuple(self._open):
@@ -333,7 +333,7 @@ class Command:
 
 
 def serve(job: WorkerJob, wakeup: int) -> Command | None:
-    """Carry out an ``exec`` request; returns the command if processes of it are still running."""
+    """Serve an ``exec`` request; return the command if its background processes are still running, or None."""
     try:
         command = Command.start(job)
     except SpawnError as error:
@@ -349,7 +349,7 @@ def serve(job: WorkerJob, wakeup: int) -> Command | None:
 
 
 def rehearse(job: WorkerJob, wakeup: int) -> None:
-    """Do everything that a command needs, except starting it: pages touched now need not be copied later."""
+    """Run the code of a command without starting one, so that memory pages are copied before the first command."""
     command = Command.start(job, start_nothing)
     command.end_at_once()
     command.watch(job, wakeup)
@@ -357,7 +357,7 @@ def rehearse(job: WorkerJob, wakeup: int) -> None:
 
 
 def refusal(error: OSError) -> tuple[Header, bytes]:
-    """Return the final frame of a command that could not be started: a shell's status 126."""
+    """Return the final frame of a command that could not be started, with a shell's status 126."""
     leader = Leader(0)
     leader.status = 126 << 8
     hit = {"hit": [PROCESSES]} if error.errno == errno.EAGAIN else {}
@@ -378,11 +378,11 @@ def timeout_of(request: Header) -> float | None:
 
 
 def milliseconds(seconds: float | None) -> float | None:
-    """Return a wait for poll(2)."""
+    """Convert a wait in seconds to a timeout for poll(2)."""
     return None if seconds is None else max(0.0, min(seconds, _LONGEST_WAIT) * 1000)
 
 
 def readable(descriptor: int) -> int:
-    """Return the number of unread bytes in a pipe; read only those, because a writer may never stop."""
+    """Return the number of unread bytes in a pipe. Callers read only those, because a writer may never stop."""
     count: int = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
     return count

@@ -1,7 +1,7 @@
-"""File operations inside the sandbox, by a worker: the host never opens a path that an agent can shape.
+"""Carry out file operations in a worker inside the sandbox, so that the host never opens a path an agent controls.
 
-Each answers ``error`` where the kernel refused. Paths are followed as a program inside would follow them, except for
-the links of /proc, which lead to the worker's own files.
+Every operation answers ``error`` if the kernel refuses. Paths resolve as for any program inside the sandbox, except
+that links of /proc are refused, because they lead to the worker's own files.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .tree_writer import Attributes, FileWriter, TreeBuilder
 _PATH_MAX = 4096
 _PAGE = 500
 _MOST_TEXT = 1 << 26
-"""Characters of names and targets in a whole list: hard links give one long target to a million names."""
+"""Limit for the names and link targets of a whole list, in characters: a million hard links can share a long target."""
 _PAGE_SIZE = 1 << 18
 """Characters of names and targets in one frame of a list, which keeps it below ``frames.MAX_HEADER``."""
 
 
 def serve(job: WorkerJob) -> None:
-    """Carry out a request that is about files, or ``usage``."""
+    """Serve a file request or a ``usage`` request."""
     verb = str(job.request["verb"])
     try:
         _VERBS[verb](job)
     except OSError as error:
         _fail(job, error, verb)
-    except ValueError as error:  # a path with a NUL, or malformed text
+    except ValueError as error:  # a path that contains a NUL or is malformed
         job.fail(OSError(errno.EINVAL, str(error)), verb, job.request.get("path"))
 
 
@@ -41,7 +41,7 @@ def _fail(job: WorkerJob, error: OSError, verb: str) -> None:
     path, inner = str(job.request.get("path", "")), error.filename
     if isinstance(inner, str) and verb in ("send_tree", "take_tree"):
         path = os.path.join(path, inner) if inner else path
-    if isinstance(inner, str) and verb == "remove":  # relative to where the removed is
+    if isinstance(inner, str) and verb == "remove":  # ``inner`` is relative to the parent of the removed path
         path = os.path.join(os.path.dirname(path.rstrip("/")), inner)
     job.fail(OSError(error.errno, error.strerror or str(error)), verb, path)
 
@@ -57,7 +57,7 @@ def _path(job: WorkerJob, key: str = "path") -> str:
 
 
 def _read(job: WorkerJob) -> None:
-    """``read``: answers ``data`` and ``hole`` frames, then ``end``."""
+    """Serve ``read``: answer with ``data`` and ``hole`` frames, then ``end``."""
     descriptor = _open(_path(job), os.O_RDONLY)
     try:
         size = _require_regular(descriptor).st_size
@@ -76,7 +76,7 @@ def _limit(job: WorkerJob) -> int | None:
 
 
 def _write(job: WorkerJob) -> None:
-    """``write``: takes ``data`` and ``hole`` frames up to ``end``, answers ``done``."""
+    """Serve ``write``: receive ``data`` and ``hole`` frames up to ``end``, then answer ``done``."""
     path = _path(job)
     _make_parents(path)
     with contextlib.closing(FileWriter(_open(path, os.O_WRONLY | os.O_CREAT))) as file:
@@ -106,7 +106,7 @@ def _take_content(job: WorkerJob, file: FileWriter) -> int:
 
 
 def _list(job: WorkerJob) -> None:
-    """``list``: answers ``entries`` frames of several hundred each, then ``end``."""
+    """Serve ``list``: answer with ``entries`` frames of several hundred entries each, then ``end``."""
     descriptor = _open(_path(job), os.O_RDONLY | os.O_DIRECTORY)
     try:
         if os.fstat(descriptor).st_dev == _proc():
@@ -152,7 +152,7 @@ def _numbers(name: str, status: os.stat_result, target: str | None) -> list[obje
 
 
 def _stat(job: WorkerJob) -> None:
-    """``stat``: answers ``entries`` with one entry of no name."""
+    """Serve ``stat``: answer with ``entries`` that hold one entry without a name."""
     flags = os.O_PATH | (0 if job.request["follow"] else os.O_NOFOLLOW)
     descriptor = _open(_path(job), flags)
     try:
@@ -168,7 +168,7 @@ def _stat(job: WorkerJob) -> None:
 
 
 def _mkdir(job: WorkerJob) -> None:
-    """``mkdir``: answers ``done``."""
+    """Serve ``mkdir``: answer ``done``."""
     path = _path(job)
     if job.request["parents"]:
         _make_parents(path)
@@ -187,7 +187,7 @@ def _mkdir(job: WorkerJob) -> None:
 
 
 def _remove(job: WorkerJob) -> None:
-    """``remove``: answers ``done``."""
+    """Serve ``remove``: answer ``done``."""
     try:
         with _parent(_path(job)) as (directory, name):
             tree_writer.remove(directory, name, recursive=bool(job.request["recursive"]))
@@ -198,10 +198,10 @@ def _remove(job: WorkerJob) -> None:
 
 
 def _move(job: WorkerJob) -> None:
-    """``move``: answers ``done``."""
+    """Serve ``move``: answer ``done``."""
     target = _path(job, "target")
     with _parent(_path(job)) as (directory, name):
-        os.stat(name, dir_fd=directory, follow_symlinks=False)  # nothing is made for a source that is not there
+        os.stat(name, dir_fd=directory, follow_symlinks=False)  # create no directories for a missing source
         _make_parents(target)
         with _parent(target) as (target_directory, target_name):
             tree_writer.move(directory, name, target_directory, target_name)
@@ -212,7 +212,7 @@ def _move(job: WorkerJob) -> None:
 
 
 def _send_tree(job: WorkerJob) -> None:
-    """``send_tree``: answers the frames of a file or tree of no name, then ``end``."""
+    """Serve ``send_tree``: answer with the frames of a file or tree without a name, then ``end``."""
     descriptor = _open(_path(job), os.O_RDONLY)
     walker = trees.DirWalker(descriptor)
     tally = trees.Tally(_limit(job), _integer(job.request, "most"))
@@ -237,7 +237,7 @@ def _whole(walker: trees.DirWalker) -> Iterator[trees.TreeStep]:
 
 
 def _take_tree(job: WorkerJob) -> None:
-    """``take_tree``: takes the frames of what is below a directory, then ``end``; answers ``done``."""
+    """Serve ``take_tree``: receive the frames of a directory's content up to ``end``, then answer ``done``."""
     path = _path(job)
     _make_parents(path)
     is_new = True
@@ -294,18 +294,18 @@ def _take_frame(job: WorkerJob, builder: TreeBuilder) -> frames.Header | None:
 
 
 def _usage(job: WorkerJob) -> None:
-    """``usage``: answers what the sandbox uses right now, as seen from inside."""
+    """Serve ``usage``: answer with the current resource use of the sandbox, measured from inside."""
     _send(job, {"event": "usage", **descendants.usage(job.counters.upper)})
 
 
-# --- what they share -------------------------------------------------------------------------------------------------
+# --- shared helpers --------------------------------------------------------------------------------------------------
 
 
 def _open(path: str, flags: int) -> int:
-    """Open a path that an agent can shape.
+    """Open a path that an agent controls.
 
-    A FIFO must not block the worker (O_NONBLOCK). Links of /proc must not lead to the worker's own files: its program
-    is a file of the host (openat2(2), RESOLVE_NO_MAGICLINKS).
+    O_NONBLOCK keeps a FIFO from blocking the worker. RESOLVE_NO_MAGICLINKS (openat2(2)) refuses the links of /proc,
+    which lead to the worker's own files: its program is a file of the host.
     """
     if not flags & os.O_PATH:
         flags |= os.O_NONBLOCK | os.O_NOCTTY
@@ -319,7 +319,7 @@ def _open(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def _parent(path: str) -> Iterator[tuple[int, str]]:
-    """Open the directory that holds a path's last name; yields its descriptor and the name."""
+    """Open the parent directory of a path; yield its descriptor and the last component of the path."""
     above, name = os.path.split(path.rstrip("/"))
     if name in ("", ".", ".."):
         raise OSError(errno.EINVAL, "not the name of something in a directory")
@@ -331,7 +331,7 @@ def _parent(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _make_parents(path: str) -> None:
-    """Make the directories above a path; links among them are followed."""
+    """Create the missing parent directories of a path, following symbolic links."""
     above = os.path.dirname(path.rstrip("/")) or "/"
     if os.path.isdir(above):
         return
@@ -341,7 +341,7 @@ def _make_parents(path: str) -> None:
     for end in range(2, len(parts) + 1):
         with contextlib.suppress(FileExistsError):
             os.mkdir("/".join(parts[:end]), 0o755)
-    if not os.path.isdir(above):  # a file, or a link that leads nowhere
+    if not os.path.isdir(above):  # a file or a dangling link
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
@@ -371,7 +371,7 @@ def _send(job: WorkerJob, header: frames.Header, payload: bytes = b"") -> None:
 
 
 def _send_bytes(job: WorkerJob, data: bytes) -> None:
-    """Answer; ends the job if the controller hung up."""
+    """Send encoded frames; raise EOFError, which ends the job, if the controller hung up."""
     try:
         job.connection.sendall(data)
     except (BrokenPipeError, ConnectionResetError):

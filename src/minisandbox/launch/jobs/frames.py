@@ -15,15 +15,15 @@ _LENGTHS = struct.Struct(">II")
 _JSON = json.JSONEncoder(separators=(",", ":"))
 MAX_HEADER = 8 << 20
 STDIN_CREDIT = 1 << 20
-"""Bytes of standard input that may be under way to a process that does not read."""
+"""Bytes of standard input that the controller may send before the process reads them."""
 
 
 class FrameError(ValueError):
-    """The peer sent something that is not a frame."""
+    """The peer sent bytes that are not a frame."""
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
-    """Return one frame as bytes. Text that is not valid Unicode (surrogate escapes) survives the round trip."""
+    """Encode one frame. Surrogate escapes in the header survive the round trip."""
     head = _JSON.encode(header).encode("ascii")
     return _LENGTHS.pack(len(head), len(payload)) + head + payload
 
@@ -32,7 +32,7 @@ class Decoder:
     """Turns a stream of bytes into frames.
 
     Args:
-        max_payload: bytes of the largest payload that is accepted.
+        max_payload: size limit of a payload in bytes.
     """
 
     def __init__(self, max_payload: int = 0xFFFFFFFF) -> None:

@@ -1,4 +1,4 @@
-"""A job: one request of a controller and the socket on which a worker answers it."""
+"""A job: one request and the socket on which a worker answers it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PIECE = 1 << 20
 
 
 class WorkerJob:
-    """One request's socket, as the worker sees it.
+    """The worker's end of one request's socket.
 
     Args:
-        connection: the socket, with the request on its way.
-        counters: counts what the limits refuse meanwhile.
+        connection: the socket on which the request arrives.
+        counters: counters of the limits that the job hits.
 
     Attributes:
         request: the request's header.
@@ -64,7 +64,7 @@ class WorkerJob:
         self._pending.extend(self._decoder.feed(data))
 
     def link(self) -> Link:
-        """Return the same connection for an exchange without waiting; the job is not used any more."""
+        """Return a non-blocking link on the same connection; afterwards use the link instead of the job."""
         return Link(self.connection, self._decoder, self._pending)
 
     def send(self, header: frames.Header, payload: bytes = b"") -> None:
@@ -73,7 +73,7 @@ class WorkerJob:
             self.connection.sendall(frames.encode(header, payload))
 
     def fail(self, error: OSError, operation: str, path: object = "") -> None:
-        """Answer that the job could not be done."""
+        """Answer the request with an error."""
         self.send(
             {"event": "error", "errno": error.errno, "message": error.strerror, "operation": operation, "path": path}
         )

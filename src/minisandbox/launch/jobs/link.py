@@ -1,4 +1,4 @@
-"""A nonblocking connection to the handle of a process or shell."""
+"""A non-blocking connection between a worker and the handle of its process or shell."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _CHUNK = 1 << 18
 
 
 class Link:
-    """Frames in and out of a stream socket, without waiting.
+    """Sends and receives frames on a stream socket without blocking.
 
     Args:
         connection: the socket; the link closes it.
-        decoder: holds the received part of the next frame.
+        decoder: decoder that holds the received part of the next frame.
         pending: frames that were received already.
     """
 
@@ -39,7 +39,7 @@ class Link:
 
     @property
     def full(self) -> bool:
-        """Whether frames wait for the reader: a producer of more should wait too."""
+        """Whether unsent frames wait for the peer to read; a producer should pause then."""
         return bool(self._unsent)
 
     @property
@@ -48,12 +48,12 @@ class Link:
         return select.POLLIN | (select.POLLOUT if self._unsent else 0)
 
     def put(self, header: frames.Header, payload: bytes = b"") -> None:
-        """Send a frame, or as much of it as the socket takes now; the rest waits."""
+        """Queue a frame, and send as much as the socket accepts now."""
         self._unsent.append(memoryview(frames.encode(header, payload)))
         self.flush()
 
     def flush(self) -> None:
-        """Send waiting frames as far as the socket takes them. The end of the reader shows in :meth:`receive`."""
+        """Send queued frames as far as the socket accepts them; :meth:`receive` reports a peer that has hung up."""
         while self._unsent and not self._broken:
             try:
                 sent = self._connection.send(self._unsent[0], socket.MSG_DONTWAIT)
@@ -74,7 +74,7 @@ class Link:
 
         Raises:
             EOFError: the peer closed.
-            ConnectionResetError: the peer closed and left something unread (af_unix.c, unix_release_sock).
+            ConnectionResetError: the peer closed with unread data in its socket (af_unix.c, unix_release_sock).
             FrameError: the peer sent bytes that are not frames.
         """
         received, self._pending = self._pending, []
@@ -87,16 +87,16 @@ class Link:
 
     @property
     def waiting(self) -> bool:
-        """Whether received frames wait, which poll(2) does not see."""
+        """Whether received frames wait in the link, where poll(2) does not see them."""
         return bool(self._pending)
 
     @property
     def hung_up(self) -> bool:
-        """Whether the peer has closed its end. Frames that it sent before may still be received."""
+        """Whether the peer has closed its end. Frames that it sent before can still be received."""
         poll = select.poll()
         poll.register(self._connection, select.POLLRDHUP)
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()

@@ -1,9 +1,9 @@
-"""A streaming process: forward output, input and signals as they arrive.
+"""Supervise a streaming process: forward its output, input and signals as they arrive.
 
-It has one *holder* at a time: the handle that started it or, for a process that outlives its handle, one that attached
-after the holder hung up. The supervisor never waits for the holder: while the holder does not read, the process's pipes
-are not read either, and the process waits in write(2). The holder's frames are always read, so that signals and a
-hang-up get through.
+The process has at most one *holder*: the handle that started it or, for a process that outlives its handle, a handle
+that attached after the last one hung up. The supervisor never blocks on the holder. While the holder does not read, the
+supervisor stops reading the process's pipes, so the process waits in write(2). It always reads the holder's frames, so
+that signals and a hang-up get through.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BUSY: Header = {"event": "error", "errno": errno.EBUSY, "message": "it is held"
 
 
 def serve(job: WorkerJob, wakeup: int) -> None:
-    """Carry out a ``start`` request, until the process and all that it leaves running have ended."""
+    """Serve a ``start`` request until the process and its background processes have exited."""
     link = job.link()
     try:
         started = _Process.start(job.request)
@@ -53,11 +53,11 @@ class _Process:
     Attributes:
         leader: its first process.
         request: the request that started it.
-        terminal: descriptor of its terminal's other side, or -1.
-        stdin: descriptor to write to, or -1.
-        outputs: descriptors to read from, each with the number of its stream.
-        unwritten: standard input that it has not read yet.
-        closing: whether its standard input ends after that.
+        terminal: descriptor of the master side of its terminal, or -1.
+        stdin: descriptor to write its standard input to, or -1.
+        outputs: descriptors to read its output from, with the number of the stream.
+        unwritten: standard input that is not written yet.
+        closing: whether to close standard input once ``unwritten`` is written.
     """
 
     def __init__(self, request: Header, pid: int, stdin: int, outputs: dict[int, int], terminal: int = -1) -> None:
@@ -75,8 +75,8 @@ class _Process:
         """Start the process of a request.
 
         Raises:
-            RefusedError: there is no such user or directory.
-            OSError: no process could be made.
+            SpawnError: there is no such user or directory.
+            OSError: no process could be started.
         """
         size = request.get("pty")
         if isinstance(size, list):
@@ -90,7 +90,7 @@ class _Process:
     @classmethod
     def _on_terminal(cls, request: Header, size: list[int]) -> _Process:
         with Pipes() as pipes:
-            # not /dev/ptmx, which a command may have replaced; O_NONBLOCK, because it may have replaced this too
+            # a command may have replaced /dev/ptmx, and even this path; O_NONBLOCK keeps a FIFO from blocking
             flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK
             master = pipes.add(os.open("/dev/pts/ptmx", flags))
             fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
@@ -101,14 +101,14 @@ class _Process:
             pid = spawn(request, Stdio(terminal=path))
             pipes.keep(master, slave)
         process = cls(request, pid, master, {master: 0}, master)
-        process._slave = slave  # held open: a leader that closes its own ends has not ended the output (pty(7))
+        process._slave = slave  # keep it open: the output must not end if the leader closes the terminal (pty(7))
         return process
 
     def introduction(self, dropped: list[int]) -> Header:
-        """Return the first frame for its holder.
+        """Return the first frame for a new holder.
 
         Args:
-            dropped: bytes per stream that were not kept while it had no holder.
+            dropped: bytes dropped per stream while the process had no holder.
         """
         request = self.request
         return {
@@ -123,14 +123,14 @@ class _Process:
         }
 
     def write(self) -> int:
-        """Write standard input; returns how many bytes were written or dropped."""
+        """Write pending standard input; return the number of bytes that were written or dropped."""
         if self.stdin < 0:
             return self._drop_input()
         try:
             written = os.write(self.stdin, self.unwritten[:CHUNK]) if self.unwritten else 0
         except BlockingIOError:
             return 0
-        except OSError:  # EPIPE: every reader closed it; EIO: the terminal is gone
+        except OSError:  # EPIPE: every reader has closed the pipe; EIO: the terminal has hung up
             written = self._drop_input()
             self.close_stdin()
         else:
@@ -145,14 +145,14 @@ class _Process:
         return size
 
     def close_stdin(self) -> None:
-        """Close standard input; a terminal stays."""
+        """Close standard input; keep a terminal open, because it carries the output too."""
         self.closing = True
         if self.stdin >= 0 and self.terminal < 0:
             os.close(self.stdin)
         self.stdin = -1
 
     def close_output(self, descriptor: int) -> None:
-        """Forget an output that has ended; a terminal stays."""
+        """Close an output pipe that has ended; keep a terminal open."""
         del self.outputs[descriptor]
         if descriptor != self.terminal:
             os.close(descriptor)
@@ -163,13 +163,13 @@ class _Process:
             _resize(self.terminal, size)
 
     def release_terminal(self) -> None:
-        """From the leader's end on, the terminal's output ends with the leader's children."""
+        """Close the slave side once the leader has exited, so that the output ends with the leader's children."""
         if self._slave >= 0:
             os.close(self._slave)
             self._slave = -1
 
     def remaining(self) -> dict[int, int]:
-        """Return how many bytes wait in each output. A terminal holds some that cannot be counted (tty_buffer.c)."""
+        """Return the unread bytes of each output; a guess for a terminal, whose buffer hides some (tty_buffer.c)."""
         if self.terminal >= 0:
             return dict.fromkeys(self.outputs, CHUNK)
         return {descriptor: readable(descriptor) for descriptor in self.outputs}
@@ -177,7 +177,7 @@ class _Process:
 
 def _resize(terminal: int, size: list[int]) -> None:
     rows, columns = size
-    with contextlib.suppress(OSError):  # the process may just have exited
+    with contextlib.suppress(OSError):  # the process has just exited
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
@@ -186,8 +186,8 @@ class _Supervisor:
 
     Args:
         process: the process.
-        link: the connection of the handle that started it.
-        door: listening socket at which another handle can attach; None: the process ends with its handle.
+        link: connection of the handle that started the process.
+        door: listening socket on which another handle can attach; None if the process is killed with its handle.
         wakeup: descriptor that is readable after a SIGCHLD.
     """
 
@@ -211,7 +211,7 @@ class _Supervisor:
         return Capture(limit), Capture(limit)
 
     def run(self) -> None:
-        """Loop until a holder has the result, and no process is left."""
+        """Loop until a holder has received the result and all processes have exited."""
         if self._holder is not None and self._holder.waiting:
             self._listen(self._holder)
         while not self._over:
@@ -241,7 +241,7 @@ class _Supervisor:
         return poll
 
     def _is_blocked(self) -> bool:
-        """Return whether output has to wait for the holder."""
+        """Return whether output must wait, because the holder does not read."""
         return self._holder is not None and self._holder.full
 
     def _time_left(self) -> float | None:
@@ -282,7 +282,7 @@ class _Supervisor:
         if self._remaining is not None:
             self._remaining[descriptor] = self._remaining.get(descriptor, 0) - len(data)
         stream = self._process.outputs[descriptor]
-        if self._end is not None:  # of background children, after the result: dropped
+        if self._end is not None:  # drop output that background children write after the result
             return
         if self._holder is None:
             self._kept[stream].add(data)
@@ -290,10 +290,10 @@ class _Supervisor:
             self._holder.put({"event": "output", "stream": stream}, data)
 
     def _look_for_the_end(self) -> None:
-        """Report the result, once the leader's output has gone out and background children had a moment for theirs."""
+        """Report the result once the leader's output is sent and the drain time of background children has passed."""
         if self._leader.ended and self._end is None:
             self._drain()
-        # without a door, sending the result is the end; with one, a holder says that it was seen
+        # without a door, sent is done; with a door, wait until a holder confirms that it has seen the result
         if self._end is not None and self._door is None and not self._is_blocked():
             self._over = True
 
@@ -341,7 +341,7 @@ class _Supervisor:
                 process.close_stdin()
         elif verb == "signal" and isinstance(number, int):
             self._leader.signal(number)
-        elif verb == "kill":  # its background children too, if the leader has ended
+        elif verb == "kill":  # includes background children, even after the leader has exited
             self._leader.kill_tree()
         elif verb == "resize" and isinstance(size, list):
             process.resize(size)
@@ -349,7 +349,7 @@ class _Supervisor:
             self._over = True
 
     def _lose(self) -> None:
-        """End the process because its holder hung up, or let it wait for another holder."""
+        """Handle a holder that hung up: kill the process, or with a door let it wait for the next holder."""
         if self._holder is not None:
             self._holder.close()
             self._holder = None
@@ -359,12 +359,12 @@ class _Supervisor:
                 self._leader.kill_tree()
 
     def _admit(self, door: socket.socket) -> None:
-        """Let a handle attach, or refuse it while another one holds the process."""
+        """Let a handle attach, or refuse it while another handle holds the process."""
         try:
             connection, _ = door.accept()
         except OSError:
             return
-        while self._holder is not None and self._holder.hung_up:  # the old holder hung up just before the new one came
+        while self._holder is not None and self._holder.hung_up:  # process the hang-up of the old holder first
             self._listen(self._holder)
         if not self._over and self._holder is None:
             self._holder = Link(connection)
@@ -375,8 +375,8 @@ class _Supervisor:
                 connection.send(encode(_BUSY), socket.MSG_DONTWAIT)
 
     def _give_kept(self, link: Link) -> None:
-        """Introduce the process, and send the output that was kept while it had no holder."""
-        self._consumed = 0  # the introduction has the credit
+        """Send a new holder the first frame, and the output that was kept while there was no holder."""
+        self._consumed = 0  # the first frame states the credit
         captures, self._kept = self._kept, self._new_captures()
         link.put(self._process.introduction([capture.dropped for capture in captures]))
         for stream, capture in enumerate(captures):
@@ -387,7 +387,7 @@ class _Supervisor:
             link.put(self._end)
 
     def _outlive(self) -> None:
-        """Hang up; reap background processes and discard their output until the last has ended."""
+        """Hang up; reap background processes and discard their output until the last one has exited."""
         if self._door is not None:
             self._door.close()
         if self._holder is not None:

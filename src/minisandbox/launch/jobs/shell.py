@@ -1,12 +1,12 @@
-r"""A stateful bash, driven through pipes by its supervisor.
+r"""Run scripts in one bash that keeps its state between them.
 
-bash reads commands from its standard input (``bash -s``), a pipe that it reads byte by byte, never ahead. Each run
-sends it one ``eval`` of the quoted script, and one ``printf`` that reports the run's number, the working directory and
-the status on a descriptor of its own. The script cannot break out of its quotes, so a syntax error does not disturb the
-next line. It never sees the pipe, because the ``eval`` has an empty standard input.
+bash reads commands from a pipe on its standard input (``bash -s``), byte by byte and never ahead. Each run sends one
+``eval`` of the quoted script and one ``printf``, which reports the run's number, the working directory and the status
+on a separate descriptor. The script cannot break out of its quotes, so a syntax error does not affect the next line.
+The script cannot read the pipe either, because the ``eval`` has an empty standard input.
 
-A bash that ends (``exit``, ``set -e``, a signal) is followed by a fresh one at the next run, and so is one that a
-timeout or an interrupt kills. The fresh one starts in the last directory; the rest of the state is lost.
+If bash exits (``exit``, ``set -e``, a signal) or is killed by a timeout or an interrupt, the next run starts a new
+bash in the last working directory. All other state is lost.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from .job import WorkerJob
 from .spawn import Pipes, SpawnError, Stdio, spawn
 
 START_PATIENCE = 30.0
-"""Seconds that the first bash may take to come up."""
+"""Seconds that the first bash may take to start."""
 _REPORT = 201
-"""The descriptor on which bash reports: too high to be taken by chance."""
+"""The descriptor on which bash reports; high, so that scripts do not use it by accident."""
 _MOST_REPORTED = 1 << 16
 _PATH_MAX = 4096
 _TICKS = os.sysconf("SC_CLK_TCK")
 
-# Backslashes keep aliases away; "builtin" keeps functions away. DIRSTACK is the directory even where PWD was unset.
+# Backslashes bypass aliases, and "builtin" bypasses functions. DIRSTACK holds the directory even if PWD is unset.
 _PREPARE = r"""\builtin shopt -s expand_aliases
 \builtin trap '\builtin trap - DEBUG ERR
 \builtin printf "\0exit\0%%s\0%%s\0" "${DIRSTACK-${PWD-}}" 0 >&%(report)d' EXIT
 """
-# $? of a script is the status of the run before. In an && list it neither ends the shell nor calls a trap.
+# Set $? to the status of the last run. In an && list, a failure triggers neither "set -e" nor a trap.
 _STATUS = "(\\builtin exit %d) && \\builtin :\n"
-# $_ is the last argument, hence the status: if the report cannot be made, it becomes bash's own.
+# If the report fails, exit with the run's status: $_ is the last argument of printf.
 _RUN = r"""\builtin eval -- %(script)s </dev/null
 \builtin printf '\0%%s\0%%s\0%%s\0' %(number)d "${DIRSTACK-${PWD-}}" "$?" >&%(report)d || \builtin exit "$_"
 """
 
 
 def serve(job: WorkerJob, wakeup: int) -> None:
-    """Carry out a ``shell`` request, until its holder hangs up."""
+    """Serve a ``shell`` request until its holder hangs up."""
     shell = _Shell(job, wakeup)
     try:
         shell.begin()
@@ -68,7 +68,7 @@ class _Bash:
 
     Attributes:
         leader: its process.
-        outputs: descriptors to read its stdout and stderr from.
+        outputs: descriptors of its stdout and stderr.
     """
 
     def __init__(self, request: Header) -> None:
@@ -84,12 +84,12 @@ class _Bash:
         self._reported = b""
 
     def begin(self, number: int, script: bytes, status: int) -> None:
-        """Send a run.
+        """Send a script to bash.
 
         Args:
-            number: names it in its report.
-            script: text for bash.
-            status: its first ``$?``.
+            number: number of the run, for its report.
+            script: the script.
+            status: initial value of ``$?``.
         """
         quoted = b"'" + script.replace(b"'", b"'\\''") + b"'"
         lines = _RUN % {"number": number, "report": self._number, "script": quoted.decode("latin-1")}
@@ -98,13 +98,13 @@ class _Bash:
         self.write()
 
     def write(self) -> None:
-        """Write what bash takes now."""
+        """Write pending input, as much as the pipe accepts now."""
         try:
             while self._unwritten:
                 del self._unwritten[: os.write(self._stdin, self._unwritten[:CHUNK])]
         except BlockingIOError:
             pass
-        except BrokenPipeError:  # bash has exited, or has become another program
+        except BrokenPipeError:  # bash has exited or executed another program
             self._unwritten.clear()
 
     def interest(self) -> dict[int, int]:
@@ -115,7 +115,7 @@ class _Bash:
         return events
 
     def read(self, descriptor: int) -> bytes:
-        """Return some bytes, if there are any now."""
+        """Return available bytes, or b"" if there are none."""
         if descriptor not in self._open:
             return b""
         try:
@@ -132,9 +132,9 @@ class _Bash:
             self._reported = (self._reported + data)[-_MOST_REPORTED:]
 
     def report_of(self, number: bytes) -> tuple[str | None, int] | None:
-        """Return the reported directory and status of a run, or None.
+        """Return the reported directory and status of a run, or None if there is no report.
 
-        A script can write a false report, but only about itself. An impossible directory is returned as None.
+        A script can forge a report, but only its own. The directory is None if the report contains an invalid path.
         """
         match = re.search(rb"\x00%s\x00([^\x00]*)\x00(\d{1,3})\x00" % number, self._reported)
         if match is None:
@@ -143,7 +143,7 @@ class _Bash:
         return None if directory is None else os.fsdecode(directory), int(match[2]) & 0xFF
 
     def directory(self) -> str | None:
-        """Return its working directory, whatever it is doing; None if it cannot be told."""
+        """Return the working directory of a busy bash, or None if it cannot be read."""
         with contextlib.suppress(OSError):  # bash runs as another user
             path = os.readlink(f"/proc/{self.leader.pid}/cwd")
             return path if os.path.isdir(path) else None
@@ -156,7 +156,7 @@ class _Bash:
                 self.leader.signal(signal.SIGCONT)
 
     def cpu(self) -> tuple[float, float]:
-        """Return the seconds that it and its reaped children have used: in user mode, in the kernel."""
+        """Return the CPU seconds of bash and its reaped children: (user, system)."""
         if (usage := self.leader.usage) is not None:
             return usage.ru_utime, usage.ru_stime
         fields = descendants.stat_fields(self.leader.pid)[11:15]
@@ -187,7 +187,7 @@ class _Run:
 
 
 class _Shell:
-    """The event loop around a stateful bash, which may be another bash after a run."""
+    """The event loop around a stateful bash; it starts a new bash if the last one has exited."""
 
     def __init__(self, job: WorkerJob, wakeup: int) -> None:
         self._request = job.request
@@ -210,14 +210,14 @@ class _Shell:
         assert isinstance(limit, int)
         return [Capture(limit), Capture(limit)]
 
-    # --- its life ---
+    # --- start and loop ---
 
     def begin(self) -> None:
         """Start the first bash.
 
         Raises:
-            RefusedError: there is no such user or directory.
-            OSError: no process could be made, or there is no bash, or it does not come up.
+            SpawnError: there is no such user or directory.
+            OSError: no process could be started, there is no bash, or bash does not start in time.
         """
         self._bash = bash = self._start(first=self._request.get("again") is not True)
         give_up = time.monotonic() + START_PATIENCE
@@ -235,7 +235,7 @@ class _Shell:
         self._link.put({"event": "started", "pid": bash.leader.pid, "cwd": self._cwd})
 
     def _start(self, *, first: bool) -> _Bash:
-        """Start bash in the last directory; unless it is the first, in another one if that is gone."""
+        """Start bash in the last directory; a later bash falls back to the request's directory, then to ``/``."""
         places = (self._cwd, str(self._request["cwd"]), "/")
         for directory in places[:1] if first else places:
             try:
@@ -257,7 +257,7 @@ class _Shell:
             self._check()
 
     def _step(self, wait: float | None) -> None:
-        """Wait for an event, and take it in."""
+        """Wait for events and handle them."""
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
         poll.register(self._link, self._link.interest)
@@ -303,7 +303,7 @@ class _Shell:
     # --- runs ---
 
     def _begin_next(self) -> None:
-        """Send the next run to bash, which is started if need be."""
+        """Send the next run to bash; start a new bash if there is none."""
         while self._current is None and self._waiting and not self._link.full:
             run = self._waiting.popleft()
             if run.interrupted:
@@ -320,7 +320,7 @@ class _Shell:
             self._bash.begin(run.number, run.script, self._status)
 
     def _check(self) -> None:
-        """See whether the run has finished, bash has ended, or bash has to be killed."""
+        """Finish the current run if bash has reported, has exited, or must be killed."""
         bash, run = self._bash, self._current
         if bash is None:
             return
@@ -339,7 +339,7 @@ class _Shell:
             self._lose(bash)
 
     def _lose(self, bash: _Bash) -> None:
-        """Answer for a bash that has ended; the next run starts another."""
+        """Answer the current run after bash has exited; the next run starts a new bash."""
         self._collect(bash)
         bash.take_report()
         if (report := bash.report_of(b"exit")) is not None:
@@ -354,7 +354,7 @@ class _Shell:
         self._answer(run, signal.SIGINT if run.interrupted else status, restarted=True, cpu=bash.cpu())
 
     def _collect(self, bash: _Bash) -> None:
-        """Read the output written until now; what background processes write later belongs to the next run."""
+        """Read the output that is available now; later output of background processes belongs to the next run."""
         for capture, descriptor in zip(self._captures, bash.outputs, strict=True):
             remaining = readable(descriptor)
             while remaining > 0 and (data := bash.read(descriptor)):

@@ -18,18 +18,18 @@ from .frames import Header
 from .users import Account
 
 _ARGUMENT_MAX = 120_000
-"""Longest single argument: MAX_ARG_STRLEN is 128 KiB (execve(2)); longer scripts go by a descriptor."""
+"""Length limit of a script passed as an argument: MAX_ARG_STRLEN is 128 KiB (execve(2)). Longer scripts use a file."""
 _SCRIPT = 3
 _SCORE_ABOVE_OURS, _HIGHEST_SCORE = 500, 1000
-"""When memory runs out, the kernel kills commands and their children before their workers (proc(5))."""
+"""OOM score adjustments (proc(5)): when memory runs out, the kernel kills commands before their workers."""
 _EXECVE_PAUSES = (0.0, *(0.00005 * 2**n for n in range(10)))
-"""Seconds between looks at a child in execve(2), 0.05 s in all."""
+"""Seconds between attempts while a child is in execve(2), 0.05 s in total."""
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
 _CANNOT_ENTER, _CANNOT_START = b"d", b"x"
 
 
 class SpawnError(OSError):
-    """A request that cannot be carried out as it was asked for.
+    """A command's user does not exist, or its working directory cannot be entered.
 
     Attributes:
         operation: ``user`` or ``exec``.
@@ -43,7 +43,7 @@ class SpawnError(OSError):
 
 
 class Pipes:
-    """Descriptors that are closed at the end of a ``with`` block unless they are kept."""
+    """Closes descriptors at the end of a ``with`` block unless they are kept."""
 
     def __init__(self) -> None:
         self._opened: set[int] = set()
@@ -56,7 +56,7 @@ class Pipes:
             os.close(descriptor)
 
     def make(self) -> tuple[int, int]:
-        """Make a pipe; returns (end to read, end to write)."""
+        """Create a pipe; return its read end and its write end."""
         ends = os.pipe2(os.O_CLOEXEC)
         self._opened.update(ends)
         return ends
@@ -66,12 +66,12 @@ class Pipes:
         return self.add(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
 
     def add(self, descriptor: int) -> int:
-        """Take charge of a descriptor."""
+        """Close this descriptor too at the end of the block; return it."""
         self._opened.add(descriptor)
         return descriptor
 
     def keep(self, *descriptors: int) -> None:
-        """Leave these open and make them non-blocking."""
+        """Keep these descriptors open, and make them non-blocking."""
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
             self._opened.discard(descriptor)
@@ -82,8 +82,8 @@ class Stdio:
     """The descriptors of a new process.
 
     Attributes:
-        inherited: (descriptor of ours, number it gets).
-        terminal: path of a terminal that becomes its controlling one and its standard descriptors, or "".
+        inherited: (descriptor in this process, number in the new process).
+        terminal: path of a terminal that becomes its controlling terminal and standard descriptors, or "".
     """
 
     inherited: list[tuple[int, int]] = field(default_factory=list)
@@ -91,17 +91,17 @@ class Stdio:
 
 
 def spawn(request: Header, stdio: Stdio) -> int:
-    """Start what a request asks for, in a session of its own; returns its pid.
+    """Start a request's program in a new session; return its pid.
 
-    What cannot be executed becomes a shell's 127 or 126.
+    If the program cannot be executed, start a shell that reports the error and exits with 127 or 126.
 
     Args:
         request: ``argv`` or ``script``, ``env`` (pairs), ``cwd``, ``user`` (name, uid or null).
-        stdio: its descriptors.
+        stdio: descriptors of the new process.
 
     Raises:
-        RefusedError: there is no such user or directory.
-        OSError: no process could be made, for example because the limit of processes is reached.
+        SpawnError: there is no such user or directory.
+        OSError: no process could be started, for example at the process limit.
     """
     pairs = request["env"]
     assert isinstance(pairs, list)
@@ -113,7 +113,7 @@ def spawn(request: Header, stdio: Stdio) -> int:
 
 
 def start_nothing(request: Header, stdio: Stdio) -> int:
-    """Do what :func:`spawn` does for a program that does not exist, without a complaint; returns 0."""
+    """Run the code of :func:`spawn` for a program that does not exist, without an error message; return 0."""
     pairs = request["env"]
     assert isinstance(pairs, list)
     environment = {str(name): str(value) for name, value in pairs}
@@ -124,11 +124,11 @@ def start_nothing(request: Header, stdio: Stdio) -> int:
 
 
 def _raise_score(pid: int) -> None:
-    """Have the OOM killer prefer a new command to this worker, once the command is dumpable.
+    """Raise a new command's OOM score above this worker's, once the command is dumpable.
 
-    The worker is not dumpable, and neither is its child before the end of execve(2): the machine's root owns the files
-    of both in /proc. On a kernel with preemption, vfork(2) returns before that point, and the open fails with EACCES.
-    So it does for a child that has ended, and for one whose user may execute its program but not read it.
+    The worker is not dumpable, and neither is its child before execve(2) completes: the host's root owns the /proc
+    files of both. On a preemptive kernel, vfork(2) returns before that point, and the open fails with EACCES. The open
+    also fails for a child that has exited, and for a child whose user may execute but not read its program.
     """
     score = b"%d" % min(_own_score() + _SCORE_ABOVE_OURS, _HIGHEST_SCORE)
     for pause in _EXECVE_PAUSES:
@@ -154,7 +154,7 @@ def _has_ended(pid: int) -> bool:
 
 @cache
 def _own_score() -> int:
-    """Return this worker's OOM score adjustment, which never changes; a pod's processes may have one (Kubernetes)."""
+    """Return this worker's OOM score adjustment, which never changes. In a Kubernetes pod it may not be 0."""
     with open("/proc/self/oom_score_adj", "rb", buffering=0) as score:
         return int(score.read())
 
@@ -175,7 +175,7 @@ def _start(request: Header, stdio: Stdio, environment: dict[str, str], account: 
 
 
 def _account(user: object, environment: dict[str, str]) -> Account | None:
-    """Return the user to become, or None for the worker's own."""
+    """Return the account to switch to, or None if the command runs as the worker's own user."""
     if not isinstance(user, str | int):
         return None
     try:
@@ -200,7 +200,7 @@ def _inside(directory: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _arguments(request: Header, stdio: Stdio, search_path: str) -> Iterator[list[str]]:
-    """Yield the argument list. A script too long for an argument is in a file until the program has started."""
+    """Yield the argument list. A script too long for an argument is held in a file until the program has started."""
     script, argv = request.get("script"), request.get("argv")
     if not isinstance(script, str):
         assert isinstance(argv, list)
@@ -224,7 +224,7 @@ def _shell(search_path: str) -> str:
 
 
 def _script_file(script: bytes) -> int:
-    """Open an unnamed file that holds a script too long for an argument."""
+    """Return the descriptor of an unnamed file with a script too long for an argument."""
     descriptor = os.memfd_create("script")
     with open(os.dup(descriptor), "wb") as out:
         out.write(script)
@@ -235,7 +235,7 @@ def _script_file(script: bytes) -> int:
 def _or_complain(
     arguments: list[str], environment: dict[str, str], start: Callable[[list[str], list[str]], int]
 ) -> int:
-    """Start a program, or a shell that says why it cannot be executed."""
+    """Start a program or, if it cannot be executed, a shell that reports why."""
     try:
         return start(arguments, _candidates(arguments[0], environment.get("PATH", os.defpath)))
     except SpawnError:
@@ -259,7 +259,7 @@ def _first_that_starts(paths: list[str], start: Callable[[str], int]) -> int:
     failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     for path in paths:
         try:
-            os.stat(path)  # a small part of the cost of a failed start
+            os.stat(path)  # much cheaper than a failed start
             return start(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -277,7 +277,7 @@ def _spawn(arguments: list[str], paths: list[str], environment: dict[str, str], 
 def _spawning(arguments: list[str], environment: dict[str, str], stdio: Stdio) -> Callable[[str], int]:
     """Return a function that starts a program by its path."""
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = []
-    if stdio.terminal:  # opened by the leader of a new session, it becomes the controlling terminal (tty_ioctl(4))
+    if stdio.terminal:  # a session leader's first terminal becomes its controlling terminal (tty_ioctl(4))
         actions.append((os.POSIX_SPAWN_OPEN, 0, stdio.terminal, os.O_RDWR, 0))
         actions += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
     actions += [(os.POSIX_SPAWN_DUP2, descriptor, number) for descriptor, number in stdio.inherited]
@@ -291,7 +291,7 @@ def _fork(
 ) -> int:
     """Start a program as another user.
 
-    posix_spawn(3) cannot change the user, and that user must look up the program and its directory.
+    posix_spawn(3) cannot change the user, and the lookups of the program and its directory must be that user's.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
@@ -322,7 +322,7 @@ def _be_child(
     stdio: Stdio,
     errors: int,
 ) -> NoReturn:
-    """Become the user and the program, in the child; send errors to the parent by a pipe that execve(2) closes."""
+    """Become the user and execute the program in the child; report errors on a pipe that execve(2) closes."""
     stage = _CANNOT_START
     try:
         os.setsid()

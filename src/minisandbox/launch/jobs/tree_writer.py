@@ -1,4 +1,4 @@
-"""Write directory trees by descriptors, below one directory, without following a link; copy and move them."""
+"""Write, copy and move directory trees below one directory, by descriptors and without following a link."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Attributes:
 
 
 class FileWriter:
-    """Writes a file from its start, with holes.
+    """Writes a sparse file from its start.
 
     Args:
-        descriptor: of the file; the writer closes it.
+        descriptor: descriptor of the file; the writer closes it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -49,11 +49,11 @@ class FileWriter:
             content = content[written:]
 
     def hole(self, size: int) -> None:
-        """Append zeros that take no space."""
+        """Append a hole: zeros that take no disk space."""
         self._position += size
 
     def end(self) -> int:
-        """Set the file's size to what was appended; returns it."""
+        """Truncate the file to the appended size; return the size."""
         os.ftruncate(self.fd, self._position)
         return self._position
 
@@ -63,14 +63,14 @@ class FileWriter:
 
 
 class TreeBuilder:
-    """Builds a tree.
+    """Builds a directory tree from a sequence of entries.
 
     Args:
         root: descriptor of the directory to build in; the builder closes it.
-        replace: whether a file or link replaces an existing one, and directories are merged; else an existing entry
+        replace: whether files and links replace existing ones and directories are merged; otherwise an existing entry
             is an error.
-        exact: whether modes are set as given; else the umask applies, the owner may read and write, and setuid,
-            setgid and sticky are dropped.
+        exact: whether to set modes as given. Otherwise the umask applies, the owner gets read and write permission,
+            and setuid, setgid and sticky bits are dropped.
     """
 
     def __init__(self, root: int, *, replace: bool, exact: bool) -> None:
@@ -83,16 +83,16 @@ class TreeBuilder:
 
     @property
     def depth(self) -> int:
-        """How many directories are begun and not ended."""
+        """Number of directories that are begun but not ended."""
         return len(self._unfinished)
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was begun is ended."""
+        """Whether every file and directory that was begun is ended."""
         return not self._unfinished and self._file is None
 
     def directory(self, name: str, attributes: Attributes) -> None:
-        """Begin a directory; one that is merged into keeps its own attributes.
+        """Begin a directory; an existing directory keeps its attributes.
 
         Raises:
             OSError: the directory cannot be created, or an existing entry is not a directory.
@@ -110,10 +110,10 @@ class TreeBuilder:
         self._unfinished.append(attributes if is_new else None)
 
     def up(self) -> None:
-        """End a directory.
+        """End a directory and set its attributes.
 
         Raises:
-            ValueError: none is begun.
+            ValueError: no directory is begun, or a file is not ended.
         """
         if not self._unfinished or self._file is not None:
             raise ValueError("the end of a directory that was not begun, or within a file")
@@ -131,7 +131,7 @@ class TreeBuilder:
             try:
                 self._file = FileWriter(os.open(name, NEW_FILE_FLAGS, mode, dir_fd=self.walker.fd))
                 break
-            except FileExistsError:  # made since by another process
+            except FileExistsError:  # another process has just created it
                 if not self._replace or attempt == _TRIES - 1:
                     raise
         self._attributes = attributes
@@ -141,11 +141,11 @@ class TreeBuilder:
         self._open_file().data(content)
 
     def hole(self, size: int) -> None:
-        """Append zeros that take no space."""
+        """Append a hole: zeros that take no disk space."""
         self._open_file().hole(size)
 
     def end(self) -> None:
-        """End the file."""
+        """End the file and set its attributes."""
         file = self._open_file()
         file.end()
         self._settle(file.fd, self._attributes)
@@ -162,16 +162,16 @@ class TreeBuilder:
         os.utime(name, ns=(attributes.mtime, attributes.mtime), dir_fd=self.walker.fd, follow_symlinks=False)
 
     def close(self) -> None:
-        """Close the descriptors; the written tree stays."""
+        """Close the descriptors; keep the written tree."""
         self._close_file()
         self.walker.close()
 
     def _settle(self, descriptor: int, attributes: Attributes) -> None:
-        if attributes.owner is not None:  # before the mode: a change of owner clears setuid (chown(2))
+        if attributes.owner is not None:  # before the mode, because chown(2) clears setuid
             try:
                 os.chown(descriptor, *attributes.owner)
             except OSError as error:
-                if error.errno not in (errno.EPERM, errno.EINVAL):  # an owner without an id inside
+                if error.errno not in (errno.EPERM, errno.EINVAL):  # the owner has no id inside
                     raise
         if self._exact:
             os.fchmod(descriptor, attributes.mode)
@@ -183,10 +183,10 @@ class TreeBuilder:
                 os.unlink(name, dir_fd=self.walker.fd)
 
     def check(self, name: str) -> None:
-        """Refuse a name that no new entry can have.
+        """Check that an entry of this name can be created now.
 
         Raises:
-            ValueError: the name is no file name, or a file is not ended.
+            ValueError: the name is not a valid file name, or a file is not ended.
         """
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise ValueError(f"{name[:300]!r} is no name of a file")
@@ -205,19 +205,19 @@ class TreeBuilder:
 
 
 def move(source_directory: int, source: str, target_directory: int, target: str) -> None:
-    """Rename a file or tree; copy and remove it where rename(2) cannot.
+    """Rename a file or tree; if rename(2) fails with EXDEV, copy and remove it.
 
-    rename(2) refuses between mounts, and for a directory that overlayfs has in a lower layer. The copy is made in the
-    target's directory and renamed into place. Links are copied as links. Hard links become files of their own.
+    rename(2) fails across mounts, and for a directory in a lower layer of overlayfs. The copy is written to the target
+    directory and then renamed. Symbolic links are copied as links; hard links become separate files.
 
     Args:
-        source_directory: descriptor of the directory that the source is in.
-        source: its name there.
-        target_directory: descriptor of the directory that it goes to.
-        target: its name there.
+        source_directory: descriptor of the source's parent directory.
+        source: name of the source in it.
+        target_directory: descriptor of the target's parent directory.
+        target: name of the target in it.
 
     Raises:
-        OSError: as rename(2), or the copy failed and was removed again.
+        OSError: rename(2) failed, or the copy failed and was removed again.
     """
     try:
         os.rename(source, target, src_dir_fd=source_directory, dst_dir_fd=target_directory)
@@ -239,7 +239,7 @@ def move(source_directory: int, source: str, target_directory: int, target: str)
 
 
 def remove(directory: int, name: str, *, recursive: bool) -> None:
-    """Remove a file, a link or a directory; with ``recursive`` a whole tree."""
+    """Remove a file, a link or an empty directory; with ``recursive``, a whole tree."""
     if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=directory)
     elif recursive:
@@ -249,7 +249,7 @@ def remove(directory: int, name: str, *, recursive: bool) -> None:
 
 
 def _check_not_below(source: os.stat_result, directory: int) -> None:
-    """Refuse to copy a tree into itself, by a climb from the target to the root."""
+    """Raise EINVAL if the directory lies below the source, by walking up from it to the root."""
     current, child_identity = os.dup(directory), None
     try:
         while (current_identity := identity(os.fstat(current))) != child_identity:
@@ -276,7 +276,7 @@ def _copy(source_directory: int, source: str, target_directory: int, target: str
 def _add(builder: TreeBuilder, step: TreeStep, name: str) -> None:
     if step.event == "up":
         builder.up()
-    if step.status is None:  # the end of a directory, or an entry that was removed meanwhile
+    if step.status is None:  # the end of a directory, or an entry that has vanished
         return
     attributes = Attributes(
         stat.S_IMODE(step.status.st_mode), step.status.st_mtime_ns, (step.status.st_uid, step.status.st_gid)

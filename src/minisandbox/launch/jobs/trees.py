@@ -1,8 +1,8 @@
-"""Walk directory trees by descriptors: depth costs neither stack nor open files, and PATH_MAX does not limit it.
+"""Walk directory trees by descriptors, without recursion and without following links.
 
-No link is ever followed. The worker and the controller use the same code, one to send and one to receive. The frames of
-a tree are ``directory``, ``file`` (then ``data``, ``hole`` and ``eof``), ``link``, ``skip``, and ``up`` at the end of a
-directory.
+The depth of a tree is not limited by the stack, by open files or by PATH_MAX. The worker and the controller share this
+code, for one to send and the other to receive. The frames of a tree are ``directory``, ``file`` (then ``data``,
+``hole`` and ``eof``), ``link``, ``skip``, and ``up`` at the end of a directory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from . import frames
 
 CHUNK = 1 << 20
-"""Most bytes of content in one frame."""
+"""Maximum bytes of content in one frame."""
 _BATCH = 1 << 18
 _PATIENCE = 1000
-"""How often a directory that is being removed may get something new."""
+"""How often new entries may appear in directories that are being removed."""
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _GONE = "gone before it was read"
@@ -28,16 +28,16 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 class DirWalker:
-    """A position in a tree: goes down by a name and up again, without following a link.
+    """A position in a directory tree, which moves down by name and up again without following a link.
 
     Args:
-        root: descriptor of the tree's directory; the walker closes it.
-        keep_open: how many directories above the current one stay open, counted from the root. These may be moved
-            meanwhile; the walker reopens deeper ones by ``..``.
+        root: descriptor of the tree's root; the walker closes it.
+        keep_open: how many directories above the current one stay open, counted from the root. Open directories may be
+            moved during the walk; the walker reopens deeper ones through ``..``.
 
     Attributes:
         fd: descriptor of the current directory.
-        names: the path to it from the root.
+        names: components of the path from the root to the current directory.
     """
 
     def __init__(self, root: int, keep_open: int = 0) -> None:
@@ -63,7 +63,7 @@ class DirWalker:
         self.fd = child
 
     def up(self) -> str:
-        """Go to the directory above; returns the name of the one that was left.
+        """Go to the parent directory; return the name of the directory left.
 
         Raises:
             OSError: the current directory was moved (ESTALE). The next call tries the directory above that.
@@ -104,10 +104,10 @@ class TreeStep:
 
     Attributes:
         event: ``directory`` (entered), ``up`` (left), ``file``, ``link``, or ``skip`` for any other kind of entry.
-        name: its name in the current directory; empty for ``up``.
-        status: its lstat(2); None for ``up`` and for an entry that had vanished.
-        detail: the target of a link, or the reason for a skip.
-        descriptor: of a file, open for reading until the next step.
+        name: name of the entry in the current directory; empty for ``up``.
+        status: lstat(2) of the entry; None for ``up`` and for an entry that has vanished.
+        detail: target of a link, or reason for a skip.
+        descriptor: descriptor of a file, open for reading until the next step; else -1.
     """
 
     event: str
@@ -118,14 +118,14 @@ class TreeStep:
 
 
 def walk(walker: DirWalker, avoid: int = -1) -> Generator[TreeStep, None, None]:
-    """Yield everything below the walker's directory: first the entries of a directory, then its subdirectories.
+    """Yield everything below the walker's directory; in each directory, files come before subdirectories.
 
     Args:
-        walker: moves through the tree.
-        avoid: number of a device that is not entered (``st_dev``), or -1.
+        walker: position to start at; it moves through the tree.
+        avoid: device number (``st_dev``) of a file system to skip, or -1.
 
     Raises:
-        OSError: something cannot be read; ``filename`` is its path relative to the walker's root.
+        OSError: an entry cannot be read; ``filename`` is its path relative to the walker's root.
     """
     waiting: list[list[str]] = [[]]
     try:
@@ -165,10 +165,10 @@ def _enter(walker: DirWalker, avoid: int, name: str) -> TreeStep:
 
 
 def walk_statuses(walker: DirWalker) -> Iterator[os.stat_result]:
-    """Yield the lstat(2) of everything below the walker's directory, which may change meanwhile.
+    """Yield the lstat(2) of everything below the walker's directory, even if the tree changes during the walk.
 
-    Directories that vanish or cannot be read are skipped. So are the siblings of a directory that is moved while the
-    walker does not keep its parent open.
+    Directories that vanish or cannot be read are skipped. If a directory is moved and the walker does not keep its
+    parent open, the remaining siblings are skipped too.
     """
     pending: list[list[str]] = [[]]
     yield from _statuses(walker.fd, pending[0])
@@ -191,12 +191,12 @@ def walk_statuses(walker: DirWalker) -> Iterator[os.stat_result]:
 
 
 def _statuses(directory: int, below: list[str]) -> Iterator[os.stat_result]:
-    """Yield the lstat(2) of a directory's entries; the names of its subdirectories are added to ``below``."""
+    """Yield the lstat(2) of a directory's entries; add the names of its subdirectories to ``below``."""
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
                 status = entry.stat(follow_symlinks=False)
-            except OSError:  # removed meanwhile
+            except OSError:  # the entry has just been removed
                 continue
             if stat.S_ISDIR(status.st_mode):
                 below.append(entry.name)
@@ -204,10 +204,10 @@ def _statuses(directory: int, below: list[str]) -> Iterator[os.stat_result]:
 
 
 def walk_one(walker: DirWalker, name: str) -> Iterator[TreeStep]:
-    """Yield one entry of the walker's directory: a whole tree with its ``directory`` and ``up``, or a file.
+    """Yield the steps of one entry of the walker's directory: a file, or a tree with its ``directory`` and ``up``.
 
     Raises:
-        OSError: the entry is missing, or as :func:`walk`.
+        OSError: the entry is missing, or :func:`walk` raised it.
     """
     status = os.stat(name, dir_fd=walker.fd, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode):
@@ -221,7 +221,7 @@ def walk_one(walker: DirWalker, name: str) -> Iterator[TreeStep]:
 
 
 def _scan(walker: DirWalker, avoid: int, below: list[str]) -> Iterator[TreeStep]:
-    """Yield the entries of one directory except its subdirectories, whose names are added to ``below``."""
+    """Yield the entries of one directory except its subdirectories; add the names of these to ``below``."""
     with os.scandir(walker.fd) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -231,7 +231,7 @@ def _scan(walker: DirWalker, avoid: int, below: list[str]) -> Iterator[TreeStep]
 
 
 def _look_at(directory: int, name: str, avoid: int) -> Iterator[TreeStep]:
-    """Yield the step of an entry that is not a directory; a file is open until the next step."""
+    """Yield the step of an entry that is not a directory; a file stays open until the next step."""
     try:
         step = _step(directory, name, avoid)
     except OSError as error:
@@ -246,7 +246,7 @@ def _look_at(directory: int, name: str, avoid: int) -> Iterator[TreeStep]:
 
 
 def _step(directory: int, name: str, avoid: int) -> TreeStep:
-    # looked at before it is opened: opening a device can do something
+    # check the kind before opening: opening a device can have side effects
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         return TreeStep("link", name, status, os.readlink(name, dir_fd=directory))
@@ -260,14 +260,15 @@ def _step(directory: int, name: str, avoid: int) -> TreeStep:
 
 
 def kind(status: os.stat_result) -> str:
-    """Return the name of a kind of entry other than file, directory and link."""
+    """Describe the kind of an entry that is not a file, directory or link."""
     return _KINDS.get(stat.S_IFMT(status.st_mode), "a file of the kernel")
 
 
 def pieces(descriptor: int, size: int) -> Iterator[bytes | int]:
-    """Yield the content of a file up to ``size``: bytes, at most :data:`CHUNK` at a time, and the sizes of its holes.
+    """Yield the content of a file up to ``size``: chunks of at most :data:`CHUNK` bytes, and the sizes of its holes.
 
-    A file of size 0 is read to its end, as some files of the kernel need; one that shrinks ends early.
+    A file of size 0 is read to its end, because some kernel files report that size. If a file shrinks, the content ends
+    early.
     """
     position = 0
     while position < size:
@@ -288,11 +289,11 @@ def pieces(descriptor: int, size: int) -> Iterator[bytes | int]:
 
 
 def seek(descriptor: int, position: int, whence: int, size: int) -> int:
-    """Return the start of the next data or hole of a file (lseek(2)); its size if there is no other."""
+    """Return the start of the next data or hole of a file (lseek(2)), or the file's size if there is none."""
     try:
         return os.lseek(descriptor, position, whence)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # nothing but a hole from here on (lseek(2)), or the file has shrunk
+        if error.errno == errno.ENXIO:  # only a hole remains (lseek(2)), or the file has shrunk
             return size
         if error.errno == errno.EINVAL:  # a file system without holes
             return position if whence == os.SEEK_DATA else size
@@ -301,11 +302,11 @@ def seek(descriptor: int, position: int, whence: int, size: int) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """The amount sent so far, and its limits.
+    """Counts the bytes and entries sent, and enforces their limits.
 
     Attributes:
-        limit: most bytes of content, holes included, or None.
-        max_entries: most entries.
+        limit: maximum bytes of content, holes included, or None.
+        max_entries: maximum number of entries.
         size: bytes so far.
         files: regular files so far.
         entries: files, directories, links and others so far.
@@ -331,7 +332,7 @@ class Tally:
             self.check(step.status.st_size)
 
     def check(self, more: int) -> None:
-        """Raise EFBIG if so many more bytes are too many."""
+        """Raise EFBIG if this many more bytes would exceed the limit."""
         if self.limit is not None and self.size + more > self.limit:
             raise OSError(errno.EFBIG, f"larger than {self.limit} bytes")
 
@@ -349,7 +350,7 @@ def content_frames(descriptor: int, size: int, tally: Tally) -> Iterator[tuple[f
 
 
 def tree_frames(steps: Iterable[TreeStep], tally: Tally) -> Iterator[tuple[frames.Header, bytes]]:
-    """Yield a walk as frames."""
+    """Encode the steps of a walk as frames."""
     for step in steps:
         tally.count(step)
         header: frames.Header = {"event": step.event}
@@ -366,7 +367,7 @@ def tree_frames(steps: Iterable[TreeStep], tally: Tally) -> Iterator[tuple[frame
 
 
 def batches(items: Iterable[tuple[frames.Header, bytes]]) -> Iterator[bytes]:
-    """Yield encoded frames, several small ones in one piece."""
+    """Yield encoded frames, with small frames joined into larger pieces."""
     batch = bytearray()
     for header, payload in items:
         batch += frames.encode(header, payload)
@@ -378,15 +379,15 @@ def batches(items: Iterable[tuple[frames.Header, bytes]]) -> Iterator[bytes]:
 
 
 def remove(directory: int, name: str, *, force: bool = False) -> None:
-    """Remove a directory and everything below it, and up to 1,000 entries that appear meanwhile.
+    """Remove a directory tree, even if up to 1,000 times new entries appear in it meanwhile.
 
     Args:
-        directory: descriptor of the directory that it is in.
-        name: its name there.
-        force: whether to give the owner all rights to directories that lack them.
+        directory: descriptor of the parent directory.
+        name: name of the directory to remove.
+        force: whether to grant the owner missing permissions on directories.
 
     Raises:
-        OSError: something cannot be removed; ``filename`` is its path.
+        OSError: an entry cannot be removed; ``filename`` is its path.
     """
     walker, patience = DirWalker(os.dup(directory)), _PATIENCE
     try:
@@ -408,7 +409,7 @@ def remove(directory: int, name: str, *, force: bool = False) -> None:
 
 
 def _enter_and_empty(walker: DirWalker, name: str, *, force: bool) -> list[str]:
-    """Enter a directory and remove all its entries except its subdirectories; returns their names."""
+    """Enter a directory and remove all its entries except subdirectories; return the names of these."""
     try:
         walker.down(name)
     except PermissionError:
@@ -422,7 +423,7 @@ def _enter_and_empty(walker: DirWalker, name: str, *, force: bool) -> list[str]:
 
 
 def _grant(directory: int, name: str) -> None:
-    """Set mode 0700 on a directory that cannot be opened: by an O_PATH descriptor, so that no link is followed."""
+    """Set mode 0700 on a directory that cannot be opened, by an O_PATH descriptor so that no link is followed."""
     descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.chmod(f"/proc/thread-self/fd/{descriptor}", stat.S_IRWXU)
@@ -431,10 +432,10 @@ def _grant(directory: int, name: str) -> None:
 
 
 def _unlink_files(directory: int) -> list[str]:
-    """Remove all entries of a directory except its subdirectories; returns their names."""
+    """Remove all entries of a directory except subdirectories; return the names of these."""
     below: list[str] = []
     with os.scandir(directory) as entries:
-        listed = list(entries)  # a directory that changes while it is read can hide entries
+        listed = list(entries)  # list first: removals during a scan can hide entries
     for entry in listed:
         if entry.is_dir(follow_symlinks=False):
             below.append(entry.name)
@@ -445,7 +446,7 @@ def _unlink_files(directory: int) -> list[str]:
 
 
 def _remove_empty(directory: int, name: str, *, final: bool) -> bool:
-    """Remove a directory that was emptied; returns whether it was still empty."""
+    """Remove an emptied directory; return False if new entries have appeared in it."""
     try:
         os.rmdir(name, dir_fd=directory)
     except FileNotFoundError:

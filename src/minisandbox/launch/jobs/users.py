@@ -1,7 +1,7 @@
-"""The user of a command: look it up in the sandbox's own files, and become it in a forked child.
+"""Look up the user of a command in the sandbox's own files, and become that user in a forked child.
 
 The modules ``pwd`` and ``grp`` and initgroups(3) would load name service libraries (nsswitch.conf(5)), which an agent
-can replace. This module only reads text.
+can replace. So this module reads /etc/passwd and /etc/group as text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minisandbox.launch.kernel import syscalls as sc
 _MOST_BYTES = 1 << 20
 _MOST_DIGITS = 10
 _MOST_GROUPS = 63
-"""The most that the system-call filter permits to setgroups(2)."""
+"""Maximum number of supplementary groups."""
 _ROOT = 0
 _ROOTS_NAMES = (_ROOT, "root")
 
@@ -28,8 +28,8 @@ class Account:
     """One user of the sandbox.
 
     Attributes:
-        name: its login name; its number if it has no name.
-        uid: its user id inside.
+        name: its login name, or its number without an entry in /etc/passwd.
+        uid: its user id inside the sandbox.
         gid: its primary group.
         groups: its supplementary groups.
         home: its home directory.
@@ -43,26 +43,26 @@ class Account:
 
     @property
     def is_root(self) -> bool:
-        """Whether it is root, of whatever group."""
+        """Whether the user is root, with any group."""
         return self.uid == _ROOT
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the user of every command that names none."""
+        """Whether the account is root:root, the default user of commands."""
         return self.is_root and self.gid == _ROOT
 
     def complete(self, environment: dict[str, str]) -> None:
-        """Add the missing variables about the user."""
+        """Set HOME, USER and LOGNAME unless they are set."""
         for name, value in (("HOME", self.home), ("USER", self.name), ("LOGNAME", self.name)):
             environment.setdefault(name, value)
 
     def own(self, descriptor: int) -> None:
-        """Give it a pipe of ours, so that it can open /dev/stdout, which checks permissions (proc(5))."""
+        """Make the user the owner of a pipe; opening /dev/stdout checks permissions (proc(5))."""
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # not /dev/null, which all processes share
             os.fchown(descriptor, self.uid, self.gid)
 
     def become(self) -> None:
-        """Become this user for good; all but root lose every capability (capabilities(7): leaving uid 0 drops them)."""
+        """Become this user permanently; every user but root loses all capabilities (capabilities(7))."""
         os.setgroups(self.groups)
         os.setresgid(self.gid, self.gid, self.gid)
         os.setresuid(self.uid, self.uid, self.uid)
@@ -71,15 +71,15 @@ class Account:
 
 
 def find(user: str | int) -> Account:
-    """Look a user up as engines do (moby/sys/user, GetExecUser).
+    """Look up a user as container engines do (moby/sys/user, GetExecUser).
 
     Args:
-        user: a name, or a uid, which needs no entry and has group 0 then. ``USER:GROUP`` gives it another group, and no
-            supplementary ones. Without USER it is root; without GROUP the colon counts for nothing.
+        user: a name or a uid. A uid needs no entry in /etc/passwd and then has group 0. ``USER:GROUP`` replaces the
+            group and removes all supplementary groups. An empty USER is root; an empty GROUP is ignored.
 
     Raises:
-        OSError: ENOENT: there is no such name; EACCES: it is another name of root; EPERM: this sandbox has one id
-            only; ERANGE: an id is not the sandbox's; E2BIG: it is in too many groups.
+        OSError: ENOENT: there is no such name; EACCES: the name is an alias of root; EPERM: this sandbox has only one
+            id; ERANGE: an id is not mapped into the sandbox; E2BIG: the user is in too many groups.
     """
     name, group = _split(user)
     account = _listed(name) or (Account(str(name), name, 0, (), "/") if isinstance(name, int) else None)
@@ -88,7 +88,7 @@ def find(user: str | int) -> Account:
         raise FileNotFoundError(errno.ENOENT, "no such user")
     if group or account.is_root:
         account = dataclasses.replace(account, gid=gid, groups=())
-    if account.is_root and name not in _ROOTS_NAMES:  # a command run as root can have written the table
+    if account.is_root and name not in _ROOTS_NAMES:  # a command run as root may have edited /etc/passwd
         raise PermissionError(errno.EACCES, "a name that stands for root")
     if len(account.groups) > _MOST_GROUPS:
         raise OSError(errno.E2BIG, f"in more than {_MOST_GROUPS} groups")
@@ -101,7 +101,7 @@ def find(user: str | int) -> Account:
 
 
 def _split(user: str | int) -> tuple[str | int, str]:
-    """Return a user, as int if numeric, and the group that replaces its own, or ""."""
+    """Split ``USER:GROUP`` into the user, as int if numeric, and the group or ""."""
     if isinstance(user, int):
         return user, ""
     name, _, group = user.partition(":")
@@ -109,7 +109,7 @@ def _split(user: str | int) -> tuple[str | int, str]:
 
 
 def _group(group: str) -> int | None:
-    """Return a group's number; 0 if no group is named, None if there is no such group."""
+    """Return the id of a group, 0 for an empty name, or None if there is no such group."""
     if not group or _is_id(group):
         return int(group or 0)
     return next(
@@ -118,7 +118,7 @@ def _group(group: str) -> int | None:
 
 
 def _listed(user: str | int) -> Account | None:
-    """Return the account that /etc/passwd has for a name or a number."""
+    """Return the account of a name or uid in /etc/passwd, or None if there is no entry."""
     field, key = (0, user) if isinstance(user, str) else (2, str(user))
     for row in _rows("/etc/passwd"):
         if len(row) > 5 and row[field] == key and _is_id(row[2]) and _is_id(row[3]):
@@ -137,7 +137,7 @@ def _is_id(text: str) -> bool:
 
 
 def _rows(path: str) -> Iterator[list[str]]:
-    """Yield the lines of a table, which an agent may have replaced by any kind of file."""
+    """Yield the rows of a table. An agent may have replaced it, so anything but a regular file counts as empty."""
     try:
         descriptor = sc.openat2(sc.AT_FDCWD, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, sc.RESOLVE_NO_MAGICLINKS)
     except OSError:
@@ -151,7 +151,7 @@ def _rows(path: str) -> Iterator[list[str]]:
 
 
 def _ranges(path: str) -> Iterator[tuple[int, int]]:
-    """Yield the ids of this sandbox: (first, end) of each range (user_namespaces(7))."""
+    """Yield the ids mapped into this sandbox: (first, end) of each range (user_namespaces(7))."""
     with open(path, encoding="ascii") as table:
         for line in table:
             first, _, count = map(int, line.split())

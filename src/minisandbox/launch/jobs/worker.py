@@ -1,9 +1,9 @@
-"""A worker: the process inside a sandbox that carries out one job at a time.
+"""A worker: a process inside the sandbox that serves one job at a time.
 
-It takes a job's socket from the sandbox's control socket, reads one request frame from it, and answers on it. For a
-command it is the subreaper (prctl(2)): all processes of the command, daemons included, stay its descendants. A deadline
-or a hang-up ends the command's whole tree and nothing else. The worker runs with the same uid as the commands, but is
-not dumpable, so that they cannot trace it or read its memory.
+The worker receives a job's socket over the sandbox's control socket, reads one request frame from it, and answers on
+it. The worker is the subreaper (prctl(2)) of its command, so all processes of the command, daemons included, stay its
+descendants. A timeout or a hang-up kills the command's process tree and nothing else. The worker runs with the same uid
+as the commands, but is not dumpable, so that they cannot trace it or read its memory.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .job import WorkerJob
 
 _IDLE_PATIENCE = 1.0
 FAILED = 70
-"""Exit status of a worker that broke: a mistake of ours, or too few resources left to take a job."""
+"""Exit status of a worker that failed, because of a bug or because it lacked the resources to take a job."""
 
 BUSY, IDLE, RETIRED = b"b", b"i", b"r"
-"""Notes to pid 1: the worker took a job; waits for one; takes no other, because its command still runs."""
+"""Notes to pid 1: the worker has taken a job; waits for a job; takes no further job, because its command still runs."""
 _NOTE = struct.Struct("=c3xI")
 
 
 def read_notes(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield each note and the pid of the worker that sent it. Notes are written whole (pipe(7))."""
+    """Yield each note and the pid of the worker that sent it. Writes to a pipe are atomic at this size (pipe(7))."""
     yield from _NOTE.iter_unpack(data)
 
 
@@ -47,14 +47,14 @@ def main(
     *,
     primary: bool,
 ) -> None:
-    """Serve jobs: the primary worker until the sandbox ends, an extra one just once. Never returns.
+    """Serve jobs: the primary worker until the sandbox ends, any other worker just one. Never returns.
 
     Args:
         control: the socket on which jobs arrive; all workers of the sandbox wait on it.
-        door: listening socket at which processes other than the owner bring jobs.
-        notes: pipe for notes to pid 1 about this worker's state, and the counters of what limits refused.
-        rlimits: (name without ``RLIMIT_``, value) pairs for this process and so for every command.
-        primary: whether it stays after its first job.
+        door: listening socket on which processes other than the owner submit jobs.
+        notes: pipe for notes to pid 1 about this worker's state, and the counters of limits that commands hit.
+        rlimits: (name without ``RLIMIT_``, value) pairs for this process, which every command inherits.
+        primary: whether to serve further jobs after the first.
     """
     pipe, counters = notes
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
@@ -83,7 +83,7 @@ _REHEARSED: dict[str, object] = {
 
 
 def rehearse(counters: LimitCounters) -> None:
-    """Serve a nonexistent command ahead of the first real one, to warm up."""
+    """Serve a nonexistent command, so that memory pages are copied before the first real command."""
     asking, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     with asking, connection:
@@ -106,9 +106,10 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _take_job(control: socket.SocketType, door: socket.SocketType) -> socket.socket:
-    """Wait for a job's socket; several workers may wait for the same.
+    """Wait for a job's socket, possibly in competition with other workers.
 
-    A worker that is not needed for a while ends, so that an idle sandbox is one process; pid 1 forks another in time.
+    An idle worker exits after a while, so that an idle sandbox is a single process. Pid 1 forks a worker for the next
+    job.
     """
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -122,30 +123,30 @@ def _take_job(control: socket.SocketType, door: socket.SocketType) -> socket.soc
                 return _job_socket(_accept(door))
             flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
             data, ancillary, _, _ = control.recvmsg(16, socket.CMSG_SPACE(4), flags)
-        except BlockingIOError:  # another worker was quicker
+        except BlockingIOError:  # another worker took the job
             continue
         for _, kind, raw in ancillary:
             if kind == socket.SCM_RIGHTS:
                 return _job_socket(array.array("i", raw[:4])[0])
-        if not data:  # the controller is gone; pid 1 sees it too and ends everything
+        if not data:  # the controller has hung up; pid 1 ends the sandbox
             os._exit(0)
 
 
 def _job_socket(descriptor: int) -> socket.socket:
-    """Return a job's socket. With family and kind given, Python need not ask the kernel for them."""
+    """Return the socket of a descriptor. The explicit family and type save Python two system calls."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=descriptor)
 
 
 def _accept(door: socket.SocketType) -> int:
-    """Accept a connection: pid 1 has the interpreter's own type of socket, which is small and lacks accept()."""
+    """Accept a connection. The door is a plain ``SocketType``, which takes little memory but lacks accept()."""
     descriptor: int = door._accept()[0]  # type: ignore[attr-defined] # not in the stubs
     return descriptor
 
 
 def _serve(connection: socket.socket, wakeup: int, notes: int, counters: LimitCounters) -> Command | None:
-    """Carry out one job; returns its command if processes of it are still running.
+    """Serve one job; return its command if background processes of it are still running, or None.
 
-    A process or a shell stays for as long as it likes: its worker takes no other job, and ends with it.
+    A process or a shell occupies its worker until it ends; the worker then exits.
     """
     with connection:
         try:

@@ -1,1 +1,1 @@
-"""Kernel interfaces: system calls, mounts, user namespaces, id ranges, control groups, seccomp filters."""
+"""Wrap kernel interfaces: system calls, mounts, user namespaces, id ranges, control groups, seccomp filters."""

@@ -1,12 +1,12 @@
-"""Control groups: the kernel limits a sandbox's memory, processes and CPU.
+"""Limit the memory, processes and CPU of a sandbox with control groups.
 
-The kernel's own accounting is the limit, and its counters say which limit a command met (:class:`LimitCounters`).
+The kernel enforces the limits, and its counters show which limit a command hit (:class:`LimitCounters`).
 
-Sandboxes always lie inside the group that this process is in, so that the limits of a service or a container hold for
-them too, and no other group is touched (systemd's single-writer rule). Version 2 is used where that group has the
-needed controllers and may be written, version 1 where its directories may be
+Control groups of sandboxes are created below the group of this process. So the limits of a service or a container apply
+to its sandboxes too, and no other group is changed (systemd's single-writer rule). Version 2 is used if the own group
+has the needed controllers and is writable, else version 1 if its directories are writable
 (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, cgroup-v1/pids.rst). Without either,
-:mod:`minisandbox.launch.watchdog` does what can be done.
+:mod:`minisandbox.launch.watchdog` enforces the limits as far as it can.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ NEEDED = ("memory", "pids")
 OPTIONAL = ("cpu",)
 PREFIX = "minisandbox-"
 LEAF = "others"
-"""The group below ours, in version 2, that our processes are moved to."""
+"""Version 2: the subgroup to which the processes of our own group are moved."""
 MEMORY, PROCESSES, DISK, FILE_SIZE = "memory", "processes", "disk", "file_size"
-"""Limits, as results name them."""
+"""Names of the limits in results."""
 _ROOT = "/sys/fs/cgroup"
 _OWN = "/proc/self/cgroup"
 _PERIOD = 100_000  # microseconds of one round of the CPU limit
 _PATIENCE = 2.0
 _ATTEMPTS = 10
 _MEMORY_1 = (("memory.limit_in_bytes", 1), ("memory.memsw.limit_in_bytes", 1), ("memory.kmem.tcp.limit_in_bytes", 8))
-"""Version 1: each file, and which part of the limit it gets. TCP's buffers are only counted if they have a limit."""
+"""Version 1: (file, divisor of the limit). The kernel counts TCP buffers only if they have a limit."""
 _QUOTA = {1: ("cpu.cfs_quota_us", "-1"), 2: ("cpu.max", "max")}
-"""By version: the file that limits the CPU, and what lifts the limit."""
+"""By version: the file that limits the CPU, and the value that removes the limit."""
 _COUNTERS = (("memory", ("memory.events", "memory.oom_control"), "oom_kill"), ("pids", ("pids.events",), "max"))
 _NOTED = struct.Struct("=I")
 
@@ -49,8 +49,8 @@ class CgroupRoots:
     """The directories in which control groups can be created.
 
     Attributes:
-        version: 2 or 1; 0 if no groups can be made.
-        directories: by controller, the group below which ours are made; one and the same in version 2.
+        version: 2 or 1; 0 if no groups can be created.
+        directories: (controller, parent directory) pairs; version 2 has the same directory for all.
     """
 
     version: int
@@ -58,12 +58,12 @@ class CgroupRoots:
 
     @property
     def controllers(self) -> frozenset[str]:
-        """What can be limited."""
+        """Names of the available controllers."""
         return frozenset(name for name, _ in self.directories)
 
 
 def find_roots(root: str = _ROOT, membership: str = _OWN) -> CgroupRoots:
-    """Find where this process may make groups that limit memory and processes.
+    """Find the directories in which this process can create groups that limit memory and processes.
 
     Args:
         root: where control groups are mounted.
@@ -85,21 +85,21 @@ def find_roots(root: str = _ROOT, membership: str = _OWN) -> CgroupRoots:
 
 
 def own_group(mount: str, path: str) -> str:
-    """Return the directory of this process's group of version 2, or the one above if that is the leaf.
+    """Return the directory of this process's version 2 group, or its parent if the group is the leaf.
 
     Args:
-        mount: where groups of version 2 are mounted.
-        path: as the kernel calls the group (cgroups(7)).
+        mount: mount point of version 2.
+        path: path of the group in /proc/PID/cgroup (cgroups(7)).
     """
     directory = f"{mount}{path}".rstrip("/")
     return os.path.dirname(directory) if os.path.basename(directory) == LEAF else directory
 
 
 def enable_controllers(roots: CgroupRoots) -> CgroupRoots:
-    """Give the controllers to groups made below the roots; returns the roots with the controllers that these get.
+    """Enable the controllers for groups below the roots; return the roots with the controllers that were enabled.
 
-    In version 2 a group that has processes gives none to those below it, so its processes are moved to a leaf first.
-    Call this where every process of the group can be seen.
+    A version 2 group with processes cannot enable controllers for its subgroups, so its processes are moved to a leaf
+    first. Call this in a process namespace in which every process of the group is visible.
 
     Raises:
         OSError: the kernel refused.
@@ -112,7 +112,7 @@ def enable_controllers(roots: CgroupRoots) -> CgroupRoots:
     if not enabled.issuperset(NEEDED):
         _enable(directory, setting)
     if not enabled.issuperset(roots.controllers):
-        with contextlib.suppress(OSError):  # there are realtime processes, for example
+        with contextlib.suppress(OSError):  # for example because of realtime processes
             sc.write_setting(setting, " ".join(f"+{name}" for name in OPTIONAL if name in roots.controllers))
         enabled = set(_words(setting))
     return CgroupRoots(2, tuple(pair for pair in roots.directories if pair[0] in enabled))
@@ -136,11 +136,11 @@ def _enable(directory: str, setting: str) -> None:
 
 
 class OwnerCgroups:
-    """The groups of one owner's sandboxes, below a directory named after the owner.
+    """Creates the groups of one owner's sandboxes, below a directory named after the owner.
 
     Args:
-        roots: where they are made (:func:`enable_controllers`).
-        owner: the owner's name: its pid, start time and boot.
+        roots: directories to create groups in (:func:`enable_controllers`).
+        owner: the owner's name: its pid, start time and boot id.
 
     Raises:
         OSError: the kernel refused.
@@ -159,12 +159,12 @@ class OwnerCgroups:
             sc.write_setting(f"{self._bases['memory']}/cgroup.subtree_control", " ".join(f"+{name}" for name in names))
 
     def make(self, *, cpu: bool = False) -> Cgroup:
-        """Make a new, empty group without limits.
+        """Create an empty group without limits.
 
         Args:
-            cpu: whether its CPU will be limited. Only then is it a group for the scheduler too: elsewhere each session
-                is one (sched(7), autogroup), so that a supervisor need not compete with each of a thousand processes
-                of the command that it is to end.
+            cpu: whether the CPU will be limited. Only then is it a scheduler group. Otherwise each session is a
+                scheduler group of its own (sched(7), autogroup), so a supervisor that kills a command competes with
+                one group instead of a thousand processes.
 
         Raises:
             OSError: the kernel refused.
@@ -193,19 +193,19 @@ class Cgroup:
 
     Attributes:
         version: 1 or 2.
-        directories: its directory for each controller.
+        directories: the group's directory for each controller.
     """
 
     version: int
     directories: dict[str, str]
 
     def join(self) -> None:
-        """Put the calling process, and everything that it forks from now on, into the group."""
+        """Move the calling process, and all processes that it forks later, into the group."""
         for directory in set(self.directories.values()):
             sc.write_setting(f"{directory}/cgroup.procs", "0")
 
     def can_limit(self, name: str) -> bool:
-        """Return whether there is a controller for a limit."""
+        """Return whether the group has a controller for a limit."""
         return {"processes": "pids"}.get(name, name) in self.directories
 
     def limit(self, name: str, amount: int) -> None:
@@ -213,10 +213,10 @@ class Cgroup:
 
         Args:
             name: ``memory`` (bytes), ``processes`` (count) or ``cpu`` (thousandths of one CPU).
-            amount: how much.
+            amount: the limit in that unit.
 
         Raises:
-            KeyError: there is no controller for it.
+            KeyError: there is no controller for the limit.
             OSError: the kernel refused.
         """
         if name == "memory":
@@ -233,19 +233,19 @@ class Cgroup:
 
     def _limit_memory(self, directory: str, amount: int) -> None:
         for name, share in (("memory.max", 1),) if self.version == 2 else _MEMORY_1:
-            if os.path.exists(f"{directory}/{name}"):  # memsw: only if the kernel counts swap
+            if os.path.exists(f"{directory}/{name}"):  # memsw exists only if the kernel counts swap
                 sc.write_setting(f"{directory}/{name}", str(amount // share))
         if self.version == 2 and os.path.exists(f"{directory}/memory.swap.max"):
             sc.write_setting(f"{directory}/memory.swap.max", "0")
 
     def open(self) -> CgroupFds:
-        """Open what the sandbox's pid 1 needs of the group, because it sees none of its directories."""
+        """Open the files that the sandbox's pid 1 needs, because it cannot see the group's directories."""
         counters = [_open_first(self.directories[controller], files) for controller, files, _ in _COUNTERS]
         quota = os.open(self._quota(), os.O_WRONLY | os.O_CLOEXEC) if "cpu" in self.directories else -1
         return CgroupFds(counters, quota, _QUOTA[self.version][1])
 
     def lift_quota(self) -> None:
-        """Stop limiting the CPU: processes that end have memory to free first, and would wait for their turn."""
+        """Remove the CPU limit, because it would delay exiting processes that have memory to free."""
         if "cpu" in self.directories:
             with contextlib.suppress(OSError):  # the group is gone
                 sc.write_setting(self._quota(), _QUOTA[self.version][1])
@@ -254,19 +254,19 @@ class Cgroup:
         return f"{self.directories['cpu']}/{_QUOTA[self.version][0]}"
 
     def remove(self) -> None:
-        """Remove the group once its processes have exited; the kernel may need a moment to notice."""
+        """Remove the group after its processes have exited; retry, because the kernel may need a moment."""
         for directory in set(self.directories.values()):
             _remove(directory, time.monotonic() + _PATIENCE)
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupFds:
-    """Open files of a group.
+    """Descriptors of a group's files.
 
     Attributes:
-        counters: the files that count what the limits refused: memory, then processes.
-        quota: the file that limits the CPU; -1 if it is not limited.
-        no_quota: what to write to it for no limit.
+        counters: files that count the hits of limits: memory, then processes.
+        quota: the file that limits the CPU; -1 without a CPU limit.
+        no_quota: the value that removes the CPU limit.
     """
 
     counters: list[int]
@@ -274,17 +274,17 @@ class CgroupFds:
     no_quota: str
 
     def close_quota(self) -> None:
-        """Close all but the counters: a worker needs no more."""
+        """Close the quota file, because a worker needs only the counters."""
         if self.quota != -1:
             os.close(self.quota)
 
     def lift_quota(self) -> None:
-        """Lift the quota as :meth:`Cgroup.lift_quota` does."""
+        """Remove the CPU limit, as :meth:`Cgroup.lift_quota` does."""
         if self.quota != -1:
             os.write(self.quota, self.no_quota.encode())
 
     def refusals(self) -> list[int]:
-        """Count what has been refused so far: memory (processes killed for it), then processes (forks)."""
+        """Return the hits of each limit so far: processes killed for memory, then forks refused."""
         counts = []
         for descriptor, (_, _, key) in zip(self.counters, _COUNTERS, strict=True):
             rows = (line.split() for line in os.pread(descriptor, 4096, 0).decode().splitlines())
@@ -293,43 +293,43 @@ class CgroupFds:
 
 
 class LimitCounters:
-    """Counters of one sandbox's refused requests, shared by its pid 1 and its workers.
+    """Counters of the limits that a sandbox hits, shared by its pid 1 and its workers.
 
-    A worker marks where the counters stand when a command starts, and reports at its end which limits it met.
+    A worker marks the counters when a command starts, and reports the limits hit since then when it exits.
 
     Args:
         fds: open files of the control group, or None without one.
-        disk: a directory on the file system that takes the sandbox's writes.
+        disk: a directory on the file system that receives the sandbox's writes.
 
     Attributes:
-        fds: the same.
-        upper: the limit of its upper if that lies on disk, or None.
+        fds: open files of the control group, or None.
+        upper: limit of an upper on disk, or None.
     """
 
     def __init__(self, fds: CgroupFds | None, disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
         self.fds = fds
         self.upper: DiskLimit | None = None
         self._disk = disk
-        # shared with every process that is forked from here (mmap(2))
+        # an anonymous shared mapping: all forked processes share it (mmap(2))
         self._noted = memoryview(mmap.mmap(-1, _NOTED.size + SHARED_SIZE))
         self._mark = [0, 0]
 
     def limit_upper(self, upper: int, limit: int) -> DiskLimit:
-        """Count what lies in an upper on disk, too; each process that shares these counters calls this.
+        """Add the limit of an upper on disk. Every process that shares these counters must call this.
 
         Args:
-            upper: descriptor of its directory.
-            limit: bytes that it may hold.
+            upper: descriptor of the upper.
+            limit: bytes that the upper may hold.
         """
         self.upper = DiskLimit(upper, limit, self._noted[_NOTED.size :])
         return self.upper
 
     def note_memory(self) -> None:
-        """Count that the watchdog ended processes; only pid 1 calls this."""
+        """Record that the watchdog is about to kill processes for memory. Only pid 1 calls this."""
         _NOTED.pack_into(self._noted, 0, _NOTED.unpack_from(self._noted)[0] + 1)
 
     def charge(self, size: int) -> None:
-        """Refuse a file operation's bytes that are too many for an upper on disk.
+        """Reserve bytes in an upper on disk for a file operation.
 
         Raises:
             OSError: the limit would be exceeded (ENOSPC).
@@ -338,13 +338,13 @@ class LimitCounters:
             self.upper.charge(size)
 
     def mark(self) -> None:
-        """Remember where the counters stand."""
+        """Remember the counters, for :meth:`hits`."""
         self._mark = self._counts()
         if self.upper:
             self.upper.mark()
 
     def hits(self) -> list[str]:
-        """List the limits that refused something since the last mark; a disk that is full now counts."""
+        """Return the limits that were hit since the last mark; a full disk counts as a hit of ``disk``."""
         pairs = zip((MEMORY, PROCESSES), self._mark, self._counts(), strict=True)
         limits = [name for name, before, after in pairs if after > before]
         return [*limits, DISK] if self._is_full() or (self.upper and self.upper.was_hit()) else limits
@@ -362,7 +362,7 @@ class LimitCounters:
 
 
 def owners(roots: CgroupRoots) -> Iterator[tuple[str, str]]:
-    """Yield the name and directory of each owner that has groups here."""
+    """Yield the name and directory of each owner that has groups below the roots."""
     for directory in {directory for _, directory in roots.directories}:
         with contextlib.suppress(OSError):
             for name in os.listdir(directory):
@@ -371,11 +371,11 @@ def owners(roots: CgroupRoots) -> Iterator[tuple[str, str]]:
 
 
 def remove_owner(directory: str, patience: float = _PATIENCE) -> None:
-    """Remove the groups of an owner that has ended; busy ones are left to the next call.
+    """Remove the groups of an owner that has exited; leave busy groups to the next call.
 
     Args:
-        directory: the owner's.
-        patience: seconds, for all of the groups together.
+        directory: the owner's directory.
+        patience: seconds to retry, for all groups together.
     """
     give_up = time.monotonic() + patience
     with contextlib.suppress(FileNotFoundError):

@@ -1,10 +1,13 @@
-"""The identity of a sandbox: user namespaces, ranges of host ids, capabilities.
+"""Create the identity of a sandbox: its user namespace, its range of host ids, its capabilities.
 
-Two ways in, chosen by trying. *mapped*: the launcher has CAP_SYS_ADMIN and CAP_SETUID where it stands, and
-gives each sandbox 65,536 host ids of its own; its larger ids are host ids that all sandboxes share. Otherwise it enters
-an outer user namespace first: with newuidmap(1) and an entry in /etc/subuid one that holds the caller's own uid and
-65,535 subordinate ones, and every sandbox has all of them; else one that holds the caller's alone. Host uid 0 is never
-mapped into a sandbox by the first way; by the others it cannot be, because the caller is not it.
+There are two modes, chosen by the launcher's privileges:
+
+* *mapped*: with CAP_SYS_ADMIN and CAP_SETUID, the launcher gives each sandbox a separate range of 65,536 host ids.
+  Larger ids inside are host ids that all sandboxes share.
+* Otherwise the launcher first enters an outer user namespace. With newuidmap(1) and an entry in /etc/subuid, it maps
+  the caller's uid and 65,535 subordinate ids, and every sandbox has all of them. Else it maps the caller's uid alone.
+
+Host uid 0 is never mapped into a sandbox: the first mode does not map it, and in the second the caller is not root.
 """
 
 from __future__ import annotations
@@ -28,34 +31,34 @@ from . import syscalls as sc
 
 RANGE_SIZE = 65536
 BLOCK_START = 0x77390000
-"""First host id given to sandboxes: above those that systemd gives to containers (524288 to 1879048191), and SSSD to
-users of directories (ldap_idmap_range_max in sssd-ldap(5): below 2000200000)."""
+"""First host id of sandboxes, above the ids that systemd assigns to containers (524288 to 1879048191) and SSSD to
+directory users (ldap_idmap_range_max in sssd-ldap(5): below 2000200000)."""
 BLOCK_RANGES = 2200
 GATEWAY_ID = BLOCK_START + BLOCK_RANGES * RANGE_SIZE
-"""Host id that has no file: what serves the sandboxes of root's from outside has it."""
+"""Host id that owns no files; the helper processes that serve root's sandboxes from outside run under it."""
 LAST_ID = (1 << 31) - 1
-"""The largest id that engines accept (moby/sys/user)."""
+"""The largest id that container engines accept (moby/sys/user)."""
 _LARGE_IDS = 1 << 31
-"""First host id for inner ids from :data:`RANGE_SIZE` on: no system assigns ids that large (systemd's UIDS-GIDS.md)."""
+"""First host id for inner ids from :data:`RANGE_SIZE` on; no system assigns ids that large (systemd's UIDS-GIDS.md)."""
 LOCKS = "ranges"
-"""Name of the file whose bytes are locked, one for each range in use."""
+"""Name of the lock file; one byte of it is locked for each id range in use."""
 OUTER_ID = 1
 _WATCHES = 8192
-"""Inotify watches of one sandbox; a host user's are 8,192 or more (inotify(7)), and all sandboxes of it share them."""
+"""Inotify watches per sandbox. A host user has 8,192 or more (inotify(7)), which all its sandboxes share."""
 
 _SIGNALS = 1024
-"""Pending signals of one sandbox; a host user's are many more, and all sandboxes share them (getrlimit(2))."""
+"""Pending signals per sandbox. A host user has many more, which all its sandboxes share (getrlimit(2))."""
 _OWNERS = 64
-"""Processes that an ordinary user keeps of those that it may have, whatever its sandboxes take of them."""
+"""Processes of an ordinary user's limit that its sandboxes cannot use up."""
 _LOCKED = 1 << 16
-"""Bytes of locked memory; the default limit of every user before Linux 5.16."""
+"""Bytes of locked memory per sandbox; every user's default limit before Linux 5.16."""
 
 # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID (numbers from linux/capability.h)
 CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7))
 _LAST_CAPABILITY = 63
 _ENTERED, _MAPPED = b"entered", b"mapped"
 BECOME = b"become"
-"""What a sandbox's pid 1 says when it is who it will be."""
+"""Message of a sandbox's pid 1 once it has its final ids and capabilities."""
 _NEEDED = 1 << 21 | 1 << 7 | 1 << 6  # SYS_ADMIN, SETUID, SETGID
 
 
@@ -65,12 +68,12 @@ class Identity:
 
     Attributes:
         first_id: host id (as the launcher sees it) that is uid and gid 0 inside.
-        id_map: what is written to uid_map and gid_map.
-        inotify: how many inotify instances there can be in it; a host user's are few, and all sandboxes share them.
+        id_map: content of uid_map and gid_map.
+        inotify: limit of inotify instances; a host user has few, which all its sandboxes share.
         mapped: whether image files must be idmapped to appear as owned by uid 0.
-        groups: whether setgroups(2) is allowed in it.
-        creator: the id that creates the namespace, if it creates no other; 0: the caller's own.
-        processes: how many processes all of its ids together can have, if it has a creator; 0: no limit.
+        groups: whether setgroups(2) is allowed in the namespace.
+        creator: host id that creates only this namespace, or 0 if the caller's own id creates it.
+        processes: limit of processes for all ids together, if there is a creator; 0: no limit.
         userns_fd: descriptor of the namespace, or -1.
     """
 
@@ -85,26 +88,26 @@ class Identity:
 
 
 def has_privileges() -> bool:
-    """Return whether this process may map foreign ids and mount in its own namespaces (*mapped*)."""
+    """Return whether this process may map arbitrary ids and mount in its own namespaces (mode *mapped*)."""
     return sc.capget()[0] & _NEEDED == _NEEDED and _ids_are_mapped()
 
 
 def _ids_are_mapped(first: int = BLOCK_START, last: int = GATEWAY_ID) -> bool:
-    """Return whether this process's own user namespace maps these ids; in a nested container it may not."""
+    """Return whether this process's user namespace maps these ids; that of a nested container may not."""
     with open("/proc/self/uid_map", encoding="ascii") as table:
         rows = [tuple(map(int, line.split())) for line in table]
     return any(start <= first and start + count > last for start, _, count in rows)
 
 
 def last_id() -> int:
-    """Return the largest id that a sandbox can have if this process has privileges."""
+    """Return the largest id inside a sandbox in the mode *mapped*."""
     end = _LARGE_IDS + LAST_ID - RANGE_SIZE
     is_free = all(last <= _LARGE_IDS or first > end for first, last in _foreign_ranges())
     return LAST_ID if is_free and _ids_are_mapped(_LARGE_IDS, end) else RANGE_SIZE - 1
 
 
 def leave_root() -> None:
-    """Become an id that has no file, if this process may become any; without capabilities uid 0 still has root's."""
+    """Switch to an id that owns no files, if permitted: even without capabilities, uid 0 could open root's files."""
     if has_privileges():
         os.setgroups([])
         os.setresgid(GATEWAY_ID, GATEWAY_ID, GATEWAY_ID)
@@ -112,18 +115,19 @@ def leave_root() -> None:
 
 
 def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
-    """Enter a new user namespace that maps the caller's own ids, with every capability in it.
+    """Enter a new user namespace that maps the caller's own ids, with all capabilities in it.
 
-    They are called :data:`OUTER_ID` there, not 0: a sandbox's own map then does not look like that of the host's root.
+    The caller's ids become :data:`OUTER_ID` there instead of 0, so that a sandbox's id map does not look like that of
+    the host's root.
 
     Args:
-        mappers: paths of newuidmap(1) and newgidmap(1), or empty texts if they are not to be used.
+        mappers: paths of newuidmap(1) and newgidmap(1), or empty strings to map a single id.
 
     Returns:
-        How many ids are mapped: all of a range, or one.
+        The number of mapped ids: :data:`RANGE_SIZE` or 1.
 
     Raises:
-        OSError: user namespaces are switched off here.
+        OSError: user namespaces are disabled.
     """
     uid, gid = os.geteuid(), os.getegid()
     commands = _map_commands(uid, gid, mappers)
@@ -147,20 +151,20 @@ def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
         with contextlib.suppress(PermissionError):  # one of the two mappers may have succeeded
             sc.write_setting(f"/proc/self/{kind}_map", f"{OUTER_ID} {number} 1")
     with open("/proc/self/uid_map", encoding="ascii") as table:
-        if not table.read() and uid == 0:  # an EPERM would count as a refusal of user namespaces
+        if not table.read() and uid == 0:  # not EPERM, which means disabled user namespaces
             raise OSError(errno.EACCES, "uid 0 cannot be mapped into a user namespace without CAP_SETFCAP")
     return 1
 
 
 def _leave_processes(count: int) -> None:
-    """Have all in the user namespace that is made next leave so many of the caller's processes to it."""
+    """Lower RLIMIT_NPROC, so that the next user namespace leaves ``count`` of the caller's processes to the caller."""
     _, maximum = resource.getrlimit(resource.RLIMIT_NPROC)
     if maximum > 2 * count:
         resource.setrlimit(resource.RLIMIT_NPROC, (maximum - count, maximum))
 
 
 def _map_commands(uid: int, gid: int, mappers: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return the mapper programs with their arguments after the pid; an empty list if there is no subordinate range."""
+    """Return the mapper programs and their arguments after the pid, or [] if there is no subordinate range."""
     if not all(mappers) or len(mappers) != 2:
         return []
     commands = []
@@ -174,7 +178,7 @@ def _map_commands(uid: int, gid: int, mappers: Sequence[str]) -> list[tuple[str,
 
 
 def _subordinate_range(table: str, uid: int) -> int | None:
-    """First of a user's subordinate ids, if there are enough of them in a row (subuid(5))."""
+    """Return the first id of a large enough range of subordinate ids, or None if the user has none (subuid(5))."""
     names = {str(uid)}
     with contextlib.suppress(KeyError):
         names.add(pwd.getpwuid(uid).pw_name)
@@ -188,10 +192,10 @@ def _subordinate_range(table: str, uid: int) -> int | None:
 
 
 def _map_from_outside(entered: int, pid: int, commands: list[tuple[str, list[str]]]) -> None:
-    """Map the ids of a process in a new namespace, from a helper outside of it. Never returns."""
+    """Run the mapper programs for a process in a new namespace, from a helper outside of it. Never returns."""
     status = 1
     try:
-        os.read(entered, 1)  # ends when the other closes its end: it is in
+        os.read(entered, 1)  # returns once the parent has entered the namespace and closed its end
         status = 0
         for program, arguments in commands:
             status |= os.spawnve(os.P_WAIT, program, [program, str(pid), *arguments], {})  # noqa: S606 - one program, no shell
@@ -200,12 +204,14 @@ def _map_from_outside(entered: int, pid: int, commands: list[tuple[str, list[str
 
 
 class Identities:
-    """Makes identities; holds the locks of those in use. To be made where ``/proc`` shows the host's processes.
+    """Creates identities, and holds the locks of their id ranges.
+
+    Create it in a process whose ``/proc`` shows the host's processes, to find ranges that are still in use.
 
     Args:
-        mapped: whether each sandbox gets a range of its own.
-        count: how many ids a sandbox has.
-        lock_directory: where the locks of ranges lie (only used when ``mapped``).
+        mapped: whether each sandbox gets a separate id range.
+        count: number of ids per sandbox.
+        lock_directory: directory of the lock file of ranges; only used if ``mapped``.
     """
 
     def __init__(self, *, mapped: bool, count: int, lock_directory: str) -> None:
@@ -224,16 +230,16 @@ class Identities:
             self._dying = frozenset(filter(self._is_nobodys, _ranges_in_use()))
 
     def make(self, *, one_id: bool = False, inotify: int = INOTIFY, processes: int = PROCESSES) -> Identity:
-        """Create an identity, with an id range of its own if there are ranges. It has no namespace yet.
+        """Create an identity without a namespace, and in the mode *mapped* reserve an id range for it.
 
         Args:
-            inotify: how many inotify instances there can be in it.
-            one_id: have but one id if the range is not the sandbox's own: what it leaves on a disk then belongs to
-                the caller, who can remove it.
-            processes: how many processes all of its ids together can have, if there are several; 0: no limit.
+            inotify: limit of inotify instances.
+            one_id: map a single id unless the sandbox has a separate range. Its files on disk then belong to the
+                caller, who can remove them.
+            processes: limit of processes for all ids together, if there are several; 0: no limit.
 
         Raises:
-            OSError: no range is free.
+            OSError: no id range is free.
         """
         first = self._take_range() if self.mapped else OUTER_ID
         creator = first if self.mapped else self._creators.choose(inotify)
@@ -241,7 +247,7 @@ class Identities:
         return Identity(first, id_map, inotify, self.mapped, self.count > 1, creator, processes)
 
     def give_back(self, identity: Identity) -> None:
-        """Let another sandbox have the id range of one that has ended, or the id that created its namespace."""
+        """Release the id range of a sandbox that has ended, and the id that created its namespace."""
         self._creators.in_use.discard(identity.creator)
         if self.mapped:
             index = (identity.first_id - BLOCK_START) // RANGE_SIZE
@@ -249,7 +255,7 @@ class Identities:
             self._taken.discard(index)
 
     def _id_map(self, first: int, *, one_id: bool) -> str:
-        """Return the content of uid_map and gid_map. No row may span two rows of the outer map (user_namespaces(7))."""
+        """Return the content of uid_map and gid_map; no row may span two rows of the outer map (user_namespaces(7))."""
         if self.mapped:
             return f"0 {first} {self.count}{self._large}"
         others = "" if one_id or self.count == 1 else f"\n1 {first + 1} {self.count - 1}"
@@ -268,14 +274,14 @@ class Identities:
         raise OSError(errno.EBUSY, "every id range is in use")
 
     def _is_nobodys(self, index: int) -> bool:
-        """Return whether no live owner has a range. Its processes are being killed, which a system call may delay."""
+        """Return whether no owner holds the lock of a range; its remaining processes are then about to die."""
         return self._lock(index, fcntl.F_WRLCK) and self._lock(index, fcntl.F_UNLCK)
 
     def _lock(self, index: int, kind: int) -> bool:
-        """Lock or unlock the byte that stands for a range; returns whether that went.
+        """Lock or unlock the byte of a range; return False if another process holds the lock.
 
-        One descriptor holds the locks of all, because each fork copies each descriptor. They belong to the open file,
-        not to a process (fcntl(2), open file description locks): they end with the last who has it open.
+        A single descriptor holds all locks, because every fork copies every descriptor. Open file description locks
+        (fcntl(2)) end when the last process that shares the descriptor closes it.
         """
         request = struct.pack("hhqqi4x", kind, os.SEEK_SET, index, 1, 0)
         try:
@@ -286,7 +292,7 @@ class Identities:
 
 
 def _ranges_in_use() -> set[int]:
-    """Return the ranges that contain the id of a process, as far as ``/proc`` shows processes."""
+    """Return the indices of ranges that contain the uid of a process in ``/proc``."""
     ranges = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # the process has exited
@@ -295,7 +301,7 @@ def _ranges_in_use() -> set[int]:
 
 
 def _foreign_ranges() -> Iterator[tuple[int, int]]:
-    """Yield the host ids that are assigned: (first, end) of each user and each subordinate range."""
+    """Yield the host ids that are assigned already: (first, end) of each user and each subordinate range."""
     for path, first_field, count_field in (("/etc/passwd", 2, -1), ("/etc/subuid", 1, 2), ("/etc/subgid", 1, 2)):
         try:
             with open(path, encoding="utf-8", errors="replace") as table:
@@ -310,14 +316,14 @@ def _foreign_ranges() -> Iterator[tuple[int, int]]:
 
 @dataclass(slots=True)
 class _Creators:
-    """Ids of an outer user namespace that create one sandbox's namespace each.
+    """Chooses a different id of the outer user namespace as the creator of each sandbox's namespace.
 
-    What a user namespace's processes use up is counted, whatever ids they have, for the id that created the namespace
-    too (kernel/ucount.c). Where each has a creator of its own, that count is the sandbox's.
+    The kernel counts the resources of a user namespace, whatever ids its processes have, for the id that created the
+    namespace too (kernel/ucount.c). With a separate creator per namespace, that count is the sandbox's own.
 
     Attributes:
-        count: how many ids there are.
-        in_use: those of live sandboxes.
+        count: number of ids in the outer namespace.
+        in_use: creators of live sandboxes.
     """
 
     count: int
@@ -326,7 +332,7 @@ class _Creators:
     _last: int = OUTER_ID
 
     def choose(self, inotify: int) -> int:
-        """Return a free id for a sandbox with so many inotify instances; 0 if all sandboxes share one id."""
+        """Return a free creator for a sandbox with this many inotify instances, or 0 if there is only one id."""
         if self.count == 1:
             return 0
         if inotify > self._inotify:
@@ -343,19 +349,20 @@ class _Creators:
 
 
 def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -> None:
-    """Enter a new user namespace as its uid 0, and have the kernel refuse further ones in it if that can be set.
+    """Enter a new user namespace as its uid 0, and forbid nested user namespaces in it if possible.
 
     Args:
-        identity: who to be in it.
+        identity: the ids to get in it.
         partner: socket to a process that stays outside and calls :func:`map_namespace`.
-        proc: descriptor of a mounted proc, preferably an unshared one: the kernel keeps an entry of this name for each
-            namespace, and searches all of them at each open (fs/proc/proc_sysctl.c).
+        proc: descriptor of a mounted proc, preferably not shared with other namespaces. In a shared proc, the kernel
+            keeps one entry per namespace for each setting, and searches all of them at each open
+            (fs/proc/proc_sysctl.c).
 
     Raises:
         OSError: the kernel refused.
     """
     _create_namespace(identity)
-    with contextlib.suppress(OSError):  # /proc/sys may be read-only: the system-call filter refuses nesting as well
+    with contextlib.suppress(OSError):  # /proc/sys may be read-only; the filter forbids nesting too
         forbid_nesting(proc)
     _limit_inotify(proc, identity.inotify)
     socket.send_fds(partner, [_ENTERED], [proc])
@@ -364,7 +371,7 @@ def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -
 
 
 def forbid_nesting(proc: int) -> None:
-    """Have the kernel refuse further user namespaces in this process's own.
+    """Forbid user namespaces nested in this process's own.
 
     Args:
         proc: descriptor of a mounted proc.
@@ -377,32 +384,32 @@ def forbid_nesting(proc: int) -> None:
 
 
 def _create_namespace(identity: Identity) -> None:
-    """Enter a new user namespace, whose maxima are this process's limits (kernel/user_namespace.c)."""
+    """Enter a new user namespace; the kernel copies this process's limits to it (kernel/user_namespace.c)."""
     _, maximum = processes = resource.getrlimit(resource.RLIMIT_NPROC)
     if identity.creator:
         _keep_counted_limits(mapped=identity.mapped)
         if identity.processes:
             resource.setrlimit(resource.RLIMIT_NPROC, (_at_most(identity.processes, maximum), maximum))
         os.setresuid(identity.creator, identity.creator, -1)
-        sc.capset(sc.capget()[1])  # leaving uid 0 drops the effective ones; some hosts ask for CAP_SYS_ADMIN
-    else:  # the launcher keeps some in addition to its owner's
+        sc.capset(sc.capget()[1])  # restore what leaving uid 0 drops: some hosts require CAP_SYS_ADMIN
+    else:  # reserve processes for the launcher as well as for its owner
         _leave_processes(2 * _OWNERS)
     sc.unshare(sc.CLONE_NEWUSER)
-    if not identity.creator:  # its counts are those of all the caller's sandboxes: maxima would be for all together
+    if not identity.creator:  # all sandboxes share one count: limit only the processes, not the namespace
         _keep_counted_limits(mapped=identity.mapped)
     resource.setrlimit(resource.RLIMIT_NPROC, processes)  # pid 1 can always fork a worker
-    sc.prctl(sc.PR_SET_DUMPABLE, 1)  # or its files in /proc are root's, and an ordinary user cannot map its ids
+    sc.prctl(sc.PR_SET_DUMPABLE, 1)  # otherwise root owns its /proc files, and an ordinary user cannot map its ids
 
 
 def _limit_inotify(proc: int, instances: int) -> None:
-    """Limit what each id of this process's user namespace can have of inotify."""
+    """Limit the inotify instances and watches per id in this process's user namespace."""
     with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc/sys
         _set_limit(proc, "max_inotify_instances", instances)
         _set_limit(proc, "max_inotify_watches", _WATCHES)
 
 
 def _set_limit(proc: int, name: str, value: int) -> str:
-    """Set a limit of this process's user namespace (namespaces(7)); returns what it is now."""
+    """Set a limit of this process's user namespace (namespaces(7)); return its new value."""
     descriptor = os.open(f"sys/user/{name}", os.O_RDWR | os.O_CLOEXEC, dir_fd=proc)
     try:
         os.write(descriptor, str(value).encode())
@@ -412,19 +419,19 @@ def _set_limit(proc: int, name: str, value: int) -> str:
 
 
 def map_namespace(identity: Identity, pid: int, partner: socket.socket, others: Sequence[str] = ()) -> list[int]:
-    """Map the ids of another process's new user namespace, and keep hold of it in ``identity.userns_fd``.
+    """Map the ids of another process's new user namespace, and open the namespace as ``identity.userns_fd``.
 
     Args:
-        identity: who the other is to be.
-        pid: the other process, as ``/proc`` calls it here.
-        partner: socket to it; it calls :func:`enter_new_namespace`, or tells :func:`failure`.
-        others: names of further namespaces of it to hold (namespaces(7)); impossible once it is not dumpable.
+        identity: the ids to map.
+        pid: the other process, as numbered in the ``/proc`` of this process.
+        partner: socket to the other process, which calls :func:`enter_new_namespace` or sends :func:`failure`.
+        others: names of its other namespaces to open (namespaces(7)), before it becomes non-dumpable.
 
     Returns:
-        The descriptors of its proc and of those namespaces.
+        The descriptors of its proc and of the other namespaces.
 
     Raises:
-        OSError: the kernel refused, there or here.
+        OSError: the kernel refused, in this process or in the other.
     """
     data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     if data != _ENTERED:
@@ -438,12 +445,12 @@ def map_namespace(identity: Identity, pid: int, partner: socket.socket, others: 
 
 
 def failure(error: OSError) -> bytes:
-    """Return an error as a message to the caller of :func:`map_namespace`."""
+    """Encode an error as a message to the caller of :func:`map_namespace`."""
     return f"{error.errno} {error}".encode()
 
 
 def read_failure(message: bytes) -> OSError:
-    """Decode a message of :func:`failure`; an empty one means that the process was killed."""
+    """Decode a message of :func:`failure`; an empty message means that the process was killed."""
     number, _, text = message.decode().partition(" ")
     if not number.isdigit():
         return OSError(errno.EPERM, "a user namespace was refused, or the process that was to have it ended")
@@ -451,7 +458,7 @@ def read_failure(message: bytes) -> OSError:
 
 
 def hold_namespace(identity: Identity) -> None:
-    """Create the user namespace of an identity for a trial, without a sandbox.
+    """Create the user namespace of an identity without a sandbox, to probe kernel features.
 
     Raises:
         OSError: the kernel refused.
@@ -484,8 +491,8 @@ def hold_namespace(identity: Identity) -> None:
 def _keep_counted_limits(*, mapped: bool) -> None:
     """Lower the limits of resources that the kernel counts per user, not per sandbox.
 
-    To the kernel, all sandboxes of an ordinary user are that user. POSIX message queues are disabled: a user's 819,200
-    bytes are only nine queues of the usual size.
+    The kernel counts all sandboxes of an ordinary user as that user. POSIX message queues are disabled then, because a
+    user's 819,200 bytes hold only nine queues of the usual size.
     """
     shared = (resource.RLIMIT_MEMLOCK, _LOCKED), (resource.RLIMIT_SIGPENDING, _SIGNALS)
     for kind, amount in shared if mapped else (*shared, (resource.RLIMIT_MSGQUEUE, 0)):
@@ -498,20 +505,20 @@ def _at_most(amount: int, hard: int) -> int:
 
 
 def act_as_owner(identity: Identity, *, no_more: bool = False) -> None:
-    """Create files as the sandbox's uid 0 while keeping the launcher's capabilities; or return to the own ids.
+    """Switch the file-system ids to the sandbox's uid 0, with the launcher's capabilities; ``no_more`` switches back.
 
-    An overlay acts with the credentials of the process that mounted it. Over an idmapped upper, that process's fsuid
-    must be mapped; otherwise the work directory cannot be created, and the mount is silently read-only
+    An overlay acts with the credentials of the process that mounted it. With an idmapped upper, that process's fsuid
+    must be mapped. Otherwise overlayfs cannot create the work directory, and the mount is silently read-only
     (fs/overlayfs/super.c).
     """
     if identity.mapped:
         uid, gid = (os.geteuid(), os.getegid()) if no_more else (identity.first_id, identity.first_id)
         sc.setfsids(uid, gid)
-        sc.capset(sc.capget()[1])  # leaving fsuid 0 drops the effective file capabilities (capabilities(7))
+        sc.capset(sc.capget()[1])  # restore file capabilities, which leaving fsuid 0 drops
 
 
 def become_inner_root(identity: Identity) -> None:
-    """Enter a sandbox's user namespace as its uid 0 with the one capability set, for good.
+    """Enter a sandbox's user namespace as its uid 0 permanently, with the sandbox's capabilities.
 
     Raises:
         OSError: the kernel refused.
@@ -521,12 +528,12 @@ def become_inner_root(identity: Identity) -> None:
 
 
 def drop_privileges(identity: Identity) -> None:
-    """Become uid 0 of a sandbox's user namespace for good, with a fixed set of capabilities.
+    """Become uid 0 of a sandbox's user namespace permanently, with a fixed set of capabilities.
 
     Raises:
         OSError: the kernel refused.
     """
-    if identity.groups:  # if an unprivileged process mapped the one id, the kernel forbids setgroups(2)
+    if identity.groups:  # the kernel forbids setgroups(2) if an unprivileged process mapped the ids
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
@@ -534,7 +541,7 @@ def drop_privileges(identity: Identity) -> None:
         if not CAPABILITIES >> number & 1:
             try:
                 sc.prctl(sc.PR_CAPBSET_DROP, number)
-            except sc.CallError:  # EINVAL: past the last capability this kernel knows
+            except sc.CallError:  # EINVAL: this kernel has no further capabilities
                 break
     sc.prctl(sc.PR_CAP_AMBIENT, sc.PR_CAP_AMBIENT_CLEAR_ALL)
     sc.capset(CAPABILITIES)

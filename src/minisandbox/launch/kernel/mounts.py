@@ -1,7 +1,7 @@
-"""Execute the operations of a plan: the new mount interface first, mount(2) if the kernel has no better.
+"""Execute the operations of a plan with the new mount interface, or with mount(2) on older kernels.
 
-Runs in a setup worker, with the launcher's privileges: trees are taken where it is at home, all else happens in the
-mount namespace of a sandbox. Every path below scratch is opened without following symbolic links.
+It runs in a setup worker with the launcher's privileges. Host trees are opened in the launcher's mount namespace; every
+other operation runs in the sandbox's. Paths below scratch are opened without following symbolic links.
 """
 
 from __future__ import annotations
@@ -29,28 +29,27 @@ _DEVICE_LINKS = (
 )
 _INODES = 1024
 _MOST_TERMINALS = "256"
-"""The machine has a maximum for all instances of devpts together (kernel.pty.max)."""
+"""Terminals per sandbox, because all devpts instances of the machine share one limit (kernel.pty.max)."""
 _EMPTY_FILE, _EMPTY_DIRECTORY = "hidden/file", "hidden/directory"
 _without_lowerdir_plus: list[bool] = []
-"""Not empty once this process has found that overlayfs does not know the option."""
+"""Not empty once this process has found that overlayfs lacks the option ``lowerdir+``."""
 _SAFE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV
 _DEVICE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_RDONLY
 
 
 @dataclass(slots=True)
 class Executor:
-    """Carries out one plan.
+    """Executes one plan.
 
     New files belong to the file-system ids of this process (:func:`.identity.act_as_owner`).
 
     Attributes:
-        idmap_fd: user namespace whose map shows image files as owned by uid 0 inside; None if they already are.
-        sealed: descriptors of the sealed trees handed over with the plan.
-        proc: descriptor of a proc file system of the sandbox's process namespace, not yet attached; only for
-            preparations.
-        tree: descriptor of a copy of the mount that takes the writes, scratch or the disk upper, once it is made; it
-            can outlive the sandbox. It has no map of ids, which the next sandbox could not change (mount_setattr(2)).
-        disk: descriptor of the disk upper as the sandbox sees it, if there is one.
+        idmap_fd: user namespace whose id map makes image files appear as owned by uid 0; None if they already do.
+        sealed: descriptors of the sealed trees passed along with the plan.
+        proc: descriptor of a detached proc mount of the sandbox's process namespace; only needed for preparations.
+        tree: descriptor of a copy of the writable mount (scratch or the disk upper), once it exists. The copy can
+            outlive the sandbox. It has no id map, because the next sandbox could not change it (mount_setattr(2)).
+        disk: descriptor of the disk upper with the sandbox's id map, or -1.
     """
 
     idmap_fd: int | None
@@ -62,15 +61,15 @@ class Executor:
     _scratch: int = -1
 
     def enter_scratch(self) -> None:
-        """Go into a scratch tmpfs that was made before."""
+        """Make the scratch tmpfs of a prepared sandbox the working directory."""
         self._scratch = os.open(_SCRATCH_POINT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.fchdir(self._scratch)
 
     def run(self, operation: p.Operation) -> None:  # noqa: C901, PLR0912 - one line for each kind
-        """Carry out one operation.
+        """Execute one operation.
 
         Raises:
-            OSError: the kernel refused; :class:`.syscalls.CallError` says which call.
+            OSError: the kernel refused; a :class:`.syscalls.CallError` names the system call.
         """
         match operation:
             case p.Take():
@@ -128,7 +127,7 @@ class Executor:
         options = _tmpfs_sizes(size) | {"mode": "0755"}
         idmapped = self.idmap_fd is not None and tmpfs_can_be_idmapped(self.idmap_fd)
         if idmapped:  # otherwise the files belong to the file-system ids of this process
-            options |= {"uid": "0", "gid": "0"}  # as on the disk of a layer: each sandbox sees it through its own map
+            options |= {"uid": "0", "gid": "0"}  # like the files of a layer, mapped by each sandbox's id map
         self._scratch = sc.new_filesystem("tmpfs", 0, **options)
         _cover_scratch_point(self._scratch)
         if self.disk < 0:
@@ -150,7 +149,7 @@ class Executor:
 
     def _make_directory(self, path: str, mode: int) -> None:
         os.mkdir(path, mode)
-        os.chmod(path, mode)  # mkdir(2) applies the umask
+        os.chmod(path, mode)  # because mkdir(2) applies the umask
 
     def _write_file(self, file: p.File) -> None:
         descriptor = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file.mode)
@@ -173,9 +172,10 @@ class Executor:
             os.close(tree)
 
     def _mount_proc(self, proc: p.Proc) -> None:
-        """Mount and restrict proc in scratch, where paths contain no links.
+        """Mount proc in scratch and restrict it.
 
-        A bind by mount(2) is one call, has the flags of its source, and there are thirty for each sandbox.
+        mount(2) is safe here, because paths in scratch contain no links. It is also faster: each of the thirty binds
+        per sandbox takes one call and inherits the flags of its source.
         """
         self._mount_at(self.proc, proc.path)
         if proc.hidden:
@@ -184,7 +184,7 @@ class Executor:
             self._write_file(p.File(_EMPTY_FILE, "", 0o444))
             for empty in (_EMPTY_FILE, _EMPTY_DIRECTORY):
                 _bind_read_only(empty)
-        there = set(os.listdir(proc.path))  # some names are missing on this kernel
+        there = set(os.listdir(proc.path))  # this kernel may lack some names
         for name in there.intersection(proc.hidden):
             _hide(f"{proc.path}/{name}")
         for name in there.intersection(proc.frozen):
@@ -210,7 +210,7 @@ class Executor:
                 os.close(point)
 
     def _mount_point(self, path: str, *, directory: bool) -> int:
-        """Open a mount point below scratch, made if missing; symbolic links on the way are refused."""
+        """Open a mount point below scratch, or create it; refuse symbolic links on the way."""
         try:
             return sc.openat2(self._scratch, path, os.O_PATH, sc.RESOLVE_INSIDE)
         except sc.CallError as error:
@@ -228,7 +228,7 @@ class Executor:
         if _without_lowerdir_plus:
             self._mount_overlay_classic(overlay)
             return
-        # userxattr always: layers stay usable by ordinary users (kernel documentation, overlayfs.rst)
+        # always set userxattr, so that layers stay usable by ordinary users (overlayfs.rst)
         fs = sc.fsopen("overlay")
         try:
             for lower in overlay.lowers:
@@ -244,17 +244,17 @@ class Executor:
             if (error.operation, error.errno) != ("fsconfig", errno.EINVAL):
                 raise
             self._mount_overlay_classic(overlay)
-            _without_lowerdir_plus.append(True)  # each refusal is a line in the kernel's log
+            _without_lowerdir_plus.append(True)  # do not try again: each refusal is logged by the kernel
             return
         finally:
             os.close(fs)
         self._mount_at(tree, overlay.path)
 
     def _mount_overlay_classic(self, overlay: p.Overlay) -> None:
-        """Mount by one string of options, as kernels need it that have no ``lowerdir+``.
+        """Mount an overlay with mount(2) and one option string, on kernels without ``lowerdir+``.
 
-        From 6.5 to 6.7 fsconfig(2) refuses it; before, it takes any option and creating the file system fails (EINVAL).
-        Slot names need no escaping and keep the string short.
+        From Linux 6.5 to 6.7, fsconfig(2) refuses ``lowerdir+``. Before, it accepts any option, and creating the file
+        system fails (EINVAL). Slot names need no escaping and keep the string short.
         """
         options = f"lowerdir={':'.join(overlay.lowers)},userxattr"
         options += f",upperdir={overlay.upper},workdir={overlay.work}" if overlay.upper else ""
@@ -278,7 +278,7 @@ class Executor:
         for name in DEVICE_NAMES:
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
             sc.mount(f"/dev/{name}", name, None, sc.MS_BIND)
-            # read-only keeps the times of the host's node; writing to a device does not ask the mount
+            # a read-only mount protects the timestamps of the host's node, and still allows writing to the device
             sc.mount_setattr(sc.AT_FDCWD, _DEVICE, path=name)
         for name, target in _DEVICE_LINKS:
             os.symlink(target, name)
@@ -292,7 +292,7 @@ def _tmpfs_sizes(size: int) -> dict[str, str]:
 
 
 def _resize(size: int) -> None:
-    """Give the tmpfs of the working directory another size (mount(2): a remount changes what it names)."""
+    """Resize the tmpfs of the working directory; a remount changes only the given options (mount(2))."""
     options = ",".join(f"{name}={value}" for name, value in _tmpfs_sizes(size).items())
     sc.mount("none", ".", None, sc.MS_REMOUNT | sc.MS_NOSUID | sc.MS_NODEV, options)
 
@@ -302,7 +302,7 @@ def tmpfs_can_be_idmapped(userns_fd: int) -> bool:
     """Return whether a tmpfs can be mounted with an id map (Linux 6.3).
 
     Args:
-        userns_fd: a user namespace to try it with.
+        userns_fd: a user namespace for the attempt.
     """
     tree = sc.new_filesystem("tmpfs", 0)
     try:
@@ -347,7 +347,7 @@ def _bind_read_only(path: str) -> None:
 
 
 def _hide(path: str) -> None:
-    """Cover a path in scratch by nothing; one that may not be reached is passed over."""
+    """Cover a path in scratch with an empty file or directory; skip a path that is not accessible."""
     for empty in (_EMPTY_FILE, _EMPTY_DIRECTORY):
         try:
             sc.mount(empty, path, None, sc.MS_BIND)
@@ -367,18 +367,18 @@ def _create(parent: int, name: str, *, directory: bool) -> None:
 
 
 def _make_missing(complete: p.Complete) -> None:
-    """Make directories in the sandbox's tree; no process of the sandbox runs yet that could change the paths."""
+    """Create missing directories in the sandbox's root; no process runs yet that could change the paths."""
     root = os.open(complete.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for path in complete.paths:
-            with contextlib.suppress(OSError):  # the command that starts there reports it
+            with contextlib.suppress(OSError):  # a command that starts in the directory reports the error
                 _make_path(root, path.strip("/"))
     finally:
         os.close(root)
 
 
 def _make_path(root: int, path: str) -> None:
-    """Make a directory and those above it, as a process with this root would name them."""
+    """Create a directory and its parents below a root, resolving links as a process with that root would."""
     parent = os.dup(root)
     for end in (index for index, character in enumerate(f"{path}/") if character == "/"):
         try:
@@ -396,7 +396,7 @@ def _make_path(root: int, path: str) -> None:
 
 
 def _set_names(hostname: str) -> None:
-    """Name this sandbox; if a container engine's seccomp profile refuses that, have the old name resolve in it."""
+    """Set the hostname; if a container engine's seccomp profile refuses, make the old name resolve to 127.0.0.1."""
     try:
         socket.sethostname(hostname)
         sc.setdomainname("(none)")  # the kernel's default for NIS
@@ -410,7 +410,7 @@ def _set_names(hostname: str) -> None:
 
 def _enter(path: str) -> None:
     os.chdir(path)
-    # pivot_root(".", "."): the old root lies on top of the new one until it is detached (pivot_root(2), NOTES)
+    # pivot_root(".", ".") stacks the old root on top of the new root until it is detached (pivot_root(2), NOTES)
     sc.pivot_root(".", ".")
     sc.umount(".", sc.MNT_DETACH)
     os.chdir("/")

@@ -1,10 +1,10 @@
-"""The system-call filter of a sandbox, which applies to its pid 1 and its workers, too.
+"""The system-call filter of a sandbox; it applies to pid 1 and the workers too.
 
-Deny by default: what :mod:`.seccomp_rules` does not name is refused. A call by another architecture's convention (i386
-by ``int 0x80``, 32-bit ARM) is refused before its number is looked at; so is x32, whose numbers lie above every known
-one. Both get ENOSYS, as on a kernel built without them: programs then fall back or exit.
+The filter denies by default: it refuses every system call that :mod:`.seccomp_rules` does not name. A call of another
+architecture (i386 by ``int 0x80``, 32-bit ARM) gets ENOSYS before its number is examined. So does x32, whose numbers
+are above all known ones. A kernel built without them behaves the same, so programs fall back or exit.
 
-:func:`assemble` makes the program, once; :func:`install` puts the calling thread and all that comes from it under it.
+:func:`assemble` builds the filter once; :func:`install` applies it to the calling thread and its descendants.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from .seccomp_tables import NEWEST, known_calls
 from .syscalls import CallError
 
 AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""``AUDIT_ARCH_*`` (linux/audit.h) of the architectures that there are filters for."""
+"""``AUDIT_ARCH_*`` (linux/audit.h) of the supported architectures."""
 UNKNOWN = errno.ENOSYS
-"""The verdict on numbers that no known kernel has, and on calls by another architecture's convention."""
+"""The verdict on unknown system call numbers, and on calls of another architecture."""
 
-# the calls that are made here: seccomp, unshare, clone3
+# the calls that this module makes: seccomp, unshare, clone3
 _NUMBERS = {"x86_64": (317, 272, 435), "aarch64": (277, 97, 435)}
 _SET_MODE_FILTER = 1
 _ALLOW_SPECULATION = 1 << 2
-"""SECCOMP_FILTER_FLAG_SPEC_ALLOW: before Linux 5.16 a filter also switches on SSBD and STIBP, which slow all of a
-program down and guard it against code of its own; later kernels do not, whatever the flag says (seccomp(2))."""
+"""SECCOMP_FILTER_FLAG_SPEC_ALLOW (seccomp(2)). Without it, kernels before Linux 5.16 enable SSBD and STIBP with a
+filter. These slow the whole program down, to protect it against its own code."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class SystemCall:
-    """One system call, and what becomes of it.
+    """One system call and its rule.
 
     Attributes:
         number: its number.
         name: its name.
-        rule: what decides.
+        rule: the rule that decides.
     """
 
     number: int
@@ -59,10 +59,10 @@ class _Filter(ctypes.Structure):
 
 
 def machine() -> str:
-    """Return the architecture whose system calls this process makes.
+    """Return the architecture of this process.
 
     Raises:
-        ValueError: there is no filter for it.
+        ValueError: the architecture is not supported.
     """
     name = os.uname().machine
     if name not in AUDIT_ARCHITECTURES or sys.maxsize < 1 << 32 or sys.byteorder != "little":
@@ -77,7 +77,7 @@ def calls(architecture: str | None = None) -> tuple[SystemCall, ...]:
         architecture: ``x86_64`` or ``aarch64``; None is this process's.
 
     Raises:
-        ValueError: there is no filter for it, or a known call has no rule.
+        ValueError: the architecture is not supported, or a known call has no rule.
     """
     rules, names = rules_by_name(), known_calls(architecture or machine())
     missing = [name for name in names.values() if name not in rules]
@@ -87,7 +87,7 @@ def calls(architecture: str | None = None) -> tuple[SystemCall, ...]:
 
 
 def assemble(architecture: str | None = None) -> bytes:
-    """Return the filter as an array of struct sock_filter. It is assembled once for each architecture.
+    """Return the filter as an array of struct sock_filter; it is cached per architecture.
 
     Args:
         architecture: ``x86_64`` or ``aarch64``; None is this process's.
@@ -115,17 +115,17 @@ def _pieces(architecture: str) -> Iterator[tuple[int, bpf.Code]]:
 
 
 def install(architecture: str | None = None) -> None:
-    """Put the calling thread, and every process and program that comes from it, under the filter, for good.
+    """Install the filter permanently in the calling thread and all its future child processes.
 
-    It needs no_new_privs (prctl(2)), and nothing is undone by execve(2). Other threads stay as they are: the launcher's
+    The filter requires no_new_privs (prctl(2)) and survives execve(2). Other threads are not affected; the launcher's
     processes have none.
 
     Args:
-        architecture: the one that the caller expects; None is this process's.
+        architecture: the architecture that the caller expects; None is this process's.
 
     Raises:
-        ValueError: as :func:`calls`, or this process makes calls of another architecture.
-        CallError: the kernel refused: EACCES without no_new_privs, EINVAL without filters.
+        ValueError: as :func:`calls`, or this process has another architecture.
+        CallError: the kernel refused: EACCES without no_new_privs, EINVAL if it lacks seccomp filters.
     """
     if architecture not in (None, machine()):
         raise ValueError(f"a filter for {architecture} cannot be installed on {machine()}")
@@ -133,9 +133,10 @@ def install(architecture: str | None = None) -> None:
 
 
 def pretend_owners() -> None:
-    """Have changes of owners and ids answer success and do nothing, in this thread and all that comes from it.
+    """Make changes of file owners and ids do nothing but return success, in this thread and its descendants.
 
-    It comes before :func:`install`, which allows no further filter. It guards nothing: what it answers was allowed.
+    Call it before :func:`install`, which permits no further filter. It restricts nothing, because the affected calls
+    are allowed.
 
     Raises:
         CallError: the kernel refused.
@@ -160,10 +161,10 @@ def verify() -> None:
     """Make two harmless system calls whose results prove that the filter is installed.
 
     Raises:
-        OSError: a call went through that should not.
+        OSError: a system call was not refused.
     """
     _, unshare, clone3 = _NUMBERS[machine()]
-    # without a filter: success, since there is nothing to unshare; and EINVAL, since the size is wrong
+    # without a filter, unshare(0) would succeed, and clone3 with size 0 would fail with EINVAL
     for name, number, expected in (("unshare", unshare, errno.EPERM), ("clone3", clone3, errno.ENOSYS)):
         if _libc.syscall(number, 0, 0) == 0 or ctypes.get_errno() != expected:
             raise OSError(errno.ENOTRECOVERABLE, f"the system-call filter does not work: {name} is not refused")
@@ -175,16 +176,16 @@ def simulate(
     """Return the verdict of an architecture's filter on a system call, without making the call.
 
     Args:
-        architecture: whose filter.
-        number: the call.
-        arguments: the call's, as 64-bit numbers.
-        audit_architecture: by whose convention the call is made; None is the filter's own.
+        architecture: architecture of the filter.
+        number: number of the system call.
+        arguments: arguments of the system call, as 64-bit numbers.
+        audit_architecture: ``AUDIT_ARCH_*`` of the system call; None is the filter's architecture.
 
     Returns:
-        The verdict: 0 if the call goes through, else the errno that the caller gets.
+        The verdict: 0 if the call is allowed, else the errno that the caller gets.
 
     Raises:
-        ValueError: there is no filter for the architecture.
+        ValueError: the architecture is not supported.
     """
     program = assemble(architecture)
     convention = AUDIT_ARCHITECTURES[architecture] if audit_architecture is None else audit_architecture
@@ -195,7 +196,7 @@ def describe(architecture: str | None = None) -> Iterator[str]:
     """Yield the filter as text: a line for each system call, followed by a line for each condition on its arguments.
 
     Args:
-        architecture: whose filter; None is this process's.
+        architecture: architecture of the filter; None is this process's.
 
     Raises:
         ValueError: as :func:`calls`.

@@ -1,7 +1,7 @@
-"""Classic BPF filters: an assembler, and an interpreter for tests.
+"""Assemble classic BPF filters, and interpret them in tests.
 
-Every piece of code here is self-contained: it ends in a return on every path and jumps forward within itself, so pieces
-are put together by concatenation and there are no labels to resolve. Sources: linux/filter.h, linux/seccomp.h,
+Every piece of code is self-contained: each path ends in a return, and jumps go forward within the piece. So pieces are
+concatenated without labels to resolve. Sources: linux/filter.h, linux/seccomp.h,
 Documentation/userspace-api/seccomp_filter.rst.
 """
 
@@ -34,14 +34,14 @@ Code = list[Instruction]
 
 
 def decide(verdict: int) -> Code:
-    """End with a verdict."""
+    """Return code that returns a verdict."""
     if verdict == ALLOW:
         return [(_RETURN, 0, 0, _RETURN_ALLOW)]
     return [(_RETURN, 0, 0, _RETURN_ERRNO | (0 if verdict == PRETEND else verdict))]
 
 
 def check_arguments(clauses: Iterable[Clause], verdict: int) -> Code:
-    """Return code for the verdict of the first clause whose tests hold, otherwise ``verdict``."""
+    """Return code that returns the verdict of the first clause whose tests hold, otherwise ``verdict``."""
     code = decide(verdict)
     for clause in reversed(tuple(clauses)):
         body = decide(clause.verdict)
@@ -52,7 +52,7 @@ def check_arguments(clauses: Iterable[Clause], verdict: int) -> Code:
 
 
 def _test(test: Test, skip: int) -> Code:
-    """Go on behind this code if a test holds, else skip that many instructions more."""
+    """Return code that continues after itself if a test holds, and otherwise skips ``skip`` further instructions."""
     low = _ARGUMENTS + 8 * test.argument  # little-endian: the low word comes first
     code = _compare(low, test, skip)
     if test.wide:
@@ -73,10 +73,10 @@ def _compare(offset: int, test: Test, skip: int) -> Code:
 
 
 def search(pieces: Sequence[tuple[int, Code]]) -> Code:
-    """Find the piece for the number at hand by halving.
+    """Return code that finds the piece for a system call number by binary search.
 
     Args:
-        pieces: (first number, code) by rising numbers; each is for the numbers up to the next one's first.
+        pieces: (first number, code) in ascending order; a piece covers all numbers below the next first number.
     """
     if len(pieces) == 1:
         return pieces[0][1]
@@ -92,12 +92,12 @@ def _branch(first: int, low: Code) -> Code:
 
 
 def whole(audit_architecture: int, pieces: Sequence[tuple[int, Code]], foreign: int) -> bytes:
-    """Return a whole filter: it tests the architecture, then the number.
+    """Return a complete filter, which tests the architecture and then the system call number.
 
     Args:
-        audit_architecture: ``AUDIT_ARCH_*`` of the one the numbers are of.
-        pieces: as in :func:`search`.
-        foreign: the verdict on calls by any other architecture's convention.
+        audit_architecture: ``AUDIT_ARCH_*`` of the architecture that the numbers belong to.
+        pieces: pieces of code as in :func:`search`.
+        foreign: verdict for system calls of any other architecture.
 
     Returns:
         An array of struct sock_filter.
@@ -114,24 +114,24 @@ def whole(audit_architecture: int, pieces: Sequence[tuple[int, Code]], foreign: 
 
 
 def instructions(program: bytes) -> Iterable[Instruction]:
-    """Take a filter apart."""
+    """Decode the instructions of a filter."""
     return _INSTRUCTION.iter_unpack(program)
 
 
 def run(program: bytes, audit_architecture: int, number: int, arguments: Sequence[int]) -> int:
-    """Do what the kernel would do with a filter.
+    """Interpret a filter as the kernel does.
 
     Args:
         program: the filter.
-        audit_architecture: by whose convention the call is made.
-        number: the call.
-        arguments: up to six, each taken as 64 bits.
+        audit_architecture: ``AUDIT_ARCH_*`` of the system call.
+        number: number of the system call.
+        arguments: up to six arguments, each of 64 bits.
 
     Returns:
-        The verdict, as :mod:`.seccomp_rules` has them.
+        The verdict, as in :mod:`.seccomp_rules`.
 
     Raises:
-        ValueError: the kernel would not have taken the filter, or it returns something that is no verdict of ours.
+        ValueError: the kernel would reject the filter, or the filter returns an unknown verdict.
     """
     padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
     data = _DATA.pack(number & _LOW, audit_architecture, 0, *(value & (1 << 64) - 1 for value in padded))

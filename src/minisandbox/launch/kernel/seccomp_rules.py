@@ -1,9 +1,9 @@
-"""The rule of every known system call: a verdict and its reason.
+"""The rules of the system-call filter: a verdict and a reason for every known system call.
 
-Docker's default profile (moby/profiles, seccomp/default.json) is the floor: what it denies without further capabilities
-is denied here, but for uprobe (which only the kernel's own trampolines call) and rseq_slice_yield (about the caller's
-own time slice), which are newer than it. Beyond that a call is refused only if code could use it to reach the host or
-pid 1, to take what the whole machine has one amount of, or to get at code that published exploits use.
+Every call that Docker's default profile denies without further capabilities (moby/profiles, seccomp/default.json) is
+denied, except two that are newer than the profile: uprobe, which only the kernel's own trampolines call, and
+rseq_slice_yield, which affects only the caller's time slice. A further call is refused only if code could use it to
+reach the host or pid 1, to exhaust a resource of the whole machine, or to reach kernel code with published exploits.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import errno
 from dataclasses import dataclass
 
 ALLOW = 0
-"""The verdict that lets a call through; every other verdict is the errno that the call gets."""
+"""The verdict that allows a call; any other verdict is the errno that the call returns."""
 
 PRETEND = -1
-"""The verdict of calls that answer success and do nothing."""
+"""The verdict of calls that do nothing but return success."""
 
 _LOW = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A look at one argument.
+    """A condition on one argument of a system call.
 
     Attributes:
-        argument: which one, from 0.
-        values: what is looked for.
-        mask: the bits that count. The kernel takes most arguments as 32-bit numbers and ignores what is above, so the
-            low word is looked at alone unless ``wide``.
-        inside: whether the argument must be one of the values, or none of them.
-        wide: whether the high word counts too, as in a pointer. It must be zero then.
+        argument: index of the argument, from 0.
+        values: values to compare with.
+        mask: bits to compare. The kernel reads most arguments as 32-bit numbers and ignores the high word, so only the
+            low word is compared unless ``wide``.
+        inside: whether the argument must be one of the values (True) or none of them (False).
+        wide: whether the high word must be zero too, as for a null pointer.
     """
 
-    __test__ = False  # not a test case of pytest's, whatever its name
+    __test__ = False  # keep pytest from collecting this class
 
     argument: int
     values: tuple[int, ...]
@@ -47,8 +47,8 @@ class Clause:
     """A verdict for certain arguments.
 
     Attributes:
-        when: the case, for people.
-        tests: what must hold, all of it.
+        when: description of the case.
+        tests: conditions that must all hold.
         verdict: :data:`ALLOW` or an errno.
     """
 
@@ -59,13 +59,13 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A verdict for some system calls.
+    """A verdict for one or more system calls.
 
     Attributes:
-        names: the calls.
+        names: names of the calls.
         verdict: :data:`ALLOW` or an errno, if no clause holds.
-        reason: why, in a line.
-        clauses: cases that have a verdict of their own; the first that holds decides.
+        reason: reason for the verdict, in one line.
+        clauses: cases with a different verdict; the first that holds decides.
     """
 
     names: tuple[str, ...]
@@ -249,7 +249,7 @@ RULES = (
     _allow(
         "shmctl",
         "System V shared memory, in the sandbox's own namespace",
-        # the kernel takes a namespace's limit, which is in bytes, for pages (user_shm_lock in mm/mlock.c)
+        # the kernel mistakes a namespace's limit in bytes for a number of pages (user_shm_lock in mm/mlock.c)
         Clause("SHM_LOCK: locked memory of all ids, and of the host's user", (Test(1, (_SHM_LOCK,)),), errno.EPERM),
     ),
     _refuse("socket", errno.EAFNOSUPPORT, "what programs seldom need loads kernel modules on request", *_SOCKETS),
@@ -358,14 +358,14 @@ OWNERS = (
     _allow("mknod", "", Clause("a device, which nobody could open", (Test(1, _DEVICES, _FILE_TYPE),), PRETEND)),
     _allow("mknodat", "", Clause("a device, which nobody could open", (Test(2, _DEVICES, _FILE_TYPE),), PRETEND)),
 )  # fmt: skip
-"""What a build with one id pretends, so that packages install (Charliecloud's list)."""
+"""Calls that only pretend to succeed in a build with one id, so that packages install (Charliecloud's list)."""
 
 
 def rules_by_name() -> dict[str, Rule]:
-    """Return the rules by the names of their system calls, for all architectures.
+    """Return the rules by system call name, for all architectures.
 
     Raises:
-        ValueError: two rules are about the same call.
+        ValueError: two rules name the same call.
     """
     by_name: dict[str, Rule] = {}
     for rule in RULES:

@@ -1,15 +1,15 @@
-"""The known system calls by number: one table per architecture.
+"""Tables of the known system calls by number, one per architecture.
 
-From the kernel's own tables (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl) up to Linux 7.0. From number
-424 on every architecture has the same ones. A number that is in no table is unknown, and refused as such.
+They are copied from the kernel's tables (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl) up to Linux 7.0.
+From number 424 on, all architectures have the same numbers. The filter refuses a number that is in no table.
 """
 
 from __future__ import annotations
 
 NEWEST = 471
-"""The highest number known."""
+"""The highest known number."""
 
-# Each paragraph begins with the number of its first call; the others follow it one by one.
+# Each paragraph starts with the number of its first call; the following calls have consecutive numbers.
 _COMMON = """
     424: pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen fsconfig
         fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2 process_madvise epoll_pwait2
@@ -97,13 +97,13 @@ _TABLES = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
 def known_calls(architecture: str) -> dict[int, str]:
-    """Return the names of an architecture's system calls by their numbers.
+    """Return the system call names of an architecture by number.
 
     Args:
-        architecture: ``x86_64`` or ``aarch64``, as uname(2) calls them.
+        architecture: ``x86_64`` or ``aarch64``, as in uname(2).
 
     Raises:
-        ValueError: there is no table for it.
+        ValueError: there is no table for the architecture.
     """
     if architecture not in _TABLES:
         raise ValueError(f"no table of system calls for {architecture}; there is one for {', '.join(_TABLES)}")

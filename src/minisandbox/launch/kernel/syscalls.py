@@ -1,6 +1,6 @@
-"""Linux system calls that Python does not have, as functions that raise.
+"""Wrap Linux system calls that Python lacks as functions that raise.
 
-Every function raises :class:`CallError`, an ``OSError`` that also carries the operation, its object and a hint.
+Every function raises :class:`CallError`, an ``OSError`` that also names the system call and its target.
 Numbers and flags are from the kernel's uapi headers; numbers from 424 up are the same on every architecture.
 """
 
@@ -77,7 +77,7 @@ _SYS_LANDLOCK_RESTRICT_SELF = 446
 _LANDLOCK_VERSION = 1
 _SCOPE_ABSTRACT_UNIX_SOCKET = 1
 SCOPED_ABI = 6
-"""The first version of Landlock that scopes abstract sockets: that of Linux 6.12."""
+"""The first Landlock version that scopes abstract sockets, from Linux 6.12."""
 _SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SYS_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
@@ -96,15 +96,15 @@ _libc.setns.argtypes = (c_int, c_int)
 
 
 _UNNAMED = {524: "not supported, or no memory for the code of filters is left (net.core.bpf_jit_limit)"}
-"""Errors that are the kernel's own, and reach programs all the same: ENOTSUPP (include/linux/errno.h)."""
+"""Messages for errors that are internal to the kernel but still reach programs: ENOTSUPP (include/linux/errno.h)."""
 
 
 class CallError(OSError):
     """A system call was refused.
 
     Attributes:
-        operation: the call's name.
-        target: what it was about, as text.
+        operation: name of the system call.
+        target: its main argument as a string.
     """
 
     def __init__(self, number: int, operation: str, target: str) -> None:
@@ -123,7 +123,7 @@ def _checked(result: int, operation: str, target: object) -> int:
 
 
 def mount(source: str, target: str, fstype: str | None, flags: int, data: str | None = None) -> None:
-    """mount(2): the old interface, for propagation changes and for kernels without the new one."""
+    """Mount with mount(2), the old interface, for propagation changes and older kernels."""
     result = _libc.mount(
         os.fsencode(source), os.fsencode(target), None if fstype is None else fstype.encode(), flags,
         None if data is None else os.fsencode(data),
@@ -132,53 +132,53 @@ def mount(source: str, target: str, fstype: str | None, flags: int, data: str | 
 
 
 def umount(target: str, flags: int = 0) -> None:
-    """umount2(2)."""
+    """Unmount a path with umount2(2)."""
     _checked(_libc.umount2(os.fsencode(target), flags), "umount2", target)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """pivot_root(2)."""
+    """Change the root mount with pivot_root(2)."""
     _checked(_libc.pivot_root(os.fsencode(new_root), os.fsencode(put_old)), "pivot_root", new_root)
 
 
 def unshare(flags: int) -> None:
-    """unshare(2)."""
+    """Enter new namespaces with unshare(2)."""
     _checked(_libc.unshare(flags), "unshare", hex(flags))
 
 
 def setns(descriptor: int, kind: int) -> None:
-    """setns(2): enter the namespace behind a descriptor."""
+    """Enter the namespace of a descriptor with setns(2)."""
     _checked(_libc.setns(descriptor, kind), "setns", hex(kind))
 
 
 def prctl(option: int, argument: int = 0, second: int = 0) -> int:
-    """prctl(2) with at most two arguments."""
+    """Call prctl(2) with at most two arguments."""
     return _checked(_libc.prctl(option, argument, second, 0, 0), "prctl", option)
 
 
 def setdomainname(name: str) -> None:
-    """setdomainname(2)."""
+    """Set the NIS domain name with setdomainname(2)."""
     data = os.fsencode(name)
     _checked(_libc.setdomainname(data, len(data)), "setdomainname", name)
 
 
 def setfsids(uid: int, gid: int) -> None:
-    """setfsuid(2) and setfsgid(2)."""
+    """Set the file-system ids with setfsuid(2) and setfsgid(2)."""
     for call, number in ((_libc.setfsgid, gid), (_libc.setfsuid, uid)):
         call(number)
-        if call(-1) != number:  # neither reports an error; asking with an invalid id tells the current one
+        if call(-1) != number:  # neither reports errors; an invalid id queries the current one
             raise CallError(errno.EPERM, call.__name__, str(number))
 
 
 def open_tree(path: str, *, recursive: bool = False) -> int:
-    """open_tree(2): a detached copy of the mount at ``path``; returns a descriptor."""
+    """Create a detached copy of the mount at ``path`` with open_tree(2); return its descriptor."""
     flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
     result = _syscall(_SYS_OPEN_TREE, c_int(AT_FDCWD), c_char_p(os.fsencode(path)), c_uint(flags))
     return _checked(result, "open_tree", path)
 
 
 def move_mount(mount_fd: int, target_fd: int, label: str = "") -> None:
-    """move_mount(2): attach the detached mount behind one descriptor on the directory or file behind the other."""
+    """Attach a detached mount to a directory or file with move_mount(2), both given by descriptors."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
     result = _syscall(_SYS_MOVE_MOUNT, c_int(mount_fd), c_char_p(b""), c_int(target_fd), c_char_p(b""), c_uint(flags))
     _checked(result, "move_mount", label or target_fd)
@@ -191,14 +191,14 @@ class _MountAttr(ctypes.Structure):
 def mount_setattr(
     mount_fd: int, set_flags: int, *, userns_fd: int = 0, recursive: bool = False, path: str = ""
 ) -> None:
-    """mount_setattr(2) on the mount behind a descriptor, or at a path below one.
+    """Set attributes of a mount with mount_setattr(2).
 
     Args:
         mount_fd: descriptor of the mount's root, or of the directory that ``path`` is relative to.
-        set_flags: ``MOUNT_ATTR_*`` to switch on.
-        userns_fd: the user namespace whose map is used with ``MOUNT_ATTR_IDMAP``.
-        recursive: also for the mounts below.
-        path: where the mount is, or "" for the descriptor's own.
+        set_flags: ``MOUNT_ATTR_*`` flags to set.
+        userns_fd: user namespace that provides the id map for ``MOUNT_ATTR_IDMAP``.
+        recursive: whether to include the mounts below.
+        path: path of the mount, or "" for the mount of the descriptor.
     """
     attr = _MountAttr(set_flags, 0, 0, userns_fd)
     flags = (0 if path else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0)
@@ -210,12 +210,12 @@ def mount_setattr(
 
 
 def fsopen(fstype: str) -> int:
-    """fsopen(2): begin a new file system of a type; returns a descriptor."""
+    """Begin the configuration of a new file system with fsopen(2); return its descriptor."""
     return _checked(_syscall(_SYS_FSOPEN, c_char_p(fstype.encode()), c_uint(FSOPEN_CLOEXEC)), "fsopen", fstype)
 
 
 def fsconfig(fs_fd: int, key: str, value: str | None = None) -> None:
-    """fsconfig(2): one option, as a string or (``value`` None) as a flag."""
+    """Set one option of a new file system with fsconfig(2): a string, or a flag if ``value`` is None."""
     command = FSCONFIG_SET_FLAG if value is None else FSCONFIG_SET_STRING
     data = None if value is None else os.fsencode(value)
     result = _syscall(_SYS_FSCONFIG, c_int(fs_fd), c_uint(command), c_char_p(key.encode()), c_char_p(data), c_int(0))
@@ -231,7 +231,7 @@ def fsmount(fs_fd: int, attributes: int = 0, label: str = "") -> int:
 
 
 def new_filesystem(fstype: str, attributes: int, **options: str) -> int:
-    """Mount a new file system with these options, detached and without setuid programs; return its descriptor."""
+    """Create a detached mount of a new file system with nosuid and, except for devpts, nodev; return its descriptor."""
     fs = fsopen(fstype)
     try:
         for key, value in options.items():
@@ -247,7 +247,7 @@ class _OpenHow(ctypes.Structure):
 
 
 def openat2(directory_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
-    """openat2(2): open ``path`` below a directory under the given ``RESOLVE_*`` rules; returns a descriptor."""
+    """Open ``path`` below a directory under the given ``RESOLVE_*`` rules with openat2(2); return its descriptor."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     size = ctypes.c_size_t(ctypes.sizeof(how))
     result = _syscall(_SYS_OPENAT2, c_int(directory_fd), c_char_p(os.fsencode(path)), ctypes.byref(how), size)
@@ -255,7 +255,7 @@ def openat2(directory_fd: int, path: str, flags: int, resolve: int, mode: int = 
 
 
 def close_range(first: int, last: int = 0xFFFFFFFF) -> None:
-    """close_range(2): close every descriptor from ``first`` to ``last``."""
+    """Close every descriptor from ``first`` to ``last`` with close_range(2)."""
     if first <= last:
         _checked(_syscall(_SYS_CLOSE_RANGE, c_uint(first), c_uint(last), c_uint(0)), "close_range", first)
 
@@ -272,7 +272,7 @@ _CAP_VERSION_3 = 0x20080522
 
 
 def capget() -> tuple[int, int, int]:
-    """capget(2): this thread's effective, permitted and inheritable capabilities as bit masks."""
+    """Return this thread's effective, permitted and inheritable capabilities as bit masks (capget(2))."""
     header, data = _CapHeader(_CAP_VERSION_3, 0), (_CapData * 2)()
     _checked(_libc.capget(ctypes.byref(header), ctypes.byref(data)), "capget", "self")
     low, high = data[0], data[1]
@@ -284,7 +284,7 @@ def capget() -> tuple[int, int, int]:
 
 
 def capset(mask: int) -> None:
-    """capset(2): make ``mask`` the effective and permitted set, and empty the inheritable one."""
+    """Set the effective and permitted capabilities to ``mask``, and clear the inheritable set (capset(2))."""
     header = _CapHeader(_CAP_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     data = (_CapData * 2)(_CapData(low, low, 0), _CapData(high, high, 0))
@@ -292,9 +292,9 @@ def capset(mask: int) -> None:
 
 
 def default_internal_signals() -> None:
-    """rt_sigaction(2): the two signals that the C library keeps for itself, which it lets nobody set.
+    """Reset the C library's two internal signals to their default by rt_sigaction(2), because the library refuses to.
 
-    Its posix_spawn(3) leaves them ignored in what it starts, and so in what that starts.
+    posix_spawn(3) leaves these signals ignored in the processes that it starts, and so in their descendants.
     """
     number = _SYS_RT_SIGACTION.get(os.uname().machine)
     if number is not None:
@@ -304,12 +304,12 @@ def default_internal_signals() -> None:
 
 
 def write_setting(path: str, text: str, below: int | None = None) -> None:
-    """write(2) a text to a file of the kernel's, which takes or refuses it as a whole: below /proc or /sys.
+    """Write a setting to a file below /proc or /sys in a single write(2).
 
     Args:
         path: the file.
-        text: what it is to hold.
-        below: descriptor of the directory that a relative path begins at.
+        text: the value to write.
+        below: descriptor of the directory that a relative path starts from.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=below)
     try:
@@ -319,33 +319,33 @@ def write_setting(path: str, text: str, below: int | None = None) -> None:
 
 
 def trim_memory() -> None:
-    """Return free memory to the kernel (malloc_trim(3)); forked children would have to map and unmap it."""
-    trim = getattr(_libc, "malloc_trim", None)  # glibc alone has it
+    """Return free memory to the kernel with malloc_trim(3); otherwise every forked child would have to map it."""
+    trim = getattr(_libc, "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(c_ulong(0))
 
 
 def join_new_session_keyring() -> None:
-    """keyctl(2): leave the caller's session keyring for a new, empty one."""
+    """Replace the caller's session keyring with a new, empty one (keyctl(2))."""
     number = _SYS_KEYCTL.get(os.uname().machine)
     if number is not None:
         result = _syscall(number, c_ulong(_KEYCTL_JOIN_SESSION_KEYRING), None, 0, 0, 0)
-        # a kernel without keyrings has none to leave; a container's filter refuses keyctl(2) to all processes below too
+        # ENOSYS: the kernel has no keyrings; EPERM: a container's filter refuses keyctl(2), to all descendants too
         if result < 0 and ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):
             _checked(-1, "keyctl", "join session keyring")
 
 
 def landlock_abi() -> int:
-    """landlock_create_ruleset(2): which version of Landlock this kernel has; 0: none, or it is switched off."""
+    """Return the kernel's Landlock version, or 0 if Landlock is missing or disabled (landlock_create_ruleset(2))."""
     version: int = _syscall(_SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), c_uint(_LANDLOCK_VERSION))
     return max(0, version)
 
 
 def scope_abstract_sockets() -> bool:
-    """Landlock: let this process, and all that comes from it, reach no abstract unix socket but their own.
+    """Restrict this process and its descendants to abstract unix sockets that they have created (Landlock).
 
     Returns:
-        Whether this kernel can do that.
+        Whether this kernel supports the restriction.
     """
     if landlock_abi() < SCOPED_ABI:
         return False
@@ -370,16 +370,16 @@ def forget_disk_priority() -> None:
 
 @cache
 def _argument_area() -> tuple[int, ...]:
-    """Return the addresses of the arguments and the environment; forked processes share them."""
+    """Return the addresses of the arguments and the environment; they are the same in forked processes."""
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
     return tuple(int(fields[index]) for index in (45, 46, 47, 48))
 
 
 def overwrite_arguments(name: str) -> None:
-    """Blank this process's command line and environment as others see them, and name it ``name``.
+    """Overwrite this process's command line with ``name``, and erase its environment, as shown in /proc.
 
-    The kernel serves ``/proc/PID/cmdline`` and ``environ`` from the process's own memory (proc_pid_cmdline(5)).
+    The kernel serves ``/proc/PID/cmdline`` and ``environ`` from the process's memory (proc_pid_cmdline(5)).
     """
     start, end, env_start, env_end = _argument_area()
     text = name.encode()[: max(0, end - start - 1)]
