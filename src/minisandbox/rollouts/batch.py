@@ -134,7 +134,7 @@ class Batch:
         return (time.monotonic() - self._began) / done * (len(self._jobs) - len(self._summaries))
 
     def drain(self) -> None:
-        """Start no more rollouts, and let running rollouts finish within :attr:`patience` seconds. Further calls do nothing."""
+        """Start no more rollouts; running rollouts may finish within :attr:`patience` seconds. Idempotent."""
         if not self._hurried:
             self._hurried = True
             self._begin_no_more()
