@@ -1,1 +1,1 @@
-"""Dockerfiles: parse them, evaluate them into stages of resolved steps, and build those without a container engine."""
+"""Parse Dockerfiles, evaluate them into stages of build steps, and run the steps without a container engine."""

@@ -1,6 +1,6 @@
-"""COPY, ADD and WORKDIR as layers: the members that are unpacked.
+"""Write the layers of COPY, ADD and WORKDIR.
 
-Destinations are resolved in the image's own layers; nothing of it is ever followed by the host's kernel.
+Links in a destination are resolved within the image's layers. The host's kernel never follows a link of the image.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, 
 from minisandbox.store.blobs.unpack import Unpacked, unpack_members
 
 MADE = 1_577_836_800 * 10**9
-"""The time of what no source has a time for: the first moment of 2020. zip(1) and wheels know none before 1980."""
+"""The modification time of files without a source: the start of 2020. zip(1) and wheels reject times before 1980."""
 _CHUNK = 1 << 20
 _MOST_TAR = 64 << 30
 
@@ -55,19 +55,19 @@ def copy_layer(
         sources: the files to copy.
         tree: the tree of the sources.
         directory: a new directory for the layer.
-        below: the layers that it is made over.
-        keep_owners: whether files get other owners than this process's.
+        below: the layers below.
+        keep_owners: whether files may get owners other than the user of this process.
 
     Raises:
-        DockerfileError: the destination or the owner does not exist or is unfit, or a file changed meanwhile.
-        ImageRefused: an archive that is added is malformed or hostile.
-        OSError: the kernel refused; ENOSPC where the disk is full.
+        DockerfileError: the destination or the owner does not exist or is invalid, or a file changed during the copy.
+        ImageRefused: an added archive is malformed or hostile.
+        OSError: a file cannot be written; ENOSPC if the disk is full.
     """
     owner = None
     try:
         owner = find_owner(copy.owner, below) if copy.owner else None
     except ValueError as error:
-        if copy.sources or copy.documents:  # engines create the WORKDIR of an unknown USER as root
+        if copy.sources or copy.documents:  # for WORKDIR, engines fall back to root
             refuse(copy, str(error), "make the user in a RUN before, or give numbers")
     if keep_owners and max(owner or (0,)) > (last := last_id()):
         refuse(copy, f"this process's sandboxes have no ids above {last}", f"give an id up to {last}")
@@ -76,7 +76,7 @@ def copy_layer(
 
 
 class _CopiedTree:
-    """The image with the files copied so far, which replace the image's own links."""
+    """The image together with the files extracted so far, which replace links of the image."""
 
     def __init__(self, image: FileTree) -> None:
         self.closed = False
@@ -89,7 +89,7 @@ class _CopiedTree:
 
 
 class _Members:
-    """The members of the layer, as a reader of archives yields them."""
+    """Yields the files of a COPY as tar members, with the interface of :class:`.TarReader`."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class _Members:
         self._written: set[Parts] = set()
 
     def refuse(self, reason: str, name: bytes | None = None) -> NoReturn:
-        """Refuse a member."""
+        """Raise the error for a member that cannot be copied."""
         where = f"{name.decode('utf-8', 'backslashreplace')!r}: " if name else ""
         refuse(self._copy, f"{where}{reason}")
 
     def content(self) -> Iterator[bytes]:
-        """Yield the content of the last member."""
+        """Return an iterator over the content of the last member."""
         return self._content
 
     def __iter__(self) -> Iterator[Member]:
@@ -128,7 +128,7 @@ class _Members:
             yield from self._members(source, root, alone=alone)
 
     def _is_folder(self, root: Parts) -> bool:
-        """Return whether the destination is a directory."""
+        """Return whether the destination is a directory, because it exists or has to be created as one."""
         copy = self._copy
         info = self._image.status(root)
         exists = info is not None and stat.S_ISDIR(info.st_mode)
@@ -143,7 +143,7 @@ class _Members:
         )
 
     def _folders(self, path: Parts) -> Iterator[Member]:
-        """Yield the missing parent directories."""
+        """Yield a path's missing directories, outermost first."""
         for depth in range(1, len(path) + 1):
             part = path[:depth]
             if part in self._written:
@@ -189,7 +189,7 @@ class _Members:
         return member if self._owner is None else replace(member, uid=self._owner[0], gid=self._owner[1])
 
     def _read(self, item: Item) -> Iterator[bytes]:
-        """Yield a file's content; refuse a file whose size changed since it was listed."""
+        """Yield a file's content; reject a file whose size changed since it was listed."""
         remaining = item.member.size
         with self._tree.open(item.source) as file:
             while remaining and (part := file.read(min(remaining, _CHUNK))):
@@ -201,7 +201,7 @@ class _Members:
     # --- archives ---
 
     def _archive(self, item: Item) -> bool:
-        """Return whether a file is an archive, compressed or not: whether it begins with a tar header."""
+        """Return whether a file begins with a tar header, after decompression if it is compressed."""
         try:
             with self._opened(item) as stream:
                 tarfile.TarInfo.frombuf(stream.exactly(512), "utf-8", "surrogateescape")
@@ -224,17 +224,17 @@ class _Members:
                 if member.kind == HARD_LINK:
                     target = _parts(reader, member, member.target)
                     member.target = _name((*root, *target))
-                if path == root and member.kind == DIRECTORY:  # the destination exists
+                if path == root and member.kind == DIRECTORY:  # the destination already exists
                     continue
                 yield from self._folders(path[:-1])
                 extracted.paths.add(path)
                 self._written.add(path)
                 self._content = reader.content()
                 yield self._owned(replace(member, name=_name(path)))
-            # engines do not read what follows the archive's end: it may be padding or anything else
+            # like engines, ignore all data after the archive's end
 
     def _inside(self, extracted: _CopiedTree, reader: TarReader, member: Member, root: Parts) -> Parts:
-        """Return the destination of a member of an archive; its parent directories may be links of the image."""
+        """Return the destination of an archive's member; its parent directories may be links in the image."""
         parts = _parts(reader, member, member.name)
         if not parts:
             return root
@@ -258,10 +258,10 @@ def _name(path: Parts) -> bytes:
 
 
 def find_owner(text: str, image: FileTree) -> tuple[int, int]:
-    """Return the ids that ``[USER][:[GROUP]]`` means in an image, as BuildKit reads it.
+    """Return the user and group ids of ``[USER][:[GROUP]]`` in an image, as BuildKit does.
 
-    A user's group is the one of its line in ``/etc/passwd``; an id's group is the same number. Without a user it is
-    root.
+    Without a group, a named user has the group of its line in ``/etc/passwd``, and a numeric id has the same number as
+    its group. Without a user, the user is root.
 
     Raises:
         ValueError: the image has no user or group of that name, or the number is too large.
@@ -274,7 +274,7 @@ def find_owner(text: str, image: FileTree) -> tuple[int, int]:
 
 
 def find_home(user: str, image: FileTree) -> str:
-    """Return the home directory of a user: a name or an id; "" is root."""
+    """Return the home directory of a user in an image; the user is a name or an id, or "" for root."""
     user = user or "0"
     for row in _rows(image, "passwd"):
         if len(row) > 5 and user in (row[0], row[2]) and row[5]:
@@ -311,7 +311,7 @@ def changed_mode(text: str, mode: int, *, is_folder: bool) -> int:
     """Return a file's permission bits after ``--chmod``: octal, or symbolic as in chmod(1) (``u=rwX,go=rX``).
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the mode is neither octal nor symbolic.
     """
     if re.fullmatch(r"[0-7]{1,5}", text) and int(text, 8) <= 0o7777:
         return int(text, 8)

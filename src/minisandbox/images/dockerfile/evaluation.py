@@ -1,6 +1,7 @@
-"""Evaluate a Dockerfile: arguments, variables and the state that each instruction leaves to the next.
+"""Evaluate a parsed Dockerfile into a recipe: expand arguments and variables, and resolve stages.
 
-Dockerfile reference (docs.docker.com/reference/dockerfile); where it is silent, what BuildKit does.
+The evaluation follows the Dockerfile reference (docs.docker.com/reference/dockerfile), and BuildKit where the reference
+is silent.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from minisandbox.types import JSONValue, Network
 
 _T = TypeVar("_T")
 PIPES = "/dev/pipes"
-"""Where a RUN finds the document that it executes (BuildKit's place)."""
+"""The directory of a here-document that a RUN executes, as in BuildKit."""
 PROXIES = tuple(
     name
     for upper in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
     for name in (upper, upper.lower())
 )
-"""Arguments that a RUN sees without an ARG, and that do not decide its result."""
+"""Arguments that a RUN sees without an ARG instruction, and that do not enter the cache key."""
 TIMEOUT = 7200.0
-"""Seconds that one RUN may take."""
+"""The default timeout of one RUN in seconds."""
 _SHELL = ("/bin/sh", "-c")
 _REMOTE = re.compile(r"(?:https?|ftp|git|ssh)://|git@[\w.-]+:", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)")
@@ -53,7 +54,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 
 Config = Mapping[str, JSONValue]
 Bases = Callable[[OciBase], Config]
-"""Returns the configuration of an image, which is pulled where it is missing."""
+"""A function that returns the configuration of an image, and pulls the image if it is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,12 @@ class BuildOptions:
     """Options of a build from a Dockerfile.
 
     Attributes:
-        target: the stage; None for the last one.
-        arguments: values of its arguments (``--build-arg``).
-        platform: the target platform; "" for this machine.
+        target: the stage to build; None for the last stage.
+        arguments: values of the build arguments (``--build-arg``).
+        platform: the target platform; "" for that of this machine.
         network: the network of a RUN without ``--network``.
         secrets: contents of secrets by id.
-        timeout: seconds that one RUN may take.
+        timeout: the timeout of one RUN in seconds.
     """
 
     target: str | None = None
@@ -91,19 +92,19 @@ class _Block:
 
 
 def evaluate(parsed: Dockerfile, options: BuildOptions, bases: Bases, context: Context) -> Recipe:
-    """Evaluate a Dockerfile.
+    """Evaluate a Dockerfile into a recipe.
 
     Args:
         parsed: the parsed Dockerfile.
         options: the options of the build.
-        bases: gives the configuration of base images.
+        bases: returns the configuration of a base image.
         context: the build context.
 
     Returns:
-        The stage that is wanted; those that it needs are in it.
+        The recipe of the target stage, which contains the recipes of the stages that it needs.
 
     Raises:
-        DockerfileError: something is wrong or unsupported; the error names the line. Nothing has run then.
+        DockerfileError: an instruction is invalid or unsupported; the error names the line. Nothing has run.
     """
     head, blocks = _split(parsed)
     blocks = _until(blocks, options.target)
@@ -139,7 +140,7 @@ def _until(blocks: tuple[_Block, ...], target: str | None) -> tuple[_Block, ...]
 
 
 class _Evaluation:
-    """One evaluation: the arguments before the first FROM, and the needed stages."""
+    """The state of one evaluation: the arguments before the first FROM, and the stages evaluated so far."""
 
     def __init__(
         self, escape: str, options: BuildOptions, bases: Bases, blocks: tuple[_Block, ...], context: Context
@@ -165,13 +166,13 @@ class _Evaluation:
                     self.globals[name] = self.word(value, self.globals, instruction)
 
     def stage(self, number: int) -> StageBase:
-        """Return a stage; evaluate it once."""
+        """Return a stage; evaluate each stage only once."""
         if number not in self._stages:
             self._stages[number] = self._evaluate(self._blocks[number])
         return self._stages[number]
 
     def origin(self, text: str, instruction: Instruction, before: int) -> OciBase | StageBase:
-        """Return the stage or image that ``--from`` names."""
+        """Return the earlier stage or the image that ``--from`` names."""
         if text.isdigit():
             if int(text) >= before:
                 instruction.refuse(f"--from={text}: there is no such stage before this one")
@@ -184,15 +185,15 @@ class _Evaluation:
         return OciBase(text, self.explicit)
 
     def word(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
-        """Expand variables in one word, and remove its quotes."""
+        """Expand variables in a string that stays one word, and remove its quotes."""
         return self._lexed(lambda lexer: lexer.process_word(text), variables, instruction)
 
     def words(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> list[str]:
-        """Expand variables; a value may be several words."""
+        """Expand variables in a string and split it into words; a variable's value may contain several words."""
         return self._lexed(lambda lexer: lexer.process_words(text), variables, instruction)
 
     def document(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
-        """Expand variables in a document; keep its quotes."""
+        """Expand variables in a here-document; keep its quotes."""
         try:
             return ShellLex(self.escape, skip_process_quotes=True, env=variables, skip_unset_env=False).process_word(
                 text
@@ -268,7 +269,7 @@ class _State:
 
     @property
     def _seen(self) -> dict[str, str]:
-        """Return the variables of instructions; ENV overrides an argument of the same name."""
+        """The variables that instructions see; an ENV overrides an ARG of the same name."""
         return {**self._arguments, **self._variables}
 
     @property
@@ -298,7 +299,7 @@ class _State:
                 self._arguments[name] = self._run.globals[name]
 
     def _env(self, instruction: Instruction) -> None:
-        seen = self._seen  # names of one ENV do not see each other
+        seen = self._seen  # variables of one ENV instruction do not see each other
         self._variables |= {
             self._run.word(name, seen, instruction): self._run.word(value, seen, instruction)
             for name, value in instruction.pairs
@@ -403,7 +404,7 @@ class _State:
         ))  # fmt: skip
 
     def _resolved(self, instruction: Instruction) -> tuple[tuple[str, ...], Document | None]:
-        """Return the command of a RUN and its document; the shell expands both, not the build."""
+        """Return the command and the here-document of a RUN; the shell expands their variables, not the builder."""
         if instruction.is_json or not instruction.heredocs:
             return tuple(self._line(instruction)), None
         alone = parse_heredoc(instruction.args[0]) is not None
@@ -506,7 +507,7 @@ def _platform_arguments(target: Platform) -> dict[str, str]:
 
 
 def _ports(text: str, instruction: Instruction) -> list[str]:
-    """Return single ports with their protocol, such as those of ``8000-8002/udp``."""
+    """Expand a port or a range like ``8000-8002/udp`` into single ports with their protocol."""
     numbers, _, protocol = text.partition("/")
     first, _, last = numbers.partition("-")
     if not first.isdigit() or not (last or first).isdigit() or protocol.lower() not in ("", "tcp", "udp", "sctp"):
@@ -518,7 +519,7 @@ def _ports(text: str, instruction: Instruction) -> list[str]:
 
 
 def _nanoseconds(text: str, flag: str, instruction: Instruction) -> int:
-    """Return the nanoseconds of a Go duration such as ``1m30s`` (time.ParseDuration)."""
+    """Parse a Go duration like ``1m30s`` into nanoseconds (time.ParseDuration)."""
     parts = _DURATION.findall(text)
     if "".join(number + unit for number, unit in parts) != text or not parts:
         instruction.refuse(f"--{flag}={text}: write it like 30s or 1m30s")

@@ -1,7 +1,7 @@
-"""Parse a Dockerfile into instructions with their lines, and check what each may have.
+"""Parse a Dockerfile into instructions with line numbers, and check their flags and arguments.
 
-``e2b-dockerfile-utils``, a port of BuildKit's parser, does the syntax: directives, comments, continuation lines, flags,
-heredocs and JSON. Numbers of arguments and known flags are checked here, as BuildKit's ``instructions`` package does.
+``e2b-dockerfile-utils``, a port of BuildKit's parser, parses the syntax: directives, comments, continuation lines,
+flags, heredocs and JSON. This module checks flags and numbers of arguments, like BuildKit's ``instructions`` package.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Heredoc:
     """A here-document in the Dockerfile.
 
     Attributes:
-        name: its terminator, which is also the name of its file in a COPY.
-        raw: its unprocessed text.
-        expand: whether variables in it count (its terminator has no quotes).
-        chomp: whether the tabs that its lines begin with do not count (``<<-``).
+        name: the terminator, which is also the name of the file in a COPY.
+        raw: the unprocessed text.
+        expand: whether variables in the text are expanded (the terminator has no quotes).
+        chomp: whether leading tabs are removed from each line (``<<-``).
     """
 
     name: str
@@ -58,7 +58,7 @@ class Heredoc:
 
     @property
     def text(self) -> str:
-        """Return its text."""
+        """The text, without leading tabs if ``chomp`` is set."""
         return chomp_heredoc_content(self.raw) if self.chomp else self.raw
 
 
@@ -67,13 +67,13 @@ class Instruction:
     """An instruction of a Dockerfile.
 
     Attributes:
-        name: in capitals, such as ``RUN``.
-        flags: (name, value) of its flags, in order; a flag without a value has "true".
-        args: its arguments; for ENV and LABEL, names and values alternate.
-        is_json: whether they were a JSON list (the "exec form").
-        heredocs: its here-documents.
-        line: the first of its lines, from 1.
-        text: all of it, continuation lines joined.
+        name: the name in upper case, for example ``RUN``.
+        flags: (name, value) of the flags, in order; a flag without a value has the value "true".
+        args: the arguments; for ENV and LABEL, names and values alternate.
+        is_json: whether the arguments were a JSON list (the "exec form").
+        heredocs: the here-documents.
+        line: the number of the first line, starting at 1.
+        text: the whole instruction, with joined continuation lines.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Instruction:
     text: str
 
     def flag(self, name: str, default: str = "") -> str:
-        """Return the value of a flag that may occur once."""
+        """Return the value of a flag that may occur only once."""
         return dict(self.flags).get(name, default)
 
     def all_of(self, name: str) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Instruction:
         """Return whether a boolean flag is set.
 
         Raises:
-            DockerfileError: it has another value.
+            DockerfileError: the flag's value is not a boolean.
         """
         value = self.flag(name, "false").lower()
         if value not in ("true", "false", "1", "0"):
@@ -105,11 +105,11 @@ class Instruction:
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the names and values of ENV or LABEL."""
+        """The names and values of an ENV or LABEL."""
         return tuple(zip(self.args[::2], self.args[1::2], strict=True))
 
     def refuse(self, reason: str, hint: str | None = None) -> NoReturn:
-        """Refuse this instruction.
+        """Raise the error for this instruction.
 
         Raises:
             DockerfileError: always.
@@ -118,7 +118,7 @@ class Instruction:
 
 
 def refuse(instruction: Instruction | RunCommand | CopyFiles, reason: str, hint: str | None = None) -> NoReturn:
-    """Refuse an instruction of a Dockerfile.
+    """Raise the error for an instruction of a Dockerfile.
 
     Raises:
         DockerfileError: always.
@@ -131,8 +131,8 @@ class Dockerfile:
     """A parsed Dockerfile.
 
     Attributes:
-        instructions: in order.
-        escape: the character that escapes others.
+        instructions: the instructions, in order.
+        escape: the escape character.
     """
 
     instructions: tuple[Instruction, ...]
@@ -143,7 +143,7 @@ def parse_dockerfile(text: str) -> Dockerfile:
     """Parse a Dockerfile.
 
     Raises:
-        DockerfileError: it is malformed, or requests another frontend; the error has the line.
+        DockerfileError: the Dockerfile is malformed, or requests another frontend; the error has the line.
     """
     _check_frontend(text)
     try:
@@ -161,11 +161,11 @@ def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
 
     Args:
         text: the instruction.
-        origin: the ONBUILD, or the FROM whose base has it; errors name its line.
-        escape: the character that escapes others.
+        origin: the ONBUILD, or the FROM whose base image has the trigger; errors name its line.
+        escape: the escape character.
 
     Raises:
-        DockerfileError: it is malformed, or not allowed in ONBUILD.
+        DockerfileError: the instruction is malformed, or not allowed in ONBUILD.
     """
     try:
         parsed = parse_dockerfile(text if escape == "\\" else f"# escape={escape}\n{text}")
@@ -178,7 +178,7 @@ def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
 
 
 def _check_frontend(text: str) -> None:
-    """Refuse frontends other than Docker's own (``# syntax=docker/dockerfile:1``)."""
+    """Reject frontends other than Docker's own (``# syntax=docker/dockerfile:1``)."""
     first = text.lstrip("\ufeff").split("\n", 1)[0]
     match = _SYNTAX.match(first)
     if match is not None and _FRONTEND.fullmatch(match[1]) is None:
@@ -192,9 +192,9 @@ def _check_frontend(text: str) -> None:
 
 def _typed(parsed: DockerfileInstruction) -> Instruction:
     args = tuple(parsed.args)
-    if parsed.name in ("ENV", "LABEL"):  # triples: name, value, how they were joined
+    if parsed.name in ("ENV", "LABEL"):  # the parser yields triples: name, value, separator
         args = tuple(arg for number, arg in enumerate(args) if number % 3 < 2)
-    elif parsed.name == "ONBUILD":  # the library omits it
+    elif parsed.name == "ONBUILD":  # the parser does not return the trigger
         args = tuple(filter(None, (parsed.original.strip()[len("ONBUILD") :].strip(),)))
     heredocs = tuple(
         Heredoc(heredoc.name, heredoc.content, heredoc.expand, heredoc.chomp) for heredoc in parsed.heredocs
@@ -209,7 +209,7 @@ def _flag(text: str) -> tuple[str, str]:
 
 
 def _checked(instruction: Instruction) -> Instruction:
-    """Check what can be checked without evaluating anything."""
+    """Check the flags and arguments of an instruction, as far as possible without evaluating variables."""
     names = [name for name, _ in instruction.flags]
     for name in names:
         if name not in FLAGS.get(instruction.name, frozenset()):

@@ -1,4 +1,4 @@
-"""The steps of a Dockerfile at their places in a chain: keys, dependencies and makers."""
+"""Plan the steps of a Dockerfile: their keys, the layers that they need, and the functions that build them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from minisandbox.types import JSONValue
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """The origin of the files of a COPY or a bind.
+    """The files that a COPY or a bind mount reads.
 
     Attributes:
-        key: the key of their content.
-        layers: keys of the layers that they lie in; none of a context.
-        read: lists them, once those layers are there.
+        key: a hash that identifies the content of the files.
+        layers: the keys of the layers with the files; empty for a build context.
+        read: returns the list of the files and their tree, once the layers exist.
     """
 
     key: str
@@ -38,21 +38,21 @@ class _Origin:
 
 
 class StepChain(Protocol):
-    """The steps below a step: :class:`minisandbox.images.plan.Chain`."""
+    """The steps below a step, as planned by :class:`minisandbox.images.plan.Chain`."""
 
     @property
     def store(self) -> Store:
-        """The store of their layers."""
+        """The store of the layers."""
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The keys of their layers, bottom first."""
+        """The keys of the layers below, bottom first."""
 
     def files(self, context: Context) -> ContextTree:
-        """Return the files of a context."""
+        """Return the files of a build context."""
 
     def origin(self, base: OciBase | StageBase) -> tuple[str, tuple[str, ...]]:
-        """Return the key of another image's or stage's content, and the keys of its layers."""
+        """Return the key and the layers of another image or stage."""
 
 
 def plan_step(step: RunCommand | CopyFiles, chain: StepChain) -> tuple[BuildStep, tuple[str, ...]]:
@@ -60,17 +60,18 @@ def plan_step(step: RunCommand | CopyFiles, chain: StepChain) -> tuple[BuildStep
 
     Args:
         step: the step.
-        chain: the steps below it; knows the other stages.
+        chain: the steps below, which also plans other stages.
 
     Returns:
-        The step, and the keys of further layers that have to be there before it is made.
+        The build step, and the keys of further layers that must exist before the step runs.
 
     Raises:
-        DockerfileError: a file that is copied is not there.
+        DockerfileError: a file to be copied does not exist.
+        MiniSandboxError: an image that the step copies from cannot be pulled or planned.
     """
     try:
         return _plan_copy(step, chain) if isinstance(step, CopyFiles) else _plan_run(step, chain)
-    except MiniSandboxError as error:  # such as that of a missing image that it copies from
+    except MiniSandboxError as error:  # for example, a missing image to copy from
         raise error.about(f"line {step.line}")  # noqa: B904 - it is the same error
 
 
@@ -115,7 +116,7 @@ def _plan_run(run: RunCommand, chain: StepChain) -> tuple[BuildStep, tuple[str, 
 
 
 def _bind(run: RunCommand, mount: ResolvedMount) -> CopyFiles:
-    """Return the COPY that corresponds to a bind."""
+    """Return the COPY that reads the same files as a bind mount."""
     return CopyFiles(run.line, run.text, mount.origin, (mount.wanted.source or ".",), (), "/m")
 
 

@@ -1,4 +1,4 @@
-"""Read a Dockerfile as a recipe."""
+"""Read a Dockerfile as a recipe, and find the container images that a recipe needs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MOST = 4 << 20
 
 
 def options_of(base: DockerfileBase) -> BuildOptions:
-    """Return the options of a Dockerfile that a recipe names."""
+    """Return the build options of a Dockerfile that is the base of a recipe."""
     return BuildOptions(base.target or None, dict(base.args), base.platform)
 
 
 def base_images(recipe: Buildable) -> Iterator[OciBase]:
-    """Yield the container images that a recipe starts from and copies from, without pulling any.
+    """Yield the container images that a recipe starts from and copies from, without pulling any image.
 
-    What a Dockerfile takes from the variables of its base image is not known then: an image named so is left out.
+    Images that a Dockerfile names by variables of its base image are missing, because these variables are unknown.
     """
     if isinstance(recipe, PythonRecipe):
         return
@@ -63,10 +63,10 @@ def evaluated(dockerfile: Path, context: Path, options: BuildOptions, container:
     """Read a Dockerfile; see :func:`.builder.read_dockerfile`.
 
     Args:
-        dockerfile: its path.
+        dockerfile: the path of the Dockerfile.
         context: the directory that COPY and ADD take files from.
         options: the stage, arguments, network and secrets.
-        container: returns a base image.
+        container: returns a base image, and pulls it if it is missing.
     """
     text = _text(dockerfile)
     files = Context(context.resolve(), dockerfile.resolve())

@@ -1,4 +1,4 @@
-"""Run a RUN: in a sandbox over the layers below, whose writes become the next layer."""
+"""Execute a RUN instruction in a sandbox on top of the layers below; the sandbox's writes become the next layer."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from minisandbox.types import ExecResult, ImageSpec
 from minisandbox.types import Mount as HostMount
 
 _APT = b'APT::Sandbox::User "root";\n'
-"""With one id apt cannot become the user _apt."""
+"""A setting that keeps apt running as root, because a sandbox with a single id cannot switch to the user _apt."""
 _APT_PLACE = PurePosixPath("/run/minisandbox-apt.conf")
 
 
 def run_layer(run: RunCommand, context: StepContext, show: Callable[[ResolvedMount, Path], None]) -> Made:
-    """Execute a RUN.
+    """Execute a RUN instruction.
 
     Args:
         run: the instruction.
-        context: where it runs.
-        show: writes the files of a bind into a new directory, at ``m``.
+        context: the layers, files and session of the step.
+        show: writes the files of a bind mount to ``m`` in a new directory.
 
     Returns:
-        Everything it wrote.
+        The tree of all files that the command wrote.
 
     Raises:
         BuildError: the command failed or timed out; its log is kept.
@@ -84,7 +84,7 @@ def _below(context: StepContext) -> Below:
 def _placed(
     run: RunCommand, context: StepContext, show: Callable[[ResolvedMount, Path], None], placement: Placement
 ) -> Iterator[None]:
-    """Place the mounts of a RUN while the body runs."""
+    """Place the files of a RUN's mounts in the upper directory while the body runs, and remove them afterwards."""
     with ExitStack() as stack:
         stack.callback(placement.clean)
         for number, mount in enumerate(run.mounts):
@@ -127,7 +127,7 @@ def _place(
 
 
 def _tmpfs(run: RunCommand, placement: Placement) -> Iterator[Tmpfs]:
-    """Yield the tmpfs mounts, outer ones first, each with the mounts placed below it."""
+    """Yield the tmpfs mounts, outer mounts first, each with the paths of cache and bind mounts inside."""
     paths = [(placement.target(mount.wanted.target), mount.wanted) for mount in run.mounts if mount.wanted.target]
     for path, options in sorted(paths, key=lambda row: row[0]):
         if options.kind == "tmpfs":
@@ -137,7 +137,7 @@ def _tmpfs(run: RunCommand, placement: Placement) -> Iterator[Tmpfs]:
 
 
 def _secrets(run: RunCommand, context: StepContext) -> Iterator[HostMount]:
-    """Yield the files of secrets as mounts, because /run belongs to each sandbox."""
+    """Yield the files of secrets as host mounts, because each sandbox has its own /run, where secrets usually lie."""
     for number, mount in enumerate(run.mounts):
         options = mount.wanted
         if options.kind != "secret":
@@ -206,7 +206,7 @@ def _execute(run: RunCommand, context: StepContext, upper: Path, placement: Plac
 
 
 def _user(run: RunCommand, context: StepContext) -> str | None:
-    """Return the user of the command, or None for root; a store with one id has only root."""
+    """Return the user of the command; None for root, the only user if an ordinary user runs MiniSandbox."""
     try:
         ids = find_owner(run.user, _below(context))
     except ValueError as error:
@@ -215,7 +215,7 @@ def _user(run: RunCommand, context: StepContext) -> str | None:
 
 
 def _home(run: RunCommand, context: StepContext) -> str:
-    """Return the home directory of a RUN's user, also if the command runs as root instead."""
+    """Return the home directory of a RUN's user, even if the command runs as root instead."""
     return find_home(run.user.partition(":")[0], _below(context))
 
 
@@ -229,10 +229,10 @@ def _script(run: RunCommand, context: StepContext) -> Iterator[HostMount]:
 
 @dataclass(slots=True)
 class Placement:
-    """The places of mounts in the upper of one RUN.
+    """Places the files of mounts in the overlay upper directory of a RUN, and removes them afterwards.
 
     Attributes:
-        tree: the directory of the upper; initially empty.
+        tree: the upper directory; initially empty.
         image: the layers below.
     """
 
@@ -241,7 +241,7 @@ class Placement:
     _placed: list[Parts] = field(default_factory=list)
 
     def target(self, path: str) -> Parts:
-        """Return the path of a target without links.
+        """Return the path of a mount point with links resolved in the image.
 
         Raises:
             LinkError: the path has too many links.
@@ -249,7 +249,7 @@ class Placement:
         return resolve(self.image, split(path))
 
     def put(self, path: Parts, source: Path) -> None:
-        """Move a file or directory to a target; it hides the image's own until :meth:`clean`."""
+        """Move a file or directory to a mount point; it hides the image's files there until :meth:`clean`."""
         parent = self._folder(path[:-1])
         if source.is_dir():
             os.setxattr(source, OPAQUE, b"y")
@@ -257,11 +257,11 @@ class Placement:
         self._placed.append(path)
 
     def expect(self, path: Parts) -> None:
-        """Record a target of another mount, whose mount point has to be removed if the image has none."""
+        """Record the mount point of a tmpfs or secret, so that :meth:`clean` removes it from the upper directory."""
         self._placed.append(path)
 
     def take(self, path: Parts) -> Path | None:
-        """Return the path of a target after the command; None if it was removed, or lies behind a link now."""
+        """Return the host path of a mount point; None if the command removed it or replaced a directory by a link."""
         target = self.tree
         for part in path:
             target = target / part
@@ -272,7 +272,7 @@ class Placement:
         return target
 
     def clean(self) -> None:
-        """Remove the targets, and parent directories that only they needed."""
+        """Remove the mount points, and parent directories that were created only for them."""
         for path in self._placed:
             self._remove(path)
             for depth in range(len(path) - 1, 0, -1):
@@ -303,7 +303,7 @@ class Placement:
             info = self.image.status(path[:depth])
             directory.mkdir(0o755)
             if info is not None:
-                with suppress(PermissionError):  # an ordinary user has but one owner
+                with suppress(PermissionError):  # without root, all files belong to the current user
                     os.chown(directory, info.st_uid, info.st_gid)
                 directory.chmod(stat.S_IMODE(info.st_mode))
         return directory
@@ -311,18 +311,18 @@ class Placement:
 
 @contextmanager
 def cache(store: Path, identity: str, owners: str, staging: Path, mode: int, owner: tuple[int, int]) -> Iterator[Path]:
-    """Lend a cache to a RUN: that of an earlier RUN, or an empty one.
+    """Lend a cache directory to a RUN: that of an earlier RUN, or a new empty directory.
 
     Args:
-        store: the directory of the caches.
-        identity: its id.
-        owners: whether files keep their owners; both kinds cannot use each other's.
-        staging: the directory for its use.
-        mode: the permission bits of a new one.
-        owner: the user and group of a new one.
+        store: the directory of all caches.
+        identity: the id of the cache.
+        owners: whether files keep their owners (``kept`` or ``one``); both modes have separate caches.
+        staging: the directory that the cache is moved to while in use.
+        mode: the permission bits of a new cache.
+        owner: the user and group ids of a new cache.
 
     Yields:
-        Its path; a caller that moves the cache moves it back.
+        The path of the cache; a caller that moves the cache must move it back.
     """
     store.mkdir(mode=0o700, exist_ok=True)
     cached = store / hashlib.sha256(f"{owners} {identity}".encode("utf-8", "surrogateescape")).hexdigest()
@@ -338,5 +338,5 @@ def cache(store: Path, identity: str, owners: str, staging: Path, mode: int, own
         yield directory
     finally:
         with suppress(FileNotFoundError):
-            if not cached.exists():  # otherwise another RUN was faster, and this copy goes with the staging directory
+            if not cached.exists():  # another RUN may have returned its cache first
                 directory.rename(cached)

@@ -1,4 +1,4 @@
-"""What a COPY copies: the files that its sources mean, and what of them decides the layer's key."""
+"""List the files that a COPY copies, and hash them for the layer's key."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Item:
     """A file, directory or link to copy.
 
     Attributes:
-        source: its path in the source tree.
-        target: its path below the destination.
-        member: its entry in the layer, without the name.
-        same_as: the target of an earlier item that is the same file.
+        source: the path in the source tree.
+        target: the path below the destination.
+        member: the tar member of the layer, without a name.
+        same_as: the target of an earlier item with the same inode (a hard link), or None.
     """
 
     source: Parts
@@ -40,11 +40,11 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """The files of one source.
+    """The files that match one source of a COPY.
 
     Attributes:
-        items: its files.
-        is_folder: whether it is a directory, whose content is copied.
+        items: the files.
+        is_folder: whether the source is a directory, whose content is copied.
     """
 
     items: tuple[Item, ...]
@@ -59,7 +59,7 @@ def list_sources(copy: CopyFiles, tree: FileTree) -> tuple[CopySource, ...]:
         tree: the tree of the sources.
 
     Raises:
-        DockerfileError: a source is not there, or lies outside.
+        DockerfileError: a source does not exist, lies outside the context, or cannot be read.
     """
     try:
         excluded = PatternMatcher(list(copy.excludes)) if copy.excludes else None
@@ -135,7 +135,7 @@ class _Lister:
             self.add_content(source, target, below)
 
     def add(self, source: Parts, target: Parts) -> None:
-        """Add one item."""
+        """Add a file, directory or link; skip devices and sockets of an image."""
         status = self._tree.status(source)
         if status is None:
             refuse(self._copy, f"{'/'.join(source)!r} is gone", "the context must not change meanwhile")
@@ -155,13 +155,13 @@ class _Lister:
         self.items.append(Item(source, target, member, same_as))
 
     def _owner(self, status: os.stat_result) -> tuple[int, int]:
-        """Return an item's owner: root for files of a context; files of an image keep theirs."""
+        """Return an item's owner: root for files of a build context, the original owner for files of an image."""
         if isinstance(self._copy.origin, Context):
             return 0, 0
         return status.st_uid, status.st_gid
 
     def _earlier(self, target: Parts, status: os.stat_result) -> Parts | None:
-        """Return an earlier name of the same inode (a hard link), or None."""
+        """Return the target of an earlier item with the same inode (a hard link), or None."""
         if status.st_nlink == 1:
             return None
         inode = status.st_dev, status.st_ino
@@ -170,7 +170,7 @@ class _Lister:
 
 
 def content_digest(sources: tuple[CopySource, ...], tree: FileTree) -> str:
-    """Return a hash of the copied names, modes, links and contents, without times and a context's owners."""
+    """Return a hash of the names, modes, links, attributes and contents of files, without times and owners."""
     hashed = hashlib.sha256()
     for source in sources:
         hashed.update(b"D" if source.is_folder else b"F")
@@ -187,11 +187,11 @@ def content_digest(sources: tuple[CopySource, ...], tree: FileTree) -> str:
 
 
 def definition(copy: CopyFiles, origin: str) -> dict[str, JSONValue]:
-    """Return the definition of a COPY's layer, from which its key is derived.
+    """Return the definition of a COPY's layer, from which the layer's key is derived.
 
     Args:
         copy: the instruction.
-        origin: the hash of what is copied of a context, or the key of the image that it is copied from.
+        origin: the hash of the copied files of a build context, or the key of the image or stage copied from.
     """
     fields: dict[str, JSONValue] = {
         "kind": "copy",

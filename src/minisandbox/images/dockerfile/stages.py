@@ -1,4 +1,4 @@
-"""Mounts of RUN instructions, and the error for an instruction that cannot be carried out."""
+"""Parse the mounts of RUN instructions (``RUN --mount``)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FIELDS = {
 
 
 def parse_mount(text: str, instruction: Instruction, workdir: str) -> RunMount:
-    """Parse a mount.
+    """Parse the value of a ``--mount`` flag.
 
     Args:
-        text: the flag's value, variables expanded.
-        instruction: its RUN, for errors.
-        workdir: the directory of relative targets.
+        text: the flag's value with expanded variables.
+        instruction: the RUN instruction, for errors.
+        workdir: the directory that relative targets are based on.
 
     Raises:
         DockerfileError: the mount is malformed or unsupported.
@@ -89,7 +89,7 @@ def _number(fields: dict[str, str], name: str, instruction: Instruction, base: i
 
 
 def _size(text: str, instruction: Instruction) -> int:
-    """Return bytes, as BuildKit reads them (RAMInBytes in docker/go-units)."""
+    """Parse a size like ``64m`` into bytes, as BuildKit does (RAMInBytes in docker/go-units)."""
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(?:([kmgtp])(?:i?b)?|b)?", text, re.ASCII | re.IGNORECASE)
     size = float(match[1]) * 1024 ** (" kmgtp".index((match[2] or " ").lower())) if match else 1 << 63
     if size >= 1 << 63:

@@ -1,4 +1,4 @@
-"""Where COPY reads: the build context, and sources with wildcards in it or in an image."""
+"""Read the build context, and match sources with wildcards in the context or in an image."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ContextTree:
     closed: bool = True
 
     def status(self, path: Parts) -> os.stat_result | None:
-        """Return the status of a path; None if it is missing or excluded."""
+        """Return the status of a path; None if the path is missing or excluded."""
         try:
             info = os.lstat(self._place(path))
         except (FileNotFoundError, NotADirectoryError):
@@ -42,7 +42,7 @@ class ContextTree:
         return info if not path or self._shows(path, info) else None
 
     def names(self, path: Parts) -> list[str]:
-        """Return the sorted names in a directory, without excluded ones."""
+        """Return the sorted names in a directory, without excluded names."""
         names = sorted(os.listdir(self._place(path)))
         if self.ignored is None:
             return names
@@ -53,7 +53,7 @@ class ContextTree:
         return os.readlink(self._place(path))
 
     def open(self, path: Parts) -> io.BufferedReader:
-        """Open a file; refuse a parent directory that has become a link."""
+        """Open a file; fail if a parent directory has become a link."""
         root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return os.fdopen(syscalls.openat2(root, "/".join(path), os.O_RDONLY, syscalls.RESOLVE_INSIDE), "rb")
@@ -78,7 +78,7 @@ def open_context(root: Path, dockerfile: Path) -> ContextTree:
 
     Args:
         root: the directory.
-        dockerfile: the Dockerfile, which may have a ``.dockerignore`` of its own (``NAME.dockerignore`` next to it).
+        dockerfile: the Dockerfile; ``NAME.dockerignore`` next to it takes precedence over ``.dockerignore``.
 
     Raises:
         DockerfileError: there is no such directory, or the ``.dockerignore`` is malformed.
@@ -99,10 +99,10 @@ def open_context(root: Path, dockerfile: Path) -> ContextTree:
 
 
 def split(path: str) -> Parts:
-    """Split a path; ``..`` stays below the root.
+    """Split a path into parts, and resolve ``..``.
 
     Raises:
-        LinkError: it does.
+        LinkError: a ``..`` leads out of the root.
     """
     parts: list[str] = []
     for part in path.split("/"):
@@ -116,14 +116,14 @@ def split(path: str) -> Parts:
 
 
 def find(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:
-    """Return the paths that match a source with wildcards, each as named and without links.
+    """Return the paths that match a source with wildcards: each as spelled by the pattern, and with links resolved.
 
     Args:
         tree: the tree.
         pattern: the source; each part of the path may have wildcards, as in ``.dockerignore``.
 
     Raises:
-        LinkError: a link leads out of a context, or in a circle.
+        LinkError: a link leads out of a build context, or is part of a cycle.
         ValueError: a wildcard is malformed.
     """
     matches: list[tuple[Parts, Parts]] = [((), ())]
@@ -132,8 +132,8 @@ def find(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:
             name = part
             matches = [((*called, name), resolve(tree, (*real, name))) for called, real in matches]
             continue
-        with warnings.catch_warnings(action="ignore"):  # re warns about a "[" in a class
-            matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # no exclusion here
+        with warnings.catch_warnings(action="ignore"):  # re warns about "[" in a class
+            matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # "!" negates nothing here
         matches = [
             ((*called, name), resolve(tree, (*real, name)))
             for called, real in matches
@@ -145,7 +145,7 @@ def find(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:
 
 
 def find_link(tree: FileTree, path: str) -> tuple[str, str] | None:
-    """Return the first symlink in a path that does not exist, with its target; None if it has none."""
+    """Return the first dangling symlink in a path, with its target; None if the path has no such link."""
     real: Parts = ()
     parts = split(path)
     for depth, part in enumerate(parts, 1):
