@@ -1,6 +1,6 @@
 """Container-free sandboxes for reinforcement learning of software-engineering agents.
 
-Public names are loaded when first used, so that ``import minisandbox`` costs next to nothing.
+Public names are imported when first used, so that ``import minisandbox`` is fast.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its home (PEP 562)."""
+    """Import a public name from its module when it is first used (PEP 562)."""
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

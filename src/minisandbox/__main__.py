@@ -1,4 +1,4 @@
-"""``python -m minisandbox`` is the command ``minisandbox``."""
+"""Run the command ``minisandbox`` as ``python -m minisandbox``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificate authorities that every download trusts: our own requests, uv, and what build steps run."""
+"""Find the certificate authorities of this host, so that our requests, uv and build steps trust the same bundle."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from minisandbox.errors import HostError
 
 VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""They name a bundle of certificates for this process, the first that is set before the others."""
-# crypto/x509/root_linux.go of Go has the same list.
+"""Environment variables that name a bundle of certificates, in order of precedence."""
+# The same list as in Go's crypto/x509/root_linux.go.
 SYSTEM = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Arch, Gentoo
     "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
@@ -23,12 +23,12 @@ _PROGRAMS = (*VARIABLES, "PIP_CERT", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "C
 
 
 def bundle(environment: Mapping[str, str] | None = None) -> Path | None:
-    """Return the bundle of trusted authorities: a variable's of :data:`VARIABLES`, else the system's, else None.
+    """Return the bundle that a variable of :data:`VARIABLES` names, else the system's, or None if there is none.
 
-    uv, requests and Node bring authorities of their own and ignore the system's, which may have a company's.
+    uv, requests and Node use their own bundles, and ignore a company's authority in the system's bundle.
 
     Args:
-        environment: the process's own by default.
+        environment: environment variables; those of the process by default.
     """
     env = os.environ if environment is None else environment
     paths = (*filter(None, map(env.get, VARIABLES)), *SYSTEM)
@@ -36,7 +36,7 @@ def bundle(environment: Mapping[str, str] | None = None) -> Path | None:
 
 
 def context() -> ssl.SSLContext:
-    """Return a context that trusts the bundle, and what OpenSSL itself is configured with.
+    """Return a TLS context that trusts :func:`bundle` and the certificates that OpenSSL trusts by default.
 
     Raises:
         HostError: the bundle is malformed.
@@ -53,12 +53,12 @@ def context() -> ssl.SSLContext:
 
 
 def variables(path: PurePath) -> dict[str, str]:
-    """Return the variables that make uv, pip, curl, git, npm and cargo trust a bundle."""
+    """Return the environment variables that make uv, pip, curl, git, npm and cargo trust a bundle."""
     return dict.fromkeys(_PROGRAMS, str(path))
 
 
 def export() -> None:
-    """Have the libraries of this process trust the bundle too: those of the Hugging Face hub read these variables."""
+    """Make libraries in this process trust the bundle, by the variables that the Hugging Face libraries read."""
     if (path := bundle()) is not None:
         for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
             os.environ.setdefault(name, str(path))

@@ -1,6 +1,7 @@
-"""Zstandard (RFC 8878) in one place: exports and frozen layers are written and read with it.
+"""Compress and decompress Zstandard (RFC 8878) for exports and frozen layers.
 
-Python has it from 3.14 on; until then `zstandard` is loaded by what compresses, and only then.
+The standard library supports Zstandard only from Python 3.14 on. Until then the functions import the package
+`zstandard` when they are called.
 """
 
 from __future__ import annotations
@@ -11,36 +12,36 @@ from typing import IO, Protocol, cast
 
 MAGIC = b"\x28\xb5\x2f\xfd"  # RFC 8878, section 3.1.1
 _WINDOW = 1 << 29
-"""Bytes of memory that a foreign file may ask for to be unpacked; engines allow as much (klauspost/compress, zstd)."""
+"""Maximum window in bytes, which bounds memory for untrusted files; engines allow the same (klauspost/compress)."""
 _READ = 1 << 20
 
 
 class ByteSource(Protocol):
-    """What compressed bytes are read from."""
+    """Source of compressed bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """Return at most so many bytes; none at the end."""
+        """Return at most ``size`` bytes; b"" at the end."""
 
 
 class CorruptedError(ValueError):
-    """A compressed stream is not what was written."""
+    """A compressed stream is damaged."""
 
 
 class WindowError(CorruptedError):
-    """A compressed stream needs more memory to be unpacked than a foreign file may ask for."""
+    """A compressed stream needs a larger window than allowed."""
 
 
 @contextmanager
 def compressor(file: IO[bytes], level: int, *, window: int = 0, threads: int = 0) -> Iterator[IO[bytes]]:
-    """Yield a file object; its content is written compressed to a file as one frame with a checksum.
+    """Yield a file object that compresses its content to ``file``, as one frame with a checksum.
 
     Args:
-        file: where to; it stays open.
-        level: 1 to 19: how hard to try.
-        window: the power of two of bytes in which equal content is looked for; 0: as the level has it.
-        threads: how many help; -1: as many as there are CPUs.
+        file: the file to write; it stays open.
+        level: compression level, 1 to 19.
+        window: base-2 logarithm of the window size in bytes; 0 uses the level's default.
+        threads: number of worker threads; -1 uses one for each CPU.
     """
-    import zstandard  # noqa: PLC0415 - only those who compress pay for it
+    import zstandard  # noqa: PLC0415 - slow to import, and rarely needed
 
     parameters = zstandard.ZstdCompressionParameters.from_level(
         level, window_log=window, threads=threads, write_checksum=True
@@ -50,16 +51,16 @@ def compressor(file: IO[bytes], level: int, *, window: int = 0, threads: int = 0
 
 
 class Decompressed:
-    """What a compressed stream holds.
+    """Read the decompressed content of a stream.
 
     Args:
-        file: the stream.
-        head: what was read of it already.
-        every_frame: whether to read all frames of it, not only the first.
+        file: the compressed stream.
+        head: bytes that were already read from the stream.
+        every_frame: whether to read all frames, not only the first one.
     """
 
     def __init__(self, file: ByteSource, head: bytes = b"", *, every_frame: bool = False) -> None:
-        import zstandard  # noqa: PLC0415 - only those who decompress pay for it
+        import zstandard  # noqa: PLC0415 - slow to import, and rarely needed
 
         self._error = zstandard.ZstdError
         unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
@@ -67,28 +68,28 @@ class Decompressed:
         self._reader = unpacker.stream_reader(source, read_size=_READ, closefd=False, read_across_frames=every_frame)
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read what was compressed, at most so many bytes.
+        """Read at most ``size`` decompressed bytes; b"" at the end.
 
         Raises:
-            WindowError: the stream needs too much memory.
-            CorruptedError: a byte of the stream is not what was written.
+            WindowError: the stream needs a larger window than allowed.
+            CorruptedError: the stream is damaged.
         """
         try:
-            return self._reader.read1(size)  # read() loses what precedes an error
+            return self._reader.read1(size)  # read() would lose the bytes before an error
         except self._error as error:
-            if "too much memory" in str(error):  # ZSTD_error_frameParameter_windowTooLarge has no number here
+            if "too much memory" in str(error):  # zstandard does not expose ZSTD_error_frameParameter_windowTooLarge
                 raise WindowError(f"its zstd window is larger than {_WINDOW >> 20} MiB") from error
             raise CorruptedError(str(error)) from error
 
 
 class _Rest:
-    """A stream whose first bytes were read already."""
+    """Put bytes that were already read back in front of a stream."""
 
     def __init__(self, head: bytes, file: ByteSource) -> None:
         self._head = head
         self._file = file
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read the first bytes again, then the others."""
+        """Read the bytes that were put back, then the rest of the stream."""
         head, self._head = self._head, b""
         return head or self._file.read(size)

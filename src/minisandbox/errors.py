@@ -1,6 +1,6 @@
-"""The exception tree. Each class carries the command line's exit status for it.
+"""Define all exceptions of this package, and the command line's exit status for each.
 
-A message has three parts, kept as fields for programs to read: what failed and on what; the likely reason; what to do.
+A message has three parts, which are also fields: what failed and on what, the likely reason, and what to do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Protocol, Self
 
     class _CommandResult(Protocol):
-        """The part of :class:`.ExecResult` that programs need of a failure; ``types`` imports this module."""
+        """The fields of :class:`.ExecResult` that describe a failure; ``types`` cannot be imported here (a cycle)."""
 
         @property
         def command(self) -> str | tuple[str, ...]: ...
@@ -39,7 +39,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 
 def clean(text: str) -> str:
-    """Replace control characters, so that data cannot control the terminal that shows it."""
+    """Replace control characters, so that untrusted text cannot control the terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -49,7 +49,7 @@ class MiniSandboxError(Exception):
     Args:
         what: what failed, and on what (file, line, id, path).
         reason: the likely cause.
-        hint: what to do next.
+        hint: what the user can do.
     """
 
     exit_code = 1
@@ -77,7 +77,7 @@ class MiniSandboxError(Exception):
             parts.append(f"likely reason: {self.reason}")
         if self.hint:
             parts.append(f"what to do: {self.hint}")
-        return clean("; ".join(parts))  # it may quote output and file names from a sandbox
+        return clean("; ".join(parts))  # the message may quote output and file names from a sandbox
 
 
 # --- user input (3 to 9) ---------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Unsupported(MiniSandboxError):
 
 
 class DockerfileError(MiniSandboxError, ValueError):
-    """A Dockerfile is malformed, names what does not exist in its context, or wants what is not supported.
+    """A Dockerfile is malformed, names a missing file, or uses an unsupported feature.
 
     Attributes:
         line: the line of the instruction, from 1; None if the error concerns the whole file.
@@ -160,7 +160,7 @@ class HostError(MiniSandboxError):
 
 
 class SandboxCreationError(HostError, OSError):
-    """The kernel refused a step of creating a sandbox.
+    """A step of creating a sandbox failed, usually a system call.
 
     Attributes:
         operation: the step that failed, as described in the launch plan.
@@ -199,7 +199,7 @@ class FileAccessError(MiniSandboxError, OSError):
     """A file operation failed inside the sandbox.
 
     Attributes:
-        path: the path inside.
+        path: the path in the sandbox.
         errno: the kernel's error number, or None.
     """
 
@@ -248,7 +248,7 @@ class PackageError(MiniSandboxError):
 
 
 class WaitTimeout(MiniSandboxError, TimeoutError):
-    """A process did not end within the time to wait for it; it keeps running."""
+    """A process was still running when the time limit of a wait passed; it keeps running."""
 
     exit_code = 17
 
@@ -317,11 +317,11 @@ class IndexUnavailable(MiniSandboxError):
 
 
 class RegistryError(MiniSandboxError):
-    """A registry did not deliver or take an image: unreachable, access denied, rate limit, malformed response.
+    """A pull from or push to a registry failed: unreachable, access denied, rate limit, malformed response.
 
     Attributes:
-        transient: whether another attempt may succeed.
-        wait: seconds after which it may, where the registry limits requests; else None.
+        transient: whether a retry may succeed.
+        wait: seconds to wait before a retry, if the registry limits requests; otherwise None.
     """
 
     exit_code = 27
@@ -430,7 +430,7 @@ class TokenMismatch(TrainingError):
     """The trainer's log-probabilities differ from the sampler's: it does not train on the sampled tokens.
 
     Attributes:
-        rollout: the rollout of the row; empty where all rows of a step are compared together.
+        rollout: the rollout of the row; "" if all rows of a step are compared together.
         position: the index of the token that differs most; -1 for all rows together.
         excess: the difference divided by the tolerance.
     """

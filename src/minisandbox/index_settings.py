@@ -1,4 +1,4 @@
-"""The package index settings of this host, as pip and uv are configured: read and never changed."""
+"""Read the package index settings of this host from the configuration of pip and uv."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _SECTIONS = ("global", "download", "install")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d*)?")
 _NAME = re.compile(r"^[\w.-]+=")
-"""What UV_INDEX and UV_DEFAULT_INDEX may have before an address."""
+"""Optional name before a URL in UV_INDEX and UV_DEFAULT_INDEX."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexSettings:
-    """Where packages come from.
+    """Sources of packages, and how to connect to them.
 
     Attributes:
-        index_url: the main index, or None for the tools' own default.
-        extra_index_urls: further indexes; ``file://`` is one too.
+        index_url: URL of the main index, or None for the tools' default.
+        extra_index_urls: URLs of further indexes, which may be ``file://`` URLs.
         find_links: directories, pages and archives with links to packages.
-        no_index: whether indexes are off, so that only ``find_links`` counts.
+        no_index: whether all indexes are disabled and only ``find_links`` is used.
         cert: the bundle of certificates that pip is configured with, else :func:`.certificates.bundle`.
         trusted_hosts: hosts whose certificates are not checked.
-        proxies: (variable, value) pairs such as ``("https_proxy", "...")``.
+        proxies: (variable, value) pairs, for example ``("https_proxy", "...")``.
         timeout: seconds to wait for a server.
     """
 
@@ -49,20 +49,20 @@ class IndexSettings:
 
     @property
     def indexes(self) -> tuple[str, ...]:
-        """The configured indexes, in the order in which they are asked; without the tools' default."""
+        """The configured indexes in the order of requests, without the tools' default."""
         return () if self.no_index else tuple(filter(None, (self.index_url, *self.extra_index_urls)))
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Every configured index and page."""
+        """All configured indexes and ``find_links``."""
         return (*self.indexes, *self.find_links)
 
 
 def host_settings(environment: Mapping[str, str] | None = None) -> IndexSettings:
-    """Read the settings of pip (files, then environment) and of uv where pip has none.
+    """Read pip's settings from its files and environment, and uv's if pip has no index.
 
     Args:
-        environment: the process's own by default.
+        environment: environment variables; those of the process by default.
     """
     env = os.environ if environment is None else environment
     settings = _from_pip(_pip_values(env), env)
@@ -70,15 +70,15 @@ def host_settings(environment: Mapping[str, str] | None = None) -> IndexSettings
 
 
 def uv_variables(settings: IndexSettings) -> dict[str, str]:
-    """Return the variables by which uv has settings, of which it reads neither pip's nor the system's certificates.
+    """Return the environment variables that pass settings to uv, which ignores pip's settings and system certificates.
 
     Args:
-        settings: the host's.
+        settings: the settings of this host.
     """
     values = {
         "UV_DEFAULT_INDEX": settings.index_url,
         "UV_INDEX": " ".join(settings.extra_index_urls),
-        "UV_INDEX_STRATEGY": "unsafe-best-match",  # as pip: all indexes count
+        "UV_INDEX_STRATEGY": "unsafe-best-match",  # like pip, choose the best match from all indexes
         "UV_FIND_LINKS": ",".join(settings.find_links),
         "UV_INSECURE_HOST": " ".join(settings.trusted_hosts),
         "UV_HTTP_TIMEOUT": f"{settings.timeout:.0f}",
@@ -92,7 +92,8 @@ def _pip_values(env: Mapping[str, str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for path in _pip_files(env):
         parser = configparser.RawConfigParser()
-        with suppress(OSError, configparser.Error, UnicodeDecodeError):  # pip itself complains; another file may do
+        # Skip unreadable files: pip reports them itself.
+        with suppress(OSError, configparser.Error, UnicodeDecodeError):
             parser.read(path, encoding="utf-8")
         for section in filter(parser.has_section, _SECTIONS):
             values.update({name.replace("_", "-"): value for name, value in parser.items(section)})
@@ -102,7 +103,7 @@ def _pip_values(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pip_files(env: Mapping[str, str]) -> Iterator[Path]:
-    """Pip's configuration files, the weakest first (pip's documentation, "Configuration")."""
+    """Yield pip's configuration files, lowest precedence first (pip's documentation, "Configuration")."""
     chosen = env.get("PIP_CONFIG_FILE")
     if chosen == os.devnull:
         return
@@ -138,7 +139,7 @@ def _from_pip(values: Mapping[str, str], env: Mapping[str, str]) -> IndexSetting
 
 
 def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
-    """Add uv's indexes; its environment comes before its files."""
+    """Add uv's indexes; uv's environment variables take precedence over its files."""
     config_home = _own_settings(env)
     files = [Path("/etc/uv/uv.toml")] if config_home is None else [config_home / "uv/uv.toml", Path("/etc/uv/uv.toml")]
     tables = [_read_toml(path) for path in ([Path(env["UV_CONFIG_FILE"])] if env.get("UV_CONFIG_FILE") else files)]
@@ -160,13 +161,13 @@ def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
 
 
 def _values(tables: list[dict[str, Any]], name: str) -> list[Any]:
-    """Return a setting's values from several files; it may be one value or a list."""
+    """Return the values of a setting in all files, where it may be a single value or a list."""
     values = [table.get(name) or [] for table in tables]
     return [one for value in values for one in (value if isinstance(value, list) else [value])]
 
 
 def _own_settings(env: Mapping[str, str]) -> Path | None:
-    """Return the directory of this user's settings (the XDG base directory specification), or None."""
+    """Return the user's configuration directory (the XDG base directory specification), or None without a home."""
     if chosen := env.get("XDG_CONFIG_HOME"):
         return Path(chosen)
     home = home_directory(env)
@@ -176,5 +177,5 @@ def _own_settings(env: Mapping[str, str]) -> Path | None:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):  # uv itself complains; another file may do
+    except (OSError, ValueError):  # skip unreadable files: uv reports them itself
         return {}

@@ -1,4 +1,4 @@
-"""Entry points: the dialects, graders, agents and backends of other distributions (docs/how-to/extend.md)."""
+"""Load the dialects, graders, agents and backends that other distributions provide (docs/how-to/extend.md)."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ GROUPS = ("dialects", "graders", "agents", "backends")
 
 
 def plugin_names(group: str, reserved: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the names that other distributions add.
+    """Return the names of the plug-ins in a group.
 
     Args:
-        group: one of :data:`GROUPS`; the entry points' group is ``minisandbox.GROUP``.
-        reserved: names of this package, which no other may take.
+        group: one of :data:`GROUPS`; the entry point group is ``minisandbox.GROUP``.
+        reserved: names of this package, which plug-ins may not use.
 
     Raises:
-        PackageError: two distributions add the same name, or one adds a name of this package.
+        PackageError: two distributions use the same name, or one uses a reserved name.
     """
     return tuple(_entries(group, reserved))
 
 
 def load_plugin(group: str, name: str, reserved: Collection[str] = ()) -> object | None:
-    """Return the object behind an entry point, or None if no distribution adds that name. Arguments as above.
+    """Import and return a plug-in, or None if no distribution provides it.
+
+    Args:
+        group: one of :data:`GROUPS`.
+        name: name of the plug-in.
+        reserved: names of this package, which plug-ins may not use.
 
     Raises:
-        PackageError: as for :func:`plugin_names`; or it cannot be imported.
+        PackageError: as for :func:`plugin_names`, or the plug-in cannot be imported.
     """
     entry = _entries(group, reserved).get(name)
     if entry is None:
         return None
     try:
         plugin: object = entry.load()
-    except Exception as error:  # the module is somebody else's code
+    except Exception as error:  # third-party code may raise anything
         raise PackageError(
             f"{group}: {name!r} of {_distribution(entry)} cannot be loaded",
             reason=f"{type(error).__name__}: {error}",
@@ -47,7 +52,7 @@ def load_plugin(group: str, name: str, reserved: Collection[str] = ()) -> object
 
 
 def _entries(group: str, reserved: Collection[str]) -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # noqa: PLC0415 - takes as long as starting a sandbox
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow: as long as a sandbox's start
 
     entries: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=f"minisandbox.{group}"), key=lambda entry: (entry.name, entry.value)):

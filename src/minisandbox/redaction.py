@@ -1,4 +1,4 @@
-"""Keep secrets, such as API keys, out of errors and records."""
+"""Remove API keys and other secrets from errors and records."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?$")
 
 
 def redact(text: str, secret: str) -> str:
-    r"""Replace a secret by stars; each letter may be escaped as in JSON (``\u0073``, ``\"``), at any depth.
+    r"""Replace a secret by stars, even if its letters are escaped as in JSON (``\u0073``, ``\"``), at any depth.
 
-    The number of backslashes is ignored, so some may stay at its ends. If a part of the secret remains because the
-    text was truncated or contains it in pieces, the whole text is replaced.
+    The number of backslashes is ignored, so backslashes may remain around the stars. If a part of the secret remains
+    because the text is truncated or splits the secret, the whole text is replaced.
     """
     letters = secret.replace("\\", "")
     if not letters:
         return text
-    # possessive quantifiers: without them a run of backslashes takes exponential time
+    # Use possessive quantifiers: without them, a run of backslashes takes exponential time.
     pattern = r"(?:\\*+u005(?i:c))*".join(rf"\\*+(?:u(?i:{ord(letter):04x})|{re.escape(letter)})" for letter in letters)
     shown = re.sub(rf"(?<!\\){pattern}", "***", text)
     letters_shown, key = _letters(_HALF_ESCAPE.sub("", shown)), _letters(secret)
@@ -35,31 +35,31 @@ def redact(text: str, secret: str) -> str:
 
 
 def repeats_key(text: str, secret: str, count: int) -> bool:
-    """Return whether a text has ``count`` consecutive characters of a key, or the whole key; JSON escapes allowed."""
+    """Return whether a text contains the key or ``count`` consecutive characters of it, after undoing JSON escapes."""
     letters, key = _letters(text), _letters(secret)
     length = min(count, len(key))
     return length > 0 and any(key[start : start + length] in letters for start in range(len(key) - length + 1))
 
 
 def answer_repeats_key(text: str, secret: str) -> bool:
-    """Return whether a raw response contains the whole of a key too long to be there by chance; escapes allowed."""
+    """Return whether a raw response contains the whole key; ignore short keys, which a model may write by chance."""
     return len(secret) >= _LONG and repeats_key(text, secret, len(secret))
 
 
 def contains_key(text: str, secret: str) -> bool:
-    """Return whether a text contains a key, or a part of one, that an error must not show."""
+    """Return whether a text contains a key or a part of a key that :func:`redact` would replace."""
     return len(secret) >= SHORTEST_KEY and redact(text, secret) != text
 
 
 def _has_pieces(text: str, secret: str) -> bool:
-    """Return whether a text contains a part of a key, split up by other characters.
+    """Return whether a text contains a part of a key that is split by other characters.
 
-    These are blanks, line ends and non-ASCII characters; for a long key, punctuation too. Short keys are excluded from
-    that because they may consist of ordinary words.
+    The splitting characters are blanks, line ends and non-ASCII characters, and for a long key also punctuation. Short
+    keys may consist of ordinary words, so for them punctuation does not count.
     """
     joints = _SIGNS if len(_without(secret, _SIGNS)) >= _LONG else _BLANKS
     key = _without(secret, joints)
-    # backslash and "n" may be a line end, or an escaped letter of the key
+    # Try both meanings of a backslash and "n": a line end, or an escaped letter of the key.
     readings = (text, _ESCAPED_BLANK.sub(lambda match: " " if match[1] else match[0], text))
     return len(key) >= SHORTEST_KEY and any(repeats_key(_without(reading, joints), key, _PART) for reading in readings)
 
@@ -69,5 +69,5 @@ def _without(text: str, joints: bytes) -> str:
 
 
 def _letters(text: str) -> str:
-    """Return a text with JSON's escapes undone, case-folded."""
+    """Undo JSON escapes in a text, and fold its case."""
     return _BACKSLASHES.sub(lambda match: chr(int(match[1], 16)) if match[1] else "", text).casefold()

@@ -1,4 +1,4 @@
-"""Parse Python source that others wrote."""
+"""Parse untrusted Python source without raising errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _TRIES = 5
 def parse_python(source: str) -> ast.Module | None:
     """Return the syntax tree of a module.
 
-    CPython 3.11 counts the depth of all threads' trees in one variable, so that one thread's parsing can fail by
-    another's (SystemError; https://github.com/python/cpython/issues/106905). It is tried again then.
+    CPython 3.11 counts the depth of the trees of all threads in one variable, so concurrent parsing can fail with a
+    SystemError (https://github.com/python/cpython/issues/106905). In this case, parse again.
 
     Args:
-        source: the module's text.
+        source: source text of the module.
 
     Returns:
-        The tree; None for what this Python cannot parse.
+        The tree, or None if this Python cannot parse the source.
     """
     for _ in range(_TRIES):
         try:

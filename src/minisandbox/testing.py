@@ -1,12 +1,12 @@
-"""A fake sandbox for unit tests: it runs anywhere, and IT ISOLATES NOTHING.
+"""Provide a fake sandbox for unit tests, which runs on any machine but ISOLATES NOTHING.
 
-Commands of a fake are ordinary processes of this machine and of this user: they can read and destroy all that the user
-can. Never give it to an agent that follows a model. Handles, commands, processes, shells, files and patches are those
-of a real sandbox, and pass its conformance suite (``tests/conformance``). What differs:
+Commands of a fake are ordinary processes of this user on this machine, and can read and destroy all files that the
+user can. Never give a fake to an agent that follows a model. Handles, commands, processes, shells, files and patches
+behave as in a real sandbox, and pass the same conformance suite (``tests/conformance``). The differences:
 
-* The workdir is an empty temporary directory, whose path is in ``image.workdir``: use relative paths. Everything else
-  is the host's; layers of an image are ignored. ``changes()`` lists what is in the workdir.
-* Only limits of single processes hold (open files, file size, output), and the lifetime.
+* The workdir is an empty temporary directory, whose path is in ``image.workdir``: use relative paths. All other files
+  are the host's; layers of an image are ignored. ``changes()`` lists the contents of the workdir.
+* Only the limits of single processes (open files, file size, output) and the lifetime are enforced.
 * There are no snapshots, forks, resets, attached handles, mounts, networks and labels, and no processes with
   ``lifetime="sandbox"``.
 """
@@ -46,7 +46,7 @@ _SUPERVISOR = (
 )
 _TIMEOUT = 60.0
 NOTHING = ImageSpec("fake", ())
-"""An image for fakes that need no environment variables."""
+"""Image for a fake that needs no environment variables."""
 
 
 class _FakeCore:
@@ -82,7 +82,7 @@ class _FakeCore:
 
     @property
     def abandoned(self) -> bool:
-        """Whether this process created the fake and never stopped it."""
+        """Whether this process created the fake and has not stopped it."""
         return self.stop.alive and self._owner == os.getpid()
 
     def open_job(self, *, wait: bool = True) -> socket.socket:  # noqa: ARG002 - a job never has to wait here
@@ -93,7 +93,7 @@ class _FakeCore:
             raise self._gone() from error
 
     def check_alive(self) -> None:
-        """Raise SandboxGone if the supervisor has exited, or does at once."""
+        """Raise SandboxGone if the supervisor has exited or exits within 0.2 s."""
         if self._control.fileno() < 0 or readable(self._control.fileno(), 0.2):
             raise self._gone()
 
@@ -114,7 +114,7 @@ class _FakeCore:
         return Refusals()
 
     def changes(self, below: PurePosixPath, timeout: float | None, max_characters: int = 0) -> tuple[Change, ...]:  # noqa: ARG002 - few here
-        """Return what is in the workdir, at a path and below it."""
+        """Return the files in the workdir at or below a path, all as additions."""
         check_timeout(timeout)
         self.check_alive()
         paths = sorted(path for path in Path(self.image.workdir).rglob("*") if path.is_relative_to(below))
@@ -124,12 +124,12 @@ class _FakeCore:
         )
 
     def processes(self) -> tuple[str, ...]:
-        """Return no processes: none outlives its handle."""
+        """Return no processes, because a fake's processes do not outlive their handles."""
         self.check_alive()
         return ()
 
     def connect_process(self, process_id: str) -> socket.socket:
-        """Raise NotFound, as there is no process that outlives its handle."""
+        """Raise NotFound, because a fake's processes do not outlive their handles."""
         self.check_alive()
         raise NotFound(f"a fake sandbox has no process {process_id!r}")
 
@@ -157,17 +157,17 @@ def _start(control: int, limits: Limits) -> subprocess.Popen[bytes]:
 
 
 def _stop(owner: int, control: socket.socket, process: subprocess.Popen[bytes], directory: Path) -> None:
-    """Hang up, wait until the guard has killed everything, and remove the directory."""
+    """Close the control socket, wait until the supervisor has killed all processes, and remove the directory."""
     control.close()
-    if os.getpid() == owner:  # not in a forked child
+    if os.getpid() == owner:  # a forked child only closes its socket
         process.wait(_TIMEOUT)
         remove_tree(directory)
 
 
 class FakeSandbox(Sandbox):
-    """A sandbox that isolates NOTHING: commands are processes of this machine and of this user. For tests only.
+    """A sandbox for tests that isolates NOTHING: commands are ordinary processes of this user on this machine.
 
-    All but creation is inherited from :class:`minisandbox.Sandbox`.
+    All methods except :meth:`create` are those of :class:`minisandbox.Sandbox`.
     """
 
     @classmethod
@@ -188,7 +188,7 @@ class FakeSandbox(Sandbox):
 
 
 class AsyncFakeSandbox(AsyncSandbox):
-    """The asynchronous twin of :class:`FakeSandbox`: it isolates NOTHING either."""
+    """Async version of :class:`FakeSandbox`, which isolates NOTHING either."""
 
     @classmethod
     async def create(  # type: ignore[override] # as for FakeSandbox

@@ -1,4 +1,4 @@
-"""Values shared by every package: frozen classes that validate and convert their own fields and do nothing else."""
+"""Define the value types that all packages share: frozen classes that only validate and convert their fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 1 << 62
 _MOST_CHARACTERS = 0xFFFF
 _MOST_CPUS = 100_000
 _FEWEST_FILES = 16
-"""A sandbox's own processes cannot start a command with fewer open files."""
+"""Minimum limit of open files; with fewer, a sandbox cannot start a command."""
 _LEAST_MEMORY = 16 * MiB
 _LONGEST_LIFETIME = 1e8
 WORKDIR = PurePosixPath("/testbed")
@@ -85,17 +85,17 @@ class Limits:
             (``disk``) count too. None: no limit.
         cpu: how many CPUs may be busy at once, 0.01 or more; needs control groups. None: no limit.
         disk: bytes that all writes together may take (the size of the tmpfs upper, ``/tmp`` and ``/dev/shm`` included).
-            Where sandboxes write to the store's disk (``info().upper``), a watchdog holds it: a command can exceed it
-            for about a second before it is ended. With ``upper=`` this must be the default, and limits only ``/tmp``,
-            ``/run`` and ``/dev/shm``: the upper may fill its disk.
+            If the sandbox writes to the store's disk (``info().upper``), a watchdog enforces the limit: a command can
+            exceed it for about a second before it is killed. With ``upper=`` this must be the default, and limits only
+            ``/tmp``, ``/run`` and ``/dev/shm``: the upper directory may fill its disk.
         processes: how many processes and threads may exist at once.
         open_files: open descriptors per process, at least 16.
         file_size: apparent size in bytes of one file, holes included, in memory (memfd_create(2)) as on disk.
             Exceeding it raises SIGXFSZ, or EFBIG if that is ignored. None: no limit.
         output: bytes kept of each of a command's stdout and stderr (half from the head, half from the tail).
         inotify: inotify instances that may exist at once.
-        lifetime: seconds after which the sandbox ends, even if its owner hangs; snapshots and resets do not extend
-            it, forks start their own. None: it ends when it is stopped or the process that made it ends.
+        lifetime: seconds after which the sandbox is stopped, even if its owner hangs. Snapshots and resets do not
+            extend it; each fork has its own. None: the sandbox lives until it is stopped or its owner exits.
     """
 
     memory: int | None
@@ -152,12 +152,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The network access of a sandbox. Make one with :meth:`off`, :meth:`allow` or :meth:`host`.
+    """The network access of a sandbox. Create it with :meth:`off`, :meth:`allow` or :meth:`host`.
 
     Attributes:
         mode: ``off``, ``allow`` or ``host``.
-        hosts: with ``allow``: patterns of the allowed hosts, normalised.
-        private: with ``allow``: whether those hosts may have private addresses.
+        hosts: normalised patterns of the hosts that ``allow`` permits.
+        private: whether hosts that ``allow`` permits may have private addresses.
     """
 
     mode: str = "off"
@@ -179,18 +179,19 @@ class Network:
 
     @classmethod
     def off(cls) -> Network:
-        """Return a network of only the sandbox's own loopback device, which is up."""
+        """Return a network that has only a loopback device, which is up."""
         return cls("off")
 
     @classmethod
     def allow(cls, *hosts: str, private: bool = False) -> Network:
-        """Return a network of HTTP and HTTPS to these hosts, through a proxy that ``http_proxy`` and the like name.
+        """Return a network that permits HTTP and HTTPS to the given hosts, through a proxy named by ``http_proxy`` etc.
 
         Args:
-            hosts: each a name (``packages.example.org``), a wildcard (``*.example.org``), an IP address, or ``*`` for
-                every host. With a port (``:8080``) any protocol is allowed on it; without, 80 for HTTP and 443 for TLS.
-            private: whether the hosts may have loopback and private addresses, as a local package index does.
-                Link-local addresses, such as a cloud's metadata service, are always refused.
+            hosts: names (``packages.example.org``), wildcards (``*.example.org``), IP addresses, or ``*`` for every
+                host. A pattern with a port (``:8080``) permits any protocol on that port. A pattern without a port
+                permits port 80 for HTTP and 443 for TLS.
+            private: whether the hosts may have loopback and private addresses, for example a local package index.
+                Link-local addresses, which cloud metadata services use, are always refused.
 
         Raises:
             InvalidValue: there is no host, or a pattern is malformed.
@@ -199,13 +200,13 @@ class Network:
 
     @classmethod
     def host(cls) -> Network:
-        """Return the host's own network; for image builds."""
+        """Return the unrestricted network of the host, which image builds use."""
         return cls("host")
 
 
 def _checked_host(pattern: str) -> str:
     """Normalise a pattern of :meth:`Network.allow`: lower case, A-labels, no trailing dot, ``[v6]:port``."""
-    if type(pattern) is not str:  # not every caller is type-checked
+    if type(pattern) is not str:  # users may pass other types
         raise InvalidValue(f"host {pattern!r} is not a str")
     name, port = _split_port(pattern)
     name = name.removesuffix(".")
@@ -231,7 +232,7 @@ def _checked_host(pattern: str) -> str:
 def _split_port(pattern: str) -> tuple[str, str]:
     """Split a pattern into the host and ``:port``, or an empty string without a port."""
     name, colon, port = pattern.rpartition(":")
-    if not colon or pattern.endswith("]") or (":" in name and not name.endswith("]")):  # an IPv6 address alone
+    if not colon or pattern.endswith("]") or (":" in name and not name.endswith("]")):  # no port, or bare IPv6
         return pattern, ""
     if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= _MOST_CHARACTERS:
         raise InvalidValue(f"host {pattern!r}: {port!r} is not a port", hint="give 1 to 65535, or leave out the ':'")
@@ -256,19 +257,19 @@ def _ip_literal(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A host directory or file shown inside a sandbox.
+    """A host directory or file that is mounted in a sandbox.
 
-    Sockets and FIFOs in it stay connected to the host: code inside can connect to a unix socket and write to a FIFO.
-    Code that can write above the target can rename a parent directory of it, as in every mount namespace; a target
-    directly below ``/`` is safe from that.
+    Sockets and FIFOs in it stay connected to the host: code in the sandbox can connect to a unix socket and write to a
+    FIFO. As in every mount namespace, code that may write to the parents of the target can rename them. A target
+    directly below ``/`` is safe from renames.
 
     Attributes:
         source: absolute host path of a directory or regular file.
-        target: absolute path inside; created if missing.
-        read_only: must be True: a writable mount is refused at creation.
-        below: absolute host paths of directories stacked under the source directory as an overlay; bottom first.
-        upper: absolute host path of an empty directory that takes the writes, for sandboxes of builds alone; None:
-            nothing can be written.
+        target: absolute path in the sandbox, created if missing.
+        read_only: must be True; the creation of a sandbox rejects a writable mount.
+        below: absolute host paths of directories stacked under the source directory as an overlay, bottom first.
+        upper: absolute host path of an empty overlay upper directory, only for build sandboxes; None makes the mount
+            read-only.
     """
 
     source: Path
@@ -277,7 +278,7 @@ class Mount:
     below: tuple[Path, ...] = ()
     upper: Path | None = None
 
-    def __post_init__(self) -> None:  # not every caller is type-checked
+    def __post_init__(self) -> None:  # users may pass other types
         rows = [("source", self.source, Path), ("target", self.target, PurePosixPath)]
         rows += [("upper", self.upper, Path)] if self.upper is not None else []
         if isinstance(self.below, tuple):
@@ -289,22 +290,22 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec:
-    """An image as the launcher sees it: produced by ``images``, consumed by ``sandbox``.
+    """The properties of an image that a sandbox needs; ``images`` creates it, and ``sandbox`` uses it.
 
     Attributes:
-        name: its name in messages and logs.
+        name: name of the image in messages and logs.
         layers: absolute host paths of read-only directory trees, bottom first, without mounts in them.
-        environment: variables every command gets, captured when the image was built.
-        workdir: the directory where commands start; made if it is missing.
-        host_usr: whether the host's ``/usr`` (and ``/bin``, ``/lib`` and so on if they are directories) is shown.
+        environment: environment variables of every command, captured when the image was built.
+        workdir: working directory of commands, created if missing.
+        host_usr: whether to mount the host's ``/usr`` (and ``/bin``, ``/lib`` and so on if they are directories).
         base_commit: the commit that ``Sandbox.patch`` compares with.
-        clean: whether the repository at ``workdir`` equals that commit, ignored files apart: then git compares
-            only the paths written since.
-        user: as whom commands run that name no user: a name or uid, with ``:GROUP`` or without; "" for root. With one
-            id all run as root.
-        backend: what isolates it: "" for namespaces, a container engine of :data:`ENGINES`, or a plug-in.
-        entrypoint: the program that an engine starts its containers with, and that a sandbox does not run.
-        volumes: further directories that are made if they are missing.
+        clean: whether the repository at ``workdir`` equals ``base_commit``, except for ignored files. If so, git
+            compares only the paths that the sandbox has written.
+        user: default user of commands: a name or uid, optionally with ``:GROUP``; "" for root. If the sandbox has only
+            one user id, all commands run as root.
+        backend: isolation backend: "" for namespaces, a container engine of :data:`ENGINES`, or a plug-in.
+        entrypoint: the entrypoint of the container image, which engines start and sandboxes ignore.
+        volumes: further directories, created if missing.
     """
 
     name: str
@@ -330,7 +331,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The resources that a command and its waited-for children used.
+    """The resources that a command and its reaped children used.
 
     Attributes:
         user: CPU seconds in user mode.
@@ -350,20 +351,20 @@ class ExecResult:
     Attributes:
         command: the command, as given.
         outcome: exited, signaled or timeout.
-        exit_code: 0 to 255 if it exited, else None.
-        signal: the number of the signal that ended it, else None.
-        stdout_bytes: the kept part of stdout: head and tail, and between them a line that counts the dropped bytes.
-        stderr_bytes: the kept part of stderr, likewise.
-        dropped_stdout: bytes of stdout that were not kept.
-        dropped_stderr: bytes of stderr that were not kept.
-        duration: wall seconds from start to the leader's end.
-        usage: CPU and memory of the leader and the children it waited for.
-        left_running: background processes of the command that were alive when its leader ended.
-        limits_hit: which of the sandbox's limits were reached while it ran: ``memory`` (processes were killed for
-            it), ``processes`` (a fork failed; only with control groups), ``disk`` (it is full; a watchdog may have
-            ended the command), ``file_size`` (SIGXFSZ ended it, or its last command in a shell: status 153),
-            ``output``. The kernel counts no refusals of open files, inotify instances or, without control groups,
-            processes: only the program's own error (EAGAIN, EMFILE) shows those.
+        exit_code: 0 to 255 if the command exited; otherwise None.
+        signal: number of the signal that killed the command; otherwise None.
+        stdout_bytes: the kept head and tail of stdout, with a line between them that counts the dropped bytes.
+        stderr_bytes: the kept head and tail of stderr, in the same form.
+        dropped_stdout: number of dropped bytes of stdout.
+        dropped_stderr: number of dropped bytes of stderr.
+        duration: wall seconds from the start to the exit of the command's first process.
+        usage: CPU and memory of the command's first process and the children that it reaped.
+        left_running: number of background processes that were alive when the first process exited.
+        limits_hit: limits of the sandbox that were reached while the command ran: ``memory`` (processes were killed),
+            ``processes`` (a fork failed; only with control groups), ``disk`` (it is full; a watchdog may have killed
+            the command), ``file_size`` (SIGXFSZ killed the command, or its last command in a shell: status 153),
+            ``output``. The limits of open files, inotify instances and, without control groups, processes never appear
+            here, because the kernel does not count their hits. The program gets EAGAIN or EMFILE.
     """
 
     command: str | tuple[str, ...]
@@ -396,7 +397,7 @@ class ExecResult:
 
     @property
     def fate(self) -> str:
-        """How it ended, in words: ``exit status 2``, ``killed by SIGKILL``, ``timed out after 3.0 s``."""
+        """The outcome in words: ``exit status 2``, ``killed by SIGKILL``, ``timed out after 3.0 s``."""
         if self.outcome is Outcome.TIMEOUT:
             return f"timed out after {self.duration:.1f} s"
         if self.signal is not None:
@@ -410,7 +411,7 @@ class ExecResult:
         """Return self if the command exited with status 0.
 
         Raises:
-            CommandFailed: it did not; the error carries this result.
+            CommandFailed: the command failed; the error contains this result.
         """
         if not self.ok:
             raise CommandFailed(self)
@@ -422,9 +423,9 @@ class ShellResult(ExecResult):
     """The result of a command in a stateful shell.
 
     Attributes:
-        restarted: whether bash ended with it (``exit``, ``exec``, a failure under ``set -e``, a timeout). The next
-            command gets a new bash: directory and files survive, variables, functions, options and aliases do not.
-        cwd: the directory where the next command starts.
+        restarted: whether the command ended bash (``exit``, ``exec``, a failure under ``set -e``, a timeout). The next
+            command runs in a new bash in the same directory; variables, functions, options and aliases are lost.
+        cwd: working directory of the next command.
     """
 
     restarted: bool = False
@@ -442,7 +443,7 @@ class Output:
 
     Attributes:
         stream: ``stdout`` or ``stderr``; a pty has only ``stdout``.
-        data: its bytes, unchanged.
+        data: the unchanged bytes.
     """
 
     stream: str
@@ -478,14 +479,14 @@ class FileInfo:
     """The metadata of a path in a sandbox.
 
     Attributes:
-        path: the path, absolute. Bytes of a name that are not UTF-8 are surrogate escapes (PEP 383).
-        type: its type.
-        size: bytes.
+        path: absolute path. Bytes of a name that are not UTF-8 are surrogate escapes (PEP 383).
+        type: type of the file.
+        size: size in bytes.
         mode: permission bits, with setuid, setgid and sticky.
         mtime: seconds since the epoch.
-        uid: owner inside.
-        gid: group inside.
-        target: where a symbolic link points, else None.
+        uid: owner in the sandbox.
+        gid: group in the sandbox.
+        target: target of a symbolic link; otherwise None.
     """
 
     path: PurePosixPath
@@ -503,7 +504,7 @@ class Transfer:
     """The result of a copy between host and sandbox.
 
     Attributes:
-        files: regular files copied.
+        files: number of copied regular files.
         size: bytes of their content, holes included.
         skipped: (path relative to the copied tree, reason) of each entry that was not copied.
     """
@@ -526,10 +527,10 @@ class Change:
     """One path of a sandbox that differs from its image.
 
     Attributes:
-        path: the path, absolute.
+        path: absolute path.
         kind: added, modified (content, permissions, owner, link target or type differ) or deleted. Entries below an
             added or deleted directory are listed too.
-        type: its type now, or before it was deleted.
+        type: the current type, or the type before the deletion.
     """
 
     path: PurePosixPath
@@ -542,18 +543,18 @@ class SandboxInfo:
     """The description of a live sandbox.
 
     Attributes:
-        id: its name, unique on this machine.
-        image: name of its image.
-        owner: pid of the process that owns it.
-        pid: host pid of its first process.
-        created: seconds since the epoch.
+        id: id of the sandbox, unique on this machine.
+        image: name of the image.
+        owner: pid of the process that owns the sandbox.
+        pid: host pid of the sandbox's first process.
+        created: seconds since the epoch when the sandbox was created.
         network: ``off``, ``allow`` or ``host``.
         labels: (key, value) pairs given at creation.
-        expires: when its lifetime ends, in seconds since the epoch, or None.
-        enforced: (limit, mechanism) for the limits that depend on the machine or on the upper: memory, processes, cpu,
-            disk. A limit that is missing here is not enforced: ``disk`` with ``upper=``.
-        upper: where its writes go: ``memory``; ``disk`` (the store's, on kernels before 6.6, whose tmpfs cannot take
-            them: a watchdog counts files for ``Limits.disk``); ``given`` (``upper=``).
+        expires: seconds since the epoch when the lifetime ends, or None.
+        enforced: (limit, mechanism) for the limits that depend on the machine or on the upper directory: memory,
+            processes, cpu, disk. A limit that is missing here is not enforced, for example ``disk`` with ``upper=``.
+        upper: location of the overlay upper directory: ``memory``; ``disk`` (in the store, on kernels before 6.6, whose
+            tmpfs does not support it; a watchdog enforces ``Limits.disk``); ``given`` (``upper=``).
     """
 
     id: str
@@ -573,10 +574,10 @@ class SandboxUsage:
     """The current resource usage of a sandbox.
 
     Attributes:
-        cpu: CPU seconds of everything that ran in it, as far as its processes were waited for.
-        memory: bytes resident in its processes (shared pages count once per process).
-        disk: bytes written, counted against ``Limits.disk``.
-        processes: live processes, without the sandbox's own.
+        cpu: CPU seconds of all processes; exited processes count only if they were reaped.
+        memory: resident bytes of all processes (shared pages count once per process).
+        disk: written bytes, which count against ``Limits.disk``.
+        processes: number of live processes, without the supervisors of the sandbox.
     """
 
     cpu: float
@@ -590,8 +591,8 @@ class Refusals:
     """The requests that the proxy of a sandbox with :meth:`Network.allow` has refused.
 
     Attributes:
-        count: how many requests.
-        last: one line per recent refusal, oldest first; during a flood only a sample is logged.
+        count: number of refused requests.
+        last: one line for each recent refusal, oldest first; during a flood, only a sample.
     """
 
     count: int = 0

@@ -1,4 +1,4 @@
-"""Wheels that are fetched from the package index on demand, into directories of their own."""
+"""Install wheels from the package index on demand, into cache directories of their own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from minisandbox.index_settings import host_settings, uv_variables
 
 
 def cache_directory(name: str) -> Path:
-    """Return ``$XDG_CACHE_HOME/minisandbox-NAME``, else the same below ``~/.cache``: not in the store.
+    """Return the cache directory ``minisandbox-NAME`` below ``$XDG_CACHE_HOME`` or ``~/.cache``, outside the store.
 
     Args:
-        name: the directory's name.
+        name: suffix of the directory's name.
     """
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification: relative values are invalid and are ignored.
@@ -26,12 +26,12 @@ def cache_directory(name: str) -> Path:
 
 
 def make_once(target: Path, make: Callable[[Path], object], *, waiting: Callable[[], object] = lambda: None) -> Path:
-    """Return a directory; one process makes it, and it appears whole or not at all.
+    """Create a directory atomically and only once, even in concurrent processes; return its path.
 
     Args:
         target: the directory.
-        make: fills a staging directory next to it.
-        waiting: called if another process is making it.
+        make: fills a staging directory next to ``target``.
+        waiting: called if another process is creating the directory.
 
     Raises:
         OSError: the directory cannot be written.
@@ -47,7 +47,7 @@ def make_once(target: Path, make: Callable[[Path], object], *, waiting: Callable
             fcntl.flock(lock, fcntl.LOCK_EX)
         if target.is_dir():
             return target
-        for leftover in target.parent.glob(f".{target.name}.*"):  # of killed processes: we hold the lock
+        for leftover in target.parent.glob(f".{target.name}.*"):  # from killed processes, because we hold the lock
             shutil.rmtree(leftover, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
@@ -64,12 +64,12 @@ def fetch_wheels(uv: str, target: Path, pins: Sequence[str], *, timeout: float) 
 
     Args:
         uv: the path of uv.
-        target: the directory that gets them.
+        target: directory to install to.
         pins: requirements with hashes (``NAME==VERSION --hash=sha256:...``).
-        timeout: seconds that it may take.
+        timeout: time limit in seconds.
 
     Raises:
-        subprocess.SubprocessError: a wheel cannot be fetched; see :func:`run_quietly`.
+        subprocess.SubprocessError: the installation failed; see :func:`run_quietly`.
     """
     requirements = target / "requirements.txt"
     requirements.write_text("\n".join(pins), encoding="utf-8")
@@ -83,15 +83,15 @@ def fetch_wheels(uv: str, target: Path, pins: Sequence[str], *, timeout: float) 
 
 
 def run_quietly(command: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None) -> None:
-    """Run a command that prints nothing unless it fails.
+    """Run a command, and keep its output only for the error.
 
     Args:
-        command: its arguments.
-        timeout: seconds that it may take.
-        environment: the process's own by default.
+        command: program and arguments.
+        timeout: time limit in seconds.
+        environment: environment variables; those of the process by default.
 
     Raises:
-        subprocess.SubprocessError: it failed or took too long; :func:`reason_of` reads it.
+        subprocess.SubprocessError: the command failed or exceeded the time limit; see :func:`reason_of`.
     """
     subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=timeout, env=environment, cwd="/",
@@ -100,7 +100,7 @@ def run_quietly(command: Sequence[str], *, timeout: float, environment: Mapping[
 
 
 def reason_of(error: subprocess.SubprocessError) -> str:
-    """Return what a failed command printed, or that it took too long."""
+    """Return the error output of a failed command, or a message about its time limit."""
     if isinstance(error, subprocess.TimeoutExpired):
         return f"it took longer than {error.timeout:g} s"
     return str(getattr(error, "stderr", "") or error).strip()[-2000:]

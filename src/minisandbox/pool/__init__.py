@@ -1,4 +1,4 @@
-"""Concurrent work: threads, warm sandboxes, and resumable jobs."""
+"""Run work concurrently: blocking calls in threads, sandboxes created ahead, and resumable jobs."""
 
 from minisandbox.pool.runner import (
     DATABASE,

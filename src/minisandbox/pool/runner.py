@@ -1,4 +1,4 @@
-"""Run many jobs, each once: results are stored as jobs finish, and a later process resumes."""
+"""Run many jobs concurrently, and store each result as the job finishes, so that a later process can resume."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 DATABASE = "results.sqlite"
-"""The name of the database in a run directory."""
+"""File name of the results database in a run directory."""
 
 Item = TypeVar("Item")
 ImageOf = Callable[[Item], "Image"]
@@ -31,12 +31,12 @@ ImageOf = Callable[[Item], "Image"]
 class JobRecord(Protocol):
     """The result of a job: a dataclass of strings, numbers, enumerations, tuples of these, and dataclasses.
 
-    Its ``seconds`` are set to what the job took, without preparing the image.
+    :func:`run_job` sets its field ``seconds`` to the duration of the job, without the preparation of the image.
     """
 
     @property
     def finished(self) -> bool:
-        """Whether it stays; otherwise the job is repeated when the run is resumed."""
+        """Whether a resumed run keeps the result instead of repeating the job."""
 
 
 Latest = TypeVar("Latest")
@@ -45,16 +45,16 @@ Kept = TypeVar("Kept", bound=JobRecord)
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[Item]):
-    """One item of a run. It may be sent to another process (pickle), unless it has no task.
+    """One unit of work in a run. A job with a task must be picklable, because another process may run it.
 
     Attributes:
-        id: the id of its result.
-        fingerprint: returns a hash of everything that the result depends on, given the key of the image, if any. An
-            earlier result with another hash is not reused.
-        do: does it; called with the image, if the job has a task.
-        failed: turns an error into the result; called with the error, and whether the infrastructure failed
-            and not the image.
-        task: the item whose image it needs; None if it needs none.
+        id: id of the job and its result.
+        fingerprint: returns a hash of all inputs of the result; called with the key of the image, or "" without an
+            image. An earlier result with another hash is not reused.
+        do: runs the job; called with the image, or None if the job has no task.
+        failed: returns the result for an error; called with the error, and True if the infrastructure failed instead of
+            the image.
+        task: the item whose image the job needs; None if the job needs no image.
     """
 
     id: str
@@ -65,19 +65,19 @@ class Job(Generic[Item]):
 
 
 class Elsewhere(Protocol[Item]):
-    """Does jobs somewhere else: on the nodes of a cluster."""
+    """Runs jobs in other processes, for example on the nodes of a cluster."""
 
     def __call__(
         self, jobs: Sequence[Job[Item]], fingerprints: Mapping[str, str]
     ) -> Iterator[tuple[str, Result | None]]:
-        """Do jobs that have a task.
+        """Run jobs that have a task.
 
         Args:
             jobs: the jobs.
             fingerprints: fingerprints of earlier results, by id.
 
         Yields:
-            The job's id and what :func:`run_job` returns, as they end.
+            The id of each finished job, and the return value of :func:`run_job`.
         """
 
 
@@ -86,11 +86,11 @@ class Progress(Generic[Latest]):
     """The progress of a run, reported after each result.
 
     Attributes:
-        done: results so far, including those of earlier calls.
-        total: all results of the run.
+        done: number of results so far, including results of earlier calls.
+        total: number of jobs in the run.
         latest: the result that was just added.
-        seconds_left: an estimate; None before the first new result.
-        resumed: whether an earlier call finished the latest one.
+        seconds_left: estimate of the remaining seconds; None before the first new result.
+        resumed: whether the latest result comes from an earlier call.
     """
 
     done: int
@@ -102,10 +102,10 @@ class Progress(Generic[Latest]):
 
 @contextmanager
 def open_results(directory: type[RunDirectory], out: Path | None, config: Config) -> Iterator[Results]:
-    """Open a run's results, locked against other processes; without a directory they are in memory.
+    """Open and lock the results of a run; keep them in memory if ``out`` is None.
 
     Raises:
-        RunError: the directory is in use, belongs to another run, or its database is damaged.
+        RunError: the directory is in use or belongs to another run, or its database is damaged.
         DiskFull: the disk is full.
         OSError: the database cannot be created.
     """
@@ -129,28 +129,28 @@ def run_jobs(
     progress: Callable[[Progress[Kept]], None] | None = None,
     elsewhere: Elsewhere[Item] | None = None,
 ) -> dict[str, Kept]:
-    """Do the jobs that no earlier call has finished, several at once, and keep each result as it comes.
+    """Run the jobs that no earlier call has finished, several at once, and store each result as its job finishes.
 
-    Only the calling thread writes results. After an interruption nothing more is written, and jobs that end because
-    their sandboxes are taken away leave no trace.
+    Only the calling thread writes results. So after an interruption no result is written, not even of jobs that fail
+    because their sandboxes are stopped.
 
     Args:
-        jobs: the jobs; each id once.
-        results: where results are, and go.
-        kind: what they are.
-        image_of: returns the image of a job's task, in several threads; unused for jobs that run elsewhere.
-        workers: jobs at once.
-        again: whether to repeat jobs that are finished, too.
-        build: called once with the tasks of all jobs before they start: building images together is faster.
-        progress: called on this thread for each result.
-        elsewhere: does the jobs that have a task; this process if None.
+        jobs: the jobs, with distinct ids.
+        results: database of earlier results, which also stores the new ones.
+        kind: dataclass of the results.
+        image_of: returns the image of a job's task; called in several threads, but not for jobs that run elsewhere.
+        workers: number of jobs to run at once.
+        again: whether to repeat finished jobs too.
+        build: called once with the tasks of all jobs before they start, because building images together is faster.
+        progress: called in this thread for each result.
+        elsewhere: runs the jobs that have a task; None runs them in this process.
 
     Returns:
-        The results by id.
+        The results by job id.
 
     Raises:
-        InvalidValue: ``workers`` is less than 1, or nothing makes the images.
-        DiskFull: the disk is full; finished jobs are kept.
+        InvalidValue: ``workers`` is less than 1, or neither ``image_of`` nor ``elsewhere`` is given.
+        DiskFull: the disk is full; results of finished jobs are kept.
     """
     if workers < 1:
         raise InvalidValue(f"workers is {workers}", hint="give 1 or more")
@@ -190,15 +190,15 @@ def _as_done(
 
 
 def run_job(job: Job[Item], image_of: ImageOf[Item] | None, earlier: str | None) -> Result | None:
-    """Do a job, and turn an error into its result.
+    """Run a job, and convert an error to a result.
 
     Args:
         job: the job.
-        image_of: returns the image of its task.
-        earlier: the fingerprint of the earlier result, if any.
+        image_of: returns the image of the job's task.
+        earlier: fingerprint of an earlier result, if any.
 
     Returns:
-        Its result; None if the earlier one still holds.
+        The result of the job, or None if the earlier result is still valid.
     """
     image, error = None, None
     if job.task is not None:
@@ -220,13 +220,13 @@ def run_job(job: Job[Item], image_of: ImageOf[Item] | None, earlier: str | None)
 
 
 def read_record(kind: type[Kept], result: Result) -> Kept:
-    """Return a result as the dataclass that it was; fields that an older version did not have get their defaults."""
+    """Convert a stored result to its dataclass; fields that the version that wrote it lacked get their defaults."""
     hints = typing.get_type_hints(kind)
     return kind(**{name: _decoded(hints[name], value) for name, value in result.body.items() if name in hints})
 
 
 def _decoded(kind: typing.Any, value: typing.Any) -> object:
-    """Return a value of JSON as its type: a dataclass in another one is the list of its fields."""
+    """Convert a JSON value to a field's type; a nested dataclass is stored as a list of its fields."""
     if typing.get_origin(kind) is tuple:
         return tuple(_decoded(typing.get_args(kind)[0], one) for one in value)
     if typing.get_origin(kind) is types.UnionType:

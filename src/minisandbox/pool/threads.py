@@ -1,4 +1,4 @@
-"""Daemon threads for blocking calls: they do not keep an exiting process alive."""
+"""Run blocking calls in daemon threads, which do not keep an exiting process alive."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Item = TypeVar("Item")
 
 
 class Threads:
-    """Calls functions in daemon threads of its own, so many at once.
+    """Pool of daemon threads that call functions.
 
     Args:
-        count: how many calls run at once, at least 1.
-        name: what the threads are called.
+        count: maximum number of concurrent calls, at least 1.
+        name: prefix of the threads' names.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -34,16 +34,16 @@ class Threads:
 
     @property
     def waiting(self) -> int:
-        """How many calls have not begun."""
+        """Number of calls that have not started."""
         return self._calls.qsize()
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a function called when a thread is free.
+        """Schedule a function to be called by the next free thread.
 
         Args:
-            function: what is called.
-            args: with what.
-            kwargs: the same.
+            function: the function.
+            args: positional arguments of the function.
+            kwargs: keyword arguments of the function.
         """
         future: Future[T] = Future()
 
@@ -64,35 +64,35 @@ class Threads:
                 thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self._calls.put(call)  # with the lock: after close() no thread would take it
+            self._calls.put(call)  # hold the lock: once close() has run, no thread would take the call
         return future
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function and wait for it on the running event loop.
+        """Call a function in a thread, and await its result.
 
-        If this is cancelled, a call that has begun continues, and its result is dropped.
+        If the caller is cancelled, a call that has started continues, and its result is dropped.
 
         Args:
-            function: what is called.
-            args: with what.
-            kwargs: the same.
+            function: the function.
+            args: positional arguments of the function.
+            kwargs: keyword arguments of the function.
 
         Raises:
-            BaseException: what ``function`` raised.
+            BaseException: ``function`` failed with this exception.
         """
         return await asyncio.wrap_future(self.submit(function, *args, **kwargs))
 
     def close(self) -> None:
-        """Let the threads end when they have made all calls."""
+        """Make the threads exit after all scheduled calls."""
         with self._lock:
             for _ in self._threads:
                 self._calls.put(None)
 
     def join(self, timeout: float) -> None:
-        """Wait for the threads to end, after :meth:`close`.
+        """Wait for the threads to exit after :meth:`close`.
 
         Args:
-            timeout: seconds, for all of them together.
+            timeout: maximum seconds to wait for all threads together.
         """
         deadline = time.monotonic() + timeout
         for thread in self._threads:
@@ -110,21 +110,20 @@ class Threads:
 def as_finished(
     function: Callable[[Item], T], items: Iterable[Item], workers: int
 ) -> Generator[tuple[int, T], None, None]:
-    """Call a function for each item, several at once, and yield the results as they come.
+    """Call a function for each item, several at once, and yield the results as the calls finish.
 
-    When the caller stops iterating, because of an exception or because it has enough, no further item is begun. Results
-    of calls that still run are dropped.
+    When the caller stops iterating, no further call starts, and the results of running calls are dropped.
 
     Args:
-        function: what to do; its first error ends the iteration.
-        items: what to do it with.
-        workers: how many at once, at least 1.
+        function: the function; its first error ends the iteration.
+        items: the items.
+        workers: maximum number of concurrent calls, at least 1.
 
     Yields:
-        The number of the item and its result, in the order in which they end.
+        The index of the item and the result, in the order in which the calls finish.
 
     Raises:
-        BaseException: what ``function`` raised.
+        BaseException: ``function`` failed with this exception.
     """
     threads, stop = Threads(workers, "worker"), threading.Event()
     ended = queue.SimpleQueue[tuple[int, Future[T]]]()
@@ -134,7 +133,7 @@ def as_finished(
             raise _StoppedError
         try:
             return function(item)
-        except BaseException:  # an interrupt too: the caller gets it, and no further item
+        except BaseException:  # Ctrl-C included: start no further call
             stop.set()
             raise
 
@@ -147,7 +146,7 @@ def as_finished(
             call.add_done_callback(functools.partial(note, number))
         for _ in calls:
             number, call = ended.get()
-            if not isinstance(call.exception(), _StoppedError):  # otherwise the error that stopped it is still to come
+            if not isinstance(call.exception(), _StoppedError):  # the error that stopped the calls is still in `ended`
                 yield number, call.result()
     finally:
         stop.set()
@@ -155,4 +154,4 @@ def as_finished(
 
 
 class _StoppedError(Exception):
-    """The call was not begun."""
+    """The call was not started, because an earlier call failed or the caller has stopped."""

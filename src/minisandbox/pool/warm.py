@@ -1,4 +1,4 @@
-"""Warm sandboxes: created ahead for the next work items, each used at most once."""
+"""Create sandboxes ahead of their use, so that the next work items need not wait for a start."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Make = Callable[[], Awaitable[AsyncSandbox]]
 
 
 class WarmPool(Generic[Key]):
-    """Makes sandboxes, some of them before they are asked for.
+    """Pool of sandboxes that are created ahead; each is handed out at most once.
 
     Args:
-        size: how many are made ahead at most.
-        starts: how many are being made at once.
+        size: maximum number of sandboxes that are created ahead.
+        starts: maximum number of concurrent creations.
     """
 
     def __init__(self, size: int, starts: int) -> None:
@@ -28,18 +28,18 @@ class WarmPool(Generic[Key]):
 
     @property
     def ahead(self) -> int:
-        """How many wait to be taken, or are being made for that."""
+        """Number of sandboxes in the pool, including those being created."""
         return len(self._ahead)
 
     def expect(self, key: Key, make: Make) -> bool:
-        """Begin to make a sandbox that will be asked for soon.
+        """Start to create a sandbox that :meth:`take` will request soon.
 
         Args:
-            key: what it will be asked for by.
-            make: makes it.
+            key: key of the later :meth:`take`.
+            make: creates the sandbox.
 
         Returns:
-            Whether there is room: one for this key is there, or being made.
+            Whether the pool has a sandbox for the key, ready or being created; False if the pool is full.
         """
         if key not in self._ahead:
             if len(self._ahead) >= self._size:
@@ -48,15 +48,15 @@ class WarmPool(Generic[Key]):
         return True
 
     async def take(self, key: Key, make: Make) -> AsyncSandbox:
-        """Return a sandbox that is the caller's own: the one made ahead for the key, or a new one.
+        """Hand out the sandbox that was created ahead for a key, or a new one; the caller has to stop it.
 
         Args:
-            key: whose it is.
-            make: makes it, if none was made ahead.
+            key: key of the sandbox.
+            make: creates the sandbox if none was created ahead.
 
         Raises:
             MiniSandboxError: the sandbox could not be created, now or ahead.
-            OSError: the same.
+            OSError: a system call failed while the sandbox was created.
         """
         task = self._ahead.pop(key, None)
         if task is None:
@@ -68,7 +68,7 @@ class WarmPool(Generic[Key]):
             raise
 
     async def close(self) -> None:
-        """Stop sandboxes that were not taken, to the end even if this is cancelled."""
+        """Stop all sandboxes that were not taken, even if the caller is cancelled meanwhile."""
         tasks, self._ahead = list(self._ahead.values()), {}
         await asyncio.gather(*map(_undo, tasks))
 
@@ -78,7 +78,7 @@ class WarmPool(Generic[Key]):
 
 
 async def _undo(task: asyncio.Task[AsyncSandbox]) -> None:
-    """Cancel the making of a sandbox, and stop it if that comes too late."""
+    """Cancel the creation of a sandbox, or stop the sandbox if it is already created."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         box = await task
