@@ -1,4 +1,4 @@
-"""Grading: hidden tests in a fresh sandbox, per-test outcomes, and what of them is believed."""
+"""Grade submissions: run hidden tests in a fresh sandbox, and decide which outcomes to believe."""
 
 from minisandbox.grade.confirm.variants import Kind
 from minisandbox.grade.graders.script import LIVE, REGRADED, grade_work

@@ -1,4 +1,4 @@
-"""Grade a submission in a fresh sandbox with the task's own tests."""
+"""Grade a submission with the task's own tests, in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from minisandbox.types import Limits
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-# Only the submission itself can cause these, so no second run is needed.
+# Accidents of a loaded machine, or of a test that hangs by chance: the run of trusted code is repeated.
 _REPEATED = frozenset({Reason.TIMEOUT, Reason.KILLED, Reason.OUT_OF_MEMORY})
+# Only the submission itself can cause these, so no control run is needed.
 _CERTAINLY_THE_SUBMISSION = frozenset({Reason.PATCH_INVALID, Reason.REPORT_DAMAGED})
 
 
@@ -42,17 +43,19 @@ def grade(
 ) -> Grade:
     """Grade a submission: apply it to clean code in a fresh sandbox and run the task's tests.
 
-    If a run is not believed, the reference is run instead. If that run is believed, the submission is at fault,
-    otherwise the infrastructure, so a submission cannot turn its failure into an infrastructure error. A pass is
-    confirmed by a further run with changed tests (:mod:`.confirm.confirmation`). A script without a reward is an
-    infrastructure error. A task for the live sandbox is judged by its patch here.
+    If a run is not believed, the reference is run, too. The submission is at fault if the reference's run is believed,
+    otherwise the infrastructure is. So a submission cannot turn its failure into an infrastructure error.
+
+    A pass is confirmed by a further run with changed tests (:mod:`.confirm.confirmation`). A script that writes no
+    reward is an infrastructure error. For a task that is graded in the live sandbox, this function grades the patch
+    instead.
 
     Args:
         task: the task.
         image: the task's image.
         submission: the agent's patch; may be empty.
-        timeout: seconds the tests may take; the task's own if None.
-        limits: what the grading sandbox may use.
+        timeout: the time limit of the tests in seconds; None for the task's own.
+        limits: the limits of the grading sandbox.
         confirm: how passes are confirmed: ``once``, ``always`` or ``share(P)`` (:class:`.GradingOptions`).
         cancellation: cancels the grading from another thread.
 
@@ -61,10 +64,10 @@ def grade(
         confirmed nor refuted has the verdict ``unconfirmed``.
 
     Raises:
-        InvalidValue: the task's tests are not pytest's, or the policy is unknown.
+        InvalidValue: a test of a pytest grader is not a pytest node id, or the policy is unknown.
         CancelledError: the grading was cancelled; there is no grade.
     """
-    confirmed_share(confirm)  # raises before anything runs
+    confirmed_share(confirm)  # reject an unknown policy before anything runs
     started = time.monotonic()
     workspace = Workspace.of(task, image, timeout=timeout, limits=limits, cancellation=cancellation)
     verdict = grade_in(workspace, submission, confirm)
@@ -79,27 +82,27 @@ def grade_reference(
     limits: Limits | None = None,
     confirm: str = ONCE,
 ) -> Grade:
-    """Grade the task's reference without screening it. Arguments and result as for :func:`grade`.
+    """Grade the task's reference without screening it; see :func:`grade` for the arguments and the result.
 
     Raises:
-        InvalidValue: the task's tests are not pytest's, or the policy is unknown.
+        InvalidValue: a test of a pytest grader is not a pytest node id, or the policy is unknown.
     """
     return grade_own(reference_change(task), Workspace.of(task, image, timeout=timeout, limits=limits), confirm)
 
 
 def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, limits: Limits | None = None) -> Grade:
-    """Grade the code that an agent gets, unchanged. Arguments and result as for :func:`grade`.
+    """Grade the unchanged code that an agent gets; see :func:`grade` for the arguments and the result.
 
-    Unlike for an empty submission, the tests run; and there is no control run, because callers grade the reference too.
+    Unlike for an empty submission, the tests run. There is no control run, because callers also grade the reference.
 
     Raises:
-        InvalidValue: the task's tests are not pytest's.
+        InvalidValue: a test of a pytest grader is not a pytest node id.
     """
     return grade_own(CodePatch(), Workspace.of(task, image, timeout=timeout, limits=limits), NEVER)
 
 
 def grade_own(change: CodePatch, workspace: Workspace, confirm: str) -> Grade:
-    """Grade a trusted change in a workspace. Arguments and result as for :func:`grade_reference`."""
+    """Grade a trusted change in a workspace; see :func:`grade_reference` for the arguments and the result."""
     confirmed_share(confirm)
     started = time.monotonic()
     try:
@@ -112,12 +115,12 @@ def grade_own(change: CodePatch, workspace: Workspace, confirm: str) -> Grade:
 
 
 def _run_of_ours(workspace: Workspace, change: CodePatch) -> tuple[SuiteRun, tuple[Flag, ...]]:
-    """Run tests on trusted code; repeat a run that timed out, was killed or ran out of memory, with other hashes.
+    """Run the tests on trusted code; repeat a run that timed out, was killed or ran out of memory, with other hashes.
 
-    A project's test can hang by chance, and a loaded machine makes that more likely.
+    A project's test can hang by chance, which is more likely on a loaded machine.
 
     Returns:
-        The last run, and a flag with the fate of the first if there were two.
+        The last run, and a flag about the first run if there were two.
     """
     run = workspace.run(change)
     if run.doubt is None or run.doubt.reason not in _REPEATED:
@@ -129,7 +132,7 @@ def _run_of_ours(workspace: Workspace, change: CodePatch) -> tuple[SuiteRun, tup
 def grade_in(workspace: Workspace, submission: bytes, confirm: str = ONCE) -> Grade:
     """Grade a submission in a workspace; the grade has no duration.
 
-    If git refuses the patch, the official harness's commands are tried.
+    If git rejects the patch, the commands of the official harness are tried.
     """
     graded = _grade_patch(workspace, submission, confirm)
     if graded.reason is not Reason.PATCH_INVALID or len(submission) > MAX_SUBMISSION:
@@ -146,7 +149,7 @@ def grade_in(workspace: Workspace, submission: bytes, confirm: str = ONCE) -> Gr
 
 
 def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade:
-    """Grade a patch unchanged."""
+    """Grade a patch as it is, without the commands of the harness."""
     task = workspace.task
     policy = Policy.for_task(task, dict(workspace.image.environment), workspace.image.workdir)
     try:
@@ -158,7 +161,7 @@ def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade
     reference = reference_change(task)
     signs = scan(submission, change.only or (), reference.patch, reverse=reference.reverse, tests=task.test_files)
     flags = change.flags + signs
-    by_script = isinstance(task.grader, ScriptGrader)  # may judge files that are in no patch
+    by_script = isinstance(task.grader, ScriptGrader)  # a script may judge files that are in no patch
     if not by_script and all(policy.is_beside_the_point(path) for path in change.only or ()):
         detail = "nothing of it is applied that a test could see: no file, or tests and documents only"
         return Grade(task.instance_id, Verdict.FAILED, Reason.NOTHING_TO_TEST, detail, flags=flags)
@@ -171,10 +174,10 @@ def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade
 
 
 def _run_and_judge(workspace: Workspace, change: CodePatch, flags: tuple[Flag, ...], confirm: str) -> Grade:
-    """Run the tests, compare a run that is not believed with the reference, and confirm a pass if the policy says so.
+    """Run the tests, check a run that is not believed with the reference, and confirm a pass if the policy requires it.
 
-    A run that may have failed by accident, such as a timeout on a loaded machine, is repeated before the submission is
-    blamed. After a timeout, the limit is three times the reference's current duration.
+    A run that may have failed by accident, e.g. a timeout on a loaded machine, is repeated before the submission is
+    blamed. After a timeout, the new limit is three times the current duration of the reference's run.
     """
     task, run = workspace.task, _run_surely(workspace, change)
     if run.doubt is not None and run.doubt.reason is Reason.NO_REWARD:
@@ -185,14 +188,14 @@ def _run_and_judge(workspace: Workspace, change: CodePatch, flags: tuple[Flag, .
         flags += repeated
         if control.doubt is not None:
             return _untrusted(judge(task, run, flags), control)
-        if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # was tried twice
+        if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # a dead sandbox was tried twice
             workspace = workspace.patient(control.duration) if late else workspace
             run = _run_surely(workspace, change)
     return _confirmed(workspace, change, run, judge(task, run, flags), confirm)
 
 
 def _confirmed(workspace: Workspace, change: CodePatch, run: SuiteRun, graded: Grade, confirm: str) -> Grade:
-    """Confirm a pass by the policy; a pass that only a log or a script reports gets a flag instead."""
+    """Confirm a pass if the policy requires it; flag a pass that only a log or a script reports."""
     if not graded.resolved:
         return graded
     if workspace.task.grader.reporter == "none":
@@ -207,7 +210,7 @@ def _confirmed(workspace: Workspace, change: CodePatch, run: SuiteRun, graded: G
 
 
 def _run_surely(workspace: Workspace, change: CodePatch) -> SuiteRun:
-    """Run the tests, and repeat a run whose sandbox ended: the first time the host may be at fault."""
+    """Run the tests; repeat a run whose sandbox died, because the host may be at fault the first time."""
     for _ in range(2):
         try:
             return workspace.run(change)

@@ -1,10 +1,11 @@
 """Apply damaged patches with the commands of the official harnesses, and return the result as a clean patch.
 
-The commands run in a sandbox of their own, whose only product is a patch as ``git diff`` writes it. That patch is
-screened and graded like any other, so the policy judges what the commands really changed.
+The commands run in a separate sandbox, which yields only a patch in the format of ``git diff``. That patch is screened
+and graded like any other, so the policy judges what the commands really changed.
 
 Sources: ``GIT_APPLY_CMDS`` in ``swebench/harness/run_evaluation.py`` (4.1.0, 5.0.2) and ``swesmith/constants.py``
-(0.0.9). They run in the repository's root. Each gets the prediction's text as a file, without a newline added.
+(0.0.9). The commands run in the root of the repository. Each gets a file with the prediction's text, to which no
+newline is added.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _COMMANDS_5 = (
     "patch --batch --forward --fuzz=5 -p1 -i",
 )
 _RESET_5 = "git checkout -- . ; git clean -fd"
-"""Run by swebench 5 between two commands; the others leave in place what a failed ``--reject`` changed."""
+"""swebench 5 runs this between two commands; the other harnesses keep the changes of a failed ``--reject``."""
 _IS_APPLIED_5 = "git apply --check --reverse"
-_PATCH = "/tmp/patch.diff"  # noqa: S108 - in the sandbox, where the harness has it
+_PATCH = "/tmp/patch.diff"  # noqa: S108 - inside the sandbox, where the harness has it
 _DIFF_TIMEOUT = 120.0
 _LIST_IGNORED = "git ls-files -o -i --exclude-standard -z | LC_ALL=C sort -z"
-# Copies of whole files, which no test sees, would drown the flags of suspicious lines.
+# Leftover copies of whole files are invisible to the tests, but would drown the flags of suspicious lines.
 _DROP_LEFTOVERS = "git ls-files -o -z -- '*.orig' '*.rej' | xargs -0 -r rm -f --"
-# git diff leaves out new files that git ignores, though the tests see them.
+# git diff omits new files that git ignores, although the tests see them.
 _DIFF_IGNORED = rf"""{_LIST_IGNORED} | LC_ALL=C comm -z -13 /tmp/ignored - | while IFS= read -r -d '' path; do
     git -c core.autocrlf=false diff --no-index --binary --full-index --no-color --no-ext-diff --src-prefix=a/ \
         --dst-prefix=b/ -- /dev/null "$path"
@@ -43,11 +44,11 @@ done"""
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A patch that a harness's command applied.
+    """A damaged patch that a harness's command could apply.
 
     Attributes:
-        patch: what it changed, as a clean patch.
-        command: the command.
+        patch: the changes, as a clean patch.
+        command: the command that applied them.
     """
 
     patch: bytes
@@ -58,18 +59,18 @@ def apply_like_harness(workspace: Workspace, submission: bytes) -> Applied | Non
     """Apply a patch to clean code as the task's official harness does.
 
     Args:
-        workspace: the task's; its sandboxes have the code that the agent got.
-        submission: the patch, of any form.
+        workspace: the task's workspace; its sandboxes contain the code that the agent got.
+        submission: the patch, possibly damaged.
 
     Returns:
-        What was changed, or None if none of the harness's commands applies the patch.
+        The changes, or None if none of the harness's commands applies the patch.
 
     Raises:
-        GradingError: the host, which the image is based on, has no ``patch``.
-        MiniSandboxError: the sandbox could not be made.
+        GradingError: the image uses the host's /usr, which has no ``patch``.
+        MiniSandboxError: the sandbox could not be created.
         CancelledError: the grading was cancelled.
     """
-    for _ in range(2):  # a sandbox may end by the host's fault, once
+    for _ in range(2):  # the host may be at fault if one sandbox dies
         workspace.cancellation.check()
         try:
             with workspace.box(Network.off()) as box:
@@ -95,7 +96,7 @@ def _apply(box: Sandbox, submission: bytes, task: Task) -> Applied | None:
 
 
 def _try_5(box: Sandbox) -> str | None:
-    """Return the first command of swebench 5 that applies the patch, or None."""
+    """Return the first command of swebench 5 that applies the patch, or None if there is none."""
     for number, command in enumerate(_COMMANDS_5):
         if number:
             run_as_owner(box, ["bash", "-c", _RESET_5])

@@ -1,7 +1,7 @@
 """Find the names that hidden tests import from outside of the repository.
 
-A submission's new module with such a name would be imported instead of the intended one, such as a library's helper for
-comparisons, and no sentinel would reveal it.
+If a submission adds a module with such a name, tests would import it instead of the intended one, e.g. instead of a
+library's helper for comparisons. No changed test would reveal that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minisandbox.tasks import Task
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-# A search in the text, because newer Pythons cannot parse tests for Python 2.
+# Search the text: newer Pythons cannot parse tests for Python 2.
 _IMPORTS = re.compile(
     rb"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([\w., \t]+))|\b(?:importorskip|import_module)\(\s*[\"'](\w+)",
     re.MULTILINE,
@@ -30,30 +30,30 @@ _MODULES = (".py", ".so")
 
 
 def protect_imports(policy: Policy, task: Task, image: Image) -> Policy:
-    """Return a policy extended by the names that hidden tests import and that the repository lacks.
+    """Extend a policy by the names that hidden tests import and that the repository lacks.
 
     Args:
         policy: the task's policy.
         task: the task. Names that its reference makes importable are allowed.
-        image: its image; the layers show what the repository contains.
+        image: the task's image, whose layers show what the repository contains.
 
     Raises:
         NotFound: a layer is no longer in the store.
         StoreError: a layer is damaged.
-        DiskFull: a layer is frozen, and there is no space for its tree.
+        DiskFull: there is no space for the tree of a frozen layer.
         OSError: a layer cannot be read.
     """
     hidden = image.tests_dir()
     names = imported_names(hidden_files(hidden, task.test_files).values())
     allowed = {name for path in policy.allowed for _, name, _ in top_names(path, policy.roots)}
-    with image.store.hold(*image.layers, *filter(None, [image.tests_layer])):  # the tree of a frozen layer is empty
+    with image.store.hold(*image.layers, *filter(None, [image.tests_layer])):  # restores the trees of frozen layers
         trees = [(image.store.layer_tree(key), str(image.workdir).strip("/")) for key in image.layers]
         trees += [(hidden, "")] if hidden else []
         return replace(policy, elsewhere=frozenset(_elsewhere(names - allowed, policy.roots, trees)))
 
 
 def imported_names(files: Iterable[bytes]) -> frozenset[str]:
-    """Return the top-level names that Python files import, found in their text."""
+    """Return the top-level names that Python files import, found by a text search."""
     return frozenset(name.decode() for content in files for name in _imported(content) if name.isascii())
 
 
@@ -66,8 +66,8 @@ def _imported(content: bytes) -> Iterator[bytes]:
 def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[tuple[Path, str]]) -> Iterator[str]:
     """Yield the names that no tree contains below a root, as ``ROOT/NAME``.
 
-    A package is not a root, because its tests are imported from above it; its ``__init__`` is yielded instead. Files
-    that an upper layer removes count as present.
+    A package is not a root, because its tests are imported from the directory above it; its ``__init__`` is yielded
+    instead. Files that an upper layer removes count as present.
     """
     for root in roots:
         had = [_had(tree, f"{folder}/{root}".strip("/")) for tree, folder in trees]
@@ -78,7 +78,7 @@ def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[tupl
 
 
 def _had(tree: Path, root: str) -> frozenset[str] | None:
-    """Return the names that a directory of a tree makes importable, or None if the path contains a link."""
+    """Return the names that modules in a directory of a tree have, or None if the path contains a link."""
     folder = tree / root
     if os.path.realpath(folder) != os.path.join(os.path.realpath(tree), root).rstrip("/"):
         return None

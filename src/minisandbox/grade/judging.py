@@ -1,6 +1,6 @@
-"""Results of a test run by any runner: whether the run is believed, and its verdict.
+"""Judge a test run of any runner: decide whether to believe the run, and derive the grade.
 
-A run is believed if the exit status fits the reporter's lines.
+A run is believed if its exit status fits the reporter's lines.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from minisandbox.tasks.harness import Judgement
 from minisandbox.types import ExecResult, Outcome
 
 _LOG_TAIL = 16_000
-# pytest's exit statuses: pytest.ExitCode, documented in "Exit codes"; the same numbers since pytest 2.8
+# pytest's exit statuses (pytest.ExitCode, documented in "Exit codes"), unchanged since pytest 2.8.
 _UNUSABLE = {
     2: (Reason.INTERRUPTED, "pytest was interrupted"),
     3: (Reason.INTERNAL_ERROR, "pytest had an internal error"),
     4: (Reason.USAGE_ERROR, "pytest refused its command line or could not load a conftest.py"),
     5: (Reason.NO_TESTS, "pytest collected no tests"),
 }
-# a shell's statuses (POSIX, "Exit Status for Commands"); a wrapper's own 1 or 2 look like pytest's
+# A shell's exit statuses (POSIX, "Exit Status for Commands"). A wrapper's own 1 or 2 looks like pytest's.
 NOT_FOUND = {
     126: "the task's test command (test.command) cannot be executed",
     127: "a program of the task's test command (test.command) is not there",
@@ -33,8 +33,8 @@ class Doubt:
     """Why a run is not believed.
 
     Attributes:
-        reason: the kind.
-        detail: a sentence.
+        reason: the kind of doubt.
+        detail: the doubt in a sentence.
     """
 
     reason: Reason
@@ -47,12 +47,12 @@ class SuiteRun:
 
     Attributes:
         report: the plugin's report.
-        doubt: why the run is not believed, or None.
+        doubt: why the run is not believed, or None if it is.
         exit_code: the runner's exit status, or None if it was killed or did not run.
-        duration: seconds the runner took.
-        log: the end of its output.
+        duration: the duration of the run in seconds.
+        log: the end of the runner's output.
         judgement: the result of the benchmark's own parser and rules; None if the report decides.
-        whole_log: the output for the parser.
+        whole_log: the output that the parser reads.
         reward: the reward that a script wrote; None if tests decide.
     """
 
@@ -67,12 +67,12 @@ class SuiteRun:
 
     @classmethod
     def not_run(cls, doubt: Doubt, log: str = "") -> SuiteRun:
-        """Return a run that did not start."""
+        """Return a run whose tests did not start."""
         return cls(Report(), doubt, log=log)
 
 
 def log_of(result: ExecResult) -> str:
-    """Return the end of a command's output, with its fate."""
+    """Return the end of a command's output, followed by how the command ended."""
     parts = (result.stdout, result.stderr)
     text = "\n".join(part.rstrip("\n") for part in parts if part.strip())
     return f"{text[-_LOG_TAIL:]}\n[{result.fate}]"
@@ -82,10 +82,10 @@ def doubt_about(result: ExecResult, report: Report) -> Doubt | None:
     """Return why a run is not believed, or None if it is.
 
     A run is believed if the runner exited, its report is complete, and both agree: status 0 without a failure, or
-    status 1 with at least one.
+    status 1 with at least one failure.
 
     Args:
-        result: the runner's fate.
+        result: the result of the runner's command.
         report: the plugin's report.
     """
     if result.outcome is Outcome.TIMEOUT:
@@ -126,7 +126,7 @@ def _about_end(exit_code: int, report: Report) -> Doubt | None:
 
 
 def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
-    """Return the verdict that a run supports.
+    """Derive the grade from a run.
 
     A task is resolved if the run is believed, and every FAIL_TO_PASS and PASS_TO_PASS test passed under its exact id.
     Missing, skipped and xfailed tests did not pass. A script's reward of 1 or more resolves the task.
@@ -153,7 +153,7 @@ def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
 
 
 def _scored(task: Task, run: SuiteRun, flags: tuple[Flag, ...]) -> Grade:
-    """Return the verdict on a script's reward: 1 or more resolves the task."""
+    """Derive the grade from a script's reward: 1 or more resolves the task."""
     reason, detail = Reason.RESOLVED, f"the script's reward is {run.reward}"
     if run.doubt is not None:
         reason, detail = run.doubt.reason, run.doubt.detail

@@ -1,8 +1,8 @@
-"""Search a task's image for leaks of the answer.
+"""Search a task's image for leaks of the solution or the hidden tests.
 
-The search runs inside a sandbox, with an agent's view of the image. It looks for history beyond the one commit, lines
-of the reference or of hidden tests in any file and in the history of any repository, and archives of the project. A
-newer or unbroken copy of the project contains the reference's lines.
+The search runs inside a sandbox, with an agent's view of the image. It looks for history beyond the single commit, for
+lines of the reference or of hidden tests in any file and in the history of any repository, and for archives of the
+project. It finds a newer or unbroken copy of the project, because the copy contains the reference's lines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLACE = PurePosixPath("/run/leaks")
 _SHORT = 20
 _MOST = 200
 _LARGEST = MiB
-"""Maximum size in bytes of a task directory's files that are searched for."""
+"""The maximum size in bytes of the files in a task directory whose lines are searched for."""
 
 _SCRIPT = r"""
 export GIT_CONFIG_GLOBAL=/run/leaks/gitconfig GIT_CEILING_DIRECTORIES=/ LC_ALL=C.UTF-8
@@ -83,11 +83,11 @@ exit 0
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Something in an image that an agent must not see.
+    """A part of an image that an agent must not see.
 
     Attributes:
         kind: ``history``, ``reference``, ``tests`` or ``archive``.
-        place: the file inside, or the part of the history.
+        place: the file inside the image, or the part of the history.
         detail: why it is a leak.
     """
 
@@ -98,7 +98,7 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of one file that reveal the answer.
+    """Lines of one file that reveal the solution or the hidden tests.
 
     Attributes:
         kind: ``reference`` or ``tests``.
@@ -112,16 +112,16 @@ class Lines:
 
     @property
     def enough(self) -> int:
-        """The number of lines from which a file is a leak; similar tests share up to three quarters of their lines."""
+        """The number of lines that make a file a leak; similar tests share up to three quarters of their lines."""
         return max(1, -(-19 * len(self.lines) // 20))
 
     def without(self, lines: frozenset[str]) -> Lines:
-        """Leave out lines that the image's own version of the file contains."""
+        """Return the lines without those in the image's own version of the file."""
         return replace(self, lines=tuple(line for line in self.lines if line not in lines))
 
 
 def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
-    """Search a task's image for the answer.
+    """Search a task's image for the solution and the hidden tests.
 
     Args:
         task: the task.
@@ -141,7 +141,7 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
         box.files.write_bytes(_PLACE / "all", _file(lines))
         for number, group in enumerate(looked_for):
             box.files.write_bytes(_PLACE / f"{number}.{group.enough}.lines", _file(group.lines))
-        uncut = "" if task.solution is None else "1"  # other tasks' repositories must have a single commit
+        uncut = "" if task.solution is None else "1"  # the repositories of other tasks must have a single commit
         variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1", "UNCUT": uncut}
         done = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
     if not done.ok or done.dropped_stdout:
@@ -153,9 +153,9 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
 
 
 def _file(lines: tuple[str, ...] | list[str]) -> bytes:
-    """Return patterns for lines, with and without a patch's signs."""
+    """Return grep patterns for the lines, with and without a patch's signs."""
     patterns = [sign + line for sign in ("", "+", "-") for line in lines]
-    # without any pattern some greps match everything, others nothing
+    # without a pattern, some versions of grep match everything, others nothing
     return "\n".join([*patterns, "@no such line@"]).encode("utf-8", "surrogateescape") + b"\n"
 
 
@@ -167,11 +167,11 @@ def _lines_of(box: Sandbox, path: str) -> frozenset[str]:
 
 
 def telling_lines(task: Task, hidden: Path | None = None) -> Iterator[Lines]:
-    """Yield the lines that reveal the answer: new lines of the reference, and lines of hidden tests.
+    """Yield the lines that reveal the solution or the hidden tests: new lines of the reference, lines of the tests.
 
     Args:
         task: the task.
-        hidden: the tests layer of its image; None leaves out lines that are only there.
+        hidden: the tests layer of the task's image; None leaves out lines that are only there.
     """
     for kind, patch, reverse in (("reference", task.patch, task.reference.reverse), ("tests", task.test_patch, False)):
         new, old = (b"-", b"+") if reverse else (b"+", b"-")
@@ -210,7 +210,7 @@ def _texts(change: FileChange, sign: bytes) -> list[str]:
 def _leak(line: str, looked_for: list[Lines], task: Task) -> Leak | None:
     kind, path, count, history = [*line.split("\t"), "", "", ""][:4]
     if task.solution is not None and kind in ("history", "archive"):
-        return None  # the author of a task directory made the image
+        return None  # the author of a task directory built the image
     if kind == "history":
         return Leak("history", path, "the repository inside is not one commit")
     if kind == "archive":

@@ -24,14 +24,14 @@ class Measurement:
     """The results of one run of the tests.
 
     Attributes:
-        outcomes: every reported test with its outcome, in the order they ran.
+        outcomes: every reported test with its outcome, in execution order.
         uncollected: files and classes that could not be collected.
         reason: why the run is not believed, or None.
         detail: the reason in a sentence.
         exit_code: the runner's exit status, or None if it was killed.
-        duration: seconds the runner took.
-        versions: the versions of Python and pytest inside, for reading only.
-        log: the end of its output.
+        duration: the duration of the run in seconds.
+        versions: the versions of Python and pytest in the sandbox, for display only.
+        log: the end of the runner's output.
     """
 
     outcomes: tuple[tuple[str, str], ...]
@@ -45,12 +45,12 @@ class Measurement:
 
     @property
     def believed(self) -> bool:
-        """Whether the exit status fits the report."""
+        """Whether the run is believed: its exit status fits the report."""
         return self.reason is None
 
     @property
     def passed(self) -> frozenset[str]:
-        """Tests that passed."""
+        """The tests that passed."""
         return frozenset(test for test, outcome in self.outcomes if outcome == PASSED)
 
 
@@ -70,11 +70,11 @@ def measure(
         image: the task's image.
         reference: whether the reference is applied first.
         files: test files to run; empty if the test command chooses.
-        timeout: seconds the tests may take; the task's own if None.
-        limits: what the sandbox may use.
+        timeout: the time limit of the tests in seconds; None for the task's own.
+        limits: the limits of the sandbox.
 
     Returns:
-        The results; check ``believed`` before using them.
+        The results; check ``believed`` before you use them.
 
     Raises:
         MiniSandboxError: the sandbox could not be created, or ended.
@@ -95,7 +95,7 @@ def measure(
 
 
 def _outcomes(task: Task, run: SuiteRun) -> dict[str, str]:
-    """Return every test with its outcome: in a log by the name that the task's parser gives it."""
+    """Return the outcome of every test; in a log, a test has the name that the task's parser gives it."""
     if run.judgement is None or not isinstance(task.grader, LogGrader):
         return run.report.outcomes()
     statuses = harness.parse(task.grader.parser, run.whole_log, about=about(task))
@@ -112,8 +112,8 @@ def derive_test_lists(
         unsolved: runs without it, at least one.
 
     Returns:
-        Tests that passed in every run with the reference and in none without; then tests that passed in every run.
-        Flaky tests are in neither. Both are in execution order.
+        The tests that passed in every run with the reference and in no run without it, then the tests that passed in
+        every run. Flaky tests are in neither list. Both lists are in execution order.
     """
     with_it = frozenset.intersection(*(run.passed for run in solved))
     always_without = frozenset.intersection(*(run.passed for run in unsolved))

@@ -1,4 +1,4 @@
-"""Names of tests in runners' output, in the benchmarks' lists, and by file."""
+"""Translate between the names of tests in runners' output, in the benchmarks' lists, and pytest ids."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 
 
 def located(task: Task, tests: Iterable[str]) -> Mapping[str, str]:
-    """Return pytest ids of tests, each with the name in the runner's output.
+    """Return the pytest ids of tests, each with the test's name in the runner's output.
 
     Args:
         task: the task.
-        tests: names from its lists. Names without a file, such as descriptions, are left out; SymPy's names, which
-            never contain one, are located in every file of the tests' patch.
+        tests: names from the task's lists. Names without a file, e.g. descriptions, are left out. SymPy's names never
+            contain a file, so they are located in every file of the test patch.
     """
     if task.grader.reporter == "pytest":
         return {node_id(test): node_id(test) for test in tests if file_of(test)}
@@ -33,10 +33,10 @@ def located(task: Task, tests: Iterable[str]) -> Mapping[str, str]:
 
 
 def first_words(outcomes: Mapping[str, str]) -> Mapping[str, str]:
-    """Return outcomes, also under the other names that lists may contain.
+    """Return outcomes also under the shorter names that the lists may contain.
 
-    The benchmarks' parsers cut pytest's ids off at the first space, and unittest prints a description below a name.
-    A name with a blank first line has no other.
+    The benchmarks' parsers cut off pytest's ids at the first space, and unittest prints a description below a name. A
+    name with a blank first line has no shorter name.
     """
     firsts = {test: test.splitlines()[0] for test in outcomes if test}
     lines = {first: outcomes[test] for test, first in firsts.items() if first.strip()}

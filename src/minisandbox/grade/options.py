@@ -1,4 +1,4 @@
-"""Options of grading: one definition for the command line, configuration files and the documentation."""
+"""Define the options of grading once for the command line, configuration files and the documentation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GradingOptions:
     """Options of grading submissions.
 
     Attributes:
-        timeout: seconds that one run of a task's tests may take; the task's own limit if None.
+        timeout: the time limit in seconds of one run of a task's tests; None for the task's own.
         confirm: how passes are confirmed by further runs: ``once``, ``always`` or ``share(P)``.
     """
 
@@ -67,12 +67,12 @@ def confirmed_share(policy: str) -> float:
 
 
 def recorded_policy(policy: str) -> dict[str, str]:
-    """Return a policy's part of a run's configuration; empty for ``always``, the policy of older runs."""
+    """Return a policy's part of a run's configuration; empty for ``always``, which older runs did not record."""
     return {} if policy == ALWAYS else {"confirm": policy}
 
 
 def is_confirmed(policy: str, *, flagged: bool) -> bool:
-    """Decide whether to confirm a pass; no submission can foresee the random draw.
+    """Decide whether to confirm a pass; a submission cannot foresee the random draw.
 
     Args:
         policy: as for :func:`confirmed_share`.

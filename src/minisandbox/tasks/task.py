@@ -47,9 +47,10 @@ _PYTEST = PytestGrader()
 class Reference:
     """The known solution of a task.
 
-    patch: a unified diff.
-    reverse: whether the patch solves the task when applied in reverse.
-    script: a script that solves the task instead of the patch, or None.
+    Attributes:
+        patch: a unified diff.
+        reverse: whether the patch solves the task when applied in reverse.
+        script: a script that solves the task instead of the patch, or None.
     """
 
     patch: str

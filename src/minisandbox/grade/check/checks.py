@@ -1,4 +1,4 @@
-"""The checks of a task: the evidence they need, how they find faults, and what to do about a finding."""
+"""Define the checks of a task: the evidence that each needs, how it finds faults, and how to fix a finding."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from minisandbox.tasks import ContainerBuild, Form, LogGrader, ScriptGrader, Tas
 
 
 class Severity(enum.StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     ERROR = "error"
-    """The task gives wrong rewards, or none."""
+    """The task yields wrong rewards, or no reward."""
     WARNING = "warning"
     """The task works, but should be reviewed."""
 
@@ -33,9 +33,9 @@ class Problem:
 
     Attributes:
         what: the fault, in a sentence.
-        where: the file, the option or the run at fault; "" if the check's name says it.
+        where: the file, the field or the run at fault; "" if the name of the check says it.
         tests: the affected tests.
-        severity: overrides the check's severity, unless None.
+        severity: replaces the severity of the check, unless None.
     """
 
     what: str
@@ -46,17 +46,17 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The input of the checks. Checks of rows use only ``task`` and ``twin``.
+    """The facts that the checks examine. Checks of rows use only ``task`` and ``twin``.
 
     Attributes:
         task: the task.
-        twin: the earlier task that this one duplicates, and in what respect; "" if there is none.
-        timeout: seconds that a run of its tests may take.
-        build_seconds: the build time of all layers of its image.
-        failure: why there is no image, or no validation; None after a validation.
-        validation: its runs and its leaks; None after a failure.
-        reordered: a run with the reference and the test files in reverse order; None if there is only one file.
-        forged: files that an agent can write, and whose replacement made the verifier pass the untouched code.
+        twin: a sentence about the earlier task that this task duplicates; "" if there is none.
+        timeout: the time limit of one test run, in seconds.
+        build_seconds: the build time of all layers of the task's image.
+        failure: the error if the image could not be built or validated, else None.
+        validation: the test runs and the leaks; None after a failure.
+        reordered: a run of the reference with the test files in reverse order, or None if there was no such run.
+        forged: files that an agent can write, and whose forged copies made the verifier pass the untouched code.
     """
 
     task: Task
@@ -70,7 +70,7 @@ class Evidence:
 
     @property
     def results(self) -> Validation:
-        """The runs and the leaks, for checks that require a validation."""
+        """The test runs and the leaks, for checks that require a validation."""
         assert self.validation is not None
         return self.validation
 
@@ -80,13 +80,13 @@ _ENOUGH = 0.95
 
 
 def empty_instruction(evidence: Evidence) -> Iterator[Problem]:
-    """The instruction is empty."""
+    """Report an empty instruction."""
     if not evidence.task.problem_statement.strip():
         yield Problem("the instruction is empty", "problem_statement")
 
 
 def solution_in_instruction(evidence: Evidence) -> Iterator[Problem]:
-    """The instruction contains the lines of the reference."""
+    """Report an instruction that contains the lines of the reference."""
     telling = [group for group in telling_lines(evidence.task) if group.kind == "reference"]
     solution = {line.strip() for group in telling for line in group.lines}
     lines = evidence.task.problem_statement.splitlines()
@@ -96,16 +96,16 @@ def solution_in_instruction(evidence: Evidence) -> Iterator[Problem]:
 
 
 def duplicate(evidence: Evidence) -> Iterator[Problem]:
-    """An earlier task asks for the same."""
+    """Report a task that duplicates an earlier one."""
     if evidence.twin:
         yield Problem(evidence.twin)
 
 
 def twins(tasks: Iterable[Task]) -> dict[str, str]:
-    """Return the tasks that duplicate an earlier task, each with the reason.
+    """Return a sentence for each task that duplicates an earlier one, by its id.
 
-    Tasks are duplicates if they have the same patch for the same commit, or the same instruction for the same code. In
-    SWE-smith's form each patch makes other code.
+    Two tasks are duplicates if they have the same patch or the same instruction for the same code. In SWE-smith's form,
+    only the patch counts, because each patch creates different code.
     """
     first: dict[tuple[str, ...], str] = {}
     duplicates: dict[str, str] = {}
@@ -121,7 +121,7 @@ def twins(tasks: Iterable[Task]) -> dict[str, str]:
 
 
 def unpinned(evidence: Evidence) -> Iterator[Problem]:
-    """The image may be another one tomorrow."""
+    """Report an image whose content may change, because an input has no pinned version."""
     match evidence.task.build:
         case ContainerBuild(base=OciBase(reference=reference)):
             if _is_floating(reference):
@@ -150,7 +150,7 @@ def _unpinned_python(build: PythonRecipe) -> Iterator[Problem]:
 
 
 def tests_in_patch(evidence: Evidence) -> Iterator[Problem]:
-    """Named tests are in a file that the solution changes, so that a submission may rewrite them."""
+    """Report named tests in a file that the solution changes, because a submission may rewrite them."""
     task = evidence.task
     touched = set(touched_files(task.patch)) - set(touched_files(task.test_patch))
     named = tuple(test for test in task.FAIL_TO_PASS + task.PASS_TO_PASS if file_of(test) in touched)
@@ -162,7 +162,7 @@ def tests_in_patch(evidence: Evidence) -> Iterator[Problem]:
 
 
 def no_reference(evidence: Evidence) -> Iterator[Problem]:
-    """Nothing shows that the task can be solved."""
+    """Report a task without a known solution, because nothing shows that it can be solved."""
     if not evidence.task.patch.strip() and evidence.task.solution is None:
         yield Problem("it has no patch and no solution")
 
@@ -171,34 +171,34 @@ SLOW_BUILD = 1800.0  # seconds
 
 
 def not_built(evidence: Evidence) -> Iterator[Problem]:
-    """The image cannot be built or pulled."""
+    """Report an image that cannot be built or pulled."""
     if evidence.failure is not None:
         yield Problem(f"{type(evidence.failure).__name__}: {evidence.failure}")
 
 
 def slow_build(evidence: Evidence) -> Iterator[Problem]:
-    """The image takes more than half an hour to build."""
+    """Report an image that takes more than half an hour to build."""
     if evidence.build_seconds > SLOW_BUILD:
         yield Problem(f"its layers took {evidence.build_seconds / 60:.0f} minutes to build")
 
 
 def solution_in_image(evidence: Evidence) -> Iterator[Problem]:
-    """A file of the image has the lines of the reference."""
+    """Report a file in the image that contains the lines of the reference."""
     return _leaks(evidence, "reference")
 
 
 def tests_in_image(evidence: Evidence) -> Iterator[Problem]:
-    """A file of the image has the lines of hidden tests."""
+    """Report a file in the image that contains the lines of hidden tests."""
     return _leaks(evidence, "tests")
 
 
 def history_in_image(evidence: Evidence) -> Iterator[Problem]:
-    """The history of a repository in the image goes beyond the task's commit, or has the answer."""
+    """Report a repository in the image whose history goes beyond the task's commit or contains the solution."""
     return _leaks(evidence, "history")
 
 
 def archive_in_image(evidence: Evidence) -> Iterator[Problem]:
-    """An archive of the project is in the image."""
+    """Report an archive of the project in the image."""
     return _leaks(evidence, "archive")
 
 
@@ -208,11 +208,11 @@ def _leaks(evidence: Evidence, kind: str) -> Iterator[Problem]:
             yield Problem(leak.detail, leak.place)
 
 
-NEAR = 0.5  # share of the time limit; a loaded machine may need twice as long
+NEAR = 0.5  # a share of the time limit: a loaded machine may need twice as long
 
 
 def reference_fails(evidence: Evidence) -> Iterator[Problem]:
-    """The known solution does not pass."""
+    """Report a known solution that does not pass."""
     validation = evidence.results
     if _are_uncertain(validation.reference):
         return
@@ -228,7 +228,7 @@ def reference_fails(evidence: Evidence) -> Iterator[Problem]:
 
 
 def reference_breaks_tests(evidence: Evidence) -> Iterator[Problem]:
-    """PASS_TO_PASS tests pass without a patch and fail with the known solution."""
+    """Report PASS_TO_PASS tests that pass without a patch and fail with the known solution."""
     validation = evidence.results
     if _are_judged(validation.reference):
         others = _missing(validation)
@@ -239,19 +239,19 @@ def reference_breaks_tests(evidence: Evidence) -> Iterator[Problem]:
 
 
 def missing_test(evidence: Evidence) -> Iterator[Problem]:
-    """The lists name tests that do not exist."""
+    """Report tests in the lists that do not exist."""
     if tests := _missing(evidence.results):
         yield Problem(f"{len(tests)} named tests do not exist", _REFERENCE, tests)
 
 
 def empty_resolves(evidence: Evidence) -> Iterator[Problem]:
-    """The untouched code passes."""
+    """Report untouched code that passes."""
     if all(run.resolved for run in evidence.results.empty):
         yield Problem("everything passes without any patch", _EMPTY)
 
 
 def f2p_not_failing(evidence: Evidence) -> Iterator[Problem]:
-    """FAIL_TO_PASS tests do not fail without a patch."""
+    """Report FAIL_TO_PASS tests that do not fail without a patch."""
     validation = evidence.results
     if not evidence.task.FAIL_TO_PASS or _are_uncertain(validation.empty) or validation.empty[0].resolved:
         return
@@ -266,7 +266,7 @@ def f2p_not_failing(evidence: Evidence) -> Iterator[Problem]:
 
 
 def p2p_not_passing(evidence: Evidence) -> Iterator[Problem]:
-    """PASS_TO_PASS tests fail without a patch."""
+    """Report PASS_TO_PASS tests that fail without a patch."""
     validation = evidence.results
     if not _are_judged(validation.empty):
         return
@@ -275,7 +275,7 @@ def p2p_not_passing(evidence: Evidence) -> Iterator[Problem]:
 
 
 def flaky(evidence: Evidence) -> Iterator[Problem]:
-    """The same code gives different results."""
+    """Report results that differ between runs of the same code."""
     validation = evidence.results
     if _ended(evidence, Reason.TIMEOUT):
         return
@@ -287,7 +287,7 @@ def flaky(evidence: Evidence) -> Iterator[Problem]:
 
 
 def order_dependent(evidence: Evidence) -> Iterator[Problem]:
-    """The known solution does not pass if the test files run in another order."""
+    """Report a known solution that does not pass if the test files run in another order."""
     run = evidence.reordered
     if run is not None and run.resolved is False and evidence.results.reference[0].resolved:
         tests = run.failed_fail_to_pass + run.failed_pass_to_pass
@@ -295,18 +295,18 @@ def order_dependent(evidence: Evidence) -> Iterator[Problem]:
 
 
 def timeout(evidence: Evidence) -> Iterator[Problem]:
-    """The tests reach their time limit."""
+    """Report tests that reach their time limit."""
     for where, run in _ended(evidence, Reason.TIMEOUT).items():
         yield Problem(f"{run.detail} (limit {evidence.timeout:g} s)", where)
 
 
 def near_timeout(evidence: Evidence) -> Iterator[Problem]:
-    """The tests take more than half of their time limit."""
+    """Report tests that take more than half of their time limit."""
     validation = evidence.results
     if _ended(evidence, Reason.TIMEOUT):
         return
     runs = validation.empty
-    if not isinstance(evidence.task.grader, ScriptGrader):  # there the reference's runs include the solution's own time
+    if not isinstance(evidence.task.grader, ScriptGrader):  # a script's reference runs include the solution's time
         runs += validation.reference
     longest = max(run.duration for run in runs)
     if longest > NEAR * evidence.timeout:
@@ -314,31 +314,31 @@ def near_timeout(evidence: Evidence) -> Iterator[Problem]:
 
 
 def no_reward(evidence: Evidence) -> Iterator[Problem]:
-    """The verifier writes no reward."""
+    """Report a verifier that writes no reward."""
     for where, run in list(_ended(evidence, Reason.NO_REWARD).items())[:1]:
         yield Problem(run.detail, where)
 
 
 def misread_log(evidence: Evidence) -> Iterator[Problem]:
-    """The benchmark's parser misreads the log of the known solution."""
+    """Report results that the benchmark's parser misreads in the log of the known solution."""
     for misreading in evidence.results.reference[0].misread:
         yield Problem(misreading.what, "test.parser", misreading.tests)
 
 
 def not_confirmable(evidence: Evidence) -> Iterator[Problem]:
-    """Passes in the agent's sandbox cannot be confirmed in a clean one."""
+    """Report passes in the agent's sandbox that cannot be confirmed in a clean one."""
     if isinstance(evidence.task.grader, ScriptGrader):
         yield from map(Problem, evidence.results.notes)
 
 
 def writable_verifier(evidence: Evidence) -> Iterator[Problem]:
-    """An agent can replace a file that decides the reward."""
+    """Report a file that decides the reward and that an agent can replace."""
     for path in evidence.forged:
         yield Problem("an agent can write it, and with a forged copy the untouched code passes", path)
 
 
 def infrastructure(evidence: Evidence) -> Iterator[Problem]:
-    """The check itself failed."""
+    """Report that the check itself failed."""
     if evidence.failure is not None:
         yield Problem(f"{type(evidence.failure).__name__}: {evidence.failure}")
         return
@@ -352,7 +352,7 @@ _EMPTY = "without a patch"
 
 
 def _softer(task: Task, validation: Validation) -> Severity | None:
-    """Return the reduced severity for a benchmark's row that is valid by the benchmark's own rule, or None."""
+    """Return WARNING if a benchmark's row is valid by the benchmark's own rule, else None for the default severity."""
     holds = validation.valid or validation.cause is Cause.LEAK
     return Severity.WARNING if holds and isinstance(task.grader, LogGrader) else None
 
@@ -363,19 +363,19 @@ def _are_judged(runs: Iterable[Grade]) -> bool:
 
 
 def _are_uncertain(runs: Sequence[Grade]) -> bool:
-    """Return whether a run has no result, or runs of the same code differ for other reasons than their tests."""
+    """Return whether a run has no result, or the results differ and not every run reports its tests."""
     results = {run.resolved for run in runs}
     return None in results or (len(results) > 1 and not _are_judged(runs))
 
 
 def _steady(validation: Validation, tests: Iterable[str], *, but: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the tests without flaky ones and those in ``but``."""
+    """Return the tests that are neither flaky nor in ``but``."""
     others = {*validation.flaky, *but}
     return tuple(test for test in tests if test not in others)
 
 
 def _missing(validation: Validation) -> tuple[str, ...]:
-    """Return the named tests that do not exist with the reference."""
+    """Return the named tests that are missing from the reference's run, without flaky ones."""
     run = validation.reference[0]
     absent = {test for test, outcome in run.outcomes if outcome == MISSING}
     failed = run.failed_fail_to_pass + run.failed_pass_to_pass if run.reason is Reason.TESTS_NOT_PASSED else ()
@@ -383,7 +383,7 @@ def _missing(validation: Validation) -> tuple[str, ...]:
 
 
 def _ended(evidence: Evidence, reason: Reason) -> dict[str, Grade]:
-    """Return the first run that ended for this reason, with the reference and without a patch."""
+    """Return the first run that ended for this reason, for the reference and for the untouched code."""
     sides = {_REFERENCE: evidence.results.reference, _EMPTY: evidence.results.empty}
     return {where: run for where, runs in sides.items() for run in runs[::-1] if run.reason is reason}
 
@@ -393,10 +393,10 @@ _ERROR, _WARNING = Severity
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of tasks.
+    """A check of tasks, with its severity and advice.
 
     Attributes:
-        find: yields the faults; its name is the check's name, its docstring the fault.
+        find: yields the faults; the name of the function is the name of the check.
         severity: the severity of its findings, unless a finding overrides it.
         advice: what to do about a finding.
     """
@@ -407,7 +407,7 @@ class Check:
 
     @property
     def name(self) -> str:
-        """The name in reports."""
+        """The name of the check in reports."""
         return self.find.__name__
 
 
@@ -416,10 +416,10 @@ class Finding:
     """A fault of a task, as reports list it.
 
     Attributes:
-        task: the task's id; the position of a row that is not a task.
+        task: the task's id; for a row that is no task, its position.
         check: the name of the check.
         severity: the severity.
-        where: the file, the field or the run at fault; "" if the check's name says it.
+        where: the file, the field or the run at fault; "" if the name of the check says it.
         what: the fault, in a sentence.
         tests: the affected tests.
     """
@@ -433,8 +433,8 @@ class Finding:
 
 
 def unusable_row(_: Evidence) -> Iterator[Problem]:
-    """The row is not a task."""
-    yield from ()  # `check_set` turns the reader's errors into these findings
+    """Report a row that is not a task."""
+    yield from ()  # `check_set` creates these findings from the errors of the row reader
 
 
 ROWS = (
@@ -446,7 +446,7 @@ ROWS = (
     Check(tests_in_patch, _WARNING, "move the tests to a file that only test_patch touches"),
     Check(unpinned, _WARNING, "pin it: NAME@sha256:..., a whole commit id, PACKAGE==VERSION"),
 )  # fmt: skip
-"""Checks that need only the row."""
+"""The checks that need only the row."""
 
 RUNS = (
     Check(not_built, _ERROR, "fix the recipe; `image build --shell` opens the failed step"),
@@ -471,14 +471,14 @@ RUNS = (
     Check(writable_verifier, _ERROR, "move the file to tests/, which the grader brings"),
     Check(infrastructure, _ERROR, "repeat the command; `minisandbox doctor` checks this machine"),
 )  # fmt: skip
-"""Checks that need an image and runs of its tests."""
+"""The checks that need an image and test runs."""
 
 CHECKS: Mapping[str, Check] = {check.name: check for check in (*ROWS, *RUNS)}
 """All checks, by name, in the order of reports."""
 
 
 def findings(evidence: Evidence, checks: Iterable[Check]) -> tuple[Finding, ...]:
-    """Return the findings of some checks."""
+    """Run checks on the evidence, and return their findings."""
     return tuple(
         Finding(evidence.task.instance_id, check.name, p.severity or check.severity, p.where, p.what, p.tests)
         for check in checks

@@ -1,4 +1,4 @@
-"""Check whole task sets: several tasks at once, in a run directory that resumes, and write the reports."""
+"""Check task sets: several tasks at once, in a resumable run directory; write the reports."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 _VERSION = "1"
-"""Version of the checks; results of other versions are not reused."""
+"""The version of the checks; results from other versions are not reused."""
 _NOT_FINAL = frozenset({not_built.__name__, infrastructure.__name__})
 _SEVERITIES, _NAMES = list(Severity), list(CHECKS)
 _MEASURED = ("build_seconds", "test_seconds", "seconds")
 
 
 class CheckDirectory(RunDirectory):
-    """The directory of a check."""
+    """The run directory of a check."""
 
     kind = "minisandbox-check"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of checking a task.
+    """The result of the checks of one task.
 
     Attributes:
-        instance_id: the task's id; the position of a row that is not a task.
+        instance_id: the task's id; for a row that is no task, its position.
         findings: the faults of the task.
-        ran: whether its image and its tests were checked as well as its row.
-        runs: runs of the reference, and as many of the untouched code.
-        reference: how many runs of the reference resolved it.
-        empty: how many runs of the untouched code resolved it.
-        build_seconds: what all layers of its image took to build.
-        test_seconds: the longest run of its tests.
-        seconds: the duration of the check, without building.
+        ran: whether the image and the tests were checked, not only the row.
+        runs: the number of runs of the reference, and of the untouched code.
+        reference: the number of reference runs that resolved the task.
+        empty: the number of runs of the untouched code that resolved the task.
+        build_seconds: the build time of all layers of the image.
+        test_seconds: the duration of the longest test run.
+        seconds: the duration of the check, without the build.
     """
 
     instance_id: str
@@ -94,20 +94,20 @@ def check_set(
 ) -> tuple[Checked, ...]:
     """Check tasks, several at once, and record each result in the run directory.
 
-    The same call again resumes: a result is reused if neither the task's row nor its image, nor ``repeat`` or
-    ``timeout`` has changed. Checks of rows are repeated each time.
+    Calling it again resumes: a result is reused if the task's row, its image, ``repeat`` and ``timeout`` are unchanged.
+    The checks of rows always run again.
 
     Args:
         tasks: the tasks.
-        image_of: returns a task's image, in several threads at once; None checks only rows.
-        refused: why other rows of the set are not tasks; each becomes a finding.
-        repeat: how often the reference and the untouched code are tested.
-        timeout: seconds that a run of tests may take; each task's own limit if None.
+        image_of: returns a task's image; called from several threads at once. None checks only rows.
+        refused: the errors of rows that are no tasks; each becomes a finding.
+        repeat: the number of runs of the reference, and of the untouched code.
+        timeout: the time limit of one test run, in seconds; None for each task's own.
         options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.SetOptions`
             describes them.
 
     Returns:
-        The results of the tasks, in their order, and then of the refused rows.
+        The results of the tasks, in order, followed by those of the refused rows.
 
     Raises:
         InvalidValue: ``repeat`` or ``workers`` is less than 1.
@@ -155,16 +155,16 @@ def _failed(task: Task, error: MiniSandboxError, ours: bool) -> Checked:
 
 
 def gather(task: Task, image: Image, repeat: int, timeout: float | None) -> Evidence:
-    """Run a task's tests, and return what its checks need.
+    """Run a task's tests, and collect the evidence for its checks.
 
     Args:
         task: the task.
-        image: its image.
-        repeat: how often the reference and the untouched code are tested.
-        timeout: seconds that a run of tests may take; the task's own limit if None.
+        image: the task's image.
+        repeat: the number of runs of the reference, and of the untouched code.
+        timeout: the time limit of one test run, in seconds; None for the task's own.
 
     Raises:
-        MiniSandboxError: the task could not be run.
+        MiniSandboxError: the tests could not be run.
     """
     validation = validate(task, image, runs=repeat, timeout=timeout)
     evidence = Evidence(
@@ -181,7 +181,7 @@ def gather(task: Task, image: Image, repeat: int, timeout: float | None) -> Evid
 
 
 def _reordered(task: Task, image: Image, timeout: float | None) -> Grade | None:
-    """Run the reference with the test files in reverse order; return None for a single file."""
+    """Run the reference with the test files in reverse order; return None if pytest does not run several files."""
     workspace = Workspace.of(task, image, timeout=timeout)
     if not isinstance(task.grader, PytestGrader) or len(workspace.files) < 2:
         return None
@@ -211,7 +211,7 @@ def all_findings(checked: Sequence[Checked]) -> list[Finding]:
 
 
 def check_report(checked: Sequence[Checked]) -> dict[str, object]:
-    """Return the machine-readable report. Only ``measured`` holds measurements, which differ from run to run.
+    """Return the machine-readable report. Measurements, which differ between runs, are under ``measured`` only.
 
     Args:
         checked: the results.
@@ -233,7 +233,7 @@ def check_report(checked: Sequence[Checked]) -> dict[str, object]:
 
 
 def summary(checked: Sequence[Checked]) -> str:
-    """Return a one-line summary of the findings."""
+    """Return the counts of tasks and findings in one line."""
     counts = Counter(finding.severity for finding in all_findings(checked))
     phrases = (f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in Severity)
     faults = " and ".join(phrases) if counts else "no findings"
@@ -242,7 +242,7 @@ def summary(checked: Sequence[Checked]) -> str:
 
 
 def about(finding: Finding) -> str:
-    """Return a finding in one line, with the first tests it concerns."""
+    """Return a finding in one line, with the first affected tests."""
     tests = f" ({', '.join(finding.tests[:2])}{', ...' if len(finding.tests) > 2 else ''})" if finding.tests else ""
     return (f"{finding.where}: " if finding.where else "") + finding.what + tests
 

@@ -1,4 +1,4 @@
-"""Replace writable files that a script grader uses by forgeries, and check whether the untouched code then passes."""
+"""Check whether an agent can forge a script grader's files: forge them, and see if the untouched code passes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _STEP_TIMEOUT = 60.0
 _MOST = 5
 _SYSTEM = ("/bin/", "/dev/", "/etc/", "/lib", "/proc/", "/sbin/", "/sys/", "/usr/")
-"""The image's tools are not checked: an agent that may change them can do so for every live verifier."""
+"""Directories that are not checked: an agent that can change system tools can defeat every live verifier."""
 _WORD = re.compile(r"[\w.+~/-]*/[\w.+/-]+|[\w.+-]+\.(?:sh|bash|py)\b")
-# Prints the arguments that are scripts and that its user may write.
+# Prints the arguments that are scripts and that the current user can write.
 _WRITABLE = r"""
 for path; do
     [ -f "$path" ] && [ -w "$path" ] && [ ! -L "$path" ] || continue
@@ -47,13 +47,13 @@ def test_forged():
 def forgeable(task: Task, image: Image, timeout: float | None = None) -> tuple[str, ...]:
     """Return the files whose forged copies make the verifier pass the untouched code.
 
-    The candidates are scripts of the image that the verifier names, outside of system directories, and that the agent's
-    user may write. Each one is replaced in an agent's sandbox by a script that only writes the reward.
+    The candidates are scripts in the image that the verifier names, outside of system directories, and that the agent's
+    user can write. Each is replaced, in an agent's sandbox, by a script that only writes the reward.
 
     Args:
-        task: a task that the untouched code does not resolve; nothing is returned without a script grader.
-        image: its image.
-        timeout: seconds that the verifier may take; the task's own if None.
+        task: a task that the untouched code does not resolve. Without a script grader, there are no candidates.
+        image: the task's image.
+        timeout: the verifier's time limit in seconds; None for the task's own.
     """
     if not isinstance(task.grader, ScriptGrader):
         return ()
@@ -67,7 +67,7 @@ def forgeable(task: Task, image: Image, timeout: float | None = None) -> tuple[s
 
 
 def _named(grader: ScriptGrader, workdir: PurePosixPath) -> list[str]:
-    """Return the paths that the verifier's scripts name, without the grader's own files."""
+    """Return the paths that the verifier's scripts mention, without the grader's own files."""
     files = [] if grader.files is None else [file for file in grader.files.rglob("*") if file.is_file()]
     small = [file for file in files if not file.is_symlink() and file.stat().st_size <= MiB]
     scripts = [grader.command, *(file.read_text("utf-8", "replace") for file in small)]

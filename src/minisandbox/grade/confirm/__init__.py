@@ -1,1 +1,1 @@
-"""Confirmation: further test runs that distinguish earned passes from forged ones. An option of grading."""
+"""Confirm passes by further test runs, which reveal forged passes. An option of grading."""

@@ -1,6 +1,6 @@
-"""Find the expectations of a task's tests that can be changed, and check them once against the reference.
+"""Find the expectations in a task's tests that can be changed: the reference must fail the changed test.
 
-The result is stored next to the layer with the hidden tests, and removed together with it.
+The result is stored next to the layer with the hidden tests, and is removed together with the layer.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from minisandbox.tasks import Task, node_id
 
 _FORMAT = 10
 _MOST_COPIES = 60
-"""Maximum number of copies in one run, over all functions."""
+"""The maximum number of copies in one run, over all functions."""
 _MOST_OF_ONE = 12
 _MOST_ITEMS = 300
-"""Maximum number of items of one function in the check, over its copies; each set of parameters is an item."""
+"""The maximum number of items of one function in the check, over its copies; each set of parameters is an item."""
 _FAILING = frozenset({"failed", "error"})
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedVariant:
-    """A variant that the reference fails.
+    """A variant of a test that the reference fails, as it should.
 
     Attributes:
-        variant: the edit, with only the texts that make the reference fail.
-        failing: per text, the items that fail, each with the position of the failure.
+        variant: the edit, with only those replacement texts that make the reference fail.
+        failing: for each text, the items that fail, with the position of each failure.
     """
 
     variant: Variant
@@ -53,18 +53,18 @@ class CheckedVariant:
 
 @dataclass(frozen=True, slots=True)
 class Changeable:
-    """A function with FAIL_TO_PASS tests.
+    """A test function with FAIL_TO_PASS items, and how its expectations can be changed.
 
     Attributes:
-        test: pytest's id without parameters.
-        name: its name in the runner's output.
-        named: the items in FAIL_TO_PASS.
-        passing: its items that the reference passes when only FAIL_TO_PASS tests run.
-        copies: whether an unchanged copy of it passes.
-        seconds: its duration; 0 if negligible.
-        definition: the position of its definition, which inherited tests share.
-        broken: the positions at which it fails on the untouched code.
-        variants: those that the reference fails, the strongest first.
+        test: the pytest id without parameters.
+        name: the name in the runner's output.
+        named: the items that are in FAIL_TO_PASS.
+        passing: the items that the reference passes if only FAIL_TO_PASS tests run.
+        copies: whether an unchanged copy of the function passes.
+        seconds: the duration; 0 if it is negligible.
+        definition: the position of the function's definition; tests that inherit one method share it.
+        broken: the positions at which the test fails on the untouched code.
+        variants: the variants that the reference fails, the strongest first.
     """
 
     test: str
@@ -84,14 +84,14 @@ class ChangeableTests:
 
     Attributes:
         functions: the functions of FAIL_TO_PASS tests that are in a file of the hidden tests.
-        doubt: why the reference's run on changed tests was not believed; "" if it was.
+        doubt: why the reference's run on changed tests is not believed; "" if it is.
     """
 
     functions: tuple[Changeable, ...] = ()
     doubt: str = ""
 
     def by_kind(self, total: int) -> Counter[str]:
-        """Count a task's FAIL_TO_PASS tests by where their strongest variant is written; ``none`` without one.
+        """Count a task's FAIL_TO_PASS tests by the kind of their strongest variant; ``none`` if there is no variant.
 
         Args:
             total: the number of FAIL_TO_PASS tests, including those without a known file.
@@ -107,10 +107,10 @@ class ChangeableTests:
 
 
 def changeable_tests(workspace: Workspace) -> ChangeableTests:
-    """Return the changeable expectations of a task's tests; check them unless a result is stored.
+    """Return the changeable expectations of a task's tests: the stored result, or that of a new check.
 
     Args:
-        workspace: where the task is graded.
+        workspace: the workspace in which the task is graded.
 
     Raises:
         MiniSandboxError: a sandbox could not be created.
@@ -121,12 +121,12 @@ def changeable_tests(workspace: Workspace) -> ChangeableTests:
         return cached
     if path is None or not (store := workspace.image.store).writable:
         return _check(workspace)
-    with store.lock(f"changeable-{path.stem[-24:]}"):  # only one of a task's concurrent rollouts checks
+    with store.lock(f"changeable-{path.stem[-24:]}"):  # a task's concurrent rollouts check only once
         if (cached := _read(path)) is not None:
             return cached
         checked = _check(workspace)
         if not checked.doubt:
-            with contextlib.suppress(OSError):  # the next call checks again
+            with contextlib.suppress(OSError):  # without the file, the next call checks again
                 write_atomic(path, json.dumps({"format": _FORMAT, **asdict(checked)}).encode())
         return checked
 
@@ -173,10 +173,10 @@ def _variant(**data: Any) -> Variant:
 
 
 def _check(workspace: Workspace) -> ChangeableTests:
-    """Run the reference on changed tests: first all variants at once, each in a copy; then without copies."""
+    """Run the reference on changed tests: on all variants, each in a copy of its test; then on others in place."""
     check = _Check(workspace)
     check.run_untouched()
-    for maximum in (_MOST_OF_ONE, 2):  # a slow test must not be copied often
+    for maximum in (_MOST_OF_ONE, 2):  # a slow test must not be copied often, so try fewer copies after a timeout
         run = check.run(check.in_copies(maximum))
         if run.doubt is None:
             break
@@ -188,10 +188,10 @@ def _check(workspace: Workspace) -> ChangeableTests:
 
 
 class _Check:
-    """The check of a task's tests.
+    """The check of one task's tests.
 
     Args:
-        workspace: where the task is graded.
+        workspace: the workspace in which the task is graded.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -211,7 +211,7 @@ class _Check:
     def in_copies(self, maximum: int) -> dict[str, list[Changes]]:
         """Return the versions of each test: the original, two unchanged copies, and a copy per variant.
 
-        In the second unchanged copy, values replace the names that stand for them.
+        The second unchanged copy has literal values in place of the names that stand for them.
         """
         share = _MOST_COPIES // max(1, len(self._variants))
         items = Counter(map(base_of, self._workspace.task.FAIL_TO_PASS + self._workspace.task.PASS_TO_PASS))
@@ -222,12 +222,12 @@ class _Check:
             rounds = [(variant, number) for number in range(3) for variant in local if number < len(variant.texts)]
             rounds.sort(key=lambda change: change[0] != local[0])
             general = next((variant for variant in local if variant.kind in WEAK), None)
-            chosen = [*rounds[: count - 1], (general, 0)] if general else rounds[:count]  # a condition fits every row
+            chosen = [*rounds[: count - 1], (general, 0)] if general else rounds[:count]  # a condition fits each row
             requested[test] = [(), (), inlined(local), *((change,) for change in dict.fromkeys(chosen))]
         return requested
 
     def in_place(self) -> dict[str, list[Changes]]:
-        """Return the strongest variant of each test that no copy has shown to be changeable."""
+        """Return the strongest variant of each test of which no copy failed."""
         shown = {test for test, _ in self._failing}
         return {
             test: [((variants[0], 0),)] for test, variants in self._variants.items() if variants and test not in shown
@@ -246,18 +246,18 @@ class _Check:
             self._variants.get(test, []).sort(key=lambda variant: self._distance(test, variant))
 
     def _distance(self, test: str, variant: Variant) -> tuple[bool, int]:
-        """Return the sort key of a variant: its distance from the failure on the untouched code, conditions last."""
+        """Return a variant's sort key: its distance from the failure on the untouched code; conditions come last."""
         lines = [int(line) for label, _, line in (place.rpartition("+") for place in self._broken[test]) if not label]
         line = self._files[variant.path].count(b"\n", 0, variant.start) + 1 - self._line(test)
         return variant.kind in WEAK, min((abs(line - broken) for broken in lines if line >= 0), default=0)
 
     def run(self, requested: Mapping[str, Sequence[Changes]]) -> SuiteRun:
-        """Run the reference on an edition, and record its results."""
+        """Run the reference on edited test files, and record the results."""
         edition = make_edition(self._files, requested, self._dice)
         chosen = tuple(
             called(self._workspace.task, version, self._names[version.original]) for version in edition.versions
         )
-        # all copies together may exceed the tests' time limit
+        # the copies may exceed the tests' time limit together
         run = self._workspace.patient().run(reference_change(self._workspace.task), edition.files, chosen)
         if run.doubt is None:
             self._note(edition, chosen, run)
@@ -287,7 +287,7 @@ class _Check:
         return ChangeableTests(tuple(self._result(test, name) for test, name in self._names.items()))
 
     def _result(self, test: str, name: str) -> Changeable:
-        # only copies show whether a test still passes with values in place of their names
+        # only a copy shows whether the test still passes with values in place of names
         usable = [
             variant
             for variant in self._variants.get(test, ())
@@ -307,7 +307,7 @@ class _Check:
         )
 
     def _line(self, test: str) -> int:
-        """Return the line at which a test is defined; 0 if its file cannot be read."""
+        """Return the line at which a test is defined, or 0 if its file cannot be parsed."""
         path, _, name = test.partition("::")
         source = PythonSource.read(self._files[path]) if path in self._files else None
         function = source.function(name) if source else None
@@ -326,29 +326,29 @@ class _Check:
 
 
 def inlined(variants: Iterable[Variant]) -> Changes:
-    """Return the changes that put unchanged values in place of their names."""
+    """Return the changes that replace names by their unchanged values."""
     return tuple({(variant.start, variant.end): (variant, -1) for variant in variants if variant.own}.values())
 
 
 def test_files(workspace: Workspace) -> dict[str, bytes]:
-    """Return the hidden files of a task's tests, with their content: sources and snapshots."""
+    """Return the contents of the hidden files of a task's tests, by path: sources and snapshots."""
     hidden = workspace.image.tests_dir()
     return hidden_files(hidden, (*workspace.files, *snapshots_of(hidden)))
 
 
 def function_names(task: Task) -> dict[str, str]:
-    """Return the functions of a task's FAIL_TO_PASS tests: pytest's id without parameters, and the runner's name."""
+    """Return the functions of a task's FAIL_TO_PASS tests: their pytest ids without parameters, and runner's names."""
     ids = located(task, task.FAIL_TO_PASS)
     return {base_of(test): base_of(name) if task.grader.reporter == "pytest" else name for test, name in ids.items()}
 
 
 def called(task: Task, version: Version, name: str) -> str:
-    """Return the runner's name for a version of a test.
+    """Return the runner's name for one version of a test.
 
     Args:
         task: the task.
         version: the version.
-        name: the runner's name for the original.
+        name: the runner's name for the original test.
     """
     if task.grader.reporter == "pytest":
         return version.test

@@ -1,6 +1,6 @@
-"""Compare the tests that pytest collected with the tables of parameters in their files.
+"""Compare the tests that pytest collected with the parameter tables in their source files.
 
-This process only parses the files. It never imports code of a submission, so a submission cannot change its result.
+The files are only parsed, never imported, so the code of a submission cannot change the result.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from minisandbox.tasks import node_id
 
 
 def mismatches(files: Mapping[str, bytes], collected: Mapping[str, Parameters]) -> tuple[str, ...]:
-    """Compare the parameters of collected tests with the tables in their files.
+    """Compare the parameters of collected tests with the tables in their source files.
 
     Args:
-        files: test files by path, with their content.
-        collected: the parameters per node id, as the reporter sent them.
+        files: the contents of the test files, by path.
+        collected: the parameters of each test, by node id, as the reporter sent them.
 
     Returns:
-        A message for each test whose values are in no row of its table, and for each row that is collected more or
-        less often than the others. Only tables in the source and their literal values are compared.
+        A message for each test whose values are in no row of its table, and for each table of which some rows are
+        collected more often than others. Only tables in the source, and only their literal values, are compared.
     """
     sources: dict[str, PythonSource | None] = {}
     functions: dict[str, dict[str, Parameters]] = {}
@@ -59,13 +59,13 @@ def _of_table(base: str, table: Table, tests: Mapping[str, Parameters]) -> Itera
 
 
 def _is_row(row: list[str | None], values: list[str | None]) -> bool:
-    """Return whether values match a row; a value that is not plain on either side matches everything."""
+    """Return whether values match a row; a cell or a value that is not plain matches everything."""
     pairs = zip(row, values, strict=False)
     return len(row) != len(values) or all(written is None or text is None or text == written for written, text in pairs)
 
 
 def spelled(node: ast.expr) -> str | None:
-    """Return the reporter's text of a literal's value, or None for other expressions."""
+    """Return a literal's value as the reporter would write it, or None for other expressions."""
     try:
         text = _spelled(ast.literal_eval(node))
     except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
@@ -74,7 +74,7 @@ def spelled(node: ast.expr) -> str | None:
 
 
 _LONGEST = 200
-"""The reporter's own limit: it sends no longer texts."""
+"""The longest text that is compared; the reporter sends no longer ones."""
 
 
 def _spelled(value: object, depth: int = 0) -> str | None:

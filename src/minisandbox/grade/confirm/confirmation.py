@@ -1,9 +1,9 @@
-"""Confirm a pass by a further run that a forged pass fails.
+"""Confirm a pass by a further test run, in which a forged pass fails.
 
-The run has unchanged tests, which must pass, and tests with a changed expectation, which must fail where the
-reference fails them (:mod:`.variants`). A submission that recognises the run gains nothing unless it knows which tests
-are changed. A run that is not believed (timeout, out of memory, dead sandbox) is repeated once; if the second is not
-believed either, the pass is ``unconfirmed``.
+In that run, unchanged tests must pass, and tests with a changed expectation must fail where the reference fails them
+(:mod:`.variants`). A submission that recognises the run gains nothing unless it knows which tests are changed. A run
+that is not believed (timeout, out of memory, dead sandbox) is repeated once. If the second run is not believed either,
+the pass is ``unconfirmed``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACCIDENTS = frozenset(
         Reason.RESTORE_FAILED, Reason.LOG_UNREADABLE,
     }
 )  # fmt: skip
-"""Doubts that the machine may have caused; only two in a row count against a submission."""
+"""Doubts that the machine may have caused; they count against a submission only twice in a row."""
 _FAILING = frozenset({"failed", "error"})
 _NO_EDITION = Edition({}, ())
 
@@ -51,13 +51,13 @@ class _UnconfirmedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """A test with another outcome than required.
+    """A test that does not have the required outcome.
 
     Attributes:
         version: the version of the test.
-        item: its parameters.
-        kind: ``spared``: changed, but passed; ``elsewhere``: changed, and neither passed nor failed where it must;
-            ``lost``: unchanged, but did not pass.
+        item: the parameters of the test.
+        kind: ``spared``: a changed test passed; ``elsewhere``: a changed test neither passed nor failed at the required
+            position; ``lost``: an unchanged test did not pass.
     """
 
     version: Version
@@ -69,13 +69,13 @@ class _Finding:
 
 
 class Confirmation:
-    """The confirmation of one pass.
+    """Confirm one pass of a submission.
 
     Args:
-        workspace: where the tests run.
+        workspace: the workspace in which the tests run.
         change: the applied part of the submission.
         thorough: whether to run all tests, not only FAIL_TO_PASS.
-        times: the number of confirmations, each with new draws.
+        times: the number of confirmations; each draws new changes.
     """
 
     def __init__(self, workspace: Workspace, change: CodePatch, *, thorough: bool = False, times: int = 1) -> None:
@@ -88,14 +88,14 @@ class Confirmation:
         self._dice = random.SystemRandom()
 
     def check_collection(self, run: SuiteRun, graded: Grade) -> Grade:
-        """Compare the tests that a run collected with their files.
+        """Compare the tests that a run collected with their source files.
 
         Args:
             run: the run in which every named test passed.
             graded: its grade.
 
         Returns:
-            The grade, or ``tampered`` if tests differ from their files that do not differ in the reference's run.
+            The grade; ``tampered`` if tests differ from their files that do not differ in the reference's run.
 
         Raises:
             MiniSandboxError: a sandbox could not be created.
@@ -113,14 +113,14 @@ class Confirmation:
         return _tampered(graded, _TamperedError(Reason.COLLECTION_CHANGED, detail)) if foreign else graded
 
     def confirm(self, run: SuiteRun, graded: Grade) -> Grade:
-        """Run the tests once more, some of them changed.
+        """Run the tests once more, some of them with changed expectations.
 
         Args:
             run: the run in which every named test passed.
             graded: its grade.
 
         Returns:
-            The grade, perhaps with a flag; or a grade with the verdict tampered, failed or unconfirmed.
+            The grade, possibly with a flag; or a grade with the verdict tampered, failed or unconfirmed.
 
         Raises:
             MiniSandboxError: a sandbox could not be created.
@@ -136,7 +136,7 @@ class Confirmation:
             for drawn in (drawn for _ in range(self._times) for drawn in draws(tests, run.duration, self._dice)):
                 lost = self._try(drawn)
                 if any(finding.version.test != finding.version.original for finding in lost):
-                    # a copy runs in its original's process, and a solution may keep state between the two
+                    # a copy runs in its original's process, and a correct solution may keep state between the two
                     lost = next(filter(None, map(self._try, draws_without_copies(tests, self._dice))), [])
                 if lost:
                     detail = f"tests that passed once failed in further runs: {_some(lost)}"
@@ -150,12 +150,12 @@ class Confirmation:
     def _try(self, drawn: VersionDraw) -> list[_Finding]:
         """Run one draw; return the unchanged tests that failed although the reference passes them.
 
-        If a test has another outcome than required, two further runs must be faultless. Otherwise a submission that
-        guesses, or that behaves differently in every run, would gain by repetitions.
+        If a test does not have the required outcome, two further runs must be faultless. Otherwise a submission that
+        guesses, or that behaves differently in every run, would profit from repetitions.
 
         Raises:
             _TamperedError: changed tests that the reference fails passed in two runs.
-            _UnconfirmedError: two runs differ, or two runs in a row were not believed.
+            _UnconfirmedError: two runs disagree, or two runs in a row were not believed.
         """
         edition = make_edition(self._files, drawn.wanted, self._dice, drawn.definitions)
         chosen = () if self._thorough else self._chosen(edition)
@@ -183,7 +183,7 @@ class Confirmation:
         )
 
     def _findings(self, drawn: VersionDraw, edition: Edition, run: SuiteRun | None) -> list[_Finding]:
-        """Return the tests with another outcome than required; empty without a run."""
+        """Return the tests that do not have the required outcome; empty without a run."""
         if run is None:
             return []
         readout, findings = Readout(run, {**self._files, **edition.files}), []
@@ -206,10 +206,10 @@ class Confirmation:
         return findings
 
     def _run(self, what: str, edition: Edition, chosen: Sequence[str]) -> SuiteRun | None:
-        """Run the submission on an edition.
+        """Run the submission on edited test files.
 
         Returns:
-            A believed run, or None if the reference's run on the edition is not believed either.
+            A run that is believed, or None if the reference's run on the same files is not believed either.
 
         Raises:
             _TamperedError: the run shows a forgery that the reference's run does not show.
@@ -221,7 +221,7 @@ class Confirmation:
         doubt = run.doubt
         if doubt.reason in ACCIDENTS:
             raise _UnconfirmedError.by_doubt(what, doubt)
-        if doubt.reason is not Reason.REPORT_DAMAGED:  # only a submission can cause this
+        if doubt.reason is not Reason.REPORT_DAMAGED:  # only a submission can damage its report
             control = self._twice(reference_change(self._workspace.task), edition, chosen)
             if control.doubt is not None and control.doubt.reason not in ACCIDENTS:
                 return None
@@ -232,7 +232,7 @@ class Confirmation:
         raise _UnconfirmedError.by_doubt(what, doubt)
 
     def _control(self, what: str, edition: Edition, chosen: Sequence[str]) -> SuiteRun:
-        """Run the reference on an edition.
+        """Run the reference on edited test files.
 
         Raises:
             _UnconfirmedError: two runs in a row were not believed.
@@ -243,7 +243,7 @@ class Confirmation:
         return run
 
     def _twice(self, change: CodePatch, edition: Edition, chosen: Sequence[str]) -> SuiteRun:
-        """Run the tests, and repeat a run that is not believed; after a timeout with three times the limit."""
+        """Run the tests, and repeat a run that is not believed; after a timeout, triple the time limit."""
         run = _run_once(self._workspace, change, edition.files, chosen)
         if run.doubt is None or run.doubt.reason.verdict is Verdict.TAMPERED:
             return run

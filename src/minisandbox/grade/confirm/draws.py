@@ -1,7 +1,7 @@
-"""Draw at random which tests of a confirming run are changed, and how.
+"""Draw at random which tests a confirming run changes, and how.
 
-Code under test can read all versions of a test. So at each position every value occurs in equally many versions, and
-the most frequent value does not reveal the original's.
+Code under test can read all versions of a test. So at each position every value occurs in equally many versions:
+otherwise the most frequent value would reveal the original.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from minisandbox.grade.confirm.literals import spread
 from minisandbox.grade.confirm.variants import WEAK, Variant
 
 _MOST_VERSIONS = 6
-"""Maximum number of versions of one test."""
+"""The maximum number of versions of one test."""
 _MOST_COPIES = 60
-"""Maximum number of copies in one run, over all tests."""
+"""The maximum number of copies in one run, over all tests."""
 _MOST_ITEMS = 360
-"""Maximum number of items of one test in a run, over its versions; each set of parameters is an item."""
+"""The maximum number of items of one test in a run, over its versions; each set of parameters is an item."""
 _MOST_RUNS = 5
-"""Maximum number of runs with changes, if tests run without copies."""
+"""The maximum number of runs with changes if tests run without copies."""
 _SHARE = 0.1
-"""The share of the first run's time that copies may take; slower tests are changed in place, or not at all."""
+"""The share of the first run's duration that copies may take. Slower tests are changed in place, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionDraw:
-    """The versions of tests for one run.
+    """The versions of the tests in one run.
 
     Attributes:
-        wanted: the versions of each test; the first one has the test's name.
-        failing: per changed version of a test, the items that must fail, with the allowed positions.
-        passing: per test, the items that must pass unchanged.
-        definitions: the values for definitions that no version reads.
+        wanted: the versions of each test; the first version keeps the test's name.
+        failing: for each changed version of a test, the items that must fail, with the allowed positions.
+        passing: for each test, the items that must pass unchanged.
+        definitions: new values for definitions that no version reads.
     """
 
     wanted: dict[str, list[Changes]] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class VersionDraw:
 def draws(tests: ChangeableTests, seconds: float, dice: random.Random) -> Iterator[VersionDraw]:
     """Yield the draws that confirm a pass, each with several versions of every test that can be copied.
 
-    Some of the other tests are changed in place. If there is only one, it is changed in one of two draws.
+    Some of the other tests are changed in place. If there is only one such test, one of two draws changes it.
 
     Args:
         tests: the changeable tests.
         seconds: the duration of the first run.
-        dice: the source of randomness.
+        dice: the random generator.
     """
     groups = _groups(tests)
     counts = _counts(groups, seconds, dice)
@@ -72,7 +72,7 @@ def draws(tests: ChangeableTests, seconds: float, dice: random.Random) -> Iterat
 
 
 def _counts(groups: Sequence[Sequence[Changeable]], seconds: float, dice: random.Random) -> list[int]:
-    """Return the number of versions of each test that the time allows; 1 for tests without copies."""
+    """Return the number of versions of each test that the time allows; 1 for a test that is not copied."""
     able = [number for number, group in enumerate(groups) if _has_copies(group)]
     counts, budget = [1] * len(groups), _SHARE * seconds
     maximum = max(2, min(_MOST_VERSIONS, _MOST_COPIES // max(1, len(able)) + 1))
@@ -88,11 +88,11 @@ def _counts(groups: Sequence[Sequence[Changeable]], seconds: float, dice: random
 
 
 def draws_without_copies(tests: ChangeableTests, dice: random.Random) -> Iterator[VersionDraw]:
-    """Yield draws in which every test has one version: first none is changed, then each place of each test in turn.
+    """Yield draws with one version of each test: first all unchanged, then with a change at each position in turn.
 
     Args:
         tests: the changeable tests.
-        dice: the source of randomness.
+        dice: the random generator.
     """
     groups = _groups(tests)
     changes = [_changes(group[0], dice)[:_MOST_RUNS] for group in groups]
@@ -116,15 +116,16 @@ def _has_copies(group: Sequence[Changeable]) -> bool:
 
 
 def _places(function: Changeable) -> list[CheckedVariant]:
-    """Return the changeable values; conditions only if there are none, since an object can satisfy any condition."""
+    """Return the changeable values, or conditions if there are none: a forged object can satisfy any condition."""
     values = [checked for checked in function.variants if checked.variant.kind not in WEAK]
     return values or list(function.variants)
 
 
 def _ordered(checked: Sequence[CheckedVariant], function: Changeable, dice: random.Random) -> list[Variant]:
-    """Return variants in random order, except for the first.
+    """Return variants in random order, except that the variant next to the original failure comes first.
 
-    The first is at, or next after, the failure on the untouched code: a submission that fixes nothing must cheat there.
+    A submission that fixes nothing must cheat where the test fails on the untouched code. The first variant is at that
+    line, or is the next one after it.
     """
     shuffled = dice.sample(checked, len(checked))
     first = min(shuffled, key=lambda candidate: _lines_until(function, candidate))
@@ -132,7 +133,7 @@ def _ordered(checked: Sequence[CheckedVariant], function: Changeable, dice: rand
 
 
 def _changes(function: Changeable, dice: random.Random) -> list[Change]:
-    """Return changes of a test: first one per position, then other values at the same positions."""
+    """Return changes of a test: first one at each position, then other values at the same positions."""
     if not function.variants:
         return []
     places = [(variant, _shuffled(len(variant.texts), dice)) for variant in _ordered(_places(function), function, dice)]
@@ -145,7 +146,7 @@ def _shuffled(count: int, dice: random.Random) -> list[int]:
 
 
 def _versions(function: Changeable, count: int, dice: random.Random) -> list[Changes]:
-    """Return versions of a test with all combinations of some values at two positions, in random order."""
+    """Return versions of a test that combine some values at up to two positions, in random order."""
     first, *others = _ordered(_local(function), function, dice)
     second = next((other for other in others if not other.overlaps(first)), None)
     columns = 2 if second and count >= 4 else 1
@@ -160,7 +161,7 @@ def _versions(function: Changeable, count: int, dice: random.Random) -> list[Cha
 
 
 def _version(function: Changeable, *changes: Change | None) -> Changes:
-    """Return a version of a test in which values replace all unchanged names."""
+    """Return a version of a test with these changes, and with values in place of all unchanged names."""
     edited = [change for change in changes if change]
     named = [checked.variant for checked in function.variants if checked.variant.own and function.copies]
     values = inlined(name for name in named if not any(name.overlaps(variant) for variant, _ in edited))
@@ -168,7 +169,7 @@ def _version(function: Changeable, *changes: Change | None) -> Changes:
 
 
 def _with_definitions(drawn: VersionDraw, dice: random.Random) -> VersionDraw:
-    """Draw the values of definitions from those of the versions; for a single version, its own or another."""
+    """Draw a value for each definition from a version of a test; for a single version, perhaps another value."""
     values: dict[tuple[str, tuple[int, int]], Change] = {}
     for versions in drawn.wanted.values():
         for variant, number in dice.choice(versions):
@@ -180,12 +181,12 @@ def _with_definitions(drawn: VersionDraw, dice: random.Random) -> VersionDraw:
 
 
 def _local(function: Changeable) -> list[CheckedVariant]:
-    """Return the variants that a copy of a test can contain."""
+    """Return the variants that a copy of the test can contain."""
     return [checked for checked in _places(function) if checked.variant.is_local]
 
 
 def _lines_until(function: Changeable, checked: CheckedVariant) -> float:
-    """Return the lines from the first failure on the untouched code to a changed test's failure; infinite if above."""
+    """Return the smallest line distance from an original failure down to the variant's failure; infinite if above."""
     lines = [math.inf]
     for broken, position in itertools.product(
         function.broken, {position for items in checked.failing for position in items.values()}

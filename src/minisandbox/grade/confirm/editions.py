@@ -1,4 +1,4 @@
-"""Editions: test files in which each test has several versions, some changed and some not."""
+"""Write editions: test files in which each test has several versions, some of them changed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from minisandbox.grade.names import first_words
 from minisandbox.tasks import node_id
 
 Change = tuple[Variant, int]
-"""A variant, and the number of its text; -1 for the unchanged value."""
+"""A variant and the index of its replacement text; -1 stands for the unchanged value."""
 Changes = tuple[Change, ...]
-"""The changes of one version of a test; an unchanged version at most has values in place of their names."""
+"""The changes of one version of a test. An unchanged version may have values in place of names, but no other change."""
 _LETTERS = "abcdefghilmnoprstu"
 
 
@@ -25,9 +25,9 @@ class Version:
     """One version of a test.
 
     Attributes:
-        original: pytest's id of the test, without parameters.
-        test: the version's own id: the original's, or that of a copy.
-        changes: its edits.
+        original: the pytest id of the test, without parameters.
+        test: the version's own id: that of the original, or of a copy.
+        changes: the version's edits.
     """
 
     original: str
@@ -36,17 +36,17 @@ class Version:
 
     @property
     def is_changed(self) -> bool:
-        """Whether it has another expectation than the original."""
+        """Whether the version expects something else than the original."""
         return any(number >= 0 for _, number in self.changes)
 
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """Edited test files.
+    """Edited test files, and the versions of tests in them.
 
     Attributes:
-        files: the edited files by path, with their content.
-        versions: the tests in them.
+        files: the contents of the edited files, by path.
+        versions: the tests in the files.
     """
 
     files: Mapping[str, bytes]
@@ -58,9 +58,9 @@ class ItemResult:
     """The result of a test with one set of parameters.
 
     Attributes:
-        outcome: as in a report.
-        place: the position of the failure in the test; "" if unknown.
-        test: its name in the runner's output.
+        outcome: the outcome, as in a report.
+        place: the position of the failure in the test; "" if it is unknown.
+        test: the item's name in the runner's output.
     """
 
     outcome: str
@@ -77,14 +77,14 @@ def make_edition(
     """Write versions of tests into their files.
 
     Args:
-        files: the test files by path, with their content.
-        requested: the versions of each test. The first takes the test's own name, the others are copies below it. Tests
-            that inherit one method have the same versions.
-        dice: chooses the names of copies.
-        definitions: the new values of definitions that no version reads any more.
+        files: the contents of the test files, by path.
+        requested: the versions of each test. The first keeps the test's own name, the others become copies below it.
+            Tests that inherit one method have the same versions.
+        dice: the random generator that names the copies.
+        definitions: new values for definitions that no version reads any more.
 
     Returns:
-        The edition, without copies that cannot be created and files that would be malformed.
+        The edition, without copies that cannot be created and without files that would be malformed.
     """
     edits: dict[str, list[Edit]] = {}
     versions: list[Version] = []
@@ -128,7 +128,7 @@ def _with_definitions(
     path: str,
     definitions: Sequence[Change],
 ) -> bytes:
-    """Change the definitions of a file that no version of a test reads."""
+    """Change the definitions in a file that no version of a test reads any more."""
     source = PythonSource.read(text)
     if source is None:
         return text
@@ -160,7 +160,7 @@ class _Result:
 
 
 def _numbered(tests: Iterable[str]) -> dict[str, str]:
-    """Number the tests of each function in collection order, because a changed table changes their ids."""
+    """Number the items of each function in collection order, because a changed table changes their ids."""
     counts = Counter[str]()
     numbers = {}
     for test in tests:
@@ -171,11 +171,11 @@ def _numbered(tests: Iterable[str]) -> dict[str, str]:
 
 
 class Readout:
-    """The results of a run by function and parameters.
+    """Look up the results of a run by function and parameters.
 
     Args:
         run: the run.
-        files: the test files that it ran on.
+        files: the contents of the test files in that run.
     """
 
     def __init__(self, run: SuiteRun, files: Mapping[str, bytes]) -> None:
@@ -192,11 +192,11 @@ class Readout:
                 self._functions.setdefault(name, {"": result})
 
     def items(self, name: str, test: str) -> dict[str, ItemResult]:
-        """Return the items of a function.
+        """Return the results of a function's items.
 
         Args:
-            name: its name in the runner's output.
-            test: its pytest id, without parameters.
+            name: the function's name in the runner's output.
+            test: the function's pytest id, without parameters.
         """
         results = self._functions.get(name, {})
         return {item: ItemResult(one.outcome, self._place(test, one.line), one.test) for item, one in results.items()}
@@ -206,7 +206,7 @@ class Readout:
         return sum(self._seconds.get(result.test, 0.0) for result in self._functions.get(name, {}).values())
 
     def _place(self, test: str, line: int | None) -> str:
-        """Return a line as ``FUNCTION+OFFSET``; the name is empty for the test's own function."""
+        """Return a line as ``FUNCTION+OFFSET``; FUNCTION is empty for the test's own function."""
         path, _, name = test.partition("::")
         if path not in self._sources:
             self._sources[path] = PythonSource.read(self._files[path]) if path in self._files else None

@@ -1,4 +1,4 @@
-"""Edits of test files that replace expressions and leave everything else unchanged."""
+"""Edit test files: replace expressions, and leave all other bytes unchanged."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A replacement for a range of bytes."""
+    """A replacement for a range of bytes in a file."""
 
     start: int
     end: int
     text: str
 
     def moved(self, by: int) -> Edit:
-        """Return the edit for a text that starts at another offset."""
+        """Return the edit with its range moved by a number of bytes."""
         return replace(self, start=self.start + by, end=self.end + by)
 
 
 def apply_edits(content: bytes, edits: Iterable[Edit]) -> bytes:
-    """Apply edits that do not overlap."""
+    """Apply edits whose ranges do not overlap."""
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         content = content[: edit.start] + edit.text.encode() + content[edit.end :]
     return content
@@ -36,12 +36,12 @@ def apply_edits(content: bytes, edits: Iterable[Edit]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of parameters.
+    """A table of test parameters.
 
     Attributes:
-        names: the parameters.
-        written: the argument of the mark.
-        values: the expression that contains the rows: the argument itself, or the value of a variable.
+        names: the names of the parameters.
+        written: the argument of the mark, as written: the table, or a variable.
+        values: the expression with the rows: the argument itself, or the value of the variable.
         rows: the values of each row.
     """
 
@@ -52,7 +52,7 @@ class Table:
 
 
 class PythonSource:
-    """A Python test file, as bytes and as a syntax tree."""
+    """A Python test file: its bytes and its syntax tree."""
 
     def __init__(self, content: bytes, tree: ast.Module) -> None:
         self.content = content
@@ -62,12 +62,12 @@ class PythonSource:
         self._tests = dict(_functions(tree.body, ""))
         lengths = [len(line) + 1 for line in content.split(b"\n")]
         self._starts = [0, *itertools.accumulate(lengths)]
-        if content.startswith(codecs.BOM_UTF8):  # which the parser does not count
+        if content.startswith(codecs.BOM_UTF8):  # the parser does not count the byte order mark
             self._starts[0] = len(codecs.BOM_UTF8)
 
     @classmethod
     def read(cls, content: bytes) -> Self | None:
-        """Parse a file; return None if it is not UTF-8, or this Python cannot parse it (Python 2's syntax)."""
+        """Parse a file; return None if it is not UTF-8, or if this Python cannot parse it (e.g. Python 2 syntax)."""
         if b"\r" in content.replace(b"\r\n", b"") or b"\f" in content:
             return None  # Python and its parser count lines differently
         try:
@@ -99,9 +99,9 @@ class PythonSource:
         return max(around, key=lambda node: node.lineno, default=None)
 
     def tables(self, function: Function) -> Iterator[Table]:
-        """Yield the literal tables of parameters of a test (``pytest.mark.parametrize``).
+        """Yield the literal parameter tables of a test (``pytest.mark.parametrize``).
 
-        A table may be a variable of the module.
+        A table may be the value of a module variable.
         """
         for mark in function.decorator_list:
             if isinstance(mark, ast.Call) and ast.unparse(mark.func).endswith("parametrize") and len(mark.args) > 1:
@@ -131,7 +131,7 @@ class PythonSource:
                     yield from assigned_values(method.body, f"self.{name}")
 
     def uses(self, name: str, functions: Iterable[Function]) -> bool:
-        """Return whether one of some functions reads a variable or an attribute."""
+        """Return whether any of the functions reads this variable or attribute."""
         return any(_reads(node, name) for function in functions for node in ast.walk(function))
 
     def is_read_by_tests_alone(self, name: str) -> bool:
@@ -166,7 +166,7 @@ class PythonSource:
     def copied(self, function: Function, name: str, edits: Iterable[Edit] = ()) -> Edit | None:
         """Return the edit that adds an edited copy of a function below it, under another name.
 
-        Return None if there is other code on the function's first or last line.
+        Return None if other code shares the function's first or last line.
         """
         begin = min((function, *function.decorator_list), key=lambda node: node.lineno)
         start = self._starts[begin.lineno - 1]
@@ -197,7 +197,7 @@ def _reads(node: ast.AST, name: str) -> bool:
 
 
 def assigned_values(nodes: Iterable[ast.AST], name: str) -> Iterator[ast.expr]:
-    """Yield the values that assignments among the nodes give to a variable, or an attribute such as ``self.x``."""
+    """Yield the values that assignments among the nodes give to a variable or to an attribute (``self.x``)."""
     for node in nodes:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if (
@@ -213,7 +213,7 @@ def _text(node: ast.expr | None) -> str:
 
 
 def _names_of(node: ast.expr) -> list[str]:
-    """Return the names of parameters in the first argument of a mark; empty if they are not literals."""
+    """Return the parameter names in the first argument of a mark; empty if it is no literal."""
     try:
         value = ast.literal_eval(node)
     except ValueError:
@@ -229,7 +229,7 @@ def _is_indirect(mark: ast.Call, values: ast.List | ast.Tuple) -> bool:
 
 
 def _cells(row: ast.expr, count: int) -> list[ast.expr]:
-    """Return the values of a row of a table; those of ``pytest.param(...)`` are its arguments."""
+    """Return the values in a table row; for ``pytest.param(...)``, its arguments."""
     if isinstance(row, ast.Call) and ast.unparse(row.func).rpartition(".")[2] == "param":
         return row.args
     if count > 1:

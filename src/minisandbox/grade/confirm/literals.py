@@ -1,4 +1,4 @@
-"""Literals of an expression, and other values of the same kind."""
+"""Find the literals of an expression, and draw other values of the same kind for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STRING = re.compile(r"""(?P<prefix>[A-Za-z]*)(?P<quote>'''|\"\"\"|'|")(?P<body>
 _MOST = 3
 _BLOCK = 14
 _COMMON = "0123456789etaoinshrdlc"
-"""Letters that are replaced and that replace them; rare letters would reveal the change."""
+"""The characters that are replaced, and that replace others. Rare letters would reveal the change."""
 
 
 def literals_in(node: ast.expr) -> Iterator[ast.expr]:
@@ -35,11 +35,11 @@ def literals_in(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def other_literals(text: str, dice: random.Random) -> tuple[str, ...]:
-    """Return up to three inconspicuous literals of the same kind and number of lines, with other values.
+    """Return up to three inconspicuous literals with other values, of the same kind and number of lines.
 
     Args:
         text: the source text of the literal.
-        dice: the source of randomness.
+        dice: the random generator.
 
     Returns:
         The new texts; empty if there are no other values of this kind.
@@ -70,10 +70,10 @@ def spread(values: int, versions: int, dice: random.Random) -> list[int]:
     Args:
         values: the number of values, without the first version's own.
         versions: the number of versions.
-        dice: the source of randomness.
+        dice: the random generator.
 
     Returns:
-        The number of each version's value.
+        The index of each version's value.
     """
     spots = [version % (values + 1) for version in range(versions)]
     dice.shuffle(spots)
@@ -83,9 +83,9 @@ def spread(values: int, versions: int, dice: random.Random) -> list[int]:
 
 
 def _steps(value: float, dice: random.Random) -> list[int]:
-    """Return the differences to random other numbers of the same block.
+    """Return the differences between a value and random other numbers of the same block.
 
-    Every number of a block is equally likely, so the rank does not reveal the original.
+    Every number of a block is equally likely, so the rank of a number does not reveal the original.
     """
     floor = math.floor(value)
     start = floor - floor % _BLOCK
@@ -100,7 +100,7 @@ def _value_of(text: str) -> object:
 
 
 def _other_strings(text: str, dice: random.Random) -> list[str]:
-    """Change one letter or digit of a string, outside of its escapes; an empty string gets a letter."""
+    """Replace one letter or digit of a string, outside of its escapes; an empty string gets a letter."""
     tokens = list(_string_tokens(text))
     places = [position for start, token in tokens for position in _characters(start, token)]
     if places:
@@ -116,7 +116,7 @@ def _other_strings(text: str, dice: random.Random) -> list[str]:
 
 
 def _string_tokens(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the strings of an implicit concatenation, with where they start."""
+    """Yield the string tokens of an implicit concatenation, with their offsets."""
     lengths = [len(line) + 1 for line in f"({text})".split("\n")]
     starts = [sum(lengths[:number]) for number in range(len(lengths))]
     try:
@@ -129,7 +129,7 @@ def _string_tokens(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _characters(start: int, token: str) -> Iterator[int]:
-    """Yield where the ASCII letters and digits of a string are, without those that belong to an escape."""
+    """Yield the offsets of a string's ASCII letters and digits, except those in escapes."""
     match = _STRING.fullmatch(token)
     if match is None:
         return

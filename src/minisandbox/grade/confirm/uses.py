@@ -1,4 +1,4 @@
-"""How a test uses values: what it compares results with, and what its variables are given."""
+"""Analyse how a test uses values: which ones it compares results with, and what its variables contain."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ASSERTS = re.compile(r"assert([A-Z_]\w*)?|eq_|ok_|\w*(fnmatch|re_match)_lines?\w
 _TRANSPARENT = frozenset(
     {"list", "set", "tuple", "sorted", "dict", "frozenset", "len", "str", "repr", "approx", "abs", "fabs", "round"}
 )
-"""Functions whose arguments are still what a test compares with."""
+"""Functions that are looked through: their first argument is still an expected value."""
 _CONSTRUCTORS = frozenset(
     {"Decimal", "Fraction", "datetime", "date", "time", "timedelta", "UUID", "Path", "PurePath", "PurePosixPath"}
 )
-"""Classes whose instances a test states by their arguments."""
+"""Classes whose instances a test spells out by constructor arguments."""
 
 
 def names_in(expression: ast.expr) -> set[str]:
@@ -27,7 +27,7 @@ def names_in(expression: ast.expr) -> set[str]:
 
 
 def reached(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield the assertions and calls of a test, without those of functions that it defines."""
+    """Yield the assertions and calls in a test, except those inside functions that it defines."""
     for statement in body:
         nodes: list[ast.AST] = [statement]
         while nodes:
@@ -41,7 +41,7 @@ def reached(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def equated(function: Function) -> Iterator[ast.expr]:
-    """Yield the expected sides of a test's equalities."""
+    """Yield the expected sides of the equality assertions in a test."""
     for node in reached(function.body):
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.Eq):
             yield node.test.comparators[0]
@@ -54,7 +54,7 @@ def equated(function: Function) -> Iterator[ast.expr]:
 
 
 def leaves_of(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield the parts of an expected value: variables and literals, through containers and transparent calls."""
+    """Yield the variables and literals in an expected value, also inside containers and transparent calls."""
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func).rpartition(".")[2]
         if name in _TRANSPARENT and node.args:
@@ -75,7 +75,7 @@ def leaves_of(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def expected_arguments(call: ast.Call, helper: Function) -> Iterator[tuple[ast.expr, bool]]:
-    """Yield the arguments of a call that the called function only compares with, and whether for equality."""
+    """Yield the arguments that the called function only compares with, and whether only for equality."""
     parameters = [argument.arg for argument in helper.args.posonlyargs + helper.args.args]
     if isinstance(call.func, ast.Attribute) and parameters[:1] in (["self"], ["cls"]):
         parameters = parameters[1:]
@@ -87,12 +87,12 @@ def expected_arguments(call: ast.Call, helper: Function) -> Iterator[tuple[ast.e
 
 
 def is_only_expected(function: Function, name: str, *, is_equal: bool = False) -> bool:
-    """Return whether a function uses a variable (or ``self.x``) only as what results are compared with.
+    """Return whether a function uses a variable (or ``self.x``) only as an expected value in comparisons.
 
     Args:
-        function: a test.
-        name: of the variable.
-        is_equal: whether results must equal it, always.
+        function: a test or a helper of tests.
+        name: the name of the variable.
+        is_equal: whether every comparison must be for equality.
     """
     last = name.rpartition(".")[2]
     uses = [node for node in ast.walk(function) if last in (getattr(node, "id", ""), getattr(node, "attr", ""))]
@@ -120,12 +120,12 @@ def is_only_expected(function: Function, name: str, *, is_equal: bool = False) -
 
 
 def assigned_to(function: Function, name: str) -> Iterator[ast.expr]:
-    """Yield what a function assigns to a variable."""
+    """Yield the values that a function assigns to a variable."""
     yield from assigned_values(ast.walk(function), name)
 
 
 def looped_over(function: Function, name: str) -> Iterator[ast.expr]:
-    """Yield what a function's loops over written values give a variable."""
+    """Yield the values of a variable in a function's loops over literal rows."""
     for loop in (node for node in ast.walk(function) if isinstance(node, ast.For)):
         yield from _loop_cells(function, loop, name)
 

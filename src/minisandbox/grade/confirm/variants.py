@@ -1,9 +1,9 @@
-"""Variants: edits of hidden tests that make a test fail.
+"""Draw variants of hidden tests: edits of an expectation that make the test fail.
 
-Code under test shares an interpreter with its tests, so it can change what a test expects. It cannot know a value
-that is drawn at random afterwards. A variant replaces an expectation of a test by such a value, wherever it is written.
-A correct solution fails the changed test at the line that compares the value; a solution that adapts tests to its own
-output passes it.
+Code under test shares an interpreter with its tests, so it can change what a test expects. It cannot know a value that
+is drawn at random afterwards. A variant replaces an expectation of a test by such a value, wherever the expectation is
+written. A correct solution fails the changed test at the line that compares the value. A solution that adapts tests to
+its own output passes the changed test.
 
 Only stated expectations are changed: values that results are compared with, expected exceptions, asserted conditions.
 Inputs of the code under test stay, because another correct solution may treat a changed input differently than the
@@ -44,23 +44,23 @@ class Kind(enum.StrEnum):
     ASSERTION = "assertion"
     """A value in an assertion."""
     PARAMETER = "parameter"
-    """A value in a table of parameters, or of a loop."""
+    """A value in a table of parameters, or in the rows of a loop."""
     CONSTANT = "constant"
-    """A value of a variable that the test compares with."""
+    """The value of a variable that the test compares results with."""
     FIXTURE = "fixture"
-    """A value that a fixture or a set-up method gives the test."""
+    """A value that the test gets from a fixture or a set-up method."""
     SNAPSHOT = "snapshot"
     """A file with the expected output."""
     EXCEPTION = "exception"
     """An expected exception or warning, or its message."""
     CONDITION = "condition"
-    """An asserted condition, inverted."""
+    """An asserted condition, which the variant inverts."""
     APPENDED = "appended"
-    """A false assertion added to a test that states nothing."""
+    """A false assertion, appended to a test without expectations."""
 
 
 WEAK = (Kind.APPENDED, Kind.CONDITION)
-"""The kinds that are drawn only if a test has no other, the weakest first."""
+"""The kinds that are used only if a test has no other kind, the weakest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class Variant:
     """One edit of a test file.
 
     Attributes:
-        path: the file that is edited.
-        start: the first replaced byte.
-        end: the byte after the last replaced one.
-        texts: the replacements, each with another value.
+        path: the edited file.
+        start: the offset of the first replaced byte.
+        end: the offset after the last replaced byte.
+        texts: the replacement texts, each with a different value.
         kind: where the changed expectation is written.
-        own: the text of the unchanged value, if the edit replaces the name of a value written elsewhere in the file.
-        name: that name.
-        definition: the byte range of that value; None if other code than tests reads it.
+        own: the text of the unchanged value, if the edit replaces a name whose value is written elsewhere in the file.
+        name: the replaced name.
+        definition: the byte range of that value; None if code other than tests reads it.
     """
 
     path: str
@@ -93,7 +93,7 @@ class Variant:
         return self.kind is not Kind.SNAPSHOT
 
     def overlaps(self, other: Variant) -> bool:
-        """Return whether both edit the same bytes."""
+        """Return whether both variants edit the same bytes."""
         return self.path == other.path and self.start < other.end and other.start < self.end
 
     def edit(self, number: int) -> Edit:
@@ -101,10 +101,10 @@ class Variant:
         return Edit(self.start, self.end, self.texts[number] if number >= 0 else self.own)
 
     def definition_edit(self, number: int) -> Edit | None:
-        """Return the edit that changes the definition to one of the values, or None if it may not change."""
+        """Return the edit that changes the definition to one of the values, or None if it must not change."""
         if number < 0 or self.definition is None:
             return None
-        return Edit(*self.definition, self.texts[number][1:-1])  # without the parentheses
+        return Edit(*self.definition, self.texts[number][1:-1])  # strip the parentheses
 
 
 _OPPOSITES = {
@@ -124,25 +124,25 @@ _ERRORS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OSError, ZeroDivisionError, EOFError,
     KeyboardInterrupt,
 )  # fmt: skip
-"""Errors that changed tests expect: common ones, so that they do not reveal a changed test."""
+"""Errors that changed tests expect; common ones, so that they do not reveal the change."""
 _WARNINGS = (UserWarning, RuntimeWarning, FutureWarning, SyntaxWarning, UnicodeWarning, ImportWarning)
 _SYMMETRIC = frozenset({"assertIn", "assertLess", "assertLessEqual", "assertGreater", "assertGreaterEqual"})
-"""Assertions whose first argument may also be the expected one."""
+"""Assertions whose first argument may also be the expected value."""
 _LETTERS = "abcdefghijklmnoprstuvw"
 _TEXTS = 3
-"""Number of replacements at one position."""
+"""The number of replacement texts per position."""
 
 
 def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.Random) -> dict[str, list[Variant]]:
     """Return the variants of tests, the strongest first.
 
     Args:
-        files: the hidden files by path, with their content: sources, and files with expected output.
+        files: the contents of the hidden files, by path: sources, and files with expected output.
         tests: pytest ids.
-        dice: the source of randomness.
+        dice: the random generator.
 
     Returns:
-        The variants by test id without parameters; none if its file cannot be parsed.
+        The variants by test id without parameters; a test is missing if its file cannot be parsed.
     """
     by_test: dict[str, list[Variant]] = {}
     sources: dict[str, PythonSource | None] = {}
@@ -175,15 +175,15 @@ def base_of(test: str) -> str:
 
 
 class _Search:
-    """The search for the expectations of one test.
+    """The search for expectations in one test.
 
     Args:
-        source: the test's file.
-        function: the test.
-        path: its file.
-        dice: the source of randomness.
-        shared: the new values by position in the file. All tests of the file share them, because values that only one
-            test has would reveal which are new.
+        source: the parsed test file.
+        function: the test's syntax tree.
+        path: the path of the test file.
+        dice: the random generator.
+        shared: the new values by position in the file. All tests of the file share them, because a value in only one
+            test would be recognisable as new.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class _Search:
         self._path, self._dice, self._shared = path, dice, shared
 
     def variants(self) -> Iterator[Variant]:
-        """Yield the variants, in the order of the file; an appended assertion if there is no other."""
+        """Yield the variants in the order of the file; if there are none, a variant with an appended assertion."""
         places = {(variant.start, variant.end, variant.texts): variant for variant in self._stated() if variant.texts}
         yield from places.values()
         if not places and (appended := self._appended()):
@@ -212,7 +212,7 @@ class _Search:
                 yield from self._called(node)
 
     def _asserted(self, test: ast.expr) -> Iterator[Variant]:
-        """Change a value in an asserted expression, and invert the expression."""
+        """Yield a variant for each value in an asserted expression, and one that inverts the expression."""
         for part in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
             if isinstance(part, ast.Compare) and len(part.ops) == 1:
                 yield from self._compared(part)
@@ -224,12 +224,12 @@ class _Search:
             yield from self._unequal(second, first)
         elif isinstance(part.ops[0], ast.In):
             yield from self._values(first)
-        elif isinstance(part.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):  # abs(result - 1.5) < 1e-9
+        elif isinstance(part.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):  # e.g. abs(result - 1.5) < 1e-9
             yield from self._values(first)
             yield from self._values(second)
 
     def _unequal(self, expected: ast.expr, result: ast.expr) -> Iterator[Variant]:
-        """Change a value of either side; if both are computed, expect another assertion's value, or a list."""
+        """Change a value on either side; if both sides are computed, expect another assertion's value, or a list."""
         values = [*self._values(expected, is_equal=True), *self._values(result, is_equal=True)]
         if not values:
             text, names = self._source.text(expected), names_in(expected)
@@ -283,13 +283,13 @@ class _Search:
             yield from self._values(message, Kind.EXCEPTION)
 
     def _helper(self, name: str) -> Function | None:
-        """Return the function of the same file with this name, if it contains an assertion."""
+        """Return the function with this name in the same file, if it contains an assertion."""
         name = name.removeprefix("self.").removeprefix("cls.")
         helper = self._source.named(name) if name.isidentifier() else None
         return helper if helper is not self._function and helper and "assert" in ast.unparse(helper) else None
 
     def _values(self, node: ast.expr, kind: Kind = Kind.ASSERTION, *, is_equal: bool = False) -> Iterator[Variant]:
-        """Change the values in an expected expression, or those of its variables."""
+        """Change the values in an expected expression, and those of its variables."""
         for leaf in leaves_of(node):
             if isinstance(leaf, ast.Name | ast.Attribute):
                 yield from self._of_variable(leaf)
@@ -304,7 +304,7 @@ class _Search:
                 yield self._replaced(literal, others, kind)
 
     def _of_variable(self, node: ast.Name | ast.Attribute) -> Iterator[Variant]:
-        """Change the value of a variable, if the test only compares with it."""
+        """Change the value of a variable, if the test uses it only as an expected value."""
         name, source = ast.unparse(node), self._source
         if not is_only_expected(self._function, name):
             return
@@ -329,7 +329,7 @@ class _Search:
                 yield from self._inlined(node, value, Kind.CONSTANT)
 
     def _in_table(self, table: Table) -> Iterator[Variant]:
-        """Change one expected value in each row of a table; a table elsewhere in the file is copied to the test."""
+        """Change one expected value per row of a table; a table in a variable is copied in place of the name."""
         columns = [number for number, name in enumerate(table.names) if is_only_expected(self._function, name)]
         span = self._source.span(table.values)
         key = (span, tuple(columns))
@@ -345,7 +345,7 @@ class _Search:
             yield self._defined(table.written, span, self._shared[key], Kind.PARAMETER)
 
     def _in_rows(self, table: Table, columns: Sequence[int], *, is_equal: bool) -> list[list[Edit]]:
-        """Return the edits of each new version of a table: at most one per row."""
+        """Return the edits for each new version of a table, at most one per row."""
         slot, literals = self._dice.randrange(len(_LETTERS)), list[ast.expr]()
         for row in table.rows:
             leaves = (leaf for column in columns if column < len(row) for leaf in leaves_of(row[column]))
@@ -365,9 +365,9 @@ class _Search:
         return edits_of_tables
 
     def _swaps(self, literals: Sequence[ast.expr]) -> list[dict[ast.expr, str]]:
-        """Return up to two mappings from each string of a table to another row's.
+        """Return up to two mappings from each string of a table to the string of another row.
 
-        Code that accepts everything that looks like a valid result also accepts these values.
+        These values reveal code that accepts everything that looks like a valid result.
         """
         swaps: list[dict[ast.expr, str]] = [{}, {}]
         groups: dict[object, list[ast.expr]] = {}
@@ -382,7 +382,7 @@ class _Search:
         return [swap for swap in swaps if swap]
 
     def _inlined(self, node: ast.expr, value: ast.expr, kind: Kind) -> Iterator[Variant]:
-        """Replace a variable by the text of its value, with a literal changed."""
+        """Replace a variable by its value, with one literal of the value changed."""
         start, end = self._source.span(value)
         text = self._source.content[start:end].decode()
         for leaf in leaves_of(value):
@@ -395,7 +395,7 @@ class _Search:
                 yield self._defined(node, (start, end), replacements, kind)
 
     def _defined(self, node: ast.expr, definition: tuple[int, int], replacements: Sequence[str], kind: Kind) -> Variant:
-        """Return the variant that replaces a name by a new value; the named value is elsewhere in the file."""
+        """Return the variant that replaces a name by a new value; the name is defined elsewhere in the file."""
         name = ast.unparse(node).rpartition(".")[2]
         original, *others = (f"({text})" for text in (self._source.content[slice(*definition)].decode(), *replacements))
         is_free = self._source.is_read_by_tests_alone(name)
@@ -403,14 +403,14 @@ class _Search:
         return Variant(self._path, *span, tuple(others), kind, original, name, definition if is_free else None)
 
     def _others(self, literal: ast.expr) -> tuple[str, ...]:
-        """Return other values of a literal, the same for all tests."""
+        """Return other values for a literal; all tests of the file share them."""
         span = self._source.span(literal)
         if span not in self._shared:
             self._shared[span] = other_literals(self._source.text(literal), self._dice)
         return self._shared[span]
 
     def _equal_others(self, literal: ast.expr) -> tuple[str, ...]:
-        """Return other values of a literal that a result must equal: up to two are expected elsewhere in the file."""
+        """Return other values for a literal that a result must equal; up to two are expected elsewhere in the file."""
         span, value = self._source.span(literal), getattr(literal, "value", None)
         key = ("equal", span)
         if key not in self._shared:
@@ -430,7 +430,7 @@ class _Search:
         return self._shared[key]
 
     def _pool(self) -> dict[str, str | bytes]:
-        """Return the strings that tests of the file compare with for equality, by their source text."""
+        """Return the strings that tests in the file compare results with for equality, by their source text."""
         pool: dict[str, str | bytes] = {}
         for _, function in self._source.functions():
             leaves = [leaf for expected in equated(function) for leaf in leaves_of(expected)]
@@ -457,7 +457,7 @@ class _Search:
 
 
 def _unrelated(expected: ast.expr, pool: Sequence[type[BaseException]]) -> list[type[BaseException]]:
-    """Return the exceptions that are unrelated to those named in an expression."""
+    """Return the exceptions of the pool that are unrelated to those named in an expression."""
     names = (getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(expected))
     named = [kind for name in names if isinstance(kind := getattr(builtins, name, None), type)]
     return [kind for kind in pool if not any(issubclass(kind, other) or issubclass(other, kind) for other in named)]

@@ -1,1 +1,1 @@
-"""Graders, one module per kind of :mod:`minisandbox.tasks.graders`."""
+"""Run the graders: one module for each kind in :mod:`minisandbox.tasks.graders`."""

@@ -1,4 +1,4 @@
-"""Copy files from an agent's sandbox to a clean one, through this machine."""
+"""Copy files from an agent's sandbox to a clean one, through the host."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _STEP_TIMEOUT = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Copies of a sandbox's files.
+    """Copies of a sandbox's files on the host.
 
     Attributes:
-        copies: each path with its copy on this machine, or None if the sandbox has no such file.
+        copies: each path with its copy on the host, or None if the sandbox has no such file.
     """
 
     copies: tuple[tuple[PurePosixPath, Path | None], ...]
@@ -29,7 +29,7 @@ class Carried:
     def put(self, box: Sandbox) -> None:
         """Replace another sandbox's files by the copies.
 
-        Links to targets outside of a copied directory are not copied; the sandbox keeps its own.
+        Links that lead out of a copied directory are not copied: the other sandbox keeps its own.
 
         Raises:
             FileAccessError: a file cannot be written.
@@ -48,7 +48,7 @@ class Carried:
 
 @contextlib.contextmanager
 def carried_files(box: Sandbox, paths: Sequence[str], workdir: PurePosixPath) -> Iterator[Carried]:
-    """Copy files of a sandbox to this machine while the block runs.
+    """Copy files of a sandbox to the host; the copies exist while the block runs.
 
     Args:
         box: the sandbox.
@@ -56,7 +56,7 @@ def carried_files(box: Sandbox, paths: Sequence[str], workdir: PurePosixPath) ->
         workdir: the base of relative paths.
 
     Raises:
-        FileAccessError: a path holds more than 2 GiB or cannot be read.
+        FileAccessError: a path contains more than 2 GiB or cannot be read.
         SandboxGone: the sandbox has ended.
     """
     with tempfile.TemporaryDirectory(prefix="minisandbox-carry-") as folder:

@@ -1,8 +1,9 @@
-"""The log grader: judges a test command's output by a benchmark's own parser and rules.
+"""Grade the output of a test command with a benchmark's own parser and rules.
 
-Parser and rules decide the result; this module decides whether to believe it. A reporter observes Python's runners from
-inside. Its lines are written as a second log, and the same parser and rules must reach the same result from it. Runners
-of other languages have no reporter, so their log alone is believed if the benchmark accepts it as the log of a run.
+The parser and the rules decide the result; this module decides whether to believe it. A reporter observes Python's
+test runners from inside. Its results are written as a second log, from which the same parser and rules must reach the
+same result. Runners of other languages have no reporter: their log is believed if the benchmark accepts it as the log
+of a test run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from minisandbox.tasks.harness import Misreading
 from minisandbox.types import ExecResult, MiB, Outcome
 
 LOG_LIMIT = 128 * MiB
-"""Bytes kept of a test command's output: half from its start, half from its end."""
+"""The maximum bytes kept of a test command's output: half from its start, half from its end."""
 
 _LAST_SIGNAL = 128 + 64
 """A shell reports a signal as 128 + its number; 255 is the exit status of PHP and Perl after a fatal error."""
@@ -38,7 +39,7 @@ class LogRunner:
 
     Args:
         task: the task.
-        timeout: seconds the run may take.
+        timeout: the time limit of the run, in seconds.
         hash_seed: the seed of Python's string hashes.
     """
 
@@ -72,7 +73,7 @@ class LogRunner:
 
         Args:
             box: the sandbox.
-            chosen: the tests to run, as the reporter knows them; none for all.
+            chosen: the tests to run, by the reporter's names; empty for all.
 
         Returns:
             The results of the tests; code under test cannot make this function raise.
@@ -98,7 +99,7 @@ class LogRunner:
     def _run_watched(self, box: Sandbox, chosen: Sequence[str]) -> tuple[ExecResult, Report]:
         variables = {**self._reporter.environment(box), "PYTHONHASHSEED": str(self._hash_seed)}
         by_tox = re.match(r"tox\b", self._grader.command) is not None
-        if by_tox:  # tox passes only configured variables; this adds some (tox 4: "Configuration override")
+        if by_tox:  # tox passes on only configured variables; this adds some (tox 4: "Configuration override")
             variables["TOX_OVERRIDE"] = f"testenv.pass_env+={','.join((REPORT_VARIABLE, *variables))}"
         return run_reported(
             box,
@@ -112,7 +113,7 @@ class LogRunner:
         )
 
     def _run_alone(self, box: Sandbox) -> tuple[ExecResult, Report]:
-        script = f"exec </dev/null >&2\n{self._grader.command}"  # one stream preserves the order
+        script = f"exec </dev/null >&2\n{self._grader.command}"  # a single stream preserves the order
         return box.exec(["bash", "-c", script], timeout=self._timeout), Report()
 
     def _judged_alone(self, run: SuiteRun) -> SuiteRun:
@@ -155,11 +156,11 @@ class LogRunner:
         return replace(run, doubt=Doubt(Reason.LOG_MISMATCH, detail))
 
     def _reported(self) -> frozenset[str]:
-        """Return the named tests that the reporter can see, because the runner itself reports them.
+        """Return the named tests that the reporter can see because the runner itself reports them.
 
-        For pytest, these are the tests in existing files: pytest's own tests print the output of an inner pytest, and
-        the lists contain its ids. For other runners, these have a test's name: the lists also contain first lines of
-        descriptions and of output.
+        For pytest, these are the tests in existing files. The lists may contain other ids: pytest's own tests print the
+        output of an inner pytest. For other runners, these are the entries that look like the name of a test: the lists
+        also contain first lines of descriptions and of output.
         """
         if self._program:
             return frozenset(test for test in self._named if _TEST_NAME.fullmatch(test))
@@ -168,7 +169,7 @@ class LogRunner:
 
 
 def misreadings(task: Task, run: SuiteRun) -> tuple[Misreading, ...]:
-    """Return the misreadings of a task's parser in a run's log; empty if the parser cannot read the log at all."""
+    """Return what a task's parser misreads in a run's log; empty if the parser cannot read the log at all."""
     if not isinstance(task.grader, LogGrader) or not run.whole_log:
         return ()
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
@@ -178,7 +179,7 @@ def misreadings(task: Task, run: SuiteRun) -> tuple[Misreading, ...]:
 
 
 def about(task: Task) -> dict[str, str]:
-    """Return the fields of a task's row that parsers may use."""
+    """Return the columns of a task's row that parsers may use."""
     return {"instance_id": task.instance_id, "repo": task.repo, "version": task.version}
 
 
@@ -187,7 +188,7 @@ _PROGRAM = re.compile(r"(?:^|[\s/])(runtests\.py|bin/test)(?=\s|$)")
 
 
 def _program(grader: LogGrader) -> str:
-    """Return the name of the program that runs the tests, if the hook of :data:`.RunnerKind.OTHER` observes it."""
+    """Return the name of the program that runs the tests, if the hook of :data:`.RunnerKind.OTHER` must observe it."""
     if grader.reporter != "unittest":
         return ""
     match = _PROGRAM.search(grader.command)
@@ -195,12 +196,12 @@ def _program(grader: LogGrader) -> str:
 
 
 _STILL_JUDGED = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS})
-"""Doubts with which the log is still read: it lacks tests, and the benchmarks count these as failed."""
+"""Doubts that do not prevent the parsing of the log: it lacks tests, which the benchmarks count as failed."""
 
 
 def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
-    """Return which files exist before the submission is applied."""
-    if not any(files):  # these runners' test names contain no file
+    """Return the files that exist before the submission is applied."""
+    if not any(files):  # the test names of these runners contain no file
         return frozenset()
     script = 'for file; do [ ! -f "$file" ] || printf "%s\\n" "$file"; done'
     result = box.exec(["bash", "-c", script, "files", *sorted(filter(None, files))], timeout=60.0)
@@ -208,7 +209,7 @@ def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
 
 
 def _about_command(result: ExecResult) -> Doubt | None:
-    """Return why a run that only a log describes is not believed."""
+    """Return why a run without a reporter is not believed, or None if it is believed."""
     if result.outcome is Outcome.TIMEOUT:
         return Doubt(Reason.TIMEOUT, f"the tests {result.fate}")
     if "memory" in result.limits_hit and result.exit_code != 0:
@@ -227,10 +228,10 @@ def _about_log(result: ExecResult) -> Doubt | None:
 
 
 def _logs(report: Report, *, printed: bool) -> Iterator[str]:
-    """Yield the reporter's outcomes as logs, in each possible order.
+    """Yield the reporter's outcomes as logs, one for each possible order of the tests.
 
-    The parsers cut ids off at white space, and the last of several tests with the same id counts. Tests are in
-    execution order, or as in pytest's summary, where failed tests come last and skipped ones do not count.
+    The parsers cut off ids at white space, and the last of several tests with the same id counts. The tests are in
+    execution order, or as in pytest's summary, which lists failed tests last and has no ids of skipped tests.
     """
     yield as_log(report, printed=printed)
     if not printed:
@@ -238,12 +239,12 @@ def _logs(report: Report, *, printed: bool) -> Iterator[str]:
 
 
 def as_log(report: Report, *, printed: bool = False, order: Sequence[str] = ()) -> str:
-    """Return the reporter's outcomes as a log for the benchmarks' parsers.
+    """Format the reporter's outcomes as a log for the benchmarks' parsers.
 
     Args:
         report: the reporter's lines.
-        printed: whether to use the format of unittest's, Django's and SymPy's runners instead of pytest's.
-        order: outcomes in the order of their tests, others after them; empty: in the order of execution.
+        printed: whether to use the format of the runners of unittest, Django and SymPy instead of pytest's.
+        order: outcomes in the order of their tests; tests with other outcomes follow. Empty: the order of execution.
     """
     lines = []
     ranks = {outcome: rank for rank, outcome in enumerate(order)}

@@ -1,4 +1,4 @@
-"""The pytest grader: runs the task's command with our plugin."""
+"""Grade with pytest: run the task's command with a plugin that reports every test."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from minisandbox.grade.reporter import Reporter, RunnerKind, run_reported
 from minisandbox.sandbox import Sandbox
 
 _OPTIONS = ("--continue-on-collection-errors",)
-"""A file that cannot be collected costs its own tests only: the same for the lists as they were measured."""
+"""A file that cannot be collected costs only its own tests, as in the runs that measured the test lists."""
 
 
 class PytestRunner:
     """One run of a task's tests.
 
     Args:
-        command: the task's test command, a shell command to which arguments can be appended.
-        files: files to run, relative to the workdir; empty if the command chooses.
-        timeout: seconds the run may take.
+        command: the task's test command: a shell command to which arguments can be appended.
+        files: the test files to run, relative to the working directory; empty if the command chooses.
+        timeout: the time limit of the run, in seconds.
         hash_seed: the seed of Python's string hashes.
     """
 
@@ -31,7 +31,7 @@ class PytestRunner:
         self._reporter = Reporter.make(RunnerKind.PYTEST)
 
     def install(self, box: Sandbox) -> None:
-        """Put the plugin into the sandbox; see :meth:`.Reporter.install`."""
+        """Write the plugin into the sandbox; see :meth:`.Reporter.install`."""
         self._reporter.install(box)
 
     def run(self, box: Sandbox, chosen: Sequence[str] = ()) -> SuiteRun:
@@ -47,7 +47,7 @@ class PytestRunner:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        # keep pytest's cache outside of the repository: a submission could contain one, which options such as --lf obey
+        # keep pytest's cache outside of the repository: options such as --lf would obey a cache in a submission
         cache = ("-o", f"cache_dir={self._reporter.directory}/cache")
         options = ("-p", self._reporter.module, *cache, *_OPTIONS, *self._files)
         environment = self._environment(box)
@@ -66,7 +66,7 @@ class PytestRunner:
 
 
 def files_of(tests: Sequence[str]) -> tuple[str, ...]:
-    """Return the files that hold pytest node ids, sorted.
+    """Return the files that contain tests, by their pytest node ids, sorted.
 
     Raises:
         InvalidValue: an id is not a pytest node id.

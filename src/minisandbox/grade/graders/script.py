@@ -1,4 +1,4 @@
-"""The script grader: runs a script in a sandbox, and reads the reward from a file."""
+"""Grade with a script: run it in a sandbox, and read the reward from a file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from minisandbox.tasks import ScriptGrader, Solution, Task
 from minisandbox.types import ExecResult, ImageSpec, KiB, Limits, Outcome
 
 LIVE = "live_grading"
-"""Kind of a flag: the reward comes from the agent's own sandbox, where the agent could change every tool."""
+"""Flag kind: the reward comes from the agent's own sandbox, where the agent could change every tool."""
 REGRADED = "regraded"
-"""Kind of a flag: a clean sandbox with only the task's carried files passes as well."""
+"""Flag kind: a clean sandbox with only the task's carried files passes as well."""
 
 _LARGEST_REWARD = 64 * KiB
 _STEP_TIMEOUT = 60.0
-# Remove rewards and links that the agent may have left.
+# Removes rewards and links that the agent may have left.
 _CLEAR = """\
 folder=$1; shift
 rm -rf -- "$@"
@@ -40,17 +40,17 @@ class ScriptRunner:
 
     Args:
         grader: the task's grader.
-        timeout: seconds the script may take.
+        timeout: the script's time limit in seconds.
     """
 
     def __init__(self, grader: ScriptGrader, timeout: float) -> None:
         self._grader = grader
         self._timeout = timeout
         path = PurePosixPath(grader.reward_file)
-        self._places = tuple(dict.fromkeys((path.with_suffix(".json"), path)))  # Harbor's order
+        self._places = tuple(dict.fromkeys((path.with_suffix(".json"), path)))  # in Harbor's order
 
     def run(self, box: Sandbox) -> SuiteRun:
-        """Run the script, and read the reward.
+        """Run the script and read the reward.
 
         Returns:
             The reward, or a doubt that explains why there is none.
@@ -70,12 +70,12 @@ class ScriptRunner:
             user=grader.user or None,
         )
         run = SuiteRun(Report(), None, result.exit_code, result.duration, log_of(result))
-        # code under test can write a reward, and kill the script before it writes its own
+        # do not read the file of a killed script: code under test can write a reward, and then kill the script
         reward, problem = self._reward(box, result) if result.outcome is Outcome.EXITED else (None, "")
         return replace(run, reward=reward, doubt=None if reward is not None else _doubt(result, problem))
 
     def _reward(self, box: Sandbox, result: ExecResult) -> tuple[float | None, str]:
-        """Return the reward, or None and the reason why: the grader's own judgement, or the file's content."""
+        """Return the reward, or None and the reason: from a plug-in grader's own method, or from the file."""
         judge_result = getattr(self._grader, "reward", None)
         if judge_result is None:
             return self._read(box)
@@ -83,7 +83,7 @@ class ScriptRunner:
             return _finite(judge_result(box, result)), ""
         except MiniSandboxError:
             raise
-        except Exception as error:  # noqa: BLE001 - the plug-in is somebody else's code
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
             return None, f"the grader {self._grader.kind!r} failed: {type(error).__name__}: {error}"
 
     def _clear(self, box: Sandbox) -> None:
@@ -93,7 +93,7 @@ class ScriptRunner:
         box.exec(["sh", "-c", _CLEAR, "clear", folder, *cleared], user=0, timeout=_STEP_TIMEOUT, cwd="/")
 
     def _read(self, box: Sandbox) -> tuple[float | None, str]:
-        """Return the reward, or None and the reason why."""
+        """Return the reward in the file, or None and the reason why there is none."""
         for path in self._places:
             try:
                 if not box.files.exists(path):
@@ -109,11 +109,12 @@ class ScriptRunner:
 
 
 def parse_reward(text: str, *, is_json: bool) -> float:
-    """Return the reward in a file as Harbor 0.26 reads it (verifier.py, and ``_primary_reward`` of cli/jobs.py).
+    """Parse a reward file as Harbor 0.26 does (verifier.py, and ``_primary_reward`` of cli/jobs.py).
 
     Args:
-        text: the file's content.
-        is_json: whether it is an object of rewards, in which ``reward`` or the only one counts; otherwise a number.
+        text: the content of the file.
+        is_json: whether the file is an object of rewards, of which ``reward`` or the only one counts; otherwise a
+            number.
 
     Raises:
         ValueError: the file is malformed, a reward is not finite, or none of several rewards is named ``reward``.
@@ -146,7 +147,7 @@ def _finite(value: object) -> float:
 
 
 def solve(box: Sandbox, solution: Solution) -> SuiteRun | None:
-    """Run a task's solution, and return why it did not exit, or None. Its exit status is ignored.
+    """Run a task's solution; return a doubtful run if it timed out, else None. Its exit status is ignored.
 
     Raises:
         MiniSandboxError: the sandbox has ended, or the solution's files cannot be put into it.
@@ -169,18 +170,20 @@ def grade_work(
 ) -> Grade:
     """Grade the work in an agent's sandbox.
 
-    ``live`` grades in that sandbox while the agent's processes run, like Harbor's ``shared`` verifier. The agent could
-    change every tool that the script uses, so the grade has the flag :data:`LIVE`. With ``always``, and for the share
-    of ``share(P)``, the carried files are also judged in a clean sandbox; if they fail there, the grade is unconfirmed.
-    ``fresh`` grades only in the clean sandbox, like Harbor's ``separate`` verifier. A pass that is not judged again has
-    the flag :data:`.NOT_CONFIRMED`.
+    In ``live`` mode, the script runs in that sandbox, next to the agent's processes, like Harbor's ``shared`` verifier.
+    The agent could have changed every tool that the script uses, so the grade has the flag :data:`LIVE`. With
+    ``always``, and for the share of ``share(P)``, a clean sandbox with the carried files is graded, too. If it fails,
+    the grade is unconfirmed.
+
+    In ``fresh`` mode, the script runs only in the clean sandbox, like Harbor's ``separate`` verifier. A pass that is
+    not graded twice has the flag :data:`.NOT_CONFIRMED`.
 
     Args:
         task: a task with a script grader.
         box: the agent's sandbox, which may be attached.
-        image: its image, which the clean sandbox uses as well.
-        timeout: seconds the script may take; the task's own if None.
-        limits: what the clean sandbox may use; the task's own if None.
+        image: the sandbox's image, from which the clean sandbox is created, too.
+        timeout: the script's time limit in seconds; None for the task's own.
+        limits: the limits of the clean sandbox; None for the task's own.
         confirm: which passes are confirmed, as for :func:`.grade`.
 
     Returns:
@@ -191,7 +194,7 @@ def grade_work(
     runner = ScriptRunner(grader, grader.timeout if timeout is None else timeout)
     live = grader.mode == "live"
     flags = (Flag(LIVE, "", "judged in the agent's own sandbox"),) if live else ()
-    # the default re-grades nothing: work outside of the carried files would lose its reward
+    # by default nothing is graded again: work outside of the carried files would lose its reward
     requested = confirm != GradingOptions().confirm and is_confirmed(confirm, flagged=False)
     regraded = live and bool(grader.carry) and requested
     try:
@@ -203,7 +206,7 @@ def grade_work(
                 result = _compared(result, clean)
             elif result.resolved:
                 result = replace(result, flags=(*flags, Flag(NOT_CONFIRMED, "", "only the script reports it")))
-    except FileAccessError as error:  # a file that the agent left
+    except FileAccessError as error:  # the agent left a file that cannot be carried
         detail = f"what it left cannot be carried to a clean sandbox: {error}"
         result = Grade(task.instance_id, Reason.PATCH_INVALID.verdict, Reason.PATCH_INVALID, detail, flags=flags)
     except (MiniSandboxError, OSError) as error:
@@ -214,7 +217,7 @@ def grade_work(
 def _run_clean(
     task: Task, image: ImageSpec, carried: Carried | None, runner: ScriptRunner, limits: Limits | None
 ) -> SuiteRun:
-    """Run the script in a clean sandbox with the agent's carried files."""
+    """Run the script in a clean sandbox that has the files carried from the agent's."""
     assert carried is not None
     with task_sandbox(task, image, limits, task.needs.grader_network) as clean:
         carried.put(clean)
@@ -222,7 +225,7 @@ def _run_clean(
 
 
 def _compared(live: Grade, clean: Grade) -> Grade:
-    """Compare a live pass with the grade of a clean sandbox; if they differ, the pass is unconfirmed."""
+    """Compare a live pass with the grade of a clean sandbox; if the clean one fails, the pass is unconfirmed."""
     detail = f"in a clean sandbox: {clean.reason}: {clean.detail}"
     if clean.resolved:
         return replace(live, flags=(*live.flags, Flag(REGRADED, "", detail)))

@@ -1,12 +1,12 @@
 """A ``sitecustomize`` that loads pytest and our plugin before any module of the repository can be imported.
 
-It runs inside a sandbox, under the task's own interpreter: Python 2.7 to 3.14, standard library only. An interpreter
-imports it at its start, before the current directory is on ``sys.path``. Otherwise a module of the repository with the
+It runs inside a sandbox, under the task's own interpreter: Python 2.7 to 3.14, standard library only. The interpreter
+imports it at start-up, before the current directory is on ``sys.path``. Without it, a module of the repository with the
 name of a module that pytest imports would run before the plugin, and could change pytest.
 
 The file "repository" next to it lists the repository's directory and, one per line, the image's modules in directories
-from which tests import. If pytest needs one of these, as in repositories of pytest's own parts, pytest is loaded later, as
-without this module. Modules on PYTHONPATH are loaded from there (not in Python 2).
+from which tests import. If pytest needs one of these modules, as in the repositories of pytest's own parts, pytest is
+loaded later, as without this module. Modules on PYTHONPATH are loaded from there (not in Python 2).
 """
 
 import os
@@ -26,7 +26,7 @@ def _arguments():
 
 
 def _program(arguments):
-    """Return the name of the module or script that an interpreter runs, and the arguments after it."""
+    """Return the name of the module or script that the interpreter runs, and the arguments after it."""
     at = 1
     while at < len(arguments):
         argument = arguments[at]
@@ -39,9 +39,9 @@ def _program(arguments):
 
 
 def _plugin():
-    """Return the plugin's name if this interpreter is to run pytest with it, otherwise None.
+    """Return the plugin's name if this interpreter will run pytest with it, otherwise None.
 
-    Programs that start pytest (tox, poetry) ignore the variable and pass it on.
+    Programs that start pytest (tox, poetry) must ignore the variable and pass it on.
     """
     if VARIABLE not in os.environ:
         return None
@@ -56,7 +56,7 @@ def _plugin():
 
 
 class _OnlyOfTheImage(object):
-    """Finds the image's modules, but neither modules that a submission may have added nor the tested ones."""
+    """Finds modules of the image, but neither those that a submission may have added nor the tested ones."""
 
     def __init__(self, lines, path):
         repository, self._path = lines[0], [os.path.abspath(place) for place in path if place]
@@ -68,7 +68,7 @@ class _OnlyOfTheImage(object):
             self._there.get(os.path.normpath(directory), self._tested).add(name)
 
     def find_spec(self, name, path=None, target=None):
-        if path is not None:  # a submodule of a package that was found
+        if path is not None:  # the standard finders search the package of a submodule
             return None
         self.find_module(name)
         if not any(name in names for names in self._there.values()):
@@ -103,12 +103,12 @@ def _load(plugin):
     standard = [finder for finder in finders if _kind_of(finder) in _OWN_FINDERS]
     image = _OnlyOfTheImage(lines, path)
     had_arguments = hasattr(sys, "argv")
-    if not had_arguments:  # Python before 3.8 sets them later
+    if not had_arguments:  # Python before 3.8 sets sys.argv later
         sys.argv = [""]
     sys.path[:] = image.outside
     sys.meta_path[:] = [image] + standard
     try:
-        import runpy  # noqa: F401 - the interpreter does, for -m
+        import runpy  # noqa: F401 - the interpreter imports it for -m
 
         import pytest  # noqa: F401
         from _pytest import config
@@ -116,7 +116,7 @@ def _load(plugin):
         for name in config.default_plugins:
             __import__("_pytest." + name)
         __import__(plugin)
-    except Exception:  # pytest will be loaded normally, and report the error
+    except Exception:  # pytest will be loaded normally, and will report the error
         _forget(before)
     finally:
         sys.path[:] = path
@@ -126,7 +126,7 @@ def _load(plugin):
 
 
 def _forget(before):
-    """Make modules be imported again, except those of the standard library, which cannot differ."""
+    """Let modules be imported again, except those of the standard library, which cannot differ."""
     library = os.path.dirname(os.path.abspath(os.__file__))
     for name in set(sys.modules) - before:
         origin = getattr(sys.modules[name], "__file__", None) or ""
@@ -135,7 +135,7 @@ def _forget(before):
 
 
 def _next():
-    """Run the ``sitecustomize`` that would have been imported instead of this one."""
+    """Run the ``sitecustomize`` that this one hides."""
     for directory in sys.path:
         if os.path.abspath(directory) == HERE:
             continue

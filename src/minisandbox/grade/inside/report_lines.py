@@ -1,12 +1,12 @@
-"""Write the lines of a reporter inside a grading sandbox to a reader outside.
+"""Send a reporter's lines from a grading sandbox to a reader outside.
 
-A setting names two file descriptors, or two FIFOs if descriptors are not inherited (tox). The first pipe contains this
-run's key and perhaps the tests to run; it is read and closed before any code of the project is loaded. The second pipe
-receives the lines.
+A setting names two file descriptors, or two FIFOs if descriptors are not inherited (tox). The first pipe contains the
+key of this run and perhaps the tests to run; it is read and closed before any code of the project is loaded. The second
+pipe receives the lines.
 
-A line is a hash, a space and a JSON array of ASCII text: [name, when, value]. Each hash covers a secret state, which starts
-as the key and advances with every line. Without the state, no line can be forged, changed, omitted or moved; even with it,
-earlier lines cannot. Python 2.7 to 3.14, standard library only.
+A line is a hash, a space and an ASCII JSON array: [name, when, value]. Each hash covers a secret state, which starts as
+the key and advances with every line. Without the state, no line can be forged, changed, omitted or moved. Even with the
+state, earlier lines are safe. Python 2.7 to 3.14, standard library only.
 """
 
 import errno
@@ -16,15 +16,15 @@ import json
 import os
 
 KEY = 64
-"""Length of the key; a JSON array of tests to run may follow."""
+"""The length of the key in bytes; a JSON array of tests to run may follow."""
 HIGH = 300
-"""Lowest number of our file descriptor, because programs under test close and count the low ones."""
+"""The lowest number for our file descriptor: programs under test close and count the low ones."""
 
 
 def _take_descriptors(setting):
-    """Return the key, and a file descriptor for the lines that no child inherits."""
+    """Return the key, and a file descriptor for the lines that child processes do not inherit."""
     pipes = setting.split(":")
-    if pipes[0].startswith("/"):  # two FIFOs, removed once they are open
+    if pipes[0].startswith("/"):  # two FIFOs, unlinked once they are open
         source, target = os.open(pipes[0], os.O_RDONLY), os.open(pipes[1], os.O_WRONLY)
         for path in pipes:
             os.unlink(path)
@@ -39,7 +39,7 @@ def _take_descriptors(setting):
     os.close(source)
     try:
         channel = fcntl.fcntl(target, fcntl.F_DUPFD, HIGH)
-    except (OSError, IOError):  # the limit of file descriptors is lower
+    except (OSError, IOError):  # HIGH is above the limit of file descriptors
         channel = fcntl.fcntl(target, fcntl.F_DUPFD, 3)
     fcntl.fcntl(channel, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     os.close(target)
@@ -47,9 +47,9 @@ def _take_descriptors(setting):
 
 
 def hide_from_children():
-    """Remove this directory from PYTHONPATH, so that programs that the tests start do not see it.
+    """Remove this directory from PYTHONPATH, so that programs started by the tests do not load the reporter.
 
-    It stays in sys.path, which pytest-xdist passes to its workers, because these load the plugin too.
+    It stays in sys.path, which pytest-xdist passes to its workers: they load the plugin, too.
     """
     here = os.path.dirname(os.path.abspath(__file__))
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -61,10 +61,10 @@ def hide_from_children():
 
 
 def make_writer(setting):
-    """Return a function that writes a line, the number of written lines (as a list of one), and the tests to run.
+    """Return a function that writes a line, a list with the number of written lines, and the tests to run.
 
-    Everything that the function uses is bound here, because tests replace os.write, json.dumps and whole modules
-    (pyfakefs, mock) while their reports are written.
+    Everything that the function uses is bound here: tests replace os.write, json.dumps and whole modules (pyfakefs,
+    mock) while the lines are written.
     """
     sent, channel = _take_descriptors(setting)
     key, chosen = sent[:KEY], sent[KEY:]
@@ -83,7 +83,7 @@ def make_writer(setting):
                     raise
 
     def write(node, when, value):
-        if getpid() != process:  # a child that a test forked, and that continues as pytest
+        if getpid() != process:  # a test forked this process, which continues as pytest
             return
         if isinstance(node, bytes) and bytes is not str:
             node = node.decode("utf-8", "replace")

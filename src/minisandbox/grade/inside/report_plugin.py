@@ -1,15 +1,16 @@
 """A pytest plugin that sends pytest's reports, line by line, to a reader outside the sandbox.
 
 It runs inside a sandbox, under the task's own interpreter: Python 2.7 to 3.14, pytest 3 to 9, standard library only.
-Its module has a random name, and the module of the lines is next to it. A variable names the pipes; without the variable
-(pytest-xdist's workers, nested runs) the plugin does nothing.
+Its module has a random name; the module that writes the lines is next to it. A variable names the pipes. Without the
+variable (in pytest-xdist's workers and in nested runs), the plugin does nothing.
 
-A line is [node id, when, outcome]. ``when`` is setup, call, teardown, subtest or collect; or place, with the line of the
-test's file at which a test failed, or seconds. The first line is [null, "start", {...}], the last one
-[null, "end", {"exit_status", "records"}]. [null, "collected", {node id: {name: value}}] has the parameters of
-tests. The functions to run may follow the key; other tests are collected, but not run.
+A line is [node id, when, outcome]. ``when`` is setup, call, teardown, subtest or collect. If it is place, the value is
+the line of the test's file at which the test failed; if it is seconds, the value is the duration. The first line is
+[null, "start", {...}], the last one is [null, "end", {"exit_status", "records"}]. The line
+[null, "collected", {node id: {name: value}}] has the parameters of tests. The functions to run may follow the key;
+other tests are collected, but not run.
 
-PYTEST_DONT_REWRITE: it has no assertions, and is loaded before pytest could rewrite them.
+PYTEST_DONT_REWRITE: this module has no assertions, and is loaded before pytest could rewrite them.
 """
 
 import os
@@ -25,7 +26,7 @@ _OUTSIDE = re.compile(r"^(?:\.\./)+[^/]+/")
 
 
 def _spelled(value, spell=ascii if bytes is not str else repr, depth=0):
-    """Return the text of a plain value, the same for equal values, or None for other values."""
+    """Return the text of a plain value, the same for equal values; None for other values."""
     kind = type(value)
     if value is None or kind in (bool, int, float, complex, str, bytes):
         return spell(value)
@@ -39,7 +40,7 @@ def _spelled(value, spell=ascii if bytes is not str else repr, depth=0):
 
 
 def _parameters(item):
-    """Return the names of a test's parameters, each with the text of its value, or None if it is not plain."""
+    """Return the names of a test's parameters, each with the text of its value, or None if the value is not plain."""
     callspec = getattr(item, "callspec", None)
     values = {}
     for name, value in getattr(callspec, "params", {}).items():
@@ -59,7 +60,7 @@ def _line_of(item, call):
 
 
 class ReportPlugin(object):
-    """Turns pytest's reports into lines."""
+    """Sends pytest's reports as lines."""
 
     def __init__(self, write, written, chosen):
         self._write, self._written, self._chosen = write, written, chosen
@@ -83,9 +84,9 @@ class ReportPlugin(object):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
-        """Run exactly the chosen tests: changed ones fail, and -x or --maxfail must not end the run.
+        """Run exactly the chosen tests: changed tests fail, and -x or --maxfail must not end the run.
 
-        Not with pytest-xdist, whose workers run the tests.
+        With pytest-xdist, return None, because its workers run the tests.
         """
         if not self._items or session.config.pluginmanager.hasplugin("dsession"):
             return None
@@ -115,7 +116,7 @@ class ReportPlugin(object):
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session, exitstatus):
         yield
-        status = getattr(session, "exitstatus", exitstatus)  # other plugins may have changed it
+        status = getattr(session, "exitstatus", exitstatus)  # other plugins may have changed the status
         self._write(None, "end", {"exit_status": int(status), "records": self._written[0]})
 
 
@@ -126,9 +127,9 @@ def _outcome(report):
 
 
 def _when(report):
-    if type(report).__name__.lower() == "subtestreport":  # pytest-subtests, pytest 9: it has the node id of the whole
+    if type(report).__name__.lower() == "subtestreport":  # pytest-subtests, pytest 9: its node id is the test's
         return "subtest"
-    return report.when if report.when in ("setup", "call", "teardown") else "call"  # xdist: "???" after a crash
+    return report.when if report.when in ("setup", "call", "teardown") else "call"  # xdist reports "???" after a crash
 
 
 _lines = __import__(__name__ + "_lines")

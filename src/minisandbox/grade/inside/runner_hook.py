@@ -1,12 +1,13 @@
 """A ``sitecustomize`` that sends the reports of unittest's and SymPy's runners, line by line, to a reader outside.
 
-It runs inside a sandbox, under the task's own interpreter: Python 3.4 to 3.14, standard library only. A variable holds a
-setting for the lines (see the module of them) and the name of the program that runs the tests: interpreters that the
-test command starts for other programs ignore it. Nothing is imported before the program imports it.
+It runs inside a sandbox, under the task's own interpreter: Python 3.4 to 3.14, standard library only. A variable has
+the setting of the pipes (see the module that writes the lines) and the name of the program that runs the tests.
+Interpreters that the test command starts for other programs ignore the variable. The hook imports no module before the
+program does.
 
-Lines are [name, "call", outcome]; a subtest that failed is [name, "subtest", "failed"]; [name, "place", line] comes before
-a failure. The names of the tests to run may follow the key. Names are those that the runner prints. The last line is
-written when the outermost runner ends; runners that tests create write nothing.
+A line is [name, "call", outcome]; for a failed subtest, [name, "subtest", "failed"]. The line [name, "place", line]
+precedes a failure. The names of the tests to run may follow the key. Names are those that the runner prints. The last
+line is written when the outermost runner finishes; runners that tests create write nothing.
 """
 
 import importlib.util
@@ -18,7 +19,7 @@ VARIABLE = "MINISANDBOX_REPORT"
 
 
 def _watch_unittest_results(module, channel):
-    """unittest.result: every kind of result goes through these methods of the base class."""
+    """Observe unittest.result: every kind of result passes through these methods of the base class."""
     outcomes = {
         "addSuccess": "passed", "addFailure": "failed", "addError": "failed", "addSkip": "skipped",
         "addExpectedFailure": "xfailed", "addUnexpectedSuccess": "failed",
@@ -67,7 +68,7 @@ def _described(result, test):
 
 
 def _watch_unittest_runner(module, channel):
-    """unittest.runner: only the outermost run's result counts."""
+    """Observe unittest.runner: only the result of the outermost run counts."""
     runner = module.TextTestRunner
     run, make_result = runner.run, runner._makeResult
 
@@ -91,7 +92,7 @@ def _watch_unittest_runner(module, channel):
 
 
 def _keep_chosen(suite, chosen):
-    """Remove the tests that were not chosen from a suite."""
+    """Remove the tests that were not chosen from a test suite."""
     for test in list(suite):
         if hasattr(test, "_tests"):
             _keep_chosen(test, chosen)
@@ -100,13 +101,13 @@ def _keep_chosen(suite, chosen):
 
 
 def _names_of(test):
-    """Return a test's name in the runners' output, and the first line of its description."""
+    """Return a test's names in runners' output, with and without its method, and the first line of its description."""
     name, described = str(test), getattr(test, "shortDescription", lambda: None)()
     return name, name.replace(".%s)" % getattr(test, "_testMethodName", ""), ")"), described
 
 
 def _watch_sympy(module, channel):
-    """sympy.testing.runtests (sympy.utilities.runtests before 1.6): its reporter gets each test in turn."""
+    """Observe sympy.testing.runtests (sympy.utilities.runtests before 1.6), whose reporter gets each test in turn."""
     reporter = module.PyTestReporter
     outcomes = {
         "test_pass": "passed", "test_fail": "failed", "test_exception": "failed", "test_skip": "skipped",
@@ -165,7 +166,7 @@ def _watch_sympy(module, channel):
 
 
 class _Channel(object):
-    """The writer of the lines, and its state."""
+    """Writes the lines, and keeps the state of the run."""
 
     def __init__(self, write, written, chosen):
         self._write, self._written, self.chosen = write, written, chosen

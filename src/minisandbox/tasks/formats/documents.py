@@ -36,6 +36,8 @@ def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
         data: the content of the file.
         path: the name of the file in errors.
 
+    Returns:
+        The storage format of the rows, and the rows.
 
     Raises:
         TaskFileError: the file is not JSON, or contains no rows; ``line`` has the position.

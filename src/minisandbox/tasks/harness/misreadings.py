@@ -25,10 +25,11 @@ _VITEST_FILE = re.compile(rf"\s*[✓{_CROSS}\u276f] (\S+) \(\d+ tests?\b.*\)")
 class Result:
     """The result of one test, as the runner printed it.
 
-    name: the test's name, without the runner's decorations.
-    outcome: PASSED, FAILED, SKIPPED or TODO.
-    text: the log lines with the result.
-    parsed: the name that the parser must return; "" if any name is accepted.
+    Attributes:
+        name: the test's name, without the runner's decorations.
+        outcome: PASSED, FAILED, SKIPPED or TODO.
+        text: the log lines with the result.
+        parsed: the name that the parser must return; "" if any name is accepted.
     """
 
     name: str
