@@ -185,7 +185,7 @@ def _top_level(host: Path, name: str) -> Iterator[BaseEntry]:
     path = host / name
     if path.is_symlink():
         target = os.readlink(path)
-        if target.removeprefix("/").split("/")[0] in {"usr", *USR_LINKS}:  # also lib64 -> lib, if lib is real
+        if target.removeprefix("/").split("/")[0] in {"usr", *USR_LINKS}:  # also lib64 -> lib, a directory
             yield BaseEntry(name, stat.S_IFLNK | 0o777, os.fsencode(target))
     elif path.is_dir():
         yield BaseEntry(name, stat.S_IFDIR | 0o755)

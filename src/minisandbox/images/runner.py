@@ -34,7 +34,7 @@ _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _COMPLAINTS = 3
 NEARLY_FULL, _ROOMY = 64 * MiB, GiB
-"""Free bytes below which a failed step is reported as a full disk: always; only if its output says so."""
+"""Free bytes below which a failed step is reported as a full disk: in any case, and if its output reports one."""
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 LEAST_READING = 60.0
 """Minimum seconds for reading a step's files, so that a quick step does not time out on a busy machine."""

@@ -402,7 +402,7 @@ class Recipe:
     lock: Lock | None = None
 
     def __post_init__(self) -> None:
-        """Check everything that can be checked without looking at this machine."""
+        """Check the fields, without inspecting this machine."""
         for name, value in self.environment:  # allow names that no shell can set, because images have them
             if not name or "=" in name or "\0" in name + value:
                 raise InvalidValue(f"{name!r} cannot be an environment variable")

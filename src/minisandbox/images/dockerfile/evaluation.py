@@ -1,7 +1,7 @@
 """Evaluate a parsed Dockerfile into a recipe: expand arguments and variables, and resolve stages.
 
-The evaluation follows the Dockerfile reference (docs.docker.com/reference/dockerfile), and BuildKit where the reference
-is silent.
+The evaluation follows the Dockerfile reference (docs.docker.com/reference/dockerfile). If the reference is silent, it
+follows BuildKit.
 """
 
 from __future__ import annotations

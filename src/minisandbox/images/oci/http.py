@@ -100,7 +100,7 @@ class RegistryClient:
         Args:
             path: the path below ``/v2/NAME/``.
             accept: the accepted media types.
-            offset: the number of bytes to skip; a registry without ranges ignores it.
+            offset: the number of bytes to skip; a registry without range requests ignores it.
 
         Raises:
             NotFound: the registry has no such resource.

@@ -35,7 +35,7 @@ class Remote:
     Attributes:
         host: the registry, with its port.
         repository: the repository.
-        tag: the tag of the image; "" if only the digest identifies it.
+        tag: the tag of the image; "" if the reference has only a digest.
         digest: the digest of the image, or "".
         insecure: whether requests to the registry may do without TLS.
     """

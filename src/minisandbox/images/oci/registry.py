@@ -142,7 +142,7 @@ class Registry:
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
-        """Wait for the blob of a layer and open it; remove the blob if the image turns out to be malformed."""
+        """Wait for the blob of a layer and open it; remove the blob if it turns out to be malformed."""
         with self._opened(layer.blob) as (file, path):
             try:
                 yield Blob(file, layer.blob.digest, f"{self.name}: layer {layer.blob.digest}")
@@ -232,7 +232,7 @@ class Registry:
             try:
                 check_hash(hashed, blob.digest, f"a layer that registry {connection.remote.host} sends")
             except ImageRefused:
-                file.truncate(0)  # a damaged part cannot be resumed
+                file.truncate(0)  # start again: a damaged download cannot be resumed
                 if last:
                     raise
                 return False

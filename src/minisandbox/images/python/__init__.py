@@ -1,1 +1,1 @@
-"""Python environments: interpreters, the package index, pins and locks."""
+"""Build and inspect Python environments: interpreters, the package index, pins and lock files."""

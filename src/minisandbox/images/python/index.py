@@ -1,4 +1,4 @@
-"""The host's package index settings, proxies and certificates, as build steps get them."""
+"""Network access of build steps: package index settings, proxies and certificates of the host."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _UV_TIMEOUT = 30.0
 _USER = re.compile(r"^([^/?#]*://)[^/?#]*@")
 _USER_OR_LOGIN = re.compile(r"^([^/?#]*://)?[^/?#]*@")
 _FINDING = threading.Lock()
-"""It asks sysconfig, which answers a second thread with half of what it is about to know."""
+"""A lock around ``find_uv_bin``, which reads sysconfig: a second thread may see half-initialised variables."""
 _QUIET = {
-    "PIP_CACHE_DIR": "/tmp/build/pip-cache",  # noqa: S108 - in the sandbox, gone with it
+    "PIP_CACHE_DIR": "/tmp/build/pip-cache",  # noqa: S108 - in the sandbox, removed with it
     "PIP_CONFIG_FILE": "/dev/null",
     "PIP_ROOT_USER_ACTION": "ignore",
-    # On the file system of the environment, so that uv links what it unpacked; gone with the step.
+    # On the same file system as the environment, so that uv can hard link files; removed at the end of the step.
     "UV_CACHE_DIR": "/var/tmp/uv-cache",  # noqa: S108 - in the sandbox
     "UV_LINK_MODE": "hardlink",
     "UV_NO_CONFIG": "1",
@@ -37,10 +37,10 @@ _QUIET = {
 
 
 def index_settings() -> IndexSettings:
-    """Return the host's settings; if they name no index, with uv's default.
+    """Return the host's package index settings, with uv's default index if they name none.
 
     Raises:
-        HostError: uv does not say which one that is.
+        HostError: uv does not print its default index.
         ProgramNotFound: there is no uv.
     """
     settings = host_settings()
@@ -50,10 +50,10 @@ def index_settings() -> IndexSettings:
 
 
 def default_index_url() -> str:
-    """Return uv's default index, asked from uv itself.
+    """Run uv to find its default index.
 
     Raises:
-        HostError: uv does not say.
+        HostError: uv does not print its default index.
         ProgramNotFound: there is no uv.
     """
     options = ("--quiet", "--no-header", "--emit-index-url", "--no-config", "--no-cache")  # home may be read-only
@@ -72,17 +72,17 @@ def default_index_url() -> str:
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL without its credentials, for requests; for messages see :func:`shown`."""
+    """Return a URL without its credentials, for requests. For messages use :func:`shown`."""
     return _USER.sub(r"\1", url)
 
 
 def find_uv() -> Path:
-    """Return the program's path, links resolved.
+    """Return the path of the uv program with links resolved.
 
     Raises:
-        ProgramNotFound: the package ``uv`` is there and its program is not.
+        ProgramNotFound: the package ``uv`` is installed without its program.
     """
-    import uv  # noqa: PLC0415 - most commands need none
+    import uv  # noqa: PLC0415 - most commands do not need uv
 
     try:
         with _FINDING:
@@ -97,12 +97,12 @@ def find_uv() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class StepAccess:
-    """Network, variables and mounts of a step with network.
+    """The network of a step, with the variables and mounts that its commands need for it.
 
     Attributes:
-        network: its network.
-        environment: variables for its commands.
-        mounts: the certificates, where it reaches the host's own network.
+        network: the network.
+        environment: variables for the commands.
+        mounts: the certificates, if the step uses the host's network.
     """
 
     network: Network
@@ -111,25 +111,25 @@ class StepAccess:
 
 
 def index_access(url: str) -> StepAccess:
-    """Return the access to the package index alone, through the proxy of sandboxes.
+    """Return access to only the package index, through the sandbox's network proxy.
 
     Args:
-        url: our own index's address on the host's loopback.
+        url: the URL of MiniSandbox's own index on the host's loopback.
     """
-    direct = dict.fromkeys(("no_proxy", "NO_PROXY"), "")  # the sandbox's own loopback has no index
+    direct = dict.fromkeys(("no_proxy", "NO_PROXY"), "")  # use the proxy: the sandbox's own loopback has no index
     return StepAccess(Network.allow(urlsplit(url).netloc, private=True), {**_index_variables(url), **direct})
 
 
 def host_access(url: str | None, settings: IndexSettings, step: str) -> StepAccess:
-    """Return the access to the host's network, with its proxies and certificates; packages come from our index.
+    """Return access to the host's network, with its proxies and certificates; packages come from MiniSandbox's index.
 
     Args:
-        url: our own index's address on the host's loopback; None for no index of ours.
-        settings: the host's.
+        url: the URL of MiniSandbox's own index on the host's loopback; None for no index.
+        settings: the host's package index settings.
         step: the step's name, for errors.
 
     Raises:
-        BuildError: a proxy's address holds credentials, which must not get into a sandbox.
+        BuildError: a proxy's URL contains credentials, which must not enter a sandbox.
     """
     for name, value in settings.proxies:
         if name != "no_proxy" and "@" in value:
@@ -149,7 +149,7 @@ def host_access(url: str | None, settings: IndexSettings, step: str) -> StepAcce
 
 
 def _index_variables(url: str) -> dict[str, str]:
-    # An index on the loopback answers when the one beyond has; that one's own time-out counts there.
+    # Long timeouts: MiniSandbox's index responds only after the configured index, to which the host's timeout applies.
     return {
         **_QUIET,
         "PIP_INDEX_URL": url,

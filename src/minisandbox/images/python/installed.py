@@ -1,4 +1,4 @@
-"""Python environments of images, which the host reads from the layers; no code of the image runs."""
+"""Find the Python environments of an image by reading its layers on the host, without running code of the image."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,200}[A-Za-z0-9])?")
 _PLACES = ("/.venv", "/venv", "/opt/*", "/opt/*/envs/*")
 _AT_HOME = ("*", "*/envs/*", ".pyenv/versions/*")
 _HEADERS = 1 << 16
-"""Bytes of a metadata file that are read: its description may be long."""
+"""Bytes of a metadata file that are read, because the description after its headers may be long."""
 _USUAL = "testbed"
-"""The conda environment of SWE-bench's images, and of those made after them; their shells activate it."""
+"""The conda environment of SWE-bench's images and similar images; their shells activate it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class PythonEnvironment:
     """A Python environment of an image.
 
     Attributes:
-        path: its prefix in the image.
-        python: its interpreter's version, such as ``"3.9.20"``, or ``"3.9"`` if the rest is unknown.
-        pins: its installed distributions, as ``NAME==VERSION``, sorted.
+        path: the environment's prefix in the image.
+        python: the interpreter's version, for example ``"3.9.20"``, or ``"3.9"`` if the patch release is unknown.
+        pins: the installed distributions, as ``NAME==VERSION``, sorted.
         apart: distributions that no package index has, each with the reason.
     """
 
@@ -47,7 +47,7 @@ class PythonEnvironment:
     apart: tuple[tuple[str, str], ...]
 
     def to_yaml(self) -> str:
-        """Return it as ``conda env export`` writes it, for :func:`minisandbox.images.read_pins` and ``--pins``."""
+        """Return the pins as ``conda env export`` does, for :func:`minisandbox.images.read_pins` and ``--pins``."""
         left_out = [f"# not on a package index: {name} ({reason})" for name, reason in self.apart]
         pins = [f"    - {pin}" for pin in self.pins]
         lines = [f"# {_plain(self.path)}", *left_out, "dependencies:", f"  - python={self.python}"]
@@ -58,12 +58,12 @@ def python_environments(image: Image, *more: str) -> list[PythonEnvironment]:
     """Read the Python environments of an image.
 
     Args:
-        image: any image of a store.
-        more: absolute paths in the image where environments may lie, too.
+        image: an image of a store.
+        more: further absolute paths in the image where environments may lie.
 
     Returns:
-        First the one that its commands use (``VIRTUAL_ENV``, ``CONDA_PREFIX``, ``PATH``; of a conda installation the
-        environment ``testbed``, or the only one), then others in usual places.
+        First the environment that the image's commands use (by ``VIRTUAL_ENV``, ``CONDA_PREFIX`` and ``PATH``; for a
+        conda installation, its environment ``testbed`` or its only environment), then environments in common places.
 
     Raises:
         NotFound: a layer is no longer in the store.
@@ -80,12 +80,12 @@ def python_environments(image: Image, *more: str) -> list[PythonEnvironment]:
 
 
 def choose(image: Image, environments: Sequence[PythonEnvironment], path: str = "") -> PythonEnvironment:
-    """Choose one of an image's environments.
+    """Choose an environment of an image by its path.
 
     Args:
         image: the image.
-        environments: its environments (:func:`python_environments`).
-        path: its path in the image, or the last part of that; "" for the first.
+        environments: the image's environments (:func:`python_environments`).
+        path: the path of the environment in the image, or the last parts of the path; "" for the first environment.
 
     Raises:
         NotFound: there is no such environment.
@@ -101,7 +101,7 @@ def choose(image: Image, environments: Sequence[PythonEnvironment], path: str = 
 
 
 class _Distribution(NamedTuple):
-    """A distribution, and why no package index has it, or ""."""
+    """A distribution, and the reason why no package index has it, or ""."""
 
     name: str
     version: str
@@ -110,7 +110,7 @@ class _Distribution(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads one image."""
+    """Reads the Python environments of one image."""
 
     tree: ImageTree
     variables: Mapping[str, str]
@@ -131,14 +131,14 @@ class _Reader:
         yield from ("/usr/local", "/usr")
 
     def _prefix_of(self, program: str) -> str:
-        """Return the prefix of an interpreter, links resolved unless it belongs to a virtual environment."""
+        """Return the prefix of an interpreter; resolve links unless it belongs to a virtual environment."""
         prefix = program.rpartition("/")[0].rpartition("/")[0]
         if self.tree.has(f"{prefix}/pyvenv.cfg"):
             return prefix
         return "".join(f"/{part}" for part in (self.tree.resolve(program) or ())[:-2]) or prefix
 
     def _with_conda(self, prefix: str) -> Iterator[str]:
-        """Yield a prefix; for conda, the requested environment comes before the base installation."""
+        """Yield a prefix; for conda, the activated environment comes before the base installation."""
         names = self.tree.names(f"{prefix}/envs") if self.tree.has(f"{prefix}/conda-meta") else []
         environments = [name for name in names if self.tree.has(f"{prefix}/envs/{name}/conda-meta")]
         if _USUAL in environments or len(environments) == 1:
@@ -155,7 +155,7 @@ class _Reader:
             yield from self._matching(f"{before}{name}{after}")
 
     def environment(self, prefix: str) -> PythonEnvironment | None:
-        """Read the environment at a prefix; None for any other directory."""
+        """Return the environment at a prefix; None if the directory is not an environment."""
         settings = dict(_settings(self.tree.read(f"{prefix}/pyvenv.cfg")))
         minor = self._minor(prefix)
         if minor is None:
@@ -171,7 +171,7 @@ class _Reader:
         return PythonEnvironment(prefix or "/", self._version(prefix, minor, settings), pins, apart)
 
     def _minor(self, prefix: str) -> str | None:
-        """Return the minor version at a prefix, from its program's name, else its library's."""
+        """Return the minor version at a prefix from the name of its program, or else of its library."""
         libraries = [match[1] for name in self.tree.names(f"{prefix}/lib") if (match := _MINOR.fullmatch(name))]
         for program in ("python", "python3", "python2"):
             name = (self.tree.resolve(f"{prefix}/bin/{program}") or ("",))[-1]
@@ -183,7 +183,7 @@ class _Reader:
         )
 
     def _version(self, prefix: str, minor: str, settings: Mapping[str, str]) -> str:
-        """Return the full version from the first file that has it; else the minor version."""
+        """Return the full version from the first file that states it, or else the minor version."""
         base = settings.get("home", f"{prefix}/bin").rpartition("/")[0]
         header = self.tree.read(f"{base}/include/python{minor}/patchlevel.h")
         header += self.tree.read(f"{base}/include/python{minor}m/patchlevel.h")
@@ -204,7 +204,7 @@ class _Reader:
         system = not settings or settings.get("include-system-site-packages", "").lower() == "true"
         if system:
             yield f"{self._home()}/.local/lib/python{minor}/site-packages"
-        if prefix == "/usr":  # Debian, Fedora
+        if prefix == "/usr":  # the directories of Debian and Fedora
             yield f"/usr/local/lib/python{minor}/dist-packages"
             yield from (f"/usr/local/{lib}/python{minor}/site-packages" for lib in ("lib", "lib64"))
             yield from ("/usr/lib/python3/dist-packages", f"/usr/lib/python{minor}/dist-packages")
@@ -218,7 +218,7 @@ class _Reader:
         return self.variables.get("HOME") or (homes[0] if homes else "/root")
 
     def _distribution(self, path: str) -> _Distribution | None:
-        """Read a distribution from its metadata file or directory."""
+        """Read a distribution from its metadata file or directory; None for any other path."""
         stem, _, kind = path.rpartition("/")[2].rpartition(".")
         if kind == "egg-link":
             source = self.tree.read(path).decode("utf-8", "replace").partition("\n")[0]
@@ -228,13 +228,13 @@ class _Reader:
         data = b"".join(self.tree.read(path + name, _HEADERS) for name in files.get(kind, ()))
         fields = dict(re.findall(r"(?m)^(Name|Version):[ \t]*(\S+)", data.decode("utf-8", "replace").split("\n\n")[0]))
         name, version = fields.get("Name", ""), fields.get("Version", "")
-        if _PROJECT.fullmatch(name) is None or stem.startswith("~"):  # pip's leftovers
+        if _PROJECT.fullmatch(name) is None or stem.startswith("~"):  # pip leaves "~" names behind
             return None
         reason = self._reason(path) or ("" if _is_version(version) else f"{_plain(version)!r} is no version")
         return _Distribution(name, version, reason)
 
     def _reason(self, path: str) -> str:
-        """Return why no package index has a distribution: its recorded origin (PEP 610)."""
+        """Return the recorded origin of a distribution that no package index has (PEP 610), or ""."""
         if self.tree.read(f"{path}/INSTALLER").strip() == b"conda":  # conda's direct_url names the build directory
             return ""
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -263,5 +263,5 @@ def _is_version(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return a string of an image as one printable line."""
+    """Return an untrusted string as one printable line of limited length."""
     return "".join(sign if sign.isprintable() else "?" for sign in text[:300])

@@ -1,4 +1,4 @@
-"""Find Python interpreters in their usual directories, and ask each for its version."""
+"""Find Python interpreters in their usual directories, and run each to read its version."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Interpreter:
     """A Python interpreter on this machine.
 
     Attributes:
-        executable: its path, links resolved.
-        version: such as ``"3.11.7"``.
-        prefix: the installation's directory (of a virtual environment: its base's).
-        abi: its ABI tag, such as ``"cpython-311-x86_64-linux-gnu"``.
-        build: its ``sys.version``.
-        stamp: size and mtime of its executable, which change when it is installed again.
+        executable: the path of the interpreter with links resolved.
+        version: the version, for example ``"3.11.7"``.
+        prefix: the directory of the installation; for a virtual environment, that of its base.
+        abi: the ABI tag, for example ``"cpython-311-x86_64-linux-gnu"``.
+        build: the interpreter's ``sys.version``.
+        stamp: size and mtime of the executable, which change when the interpreter is installed again.
     """
 
     executable: Path
@@ -67,33 +67,34 @@ class Interpreter:
 
     @property
     def minor(self) -> str:
-        """Return its minor version, such as ``"3.11"``."""
+        """The minor version, for example ``"3.11"``."""
         return ".".join(self.version.split(".")[:2])
 
     @property
     def release(self) -> Version:
-        """Return its version for comparisons, without the "+" of builds from CPython's repository (not in PEP 440)."""
+        """The version for comparisons, without the "+" of builds from CPython's repository, which PEP 440 lacks."""
         return Version(self.version.rstrip("+"))
 
     @property
     def own_prefix(self) -> bool:
-        """Return whether its prefix contains only the interpreter: pyenv, uv, conda; not the system's /usr."""
+        """Return whether the prefix belongs to this interpreter alone, as with pyenv, uv and conda, unlike /usr."""
         return Path("/usr") not in (self.prefix, *self.prefix.parents) and self.prefix != Path("/")
 
 
 def probe(executable: Path) -> Interpreter | None:
-    """Ask an interpreter what it is.
+    """Run an interpreter to read its version and build.
 
     Args:
-        executable: its path, links resolved.
+        executable: the path of the interpreter with links resolved.
 
     Returns:
-        The interpreter; None where it does not run, does not answer in ten seconds, or is not CPython's release build.
+        The interpreter; None if it does not run, does not exit within ten seconds, or is not a release build of
+        CPython.
     """
     try:
         info = executable.stat()
         answer = subprocess.run(
-            [executable, "-E", "-s", "-S", "-c", _QUESTION],  # -I is newer than Python 2
+            [executable, "-E", "-s", "-S", "-c", _QUESTION],  # Python 2 has no -I
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
@@ -113,15 +114,16 @@ def probe(executable: Path) -> Interpreter | None:
 def find_interpreter(text: str) -> Interpreter:
     """Return the best interpreter of this machine for a request.
 
-    For a version or minor version: the newest patch release, one with a prefix of its own before the system's. For a
-    range: the interpreter that runs MiniSandbox if it is in it, else the oldest minor version that is.
+    For a version or a minor version, this is the newest patch release; interpreters with a prefix of their own come
+    before the system's. For a range, this is the interpreter that runs MiniSandbox if it is in the range, or else the
+    oldest minor version in the range.
 
     Args:
-        text: ``"3.11"``, ``"3.11.7"`` or a range such as ``">=3.11"``.
+        text: ``"3.11"``, ``"3.11.7"`` or a range like ``">=3.11"``.
 
     Raises:
-        InterpreterNotFound: none suits; the error lists what was found.
-        InvalidValue: the request is not a version.
+        InterpreterNotFound: no interpreter satisfies the request; the error lists the installed interpreters.
+        InvalidValue: the request is neither a version nor a range.
     """
     request = PythonRequest.parse(text)
     minor = None if request.ranged else ".".join(request.text.split(".")[:2])
@@ -132,7 +134,7 @@ def find_interpreter(text: str) -> Interpreter:
 
 
 def choose(request: PythonRequest, suitable: Iterable[Interpreter]) -> Interpreter:
-    """Pick one of several interpreters that satisfy a request; see :func:`find_interpreter`."""
+    """Choose the best of several interpreters that satisfy a request; see :func:`find_interpreter`."""
     ordered = sorted(suitable, key=_newest_first, reverse=True)
     if not request.ranged:
         return ordered[0]
@@ -149,12 +151,12 @@ def choose(request: PythonRequest, suitable: Iterable[Interpreter]) -> Interpret
 
 
 def installed_interpreters() -> list[Interpreter]:
-    """Return every CPython interpreter found on this machine, newest first."""
+    """Return all CPython interpreters found on this machine: own prefixes first, then the newest first."""
     return sorted(_probed(), key=_newest_first, reverse=True)
 
 
 def _probed(minor: str | None = None) -> Iterator[Interpreter]:
-    """Yield the interpreters; skip those whose names have another minor version."""
+    """Yield the interpreters of this machine; skip executables whose names state another minor version."""
     for executable in candidates(os.environ):
         match = _NAME.fullmatch(executable.name)
         named = match[1] if match else None
@@ -163,25 +165,25 @@ def _probed(minor: str | None = None) -> Iterator[Interpreter]:
 
 
 def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the executables that may be interpreters, links resolved, each once.
+    """Yield the executables that may be interpreters, with links resolved, each once.
 
     Args:
-        environment: the variables PATH, PYENV_ROOT and the like.
+        environment: the variables that name directories, for example PATH and PYENV_ROOT.
     """
     seen: set[Path] = set()
     for directory in search_places(environment):
         for path in _executables(directory):
-            if path not in seen:  # a virtual environment's python resolves to its base's
+            if path not in seen:  # a virtual environment's python is a link to its base's
                 seen.add(path)
                 yield path
 
 
 def search_places(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the directories to search: the running interpreter's, PATH, pyenv, uv, conda, the system's."""
+    """Yield the directories to search: of the running interpreter, PATH, pyenv, uv, conda, and the system."""
     yield Path(sys.base_prefix) / "bin"
     shims = os.sep + "shims"
     yield from (Path(part) for part in environment.get("PATH", "").split(":") if part and not part.endswith(shims))
-    home = home_directory(environment) or Path("/nonexistent")  # as passwd(5) has it for users without one
+    home = home_directory(environment) or Path("/nonexistent")  # the usual entry of users without a home directory
     for pattern in _patterns(environment, home):
         yield from sorted(Path("/").glob(str(pattern).lstrip("/")))
     yield from (Path("/usr/bin"), Path("/usr/local/bin"))
@@ -206,7 +208,7 @@ def _patterns(environment: Mapping[str, str], home: Path) -> Iterator[Path]:
 def _executables(directory: Path) -> list[Path]:
     try:
         names = [name for name in os.listdir(directory) if _NAME.fullmatch(name)]
-    except OSError:  # missing or unreadable
+    except OSError:  # the directory is missing or unreadable
         return []
     paths = []
     for name in sorted(names):

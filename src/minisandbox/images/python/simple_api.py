@@ -1,4 +1,4 @@
-"""The package index's simple API (PEP 503 HTML and PEP 691 JSON): which files the configured indexes have."""
+"""List the files of a project on the configured package indexes by the simple API (PEP 503 HTML, PEP 691 JSON)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from minisandbox.store import Store
 from minisandbox.store.disk.durable import write_atomic
 
 FRESH = 600.0
-"""Seconds for which a page is cached, as in the public index's Cache-Control."""
+"""Seconds for which a listing is cached, as in the public index's Cache-Control."""
 
 _FORMAT = 2
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
@@ -41,12 +41,12 @@ class IndexLink:
     """A file on an index page.
 
     Attributes:
-        url: its absolute URL without a fragment.
-        sha256: the hash that the page gives, or "".
-        requires_python: the interpreters it is for, as the page says it, or "".
-        yanked: why it was yanked; None where it was not.
-        uploaded: when it was uploaded (PEP 700), as ISO 8601, or "".
-        metadata: the hash of its metadata file (PEP 714), or "".
+        url: the absolute URL without a fragment.
+        sha256: the hash that the page states, or "".
+        requires_python: the specifier of supported Python versions, or "".
+        yanked: the reason why the file was yanked; None if it was not.
+        uploaded: the upload time (PEP 700) in ISO 8601, or "".
+        metadata: the hash of the file's metadata file (PEP 714), or "".
     """
 
     url: str
@@ -58,11 +58,11 @@ class IndexLink:
 
     @property
     def filename(self) -> str:
-        """Return the last part of the URL."""
+        """The name of the file: the last part of the URL."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
     def uploaded_before(self, moment: datetime) -> bool:
-        """Return whether it was uploaded before a moment; False if the time is unknown, as in uv."""
+        """Return whether the file was uploaded before a time; False if its upload time is unknown, as in uv."""
         try:
             return bool(self.uploaded) and parse_moment(self.uploaded) < moment
         except InvalidValue:
@@ -74,8 +74,8 @@ class Listing:
     """The files of a project.
 
     Attributes:
-        files: the files by name; the first index with a name wins.
-        fetched: when the indexes were asked, seconds since the epoch.
+        files: the files by name; if several indexes have a file, the first index wins.
+        fetched: the time of the requests to the indexes, in seconds since the epoch.
         failure: the error of an index that could not be read, or "".
     """
 
@@ -86,7 +86,7 @@ class Listing:
 
 @dataclass(slots=True)
 class Listings:
-    """Caches the indexes' listings of projects; threads may share it.
+    """A cache of the indexes' listings of projects. Threads may share it.
 
     Attributes:
         store: the store that caches responses.
@@ -98,14 +98,14 @@ class Listings:
     _listings: dict[str, Listing] = field(default_factory=dict)
 
     def get(self, project: str, *, before: datetime | None = None) -> Listing:
-        """Return the files of a project; if no index can be read now, those of an earlier response.
+        """Return the files of a project; if no index can be read now, return the files of an earlier response.
 
         Args:
-            project: its normalised name.
-            before: a moment; responses received after it are fresh, because later uploads do not count.
+            project: the normalised name of the project.
+            before: a time. Responses received after this time never expire, because later uploads are invisible.
 
         Raises:
-            SourceError: no index can be read, and no earlier answer is kept.
+            SourceError: no index can be read, and no earlier response is cached.
         """
         listing = self._listings.get(project) or self._cached(project)
         oldest = time.time() - FRESH if before is None else min(time.time() - FRESH, before.timestamp())
@@ -125,7 +125,7 @@ class Listings:
         for link in links:
             if version_in(project, link.filename) is not None:
                 files.setdefault(link.filename, link)
-        if failures:  # keep the earlier files of failed indexes; the next process requests all again
+        if failures:  # keep earlier files of the failed indexes, but do not cache them on disk
             files = {**files, **(old.files if old else {})}
             return Listing(files, time.time(), "; ".join(map(str, failures)))
         listing = Listing(files, time.time())
@@ -135,12 +135,12 @@ class Listings:
     def _save(self, project: str, listing: Listing) -> None:
         rows = [asdict(link) for link in listing.files.values()]
         path = self._path(project)
-        with suppress(OSError):  # only a cache
+        with suppress(OSError):  # the cache is optional
             path.parent.mkdir(mode=0o700, exist_ok=True)
             write_atomic(path, json.dumps({"format": _FORMAT, "fetched": listing.fetched, "files": rows}).encode())
 
     def _cached(self, project: str) -> Listing | None:
-        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # only a cache: request it again
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # request a broken cache entry again
             cached = json.loads(self._path(project).read_bytes())
             if cached["format"] == _FORMAT:
                 links = [IndexLink(**row) for row in cached["files"]]
@@ -148,19 +148,19 @@ class Listings:
         return None
 
     def _path(self, project: str) -> Path:
-        """Return the cache file of a project; its name hashes the indexes' URLs, which may contain secrets."""
+        """Return the cache file of a project; hash the indexes' URLs for its name, because they may contain secrets."""
         places = json.dumps([self.web.settings.indexes, self.web.settings.find_links, project])
         return self.store.root / "index" / f"{hashlib.sha256(places.encode()).hexdigest()}.json"
 
 
 def listed_files(name: str, web: Web) -> tuple[list[IndexLink], list[SourceError]]:
-    """Return what every configured index links to for a project; ``find_links`` pages are not filtered by name.
+    """Return the files that all configured indexes link to for a project; ``find_links`` pages are not filtered.
 
     Returns:
-        The files in the order of the indexes, and why an index could not be read.
+        The files in the order of the indexes, and the errors of indexes that could not be read.
 
     Raises:
-        SourceError: an index cannot be read and no other has anything.
+        SourceError: an index cannot be read, and no other index has files.
     """
     links: list[IndexLink] = []
     failures: list[SourceError] = []
@@ -168,7 +168,7 @@ def listed_files(name: str, web: Web) -> tuple[list[IndexLink], list[SourceError
         try:
             if page := web.read(url, _ACCEPT):
                 links += [link for link in _links(page) if _may_link(url, link.url)]
-        except SourceError as error:  # another index may have it
+        except SourceError as error:  # another index may have the project
             failures.append(error)
     if failures and not links:
         raise failures[0]
@@ -223,7 +223,7 @@ def _json_link(file: Mapping[str, Any], base: str) -> IndexLink:
 
 
 def json_page(project: str, files: Iterable[IndexLink]) -> bytes:
-    """Return a project's page in JSON (PEP 691), which alone has upload times."""
+    """Return a project's page in JSON (PEP 691); unlike HTML, the JSON format has upload times."""
     rows = [
         {
             "filename": link.filename,
@@ -240,7 +240,7 @@ def json_page(project: str, files: Iterable[IndexLink]) -> bytes:
 
 
 def html_page(files: Iterable[IndexLink]) -> bytes:
-    """Return a project's page in HTML (PEP 503), for old versions of pip."""
+    """Return a project's page in HTML (PEP 503), which old versions of pip need."""
     lines = ["<!DOCTYPE html>", "<html><body>"]
     for link in files:
         fragment = f"#sha256={link.sha256}" if link.sha256 else ""
@@ -254,17 +254,17 @@ def html_page(files: Iterable[IndexLink]) -> bytes:
 
 
 def version_in(name: str, filename: str) -> str | None:
-    """Return the version in the name of a project's file, wheel or source archive; None if it is not the project's."""
+    """Return the version in the name of a wheel or source archive; None if the file belongs to another project."""
     if filename.endswith(".whl"):
         parts = filename.split("-")
         return parts[1] if len(parts) >= 5 and canonicalize_name(parts[0]) == canonicalize_name(name) else None
     stem = match["stem"] if (match := _ARCHIVE.fullmatch(filename)) else ""
-    dashes = [found.start() for found in re.finditer("-", stem)]  # old names may have "-" in the project
+    dashes = [found.start() for found in re.finditer("-", stem)]  # names of old archives may have "-" in the project
     return next((stem[at + 1 :] for at in dashes if canonicalize_name(stem[:at]) == canonicalize_name(name)), None)
 
 
 def same_version(version: str, other: str) -> bool:
-    """Return whether two strings name the same version (PEP 440: ``1.0`` is ``1.0.0``)."""
+    """Return whether two strings name the same version (in PEP 440, ``1.0`` equals ``1.0.0``)."""
     try:
         return Version(version) == Version(other)
     except ValueError:  # InvalidVersion, or thousands of digits
@@ -272,7 +272,7 @@ def same_version(version: str, other: str) -> bool:
 
 
 class _Anchors(HTMLParser):
-    """Collects a page's anchors, and its base."""
+    """An HTML parser that collects the anchors and the base URL of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ class _Anchors(HTMLParser):
         self.base = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Handle a start tag."""
+        """Record an anchor or the base URL."""
         values = {name: value or "" for name, value in attrs}
         if tag == "a" and values.get("href"):
             self.anchors.append(values)

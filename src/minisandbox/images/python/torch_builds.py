@@ -1,4 +1,4 @@
-"""PyTorch without CUDA: a sandbox sees no GPU, and CUDA's libraries are most of what an environment with it takes."""
+"""Select PyTorch builds without CUDA: sandboxes have no GPU, and CUDA's libraries are most of such an environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisandbox.images.python.simple_api import version_in
 from minisandbox.index_settings import IndexSettings
 from minisandbox.spec import CPU
 
-_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own; the public index has its builds for CUDA
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # the public index has builds with CUDA
 _BUILT = frozenset({"torch", "torchaudio", "torchcsprng", "torchtext", "torchvision"})
 _CUDA = re.compile(
     r"nvidia-(?:cu[a-z]*|nccl|nvjitlink|nvshmem|nvtx)(?:-.*)?|(?:pytorch-)?triton|cuda-(?:bindings|pathfinder|toolkit)"
@@ -33,12 +33,12 @@ def without_cuda(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_cuda(project: str) -> bool:
-    """Return whether a project is one of CUDA's libraries, or needed only by CUDA builds of PyTorch."""
+    """Return whether a project is a CUDA library or another dependency that only CUDA builds of PyTorch need."""
     return _CUDA.fullmatch(project) is not None
 
 
 def has_builds(project: str) -> bool:
-    """Return whether a project has separate builds for each backend."""
+    """Return whether a project has separate builds with and without CUDA."""
     return project in _BUILT
 
 

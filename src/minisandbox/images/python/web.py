@@ -1,4 +1,4 @@
-"""Reading URLs with the host's settings: certificates, proxies, credentials, retries; files are kept by their hash."""
+"""Read URLs of package indexes with the host's certificates, proxies and credentials; cache files by their hash."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _HINT = "check the network, the proxy and the certificates: pip's settings (`pip
 
 
 class Page(NamedTuple):
-    """A page of an index.
+    """A page of a package index.
 
     Attributes:
-        content: its content.
-        content_type: its media type.
-        url: its URL after redirects.
+        content: the content of the page.
+        content_type: the media type of the page.
+        url: the URL after redirects.
     """
 
     content: bytes
@@ -46,24 +46,24 @@ class Page(NamedTuple):
 
 @dataclass(slots=True)
 class Web:
-    """Reads URLs. Threads may share it.
+    """A reader of URLs. Threads may share it.
 
     Attributes:
-        settings: the host's.
+        settings: the package index settings of the host.
     """
 
     settings: IndexSettings
     _clients: dict[bool, HttpClient] = field(default_factory=dict)
 
     def read(self, url: str, accept: str = "*/*") -> Page | None:
-        """Read a page: ``https``, ``http`` or ``file``, where a directory is a page with links to its files.
+        """Read a page from an ``https``, ``http`` or ``file`` URL; a directory is read as a page of links to its files.
 
         Args:
-            url: its URL.
-            accept: the content types wanted.
+            url: the URL of the page.
+            accept: the accepted content types.
 
         Returns:
-            The page; None where the server has no such page.
+            The page; None if the server has no such page.
 
         Raises:
             SourceError: the URL cannot be read.
@@ -84,7 +84,7 @@ class Web:
         """
         what = f"cannot read {shown(url)}"
         headers = {"Accept": accept, "User-Agent": "minisandbox"}
-        request = urllib.request.Request(without_credentials(url), headers=headers)  # noqa: S310 - checked where listed
+        request = urllib.request.Request(without_credentials(url), headers=headers)  # noqa: S310 - _may_link checked the scheme
         try:
             with self.client(url).open(request, timeout=self.settings.timeout, attempts=_ATTEMPTS) as response:
                 yield response
@@ -94,13 +94,13 @@ class Web:
                 raise SourceError(what, reason=f"the server answered {error.code} {error.reason}".rstrip()) from None
             yield None
         except (OSError, HTTPException, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in FULL:  # the download could not be stored
+            if isinstance(error, OSError) and error.errno in FULL:  # a full local disk is not a network error
                 raise
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
             raise SourceError(what, reason=reason, hint=_HINT) from None
 
     def client(self, url: str) -> HttpClient:
-        """Return the client for a URL, by whether its server's certificate is checked."""
+        """Return the HTTP client for a URL; trusted hosts have a client that does not verify certificates."""
         verify = urlsplit(url).hostname not in {name.partition(":")[0] for name in self.settings.trusted_hosts}
         if verify not in self._clients:
             proxies = {name.removesuffix("_proxy"): value for name, value in self.settings.proxies}
@@ -108,7 +108,7 @@ class Web:
                 proxies = {"http": proxies["all"], "https": proxies["all"], **proxies}
             authorities = [self.settings.cert] if self.settings.cert is not None else []
             self._clients[verify] = HttpClient(
-                urllib.request.ProxyHandler(proxies),  # it honours no_proxy
+                urllib.request.ProxyHandler(proxies),  # urllib itself applies no_proxy
                 _Credentials(self.settings.urls),
                 authorities=authorities,
                 verify=verify,
@@ -117,7 +117,7 @@ class Web:
 
 
 class _Credentials(urllib.request.BaseHandler):
-    """Adds an index's credentials to requests to its server, which also serves its files, and to no other."""
+    """A urllib handler that sends an index's credentials only to the index's server, which also serves its files."""
 
     def __init__(self, urls: Iterable[str]) -> None:
         self._headers: dict[tuple[str, str | None, int | None], str] = {}
@@ -127,7 +127,7 @@ class _Credentials(urllib.request.BaseHandler):
                 self._headers.setdefault(_server(parts), "Basic " + base64.b64encode(pair.encode()).decode())
 
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
-        """Add the credentials to a request, redirected or not."""
+        """Add the credentials to a request; urllib also calls this for redirected requests."""
         if credentials := self._headers.get(_server(urlsplit(request.full_url))):
             request.add_unredirected_header("Authorization", credentials)
         return request
@@ -148,11 +148,11 @@ def _local_page(path: Path) -> Page | None:
 
 
 def fetch_file(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str]:
-    """Return a file and its hash, from the store's downloads or from its URL.
+    """Return a file and its hash from the store's downloads; download the file if it is missing.
 
     Args:
-        url: its URL.
-        sha256: the hash it must have; "" where the index gives none.
+        url: the URL of the file.
+        sha256: the expected hash; "" if the index states none.
         store: the store that keeps downloads by their hashes.
         web: the reader of URLs.
 

@@ -1,1 +1,1 @@
-"""Where repositories come from: git, directories of this machine, source archives."""
+"""Fetch the sources of repositories: git commits, directories of this machine, source archives."""

@@ -1,4 +1,4 @@
-"""Git on the host: nothing of its configuration may run a program or ask a question here."""
+"""Run git on the host without programs from a repository's configuration, and without prompts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from minisandbox.host.descriptors import hold_streams
 
 _GUARD = 'exec 3<&0; trap "trap - TERM; kill 0" TERM; "$@" <&3 3<&- & wait $!'
 _PROTOCOLS = "file:git:http:https:ssh"
-"""Of others git runs a program by their name (gitremote-helpers(7)); GIT_ALLOW_PROTOCOL of the host's goes first."""
+"""Allowed protocols, because git runs a program for others (gitremote-helpers(7)); the host's variable overrides."""
 _SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "protocol.ext.allow=never", "gc.auto=0")
-# What git sets for the hooks and aliases it starts would lead ours to that repository (git rev-parse --local-env-vars).
+# Git sets these variables for hooks and aliases; they would select a wrong repository (rev-parse --local-env-vars).
 _NO_REPOSITORY = frozenset(
     {
         "GIT_ALTERNATE_OBJECT_DIRECTORIES",
@@ -40,19 +40,19 @@ def run_git(
     stdout: int = subprocess.PIPE,
     fetches: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git, which dies with this process; the caller checks its exit status.
+    """Run git, and kill it if this process exits; the caller checks the exit status.
 
     Args:
         arguments: the arguments of git.
-        timeout: seconds.
-        stdin: its standard input.
-        stdout: the target of its output; by default the result.
-        fetches: whether it may ask another repository for objects; a partial clone's own settings would say how, by
-            any program, and git would follow them for whatever object is missing.
+        timeout: the timeout in seconds.
+        stdin: the standard input.
+        stdout: the file descriptor for the standard output; by default the output is returned.
+        fetches: whether git may contact other repositories. Without it, git cannot fetch missing objects of a partial
+            clone, for which the clone's own configuration could start any program.
 
     Raises:
         ProgramNotFound: there is no git.
-        TimeoutExpired: it timed out (``subprocess``'s own).
+        TimeoutExpired: git timed out (the exception of ``subprocess``).
     """
     if shutil.which("git") is None:
         raise ProgramNotFound("there is no git on PATH", hint="install git; `minisandbox doctor` prints the line")
@@ -65,15 +65,15 @@ def run_git(
     with git:
         try:
             output, errors = git.communicate(stdin, timeout)
-        except BaseException:  # do not leave git running after any exception
-            os.killpg(git.pid, signal.SIGTERM)  # its helpers are in its group
+        except BaseException:  # also on Ctrl-C, leave no git process behind
+            os.killpg(git.pid, signal.SIGTERM)  # git's helpers are in its process group
             raise
     return subprocess.CompletedProcess(command, git.returncode, output, errors)
 
 
 def _ends_with_us() -> list[str]:
-    """Return the start of a command line that kills git and its helpers when the calling thread ends."""
-    setpriv = shutil.which("setpriv")  # util-linux; an essential package of most distributions
+    """Return a command prefix that kills git and its helpers when the calling thread exits."""
+    setpriv = shutil.which("setpriv")  # part of util-linux, which most distributions always install
     return [] if setpriv is None else [setpriv, "--pdeathsig", "TERM", "--", "sh", "-c", _GUARD, "sh"]
 
 
@@ -82,6 +82,6 @@ def _environment(host: Mapping[str, str], *, fetches: bool) -> dict[str, str]:
     quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true", "LC_ALL": "C"}
     alone = {"GIT_NO_LAZY_FETCH": "1"} if fetches else {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
     defaults = {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes", "GIT_ALLOW_PROTOCOL": _PROTOCOLS}
-    if any(map(host.get, certificates.VARIABLES)):  # git knows the system's authorities, and not these variables
+    if any(map(host.get, certificates.VARIABLES)):  # git does not read these variables
         defaults["GIT_SSL_CAINFO"] = str(certificates.bundle(host))
     return {**defaults, **clean, **quiet, **alone}

@@ -1,7 +1,7 @@
-"""Local sources: the files of a directory of this machine, listed and hashed, packed without following a link.
+"""List, hash and pack the files of a local directory without following a link.
 
-Others may write that directory meanwhile. What is read is opened below a descriptor of it, where the kernel follows no
-link, and only then looked at: no path is looked at first and opened afterwards.
+Other processes may modify the directory meanwhile, so checking a path before opening it would be a race. Every file is
+therefore opened relative to a descriptor of the directory, where the kernel follows no link, and checked afterwards.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from minisandbox.spec import LocalSource
 
 _LIST_TIMEOUT = 120.0
 _LARGEST = 1 << 31
-"""Bytes of one file: it is read into memory."""
+"""The maximum size of a file in bytes, because files are read into memory."""
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
-"""A path leads nowhere, out (git's index may be made by hand), or through what took a directory's place."""
+"""The errors of a path that is missing, has a link or file as parent, or leads out of the source (forged index)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SourceSnapshot:
 
     Attributes:
         root: the directory.
-        files: (path, kind, sha256 of the content) of each; kind is ``file``, ``program`` or ``link``.
+        files: (path, kind, sha256 of the content) of each file; kind is ``file``, ``program`` or ``link``.
     """
 
     root: Path
@@ -44,7 +44,7 @@ class SourceSnapshot:
 
     @property
     def digest(self) -> str:
-        """Return the hash of all files."""
+        """The hash of all paths, kinds and contents."""
         total = hashlib.sha256()
         for path, kind, content in self.files:
             total.update(os.fsencode(path) + b"\0" + kind.encode() + content.encode())
@@ -110,7 +110,7 @@ def _check_place(top: int, source: LocalSource) -> None:
 
 
 def _tracked(root: Path) -> list[str] | None:
-    """Return the files that git tracks or would add, with submodules; None outside of a work tree."""
+    """Return the files that git tracks or would add, including submodules; None outside of a work tree."""
     paths = _listed(root, "--cached", "--others", "--exclude-standard")
     if paths is None:
         return None
@@ -123,7 +123,7 @@ def _tracked(root: Path) -> list[str] | None:
 
 def _listed(root: Path, *options: str) -> list[str] | None:
     command = ["-C", str(root), "ls-files", "-z", *options, "--", "."]
-    # if git fails, falling back to all files would include ignored ones
+    # in a work tree, git must not fail: listing all files instead would include ignored files
     is_work_tree = any((place / ".git").exists() for place in (root, *root.parents))
     try:
         done = run_git(command, timeout=_LIST_TIMEOUT)
@@ -148,11 +148,11 @@ def _walked(root: Path) -> Iterator[str]:
 
 
 def _read(top: int, path: str) -> tuple[str, bytes] | None:
-    """Return a file's kind and content, or a link's target; None for anything else, or if it is missing."""
+    """Return the kind and the content of a file, or the target of a link; None if the path is missing or special."""
     try:
         fd = sc.openat2(top, path, os.O_PATH | os.O_NOFOLLOW, sc.RESOLVE_INSIDE)
     except OSError as error:
-        if error.errno in _GONE:  # tracked, but gone: a directory may have become a file or a link
+        if error.errno in _GONE:  # a tracked file may be missing
             return None
         raise
     try:
@@ -163,7 +163,7 @@ def _read(top: int, path: str) -> tuple[str, bytes] | None:
             return None
         if info.st_size > _LARGEST:
             raise SourceError(f"{path!r} is too large for a source", reason=f"it has {info.st_size} bytes")
-        # read the inode that was checked, not the path
+        # open the checked inode, not the path, which may have been replaced
         with open(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return ("program" if info.st_mode & stat.S_IXUSR else "file"), file.read(info.st_size)
     finally:

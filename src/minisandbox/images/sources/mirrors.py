@@ -1,8 +1,8 @@
-"""Git repositories: one local mirror of each, which a commit is fetched into once; a commit's tree is taken from it.
+"""Local mirrors of git repositories: fetch each requested commit once, and export its tree without history.
 
-A mirror holds the commits that were asked for, and what they share once: fetching the next commit of a repository
-brings only what is new. None of its history gets into an image: the tree alone is handed on, as a pack. The files of
-submodules take the place of their gitlinks in that tree.
+A mirror keeps all commits requested so far, which share their objects, so another commit of the same repository needs
+only a small download. An image receives a pack of the commit's tree, without history. In this tree, the files of
+submodules replace their gitlinks.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _REFUSED = re.compile(
     r"unadvertised object|not our ref|want [0-9a-f]+ not valid|no such remote ref|couldn't find remote ref"
     r"|not support shallow"
 )
-"""What git prints where a server gives out only what a branch or tag names, or cannot leave history out (dumb HTTP)."""
+"""Git's messages about servers that send only commits of branches and tags, or no shallow commits (dumb HTTP)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A commit's pack from a mirror.
+    """The pack of a commit's tree, written from a mirror.
 
     Attributes:
-        pack: the file with the commit's tree.
-        tree: the tree's object name.
+        pack: the pack file.
+        tree: the object name of the tree.
         submodules: the paths of the submodules whose files are in the tree.
-        described: git's description of the commit by its last tag; "" without one.
+        described: the ``git describe`` output for the commit; "" without a tag.
     """
 
     pack: Path
@@ -51,11 +51,11 @@ class Taken:
 
 @dataclass(slots=True)
 class _Merged:
-    """A commit's files together with those of its submodules.
+    """The files of a commit, in which the files of submodules replace their gitlinks.
 
     Attributes:
-        entries: the lines of ``git ls-tree -r -z``, the submodules' in place of their gitlinks.
-        stores: the object directories that have them.
+        entries: the lines of ``git ls-tree -r -z`` for all files.
+        stores: the object directories of the superproject and the submodules.
         submodules: the paths of the submodules.
     """
 
@@ -70,24 +70,24 @@ class Mirrors:
 
     Attributes:
         store: the store whose directory ``repositories`` holds the mirrors.
-        clones: a directory with repositories made elsewhere, bare or not, at most two directories down; None for none.
-            Those called ``OWNER/NAME``, ``OWNER__NAME`` or ``NAME`` are looked in first, then all others: the commit
-            alone decides the content. They are only read.
+        clones: a directory with existing clones, bare or not, at most two levels deep; None for no clones. Clones named
+            ``OWNER/NAME``, ``OWNER__NAME`` or ``NAME`` are tried first, then all others, because only the commit
+            decides the content. Clones are only read.
     """
 
     store: Store
     clones: Path | None = None
 
     def take(self, source: GitSource, work: Path, *, timeout: float = FETCH_TIMEOUT) -> Taken:
-        """Write the pack of a commit's tree, fetching the commit first if no mirror has it.
+        """Write the pack of a commit's tree; fetch the commit first if no clone and no mirror has it.
 
         Args:
             source: the repository and the commit.
-            work: an existing directory for the pack; it is the caller's to remove.
-            timeout: seconds for each attempt to fetch.
+            work: an existing directory for the pack, which the caller removes.
+            timeout: the timeout of each fetch in seconds.
 
         Returns:
-            The pack's file, and what is known of the commit.
+            The pack, and facts about the commit.
 
         Raises:
             SourceError: the repository cannot be reached or has no such commit.
@@ -95,7 +95,7 @@ class Mirrors:
             DiskFull: the disk is full.
         """
         repository = self._repository(source, timeout)
-        # a shallow commit has no parents here, but its tree is complete
+        # a commit of a shallow fetch lacks its parents, but its tree is complete
         tree = _git(["-C", str(repository), "rev-parse", "--verify", f"{source.commit}^{{tree}}"], source).strip()
         objects, merged = repository, _Merged([], [], [])
         self._merge(merged, source, repository, b"", timeout)
@@ -109,14 +109,14 @@ class Mirrors:
         return Taken(pack, tree, tuple(merged.submodules), _described(repository, source))
 
     def _merge(self, merged: _Merged, source: GitSource, repository: Path, prefix: bytes, timeout: float) -> None:
-        """Add a commit's files and, in place of each gitlink, those of its submodule; other gitlinks stay.
+        """Add the files of a commit, and of its submodules recursively; keep gitlinks that git would not check out.
 
         Args:
             merged: the collection to extend.
             source: the commit.
             repository: a repository with the commit.
-            prefix: the path of its files, with a slash at its end; empty for the superproject.
-            timeout: seconds for each attempt to fetch.
+            prefix: the path of the commit's files with a trailing slash; empty for the superproject.
+            timeout: the timeout of each fetch in seconds.
         """
         listing = _run(["-C", str(repository), "ls-tree", "-r", "-z", source.commit], source, timeout=FETCH_TIMEOUT)
         entries = listing.stdout.split(b"\0")[:-1]
@@ -136,9 +136,9 @@ class Mirrors:
             self._merge(merged, submodule, submodule_repository, prefix + path + b"/", timeout)
 
     def _of_submodule(self, submodule: GitSource, source: GitSource, path: str, timeout: float) -> Path:
-        """Return a repository with a submodule's commit."""
+        """Return a repository with a submodule's commit; fetch the commit if necessary."""
         try:
-            # a server's .gitmodules could name any repository of this machine
+            # a remote .gitmodules must not name a repository of this machine
             return self._repository(submodule, timeout, local=_is_local(source.url))
         except SourceError as error:
             name = "/".join(_words(submodule)) or "OWNER/NAME"
@@ -150,7 +150,7 @@ class Mirrors:
             ) from error
 
     def describe(self, source: GitSource) -> str:
-        """Return git's description of a commit by its last tag; "" if no local repository has both."""
+        """Return the ``git describe`` output for a commit; "" if no local repository has the commit and a tag."""
         places = (*self._local_clones(source), self._mirror(source))
         repository = next((path for path in places if _has(path, source)), None)
         return "" if repository is None else _described(repository, source)
@@ -162,7 +162,7 @@ class Mirrors:
         return self.store.root / "repositories" / mirror_name(_place(source))
 
     def _repository(self, source: GitSource, timeout: float, *, local: bool = True) -> Path:
-        """Return a repository with a commit; fetch it if necessary. ``local`` allows paths of this machine."""
+        """Return a repository with a commit; fetch the commit if necessary. ``local`` allows paths of this machine."""
         local_clones, mirror = self._local_clones(source), self._mirror(source)
         is_refused = _is_local(source.url) and not local
         for path in local_clones if is_refused else (*local_clones, mirror):
@@ -177,7 +177,7 @@ class Mirrors:
 
 
 def _repositories(folder: Path, source: GitSource) -> list[Path]:
-    """Return the git repositories in a directory or one level below; those named like the source come first."""
+    """Return the git repositories in a directory or one level below; names similar to the source come first."""
     repositories: list[Path] = []
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if _is_repository(entry):
@@ -212,20 +212,20 @@ def _words(source: GitSource) -> list[str]:
 
 
 def _described(repository: Path, source: GitSource) -> str:
-    """Return git's description of a commit by its last tag with a number (``5.4.1-159-g5e7f1ab``), or ""."""
+    """Return the ``git describe`` output from the last tag with a digit (``5.4.1-159-g5e7f1ab``), or ""."""
     command = ["-C", str(repository), "describe", "--tags", "--long", "--match", "*[0-9]*", source.commit]
     done = _run(command, source, timeout=FETCH_TIMEOUT, check=False)
     return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
 
 
 def read_committed(folder: Path, url: str, commit: str, path: str) -> str | None:
-    """Return the text of a file at a commit, from a directory of clones; None if none has it.
+    """Return the text of a file at a commit, from a directory of clones; None if no clone has the file.
 
     Args:
-        folder: the directory with the repositories, as ``--repo-mirrors`` names it.
-        url: the repository's URL; clones of similar names are tried first.
-        commit: the full commit.
-        path: the file, from the repository's root.
+        folder: the directory of clones (``--repo-mirrors``).
+        url: the repository's URL; clones with similar names are tried first.
+        commit: the full object name of the commit.
+        path: the file's path, relative to the repository's root.
     """
     source = GitSource(url, commit)
     for repository in _repositories(folder, source):
@@ -236,12 +236,12 @@ def read_committed(folder: Path, url: str, commit: str, path: str) -> str | None
 
 
 def find_commit(folder: Path, url: str, revision: str) -> str | None:
-    """Return the full commit id of a revision, from a directory of clones; None if none has it.
+    """Return the full object name of a revision's commit, from a directory of clones; None if no clone has it.
 
     Args:
-        folder: the directory with the repositories, as ``--repo-mirrors`` names it.
-        url: the repository's URL; clones of similar names are tried first.
-        revision: a branch, or ``COMMIT^`` for the commit before one.
+        folder: the directory of clones (``--repo-mirrors``).
+        url: the repository's URL; clones with similar names are tried first.
+        revision: a branch, or ``COMMIT^`` for the parent of a commit.
     """
     source = GitSource(url, "0" * 40)
     for repository in _repositories(folder, source):
@@ -253,7 +253,7 @@ def find_commit(folder: Path, url: str, revision: str) -> str | None:
 
 
 def mirror_name(url: str) -> str:
-    """Return the directory name of a repository's mirror: readable, and unique for every URL."""
+    """Return the directory name of a repository's mirror, which is readable and unique for each URL."""
     plain = _plain(url)
     label = re.sub(r"[^A-Za-z0-9.-]+", "_", plain.rpartition("://")[2]).strip("._-")[-60:]
     return f"{label or 'repository'}-{_digest(plain)}.git"
@@ -264,7 +264,7 @@ def _plain(url: str) -> str:
 
 
 def origin(source: GitSource) -> str:
-    """Return the identity of a commit's origin: knowing a commit id grants no access to others' fetches."""
+    """Return a hash of the repository for layers' keys, so that a commit id alone gives no access to a layer."""
     return _digest(_plain(_place(source)))
 
 
@@ -273,7 +273,7 @@ def _digest(plain: str) -> str:
 
 
 def _has(repository: Path, source: GitSource) -> bool:
-    """Return whether a repository has a commit with all its objects, without fetching any."""
+    """Return whether a repository has a commit and its tree, without fetching."""
     if not repository.is_dir():
         return False
     probe = ["-C", str(repository), "cat-file", "-e", f"{source.commit}^{{tree}}"]
@@ -298,9 +298,9 @@ def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
     """Fetch only the commit; return False if the server refuses to send a commit by its id.
 
     Raises:
-        SourceError: another failure; fetching more of the repository would fail as well, or take hours.
+        SourceError: the fetch failed for another reason. Fetching more would fail as well, or take hours.
     """
-    refspec = f"{source.commit}:refs/kept/{source.commit}"  # git may remove unreferenced objects
+    refspec = f"{source.commit}:refs/kept/{source.commit}"  # a ref protects the objects from git gc
     command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--depth=1", "--", _place(source), refspec]
     done = _run(command, source, timeout=timeout, check=False, fetches=True)
     if done.returncode == 0:
@@ -312,7 +312,11 @@ def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
 
 
 def _fetch_branches(source: GitSource, mirror: Path, timeout: float) -> None:
-    """Fetch all branches and tags, without pull requests, which may be tens of thousands."""
+    """Fetch all branches and tags, but no pull requests, of which there may be tens of thousands.
+
+    Raises:
+        SourceError: the fetch failed, or no branch or tag contains the commit.
+    """
     refspecs = [f"+refs/{kind}/*:refs/fetched/{kind}/*" for kind in ("heads", "tags")]
     _run(
         ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--", _place(source), *refspecs],
@@ -349,7 +353,7 @@ def _objects(repository: Path, source: GitSource) -> Path:
 
 
 def _write_tree(merged: _Merged, target: Path, repository: Path, source: GitSource) -> str:
-    """Create a repository that borrows the objects of a merged commit; return the id of its tree."""
+    """Write the tree of merged files into a new repository that borrows their objects; return the tree's name."""
     style = _git(["-C", str(repository), "rev-parse", "--show-object-format"], source).strip()
     _git(["init", "--quiet", "--bare", "--template=", f"--object-format={style}", str(target)], source)
     (target / "objects/info").mkdir(exist_ok=True)
@@ -400,16 +404,16 @@ def _failure(source: GitSource, message: str) -> SourceError | DiskFull:
 
 
 def _git_messages(source: GitSource, message: str) -> list[str]:
-    """Return git's messages line by line, with secrets removed from the URL: git keeps the query."""
+    """Return the lines of git's messages without the URL's secrets, because git prints a URL with its query."""
     for form in (source.url, without_credentials(source.url)):
         message = message.replace(form, _shown(source))
     return [line for line in message.splitlines() if line.strip()]
 
 
 def _place(source: GitSource) -> str:
-    """Return the URL for git; a local path becomes absolute, because git runs in another directory.
+    """Return the URL for git; make a local path absolute, because git runs in another directory.
 
-    A directory that is called like an address is not a mirror: rows were read so too, and each address has one mirror.
+    A string that looks like a URL is never read as a local path, even if such a directory exists.
     """
     return str(Path(source.url).expanduser().absolute()) if _is_path(source.url) else source.url
 
@@ -419,7 +423,7 @@ def _is_path(url: str) -> bool:
 
 
 def _is_local(url: str) -> bool:
-    """Return whether git reads an address from this machine."""
+    """Return whether a URL names a repository of this machine."""
     return _is_path(url) or url.startswith("file://")
 
 

@@ -1,4 +1,4 @@
-"""Source archives: found on the index, downloaded once, verified."""
+"""Find source archives on the package index, download them once, and verify their hashes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def fetch_sdist(source: SdistSource, store: Store, settings: IndexSettings | Non
     Args:
         source: the project and version.
         store: the store for downloads.
-        settings: the package index's; the host's by default.
+        settings: the package index settings; the host's settings by default.
 
     Returns:
-        The archive's file.
+        The path of the archive.
 
     Raises:
-        SourceError: there is no such project, version or archive, or it has another hash.
+        SourceError: there is no such project, version or archive, or the archive has another hash.
         DiskFull: the disk is full.
     """
     path = store.download_path(source.sha256)
@@ -68,7 +68,7 @@ def _choose(source: SdistSource, links: list[IndexLink]) -> IndexLink:
 
 
 def _versions(versions: set[str]) -> str:
-    """Return the newest versions, for messages."""
+    """Return a list of the newest versions, for messages."""
     ordered = sorted(versions, key=_version_order)
     return ("..., " if len(ordered) > _SHOWN else "") + ", ".join(ordered[-_SHOWN:])
 

@@ -1,4 +1,4 @@
-"""Submodules: what ``.gitmodules`` says about them, and where a relative URL leads."""
+"""Parse ``.gitmodules``, and resolve relative URLs of submodules."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Module:
     """An entry of ``.gitmodules``.
 
     Attributes:
-        url: the submodule's repository; ``./`` and ``../`` start at the superproject's.
-        is_checked_out: whether ``git submodule update`` would check it out (``update`` is not ``none``).
+        url: the URL of the submodule's repository; ``./`` and ``../`` are relative to the superproject's URL.
+        is_checked_out: whether ``git submodule update`` checks the submodule out (``update`` is not ``none``).
     """
 
     url: str
@@ -20,7 +20,7 @@ class Module:
 
 
 def read_modules(listing: bytes) -> dict[bytes, Module]:
-    """Return the entries that have a path and a URL, by path.
+    """Return the entries of ``.gitmodules`` that have a path and a URL, by path.
 
     Args:
         listing: the output of ``git config --null --list`` for ``.gitmodules``.
@@ -40,11 +40,11 @@ def read_modules(listing: bytes) -> dict[bytes, Module]:
 
 
 def resolve_url(base: str, url: str) -> str:
-    """Return a submodule's URL as ``git submodule init`` would write it.
+    """Return the absolute URL of a submodule, as ``git submodule init`` resolves it.
 
     Args:
         base: the superproject's URL.
-        url: the submodule's, as ``.gitmodules`` has it.
+        url: the submodule's URL in ``.gitmodules``.
     """
     if not url.startswith(("./", "../")):
         return url
