@@ -117,7 +117,7 @@ class TaskFileError(MiniSandboxError, ValueError):
 
 
 class PatchError(MiniSandboxError, ValueError):
-    """A patch is malformed, unsafe (absolute path, ``..``, symlink, NUL byte) or does not apply."""
+    """A patch is malformed, unsafe (absolute path, ``..``, submodule, NUL byte) or does not apply."""
 
     exit_code = 5
 

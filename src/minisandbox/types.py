@@ -577,7 +577,7 @@ class SandboxUsage:
         cpu: CPU seconds of all processes; exited processes count only if they were reaped.
         memory: resident bytes of all processes (shared pages count once per process).
         disk: written bytes, which count against ``Limits.disk``.
-        processes: number of live processes, without the supervisors of the sandbox.
+        processes: number of live processes, without the sandbox's init process and workers.
     """
 
     cpu: float

@@ -1,1 +1,1 @@
-"""The command line: one module per noun, which parses arguments, calls the packages and prints results."""
+"""Implement the command line, with a module for each noun that parses arguments and prints results."""

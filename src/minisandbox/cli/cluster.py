@@ -1,4 +1,4 @@
-"""``minisandbox cluster``: Ray nodes that run rollouts."""
+"""``minisandbox cluster``: start, join, list and stop the Ray nodes that run rollouts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from minisandbox.rollouts.cluster.on_ray import (
 )
 
 PORT = 6379
-_STORE = 256 << 20  # bytes of Ray's object store: transfers are in chunks of 1 MiB
+_STORE = 256 << 20  # bytes of Ray's object store, which can be small because transfers use chunks of 1 MiB
 _MIB = 1 << 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs."""
+    """Add the verbs to the parser."""
     nouns = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     head = nouns.add_parser("head", help="start a cluster on this machine, as `ray start --head`")
     head.add_argument("--port", type=int, default=PORT, help=f"the port that nodes connect to (default: {PORT})")
@@ -65,11 +65,11 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
 
 
 def start_command(args: argparse.Namespace, *where: str) -> list[str]:
-    """Return the words of `ray` that start a node.
+    """Return the arguments of `ray` that start a node.
 
     Args:
-        args: the options of :func:`configure`.
-        where: the options that choose the cluster.
+        args: the options that :func:`configure` declares.
+        where: the options of `ray start` that choose the cluster.
 
     Raises:
         InvalidValue: a number is out of range.
@@ -110,9 +110,9 @@ def run_stop(_: argparse.Namespace) -> int:
 
 
 def _start(arguments: list[str], what: str) -> int:
-    """Run Ray's command in this process, where its exceptions can be reported without a traceback."""
+    """Run Ray's command in this process, so that its exceptions can be reported without a traceback."""
     ray = import_ray()
-    from ray.scripts.scripts import cli  # noqa: PLC0415 - only clusters need it
+    from ray.scripts.scripts import cli  # noqa: PLC0415 - Ray is an optional package
 
     try:
         cli.main(arguments, prog_name="ray")

@@ -1,4 +1,4 @@
-"""``minisandbox compare``: validate tasks in sandboxes and in an engine's containers, and print both side by side."""
+"""``minisandbox compare``: validate tasks in sandboxes and in containers, and print the results side by side."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from minisandbox.types import ENGINES, human_size
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options to the parser."""
     add_tasks_arguments(parser)
     parser.add_argument("--backend", choices=ENGINES, default=ENGINES[0], help=f"the engine (default: {ENGINES[0]})")
     add_grading_arguments(parser)
@@ -45,11 +45,11 @@ class Compared:
     """The validations of a task in both backends.
 
     Attributes:
-        sandbox: its validation in sandboxes.
-        engine: its validation in containers.
-        imported_in: seconds that the engine took to import its image; 0.0 if it already had it.
-        disk: bytes of its image's layers in the store.
-        engine_disk: bytes of its image in the engine.
+        sandbox: the validation in sandboxes.
+        engine: the validation in containers.
+        imported_in: seconds that the engine took to import the task's image; 0.0 if the engine already had the image.
+        disk: bytes of the image's layers in the store.
+        engine_disk: bytes of the image in the engine.
     """
 
     sandbox: Validated
@@ -65,13 +65,13 @@ class Compared:
 
 
 def verdicts(validation: Validated) -> tuple[object, ...]:
-    """Return the verdicts of a validation, without times and messages."""
+    """Return the verdicts of a validation, without times and messages, which differ between runs."""
     runs = ((run.verdict, run.reason) for run in (*validation.reference, *validation.empty))
     return (validation.status, validation.cause, validation.tests, *runs)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; return 0 if all verdicts are equal, 1 if one differs, 30 after an infrastructure error."""
+    """Compare the backends; return 0 if all verdicts are equal, 1 if one differs, 30 after an infrastructure error."""
     require_positive(args, "jobs")
     grading, tasks, client = grading_options(args), load(args), Client.find(args.backend)
     with Progress() as progress:
@@ -93,7 +93,7 @@ def compare(task: Task, builder: Builder, client: Client, grading: GradingOption
     """Validate one task in both backends, one after the other.
 
     Raises:
-        MiniSandboxError: its image could not be built or imported.
+        MiniSandboxError: the task's image could not be built or imported.
     """
     image = builder.image_of(task)
     start = time.monotonic()

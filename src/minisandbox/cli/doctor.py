@@ -1,4 +1,4 @@
-"""``minisandbox doctor``: check what this machine supports."""
+"""``minisandbox doctor``: check whether this machine supports sandboxes, and how to fix missing features."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from minisandbox.types import Network
 
 _PATIENCE = 60.0
 _TRIAL = "mkdir -p /opt/a && echo x >/opt/a/b && mv /opt/a /opt/c && cat /opt/c/b >/dev/null && rm -r /opt/c"
-"""A command that makes, moves, reads and removes files, as every build does."""
+"""A command that creates, moves, reads and removes files, as every build does."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options to the parser."""
     add_json_option(parser)
     parser.add_argument(
         "--seccomp",
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run all checks and print the results; exit status 10 where sandboxes cannot work."""
+    """Run all checks and print the results; return 10 if sandboxes cannot work on this machine."""
     if args.seccomp is not None:
         return _print_filter(args.seccomp, as_json=args.json)
     if args.pythons:
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_sandbox(directory: Path) -> None:
-    """Run a command in a sandbox and in one that writes to the disk, as a build's do; remove both and their image.
+    """Run a command in a normal sandbox and in a build sandbox, which writes to the disk; then remove all files.
 
     Args:
-        directory: the directory for the image's store.
+        directory: the directory for a temporary store.
 
     Raises:
         MiniSandboxError: a sandbox could not be created, or the command failed.
@@ -107,7 +107,7 @@ def _print(checks: tuple[doctor.Check, ...], ready: bool) -> None:
         (Column("status", whole=True), Column("feature", whole=True), Column("what was found"), Column("needed for")),
         ((check.status, check.name, check.detail, doctor.describe_need(check)) for check in checks),
     )
-    # not in the table: unwrapped lines can be copied
+    # Print the fixes below the table, because its line breaks would make them hard to copy.
     for check in checks:
         if check.fix:
             put(f"\nfix for {check.name}:\n  {check.fix}")

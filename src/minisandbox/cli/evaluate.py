@@ -45,11 +45,11 @@ from minisandbox.grade import (
 )
 from minisandbox.tasks import TaskSet
 
-_SHOWN = 5  # unknown or malformed predictions listed on the terminal; the report has all
+_SHOWN = 5  # maximum unknown or malformed predictions listed on the terminal; the report lists all
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options to the parser."""
     add_tasks_arguments(parser)
     parser.add_argument(
         "-p",
@@ -70,11 +70,12 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate predictions.
 
     Returns:
-        0 if each has a verdict; 1 if a prediction is unusable; 30 if one is unconfirmed or had an infrastructure error.
+        0 if each prediction has a verdict; 1 if a prediction is unusable; 30 if a prediction is unconfirmed or had an
+        infrastructure error.
     """
     require_positive(args, "workers", "jobs")
     grading = grading_options(args)
-    backend_of(args)  # refuse contradictions before the tasks are loaded
+    backend_of(args)  # reject contradictory options before the slow loading of tasks
     everything, tasks = load_both(args)
     predictions = _predictions(args.predictions, everything, tasks)
     with Progress() as progress:
@@ -100,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _predictions(source: str, everything: TaskSet, chosen: TaskSet) -> Sequence[Prediction]:
-    """Read the predictions, without those for tasks that were not selected.
+    """Read the predictions, and drop those for tasks that were not selected.
 
     Raises:
-        NotFound: the task set has no task for any of them.
+        NotFound: no prediction is for a task of the set.
     """
     if source in (GOLD, EMPTY):
         return reference_predictions(chosen) if source == GOLD else empty_predictions(chosen)

@@ -1,4 +1,4 @@
-"""The ``minisandbox`` command: load the module of the given noun, and turn errors into messages."""
+"""Run the ``minisandbox`` command: import the module of the given noun, and print errors as messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import clean_line, ray_output_to_stderr, say
 from minisandbox.errors import MiniSandboxError
 
-# noun -> its help line; each noun is a module of this package, or a folder's `verbs`, with `configure(parser)`
+# The help line of each noun. A noun is a module of this package, or the module `verbs` of a subpackage, with a function
+# `configure(parser)`.
 COMMANDS = {
     "doctor": "check what this machine supports, and show how to fix what it lacks",
     "quickstart": "build the bundled tasks, validate them, run agents on them, print a table",
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: the arguments after the command's name; None: the process's own.
+        arguments: the arguments after the command's name; None uses those of the process.
 
     Returns:
         The exit status.
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exits.BROKEN_PIPE
     except OSError as error:
         return _refused(error, debug)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: a bug of ours ends in a message, not a trace
+    except Exception as error:  # noqa: BLE001 - print a message instead of a traceback even for a bug
         return _unexpected(error, debug)
     finally:
         if previous is not None:
@@ -84,17 +85,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _prepare_streams() -> None:
     """Make output robust: escape unprintable characters, and replace closed streams by /dev/null."""
     if sys.stdin is None:
-        os.open(os.devnull, os.O_RDONLY)  # takes descriptor 0, the lowest free one, so that no other file becomes stdin
+        os.open(os.devnull, os.O_RDONLY)  # open(2) takes descriptor 0, the lowest free one, so no other file gets it
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # the parent closed it
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - stays open until exit
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Split off the words after ``--`` where they are another program's command line; nested parsers lose it."""
+    """Split off the command line of another program after ``--``, because nested parsers drop the ``--``."""
     if _noun(arguments) in ("cluster", "sandbox", "sweagent") and "--" in arguments:
         return arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
     return arguments, []
@@ -105,13 +106,13 @@ def _noun(arguments: Sequence[str]) -> str:
 
 
 def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser with the options of the noun in ``arguments``; the other nouns' modules are not loaded.
+    """Return the parser for the noun in ``arguments``, without importing the modules of the other nouns.
 
     Args:
         arguments: the command line.
 
     Returns:
-        A parser whose result has ``run``, the function to call.
+        The parser; its result has an attribute ``run``, the function to call.
     """
     top = argparse.ArgumentParser(prog="minisandbox", description=_first_line(), epilog=_EPILOG)
     top.add_argument("--version", action="version", version=f"minisandbox {__version__}")
@@ -132,7 +133,7 @@ def _first_line() -> str:
 
 
 def _on_sigterm() -> signal.Handlers | None:
-    """Make SIGTERM raise; return the previous handler, or None where this thread cannot set handlers."""
+    """Make SIGTERM raise an exception; return the previous handler, or None if this thread cannot set handlers."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise _Terminated
@@ -145,7 +146,7 @@ def _on_sigterm() -> signal.Handlers | None:
 
 
 def describe(error: MiniSandboxError) -> list[str]:
-    """Return an error as lines: what failed, the likely reason, what to do."""
+    """Format an error as lines: what failed, the likely reason, what to do, the log."""
     lines = [clean_line(f"minisandbox: {error.what}")]
     for label, text in (("likely reason", error.reason), ("what to do", error.hint)):
         if text:
@@ -177,7 +178,7 @@ def _drop_output() -> None:
 
 
 def _refused(error: OSError, debug: bool) -> int:
-    if error.errno is None:  # raised by a package, not by the operating system
+    if error.errno is None:  # raised by a Python package, not by a system call
         return _unexpected(error, debug)
     _trace(debug)
     _drop_output()

@@ -1,4 +1,4 @@
-"""``minisandbox model fetch|serve|proxy``: the embedded model, and token capture."""
+"""``minisandbox model fetch|serve|proxy``: fetch and serve the embedded model, and capture tokens."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from minisandbox.models.serving import HttpServer
 from minisandbox.types import parse_size
 
 ADMIN_KEY = "MINISANDBOX_CAPTURE_KEY"
-"""The environment variable with the key for ``/capture/rows``."""
+"""Environment variable with the API key for ``/capture/rows``."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs."""
+    """Add the verbs to the parser."""
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     fetch = verbs.add_parser("fetch", help="download and convert the embedded model for offline use")
     _add_cache_option(fetch)
@@ -85,7 +85,7 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    """Serve until interrupted."""
+    """Serve a model until interrupted."""
     require_positive(args, "threads", "max_batch", "context")
     asyncio.run(_serve(_load(args), args))
     return exits.OK
@@ -105,7 +105,7 @@ def _load(args: argparse.Namespace) -> TransformersEngine:
             kept=parse_size(args.kept),
         )
     if args.threads:
-        import torch  # noqa: PLC0415 - an extra, loaded by now
+        import torch  # noqa: PLC0415 - an optional package, which the engine has imported
 
         torch.set_num_threads(args.threads)
     return engine
@@ -148,7 +148,7 @@ def run_proxy(args: argparse.Namespace) -> int:
 
 
 def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:
-    """Write the rows of sessions as JSON Lines, atomically; return their number."""
+    """Write the rows of sessions to a JSON Lines file atomically; return the number of rows."""
     count = 0
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
         try:
@@ -158,7 +158,7 @@ def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:
                     count += 1
             file.flush()
             os.replace(file.name, path)
-        except BaseException:  # interrupts too: leave no partial file
+        except BaseException:  # Ctrl-C included: leave no partial file
             with contextlib.suppress(OSError):
                 os.unlink(file.name)
             raise
@@ -166,7 +166,7 @@ def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:
 
 
 async def _until_interrupted(server: AbstractAsyncContextManager[HttpServer], what: str) -> None:
-    """Serve until SIGINT or SIGTERM; the address is the only line on stdout."""
+    """Serve until SIGINT or SIGTERM; print only the address to stdout, so that scripts can read it."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""``minisandbox quickstart``: go from dataset rows to verdicts with the bundled tasks."""
+"""``minisandbox quickstart``: build and validate the bundled tasks, run agents on them, and print the verdicts."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from minisandbox.store import Store, default_root
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.types import human_size
 
-_MOST_WORKERS = 8  # more would wait for the disk
+_MOST_WORKERS = 8  # more workers would wait for the disk
 _AGENTS = ("oracle", "empty", "replay")
-_UNUSED = 86400.0  # seconds; another quickstart may be using a younger directory
+_UNUSED = 86400.0  # seconds before a directory is removed, because another quickstart may be using it
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options to the parser."""
     parser.add_argument(
         "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be repeated"
     )
@@ -65,13 +65,13 @@ class TaskResult:
     """The results of one task.
 
     Attributes:
-        task: its id.
-        built_in: build time of new layers in seconds; 0.0 where none was built.
-        size: the size of its image.
-        sandbox_ready: seconds until a sandbox accepted commands; the median of its rollouts.
-        validation: the result of its validation.
-        rollouts: its rollouts, by agent.
-        problems: the differences from the expected results.
+        task: id of the task.
+        built_in: build time of new layers in seconds; 0.0 if no layer was built.
+        size: size of the task's image.
+        sandbox_ready: seconds until a sandbox accepted commands, the median over the rollouts.
+        validation: result of the validation.
+        rollouts: the task's rollouts, by agent.
+        problems: differences from the expected results.
     """
 
     task: str
@@ -84,7 +84,7 @@ class TaskResult:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run everything; return 0 if every verdict is the expected one, 1 if not."""
+    """Run the whole quickstart; return 0 if all verdicts are as expected, otherwise 1."""
     began = time.monotonic()
     require_positive(args, "workers")
     checks = doctor.run_checks(default_root())
@@ -110,9 +110,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_directory(store: Store, tasks: TaskSet, images: Mapping[str, Image]) -> Path:
-    """Return the directory for the rollouts, named after the inputs of their verdicts: stale ones are not resumed.
+    """Return the directory for the rollouts, named by a hash of all inputs so that outdated rollouts are not resumed.
 
-    Directories of other selections, images or versions are removed a day after their last use.
+    Also remove directories of other selections, images or versions a day after their last use.
     """
     digest = hashlib.sha256(tasks.to_jsonl().encode("utf-8", "surrogatepass"))
     digest.update(json.dumps(sorted(image.key for image in images.values())).encode())
@@ -127,7 +127,7 @@ def _run_directory(store: Store, tasks: TaskSet, images: Mapping[str, Image]) ->
 
 
 def _forget_rollouts(out: Path) -> None:
-    """Remove the runs of an earlier quickstart; spare other files in a directory given by the user."""
+    """Remove the runs of an earlier quickstart, but no other files, because the user may have chosen the directory."""
     for agent in _AGENTS:
         if (out / agent / "run.json").is_file():
             shutil.rmtree(out / agent)
@@ -141,7 +141,7 @@ def _check_all(tasks: Sequence[Task], builder: Builder, out: Path, workers: int)
     by_id = {result.instance_id: result for result in validated}
     rollouts = {"oracle": _rollouts(tasks, OracleAgent(), out / "oracle", builder, workers)}
     rollouts["empty"] = _rollouts(tasks, EmptyAgent(), out / "empty", builder, workers)
-    # the oracle's rollouts are recordings like any other: a replay must reach the same verdicts
+    # Replay the oracle's recorded rollouts, which must lead to the same verdicts.
     rollouts["replay"] = _rollouts(tasks, load_replay(out / "oracle"), out / "replay", builder, workers)
     sizes = image_sizes([builder.image_of(task) for task in tasks])
     return [
@@ -205,11 +205,11 @@ class Quickstart:
     """The printed results.
 
     Attributes:
-        rows: one per task that has an image.
-        tasks: the number of all tasks.
-        images: the images.
-        out: the directory of the trajectories.
-        seconds: the total time.
+        rows: results of the tasks that have an image.
+        tasks: number of all tasks.
+        images: images of the tasks.
+        out: directory of the trajectories.
+        seconds: total wall time in seconds.
     """
 
     rows: tuple[TaskResult, ...]
@@ -225,7 +225,7 @@ class Quickstart:
 
     @property
     def resumed(self) -> int:
-        """The number of rollouts taken over from an earlier run."""
+        """The number of rollouts that were resumed from an earlier run."""
         return sum(summary.resumed for row in self.rows for summary in row.rollouts.values())
 
 

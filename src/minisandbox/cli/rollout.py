@@ -59,7 +59,7 @@ _REPORT_TIMEOUT = 10.0  # seconds to wait for a slow reader of the output
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options to the parser."""
     add_tasks_arguments(parser)
     group = parser.add_argument_group("selection of tasks")
     group.add_argument("--id", metavar="REGEX", help="tasks whose id contains a match; ^ and $ anchor it")
@@ -106,7 +106,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run rollouts; return 0 if each has a reward, 30 if one is unconfirmed or had an infrastructure error."""
+    """Run rollouts; return 0 if each has a reward, 30 if a rollout is unconfirmed or had an infrastructure error."""
     require_positive(args, "attempts", "workers", "builds", "starts", "gradings", "deadline", "tries")
     backend = backend_of(args)
     agent, model, everything = _agent(args), model_options(args), load(args)
@@ -172,7 +172,7 @@ def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
 
 
 def _setup(args: argparse.Namespace, agent: Agent, choice: ModelOptions | None, budget: Budget | None) -> Setup:
-    """Return the setup of the rollouts, with an open model and the budget that earlier calls have left."""
+    """Return the setup of the rollouts, and open its model with the remaining budget."""
     options = agent_options(args)
     configuration: dict[str, object] = {"agent": args.agent, **to_mapping(options)}
     limits, grading = agent_limits(args), grading_options(args)
@@ -204,19 +204,19 @@ def _cluster(
 
 
 def _remaining_budget(model: ModelOptions, out: Path) -> Budget:
-    """Return the run's budget, less the usage of its finished rollouts."""
+    """Return the run's budget, minus the usage of its finished rollouts."""
     budget = model.budget()
     try:
         with RunReader(out) as before:
             for summary in before.summaries():
                 budget.charge(summary.usage.prompt + summary.usage.completion, summary.cost)
-    except (LookupError, RunError):  # no such run yet; if it is damaged, opening it reports that
+    except (LookupError, RunError):  # a new run, or a damaged run, which run_batch will report
         pass
     return budget
 
 
 def _public(model: ModelOptions) -> dict[str, object]:
-    """Return the recorded options of a model: those that affect its responses."""
+    """Return the options of a model that affect its responses, for the record of the run."""
     return {
         field.name: plain(getattr(model, field.name))
         for field in fields(model)
@@ -225,7 +225,7 @@ def _public(model: ModelOptions) -> dict[str, object]:
 
 
 def _config(args: argparse.Namespace, setup: Setup) -> dict[str, str | int | float | bool | None]:
-    """Return the run's identity, which must be the same on resume; the server's address may change."""
+    """Return the run's configuration, which must not change on resume; leave out the server's address, which may."""
     options, asks = agent_options(args), setup.model is not None
     parts: dict[str, object] = {}
     if asks or options.given() - {"recording"}:
@@ -268,7 +268,7 @@ def _print(args: argparse.Namespace, out: Path, summaries: Sequence[Summary]) ->
 
 
 def plain_totals(summaries: Sequence[Summary]) -> dict[str, object]:
-    """Return the totals over rollouts, in JSON types."""
+    """Return the totals of rollouts in JSON types."""
     rewards = [s.reward for s in summaries if s.reward is not None]
     return {
         "rollouts": len(summaries),

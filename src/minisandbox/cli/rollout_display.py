@@ -1,4 +1,4 @@
-"""The terminal display of running rollouts: progress, speed, rewards."""
+"""Display running rollouts on a terminal: progress, speed, rewards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _PAUSE = 0.5
-_WINDOW = 120.0  # seconds over which the rate is measured
+_WINDOW = 120.0  # seconds over which to measure the rate
 
 
 class BackgroundReporter:
@@ -58,13 +58,13 @@ class BackgroundReporter:
 
 
 class Display:
-    """Shows the progress of a batch: permanent lines, and on a terminal a live panel.
+    """Shows the progress of a batch as permanent lines and, on a terminal, as a live panel.
 
     Args:
         output: the output to write to.
         agent: the agent's name.
         quiet: whether to show nothing.
-        building: returns the remaining image builds in words, or an empty string.
+        building: returns a description of the remaining image builds, or an empty string.
     """
 
     def __init__(self, output: Output, agent: str, *, quiet: bool, building: Callable[[], str] = str) -> None:
@@ -98,8 +98,8 @@ class Display:
         """Show the live panel of a batch until cancelled."""
         if self._quiet or not self._output.terminal:
             return
-        from rich.console import Console  # noqa: PLC0415 - slow to import; only terminals need it
-        from rich.live import Live  # noqa: PLC0415 - the same
+        from rich.console import Console  # noqa: PLC0415 - slow to import, and only terminals need rich
+        from rich.live import Live  # noqa: PLC0415 - as above
 
         console = Console(stderr=True, highlight=False)
         with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -154,7 +154,7 @@ class Display:
         return shown
 
     def _rate(self) -> float:
-        """Return the recent rollouts per minute."""
+        """Return the number of rollouts per minute over the last two minutes."""
         now = time.monotonic()
         while self._ends and now - self._ends[0] > _WINDOW:
             self._ends.popleft()

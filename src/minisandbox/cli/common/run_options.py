@@ -1,4 +1,4 @@
-"""Options of commands that work through a task set: ``--backend``, ``--cluster``, and the fields of GradingOptions."""
+"""Declare and read options of commands that process task sets: ``--backend``, ``--cluster``, and grading options."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def add_backend_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def backend_of(args: argparse.Namespace) -> str:
-    """Return the chosen backend as :attr:`.ImageSpec.backend` names it; "" for a command without the option.
+    """Return the value of :attr:`.ImageSpec.backend` for the chosen backend; "" for a command without the option.
 
     Raises:
-        InvalidValue: there is no such backend; or the command runs on a cluster.
+        InvalidValue: there is no such backend, or the command also has ``--cluster``.
     """
     name = getattr(args, "backend", _DEFAULT)
     if name == _DEFAULT:
@@ -45,7 +45,7 @@ def backend_of(args: argparse.Namespace) -> str:
 
 
 def backend_config(args: argparse.Namespace) -> dict[str, str]:
-    """Return the backend's part of a run's identity; empty for the default."""
+    """Return the backend for a run's configuration; empty for the default backend."""
     engine = backend_of(args)
     return {"backend": engine} if engine else {}
 
@@ -61,7 +61,7 @@ def add_cluster_argument(group: argparse._ActionsContainer) -> None:
 
 
 def cluster_checks(args: argparse.Namespace, progress: Progress) -> ClusterChecks | None:
-    """Return the checks that ``--cluster`` runs on its nodes, or None for this machine."""
+    """Return the object that runs checks on the nodes of ``--cluster``, or None without ``--cluster``."""
     if getattr(args, "cluster", None) is None:
         return None
     return ClusterChecks(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note), args.workers)

@@ -1,4 +1,4 @@
-"""Options of the verbs of ``minisandbox sandbox``."""
+"""Declare and read the options of ``minisandbox sandbox``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.sandbox import live_sandboxes
 from minisandbox.types import Limits, Mount, Network, SandboxInfo, parse_size
 
-# name on the command line, as in Limits -> conversion of its value
+# The conversion of each limit's value; the names are those of Limits.
 _LIMITS: dict[str, Callable[[str], int | float]] = {
     "memory": parse_size,
     "cpu": float,
@@ -50,7 +50,7 @@ def parse_network(args: argparse.Namespace) -> Network:
     """Read ``--network``, ``--allow`` and ``--allow-private``.
 
     Raises:
-        InvalidValue: they contradict each other, or a host pattern is malformed.
+        InvalidValue: the options contradict each other, or a host pattern is malformed.
     """
     if not args.allow:
         if args.allow_private:
@@ -67,7 +67,7 @@ def add_label(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of a command's start."""
+    """Declare the options that set up a command: user, directory and environment."""
     parser.add_argument("--user", metavar="NAME|UID", help="user to run as; only root, the default, has capabilities")
     parser.add_argument("--cwd", metavar="DIR", help="the directory to start in (default: the image's workdir)")
     parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="an environment variable")
@@ -119,7 +119,7 @@ def command_of(args: argparse.Namespace, example: str) -> list[str]:
         example: the correct command line, up to the command.
 
     Raises:
-        InvalidValue: there is no command, or no ``--``.
+        InvalidValue: the command or the ``--`` before it is missing.
     """
     if args.command:
         command_line = " ".join([*args.command, *args.rest])
@@ -137,7 +137,7 @@ def parse_limits(pairs: Iterable[str]) -> Limits:
     """Read the ``NAME=VALUE`` pairs of ``--limit``.
 
     Raises:
-        InvalidValue: a name is unknown, or its value is invalid.
+        InvalidValue: a name is unknown, or a value is invalid.
     """
     values: dict[str, Any] = {}  # converted by _LIMITS
     for pair in pairs:
@@ -153,12 +153,12 @@ def parse_limits(pairs: Iterable[str]) -> Limits:
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
-    """Read the ``NAME=VALUE`` pairs of an option; the last value of a name counts."""
+    """Parse the ``NAME=VALUE`` pairs of an option; a later value of a name overrides an earlier one."""
     return dict(parse_pair(pair, option) for pair in pairs)
 
 
 def parse_pair(text: str, option: str) -> tuple[str, str]:
-    """Read a ``NAME=VALUE`` pair.
+    """Parse a ``NAME=VALUE`` pair.
 
     Raises:
         InvalidValue: the text is malformed.
@@ -170,7 +170,7 @@ def parse_pair(text: str, option: str) -> tuple[str, str]:
 
 
 def parse_mount(text: str) -> Mount:
-    """Read a ``HOST:INSIDE`` pair.
+    """Parse a ``HOST:INSIDE`` pair.
 
     Raises:
         InvalidValue: the text is malformed.
@@ -182,11 +182,11 @@ def parse_mount(text: str) -> Mount:
 
 
 def find(beginning: str) -> SandboxInfo:
-    """Return the live sandbox with this id or prefix of one; ``box-`` may be left out.
+    """Return the live sandbox with an id or unambiguous prefix; the ``box-`` may be left out.
 
     Raises:
         NotFound: there is no such sandbox.
-        InvalidValue: there are several.
+        InvalidValue: the prefix fits several sandboxes.
     """
     live = live_sandboxes()
     exact = [info for info in live if info.id == beginning]

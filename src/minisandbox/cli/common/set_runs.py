@@ -1,4 +1,4 @@
-"""Work through a task set: build its images together, run several tasks at once, and print progress."""
+"""Run a command over a task set: build its images together, run several tasks at once, and print progress."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class SetRun(Generic[Latest]):
     Args:
         args: the command line, with the options of :func:`.add_run_arguments`.
         progress: the output for progress messages.
-        describe: returns the line about a result, with an error that was printed before shortened.
-        config: what identifies the run, next to the backend.
-        here: whether this machine makes the images, if there is no cluster.
+        describe: returns one line about a result; shortens an error that was printed before.
+        config: the configuration of the run, without the backend.
+        here: whether to build images on this machine if there is no cluster.
         retry: whether to retry builds that failed in the run that is resumed.
         rebuild: whether to rebuild existing images.
 
     Attributes:
-        image_of: returns a task's image; None if other machines make the images.
-        options: the options of the function that runs the set.
+        image_of: returns a task's image; None if this machine builds no images.
+        options: keyword arguments for the function that runs the set.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SetRun(Generic[Latest]):
         }
 
     def _build(self, tasks: Sequence[Task]) -> None:
-        """Build the images of tasks on this machine, together; a failure becomes the result of its task."""
+        """Build the images of tasks together on this machine; a failed build becomes the result of its task."""
         if self._builder is None:
             return
         if self._rebuild:
@@ -73,18 +73,18 @@ class SetRun(Generic[Latest]):
         self._builder.build_all(tasks, self._args.jobs, retry_failed=self._retry)
 
     def print_nodes(self) -> None:
-        """Print what each node of the cluster did, if there is one."""
+        """Print the work of each node if the command ran on a cluster."""
         if self._cluster is not None and not self._args.json:
             print_nodes(self._cluster.reports)
 
 
 def show_progress(progress: Progress, event: Event[Latest], describe: Callable[[Latest, Once], str]) -> None:
-    """Report a finished task, and the estimated time for the rest.
+    """Report a finished task, and the estimated remaining time.
 
     Args:
         progress: the output.
         event: the progress of the run.
-        describe: returns the line about a result, with an error that was printed before shortened.
+        describe: returns one line about a result; shortens an error that was printed before.
     """
     if not event.resumed:
         progress.note(f"{event.done}/{event.total} {describe(event.latest, progress.repeats.once)}")

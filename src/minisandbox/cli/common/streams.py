@@ -1,4 +1,4 @@
-"""Forward a command's streams as data arrives: pipes, or a terminal."""
+"""Forward input and output between a command in a sandbox and this process's pipes or terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def has_terminal() -> bool:
 
 
 def window() -> Terminal:
-    """Return the size of the terminal at stdin, or a default."""
+    """Return the size of the terminal at stdin, or the default size if stdin is not a terminal."""
     with contextlib.suppress(OSError):
         rows, columns, _, _ = _SIZE.unpack(fcntl.ioctl(_STDIN, termios.TIOCGWINSZ, bytes(_SIZE.size)))
         if rows and columns:
@@ -43,15 +43,16 @@ def window() -> Terminal:
 
 
 def follow(process: Process, *, stdin: bool, terminal: bool) -> int:
-    """Forward a process's output until it ends, and input to it.
+    """Forward input and output of a process until it exits.
 
     Args:
         process: the process; the caller closes it.
-        stdin: whether to forward stdin; else its input is empty.
-        terminal: whether it runs on a terminal. If stdin is one too, keys are forwarded unchanged, Ctrl-C included.
+        stdin: whether to forward stdin; otherwise the process's input is empty.
+        terminal: whether the process runs on a terminal. If stdin is a terminal too, all keys are forwarded unchanged,
+            even Ctrl-C.
 
     Returns:
-        The exit status that stands for its outcome.
+        The exit status for the outcome of the process.
     """
     screen = _passing(keys=stdin) if terminal and has_terminal() else contextlib.nullcontext()
     with screen, _relay(process, stdin=stdin, resize=terminal):
@@ -89,7 +90,7 @@ def _relay(process: Process, *, stdin: bool, resize: bool) -> Iterator[None]:
             yield
     finally:
         os.write(waker, _END)
-        thread.join(1.0)  # it may hang in a write to a process that does not read, until the caller closes that
+        thread.join(1.0)  # the thread may block in a write until the caller closes the process
         if not thread.is_alive():
             os.close(wake)
             os.close(waker)
@@ -97,7 +98,7 @@ def _relay(process: Process, *, stdin: bool, resize: bool) -> Iterator[None]:
 
 def _feed(process: Process, wake: int, stdin: bool) -> None:
     sources = [wake, _STDIN] if stdin else [wake]
-    with contextlib.suppress(MiniSandboxError):  # it has ended; the reader of its output reports how
+    with contextlib.suppress(MiniSandboxError):  # the process has exited, which follow() reports
         while True:
             ready, _, _ = select.select(sources, [], [])
             if wake in ready and not _handle(process, os.read(wake, 64)):
@@ -113,10 +114,10 @@ def _handle(process: Process, notes: bytes) -> bool:
 
 
 def _forward(process: Process) -> bool:
-    """Forward available input; return whether there may be more."""
+    """Forward available input; return False at the end of stdin."""
     try:
         data = os.read(_STDIN, _PIECE)
-    except OSError:  # closed, or the terminal is gone
+    except OSError:  # stdin is closed, or its terminal is gone
         data = b""
     if data:
         process.write(data)
@@ -130,9 +131,9 @@ def _forward(process: Process) -> bool:
 
 @contextlib.contextmanager
 def _passing(*, keys: bool) -> Iterator[None]:
-    """Stop the terminal from processing output, and with ``keys`` input: the command's pty does both.
+    """Disable the terminal's output processing, and with ``keys`` also its input processing, while the body runs.
 
-    The settings are restored afterwards.
+    The command's pty already processes output and input.
     """
     before = termios.tcgetattr(_STDIN)
     try:
@@ -151,7 +152,7 @@ def _passing(*, keys: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _on_resize(waker: int) -> Iterator[None]:
     def note(_number: int, _frame: FrameType | None) -> None:
-        os.write(waker, _RESIZE)  # the thread resizes: a signal handler must not take locks
+        os.write(waker, _RESIZE)  # let the thread resize the pty, because a signal handler must not take locks
 
     previous = signal.signal(signal.SIGWINCH, note)
     try:

@@ -1,4 +1,4 @@
-"""Options of all commands over tasks: the set, the layout of its rows, the selection, the run directory."""
+"""Declare and read the options of commands over tasks: the task set, its layout, the selection, the run directory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_source_options(parser: argparse.ArgumentParser, *, default: str | None =
 
 
 def add_tasks_option(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--tasks`` and the selection of its tasks, for commands whose arguments are something else."""
+    """Declare ``--tasks`` and the selection of its tasks, for commands that take other positional arguments."""
     parser.add_argument("--tasks", metavar="TASKS", help=_SET_HELP)
     _add_only_option(parser)
     _add_reading_options(parser)
@@ -80,7 +80,7 @@ def _add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_local_sources_option(parser: argparse.ArgumentParser) -> None:
-    """Declare what tasks may have of this machine: ``--allow-local-sources`` and ``--public-network``."""
+    """Declare the permissions of tasks on this machine: ``--allow-local-sources`` and ``--public-network``."""
     parser.add_argument(
         "--allow-local-sources",
         action="store_true",
@@ -98,8 +98,8 @@ def add_run_arguments(parser: argparse.ArgumentParser, results: str = "tasks") -
     """Declare the run directory and the concurrency of a command that builds images and tests tasks.
 
     Args:
-        parser: the command's.
-        results: what the run directory keeps.
+        parser: the command's parser.
+        results: plural noun for the results that the run directory keeps.
     """
     parser.add_argument(
         "-o", "--out", type=Path, metavar="DIR", help="directory for results and reports; an existing one is resumed"
@@ -115,7 +115,7 @@ def cpus() -> int:
 
 
 def load_both(args: argparse.Namespace) -> tuple[TaskSet, TaskSet]:
-    """Return the whole set, and the part selected by ``--only``."""
+    """Load the whole task set, and the part that ``--only`` selects."""
     everything = load(argparse.Namespace(**{**vars(args), "only": []}))
     return everything, everything.select(args.only) if args.only else everything
 
@@ -125,7 +125,8 @@ def load(args: argparse.Namespace, on_refused: Callable[[Refused], None] | None 
 
     Args:
         args: the command line.
-        on_refused: called with the reason why a row is no task; None: it is raised, or printed by ``--skip-unusable``.
+        on_refused: called with the error of each row that is not a valid task; None raises the first error. With
+            ``--skip-unusable``, errors are only printed.
     """
     for option in ("pins", "repo_mirrors"):
         directory = getattr(args, option)

@@ -1,1 +1,1 @@
-"""``minisandbox image``: one module per group of verbs."""
+"""``minisandbox image``: build, pull, list, verify, remove and move images."""

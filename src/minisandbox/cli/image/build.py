@@ -65,7 +65,7 @@ def add_build_options(make: argparse.ArgumentParser) -> None:
 
 
 def run_build(args: argparse.Namespace) -> int:
-    """Build images. A failure does not stop the others; the first one sets the exit status."""
+    """Build images; a failure does not stop the other builds, and the first failure sets the exit status."""
     require_positive(args, "jobs")
     is_recipe = args.file is not None or args.tasks.endswith(".toml")
     recipes = _recipes(args, is_recipe=is_recipe)
@@ -90,7 +90,7 @@ def run_build(args: argparse.Namespace) -> int:
 
 
 def _recipes(args: argparse.Namespace, *, is_recipe: bool) -> Mapping[str, Callable[[], Buildable]]:
-    """Return what the command line names, by the names of the images."""
+    """Return functions that return the recipes on the command line, by image name."""
     if is_recipe and args.only:
         raise InvalidValue("--only selects tasks, and a recipe has none", hint="leave it out")
     if args.name and not is_recipe:
@@ -104,8 +104,8 @@ def _recipes(args: argparse.Namespace, *, is_recipe: bool) -> Mapping[str, Calla
 
 
 def _repaired(store: Store, failures: Mapping[str, MiniSandboxError]) -> bool:
-    """Open a shell in the failed build; return whether to build again. Only a failed step leaves one."""
-    from minisandbox.cli.image.repair_shell import repair_by_hand  # noqa: PLC0415 - loads the sandbox and the index
+    """Open a shell in the failed build if a step failed; return whether to build again."""
+    from minisandbox.cli.image.repair_shell import repair_by_hand  # noqa: PLC0415 - slow to import
 
     [(image, error)] = failures.items()
     if image not in {failure.image for failure in store.failures()}:
@@ -129,7 +129,7 @@ def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], Builda
 def _pinned_recipes(
     args: argparse.Namespace, recipes: dict[str, Callable[[], Buildable]]
 ) -> dict[str, Callable[[], Buildable]]:
-    """Return the recipes with the command line's pins."""
+    """Return the recipes with the pins that the command line sets."""
     for option in ("exclude_newer", "torch_backend"):
         if args.locked is not None and getattr(args, option):
             other = option.replace("_", "-")
@@ -154,7 +154,11 @@ def _dated(recipe: Callable[[], Buildable], date: str) -> PythonRecipe:
 
 
 def _python(recipe: Buildable) -> PythonRecipe:
-    """The recipe, if the package index decides the result."""
+    """Return the recipe if it installs packages from an index.
+
+    Raises:
+        InvalidValue: the recipe has a base image, whose steps choose their packages themselves.
+    """
     if not isinstance(recipe, PythonRecipe):
         raise InvalidValue(
             "the recipe has a base, whose steps choose their packages themselves",

@@ -13,11 +13,11 @@ from minisandbox.store import Store
 from minisandbox.types import Network
 
 _MOST_SECRET = 500 << 10
-"""Bytes (as BuildKit)."""
+"""Maximum bytes of a secret, the same as in BuildKit."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what is for Dockerfiles."""
+    """Declare the options for Dockerfiles."""
     group = parser.add_argument_group("Dockerfiles", "With --file, TASKS is the build context, a directory.")
     group.add_argument("-f", "--file", type=Path, metavar="DOCKERFILE", help="build this Dockerfile")
     group.add_argument(
@@ -39,8 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def recipes(args: argparse.Namespace, store: Store) -> dict[str, Callable[[], Buildable]]:
-    """Return the recipe of the Dockerfile, by the image's name."""
-    from minisandbox.images import read_dockerfile  # noqa: PLC0415 - as above
+    """Return a function that returns the Dockerfile's recipe, by the image's name."""
+    from minisandbox.images import read_dockerfile  # noqa: PLC0415 - few builds need it
     from minisandbox.images.dockerfile.evaluation import BuildOptions  # noqa: PLC0415 - few builds need it
 
     context = Path(args.tasks)
@@ -56,7 +56,7 @@ def recipes(args: argparse.Namespace, store: Store) -> dict[str, Callable[[], Bu
 
 
 def _argument(text: str) -> tuple[str, str] | None:
-    """An argument's name and value; None for one that the environment should have and has not, as docker does."""
+    """Parse a build argument; return None for a name without a value that is not in the environment, as docker does."""
     name, equals, value = text.partition("=")
     if not name:
         raise InvalidValue(f"--build-arg {text!r} has no name", hint="write NAME=VALUE")

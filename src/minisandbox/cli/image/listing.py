@@ -1,4 +1,4 @@
-"""``minisandbox image ls|show``: what the store holds."""
+"""``minisandbox image ls|show``: list the images of the store, and print one image."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def add_show_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_names(parser: argparse.ArgumentParser, count: str) -> None:
-    """Declare the images that a verb is for.
+    """Declare the image names that a verb takes.
 
     Args:
         parser: the verb's parser.
-        count: how many, as argparse's ``nargs``.
+        count: the number of names, as argparse's ``nargs``.
     """
     parser.add_argument("images", metavar="IMAGE", nargs=count, help="an image's name, or a glob")
 
@@ -66,7 +66,7 @@ def chosen(store: Store, patterns: Iterable[str], among: Sequence[str] | None = 
 
     Args:
         store: the store.
-        patterns: names, globs, or references that images were pulled by.
+        patterns: image names, globs, or references of pulled images.
         among: the names to choose from; None for the store's images.
 
     Raises:
@@ -91,7 +91,7 @@ def run_ls(args: argparse.Namespace) -> int:
     store = Store.open()
     if args.sizes:
         return _print_sizes(args, store)
-    if args.tree and args.status is None:  # needs no states, which take a while
+    if args.tree and args.status is None:  # skip image_rows(), which is slow
         return _print_tree(args, store, chosen(store, args.images) if args.images else store.image_names())
     rows = [row for row in image_rows(store) if args.status in (None, row.status.value)]
     if args.images:
@@ -172,7 +172,7 @@ def _print_sizes(args: argparse.Namespace, store: Store) -> int:
 
 
 def _print_tree(args: argparse.Namespace, store: Store, names: Sequence[str]) -> int:
-    """Print the tree of layers, with the images on top of them."""
+    """Print the layers as a tree, with the images that end at each layer."""
     sizes = StoreSizes(store, store.images())
     stacks = [stack_of(sizes.images[name]) for name in names]
     if args.json:
@@ -197,7 +197,7 @@ def _layer_json(sizes: StoreSizes, key: str) -> dict[str, object]:
 
 
 def _print_branch(sizes: StoreSizes, names: Sequence[str], stacks: Sequence[tuple[str, ...]], depth: int) -> None:
-    """Print the subtree of common layers, each layer once."""
+    """Print a subtree of the layers, with shared layers printed once."""
     indent = "  " * depth
     groups: dict[str, list[int]] = {}
     for number, stack in enumerate(stacks):
@@ -256,7 +256,7 @@ def _what(image: Image, layer: LayerRecord) -> str:
 
 
 def image_facts(image: Image) -> dict[str, object]:
-    """Describe an image, for JSON."""
+    """Return the fields of an image for JSON output."""
     return {
         "name": image.name,
         "key": image.key,

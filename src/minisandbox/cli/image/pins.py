@@ -1,4 +1,4 @@
-"""``minisandbox image pins``: what is installed in an image, as pins that other images can be built from."""
+"""``minisandbox image pins``: print the packages of an image as pins, from which other images can be built."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_pins_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_pins(args: argparse.Namespace) -> int:
-    """Print the pins, or the lock."""
+    """Print the pins or the lock of an image."""
     image = _image(args.image)
     if args.lock:
         return _print_lock(image, args)

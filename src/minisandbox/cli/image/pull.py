@@ -1,4 +1,4 @@
-"""``minisandbox image pull``: take container images from registries, layouts and archives."""
+"""``minisandbox image pull``: pull container images from registries, OCI layouts and archives."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add_pull_options(take: argparse.ArgumentParser) -> None:
 
 
 def run_pull(args: argparse.Namespace) -> int:
-    """Pull images. A failure does not stop the others; the first one sets the exit status."""
+    """Pull images; a failure does not stop the other pulls, and the first failure sets the exit status."""
     require_positive(args, "jobs")
     named = [OciBase(text, args.platform) for text in args.references]
     listed = list(_listed(args))
@@ -80,13 +80,13 @@ def run_pull(args: argparse.Namespace) -> int:
 
 
 def _listed(args: argparse.Namespace) -> Iterator[OciBase]:
-    """Yield the images of the list and of the tasks."""
+    """Yield the images that the list and the tasks name."""
     for line in [] if args.list is None else _lines(args.list):
         if text := line.partition("#")[0].strip():
             yield OciBase(text, args.platform)
     if args.tasks is None:
         return
-    from minisandbox.images.dockerfile.reading import base_images  # noqa: PLC0415 - loads a parser
+    from minisandbox.images.dockerfile.reading import base_images  # noqa: PLC0415 - slow: imports a Dockerfile parser
 
     found = [base for task in load(args) for base in base_images(task.recipe())]
     if not found:
@@ -128,9 +128,9 @@ def _pull_one(args: argparse.Namespace) -> int:
 
 
 def _remarks(image: Image) -> Iterator[str]:
-    """Yield what a user should know of an image."""
+    """Yield warnings about an image: lost properties, its user, an untried platform."""
     yield from (f"{name}: {image.notes[name]}" for name in ("not as in the image", "user") if name in image.notes)
-    platform = parse_platform(image.notes.get("platform", str(own_platform())))  # a private copy may have none
+    platform = parse_platform(image.notes.get("platform", str(own_platform())))  # private copies may lack the note
     if not platform.is_tried:
         foreign = "" if platform.fits(own_platform()) else "; its programs do not run here without emulation"
         yield f"platform: {platform}, which is untried{foreign}"

@@ -1,4 +1,4 @@
-"""``minisandbox image rm|gc``: free space in the store."""
+"""``minisandbox image rm|gc``: remove images and garbage from the store."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def add_gc_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return the seconds of a duration such as ``30d``, ``12h``, ``90s`` or ``0s``.
+    """Convert a duration to seconds: ``30d``, ``12h``, ``90s`` or ``0s``.
 
     Args:
         text: the duration.
-        option: what errors call it.
+        option: name of the option in error messages.
 
     Raises:
         InvalidValue: the text is not a duration.
@@ -75,7 +75,7 @@ def parse_duration(text: str, option: str) -> float:
 
 
 def run_gc(args: argparse.Namespace) -> int:
-    """Remove unused layers, leftovers and, if asked, images."""
+    """Remove unused layers, leftovers and, with ``--budget`` or ``--unused-for``, images."""
     store = Store.open()
     budget = None if args.budget is None else parse_size(args.budget)
     unused_for = None if args.unused_for is None else parse_duration(args.unused_for, "--unused-for")
@@ -102,8 +102,8 @@ def run_gc(args: argparse.Namespace) -> int:
 
 
 def run_rm(args: argparse.Namespace) -> int:
-    """Remove images, failed builds, and what was made by hand for them."""
-    from minisandbox.images.kept import forget_kept, images_by_hand  # noqa: PLC0415 - loads what builds images
+    """Remove images, failed builds, and layers that were made by hand for these images."""
+    from minisandbox.images.kept import forget_kept, images_by_hand  # noqa: PLC0415 - slow: imports the image builder
 
     if bool(args.images) == args.failed:
         raise InvalidValue("image rm needs one choice of images", hint="give names, or --failed")

@@ -1,4 +1,4 @@
-"""A shell in a failed build, for ``minisandbox image build --shell``."""
+"""Open a shell in a failed build, for ``minisandbox image build --shell``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from minisandbox.store import Store
 
 
 def repair_by_hand(store: Store, image: str) -> bool:
-    """Open a shell over the layers below a failed step, and keep its changes if its exit status is 0.
+    """Open a shell on the layers below a failed step, and keep its changes if its exit status is 0.
 
     Args:
         store: the image's store.
         image: the name of the image whose build failed.
 
     Returns:
-        Whether the changes became a layer, which the next build of the image has.
+        Whether the changes became a layer, which the next build of the image uses.
 
     Raises:
-        NotFound: the store knows of no failed step of the image.
+        NotFound: the store has no record of a failed build of the image.
         SandboxCreationError: the sandbox could not be created.
     """
     terminal = has_terminal()

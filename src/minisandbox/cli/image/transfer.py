@@ -65,7 +65,7 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_private_option(parser: argparse.ArgumentParser) -> None:
-    """Declare the option of verbs that take images."""
+    """Declare ``--private`` for verbs that read images from elsewhere."""
     parser.add_argument(
         "--private",
         action="store_true",

@@ -1,4 +1,4 @@
-"""``minisandbox image``: its verbs, each loaded when it is called."""
+"""``minisandbox image``: declare the verbs, and import the module of a verb only when it is called."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ VERBS = {
     "export": ("transfer", "write images as an OCI archive or layout"),
     "import": ("transfer", "import images from an OCI archive or layout, or from `docker save`"),
 }
-"""By verb, its module and its help line; the module has a function ``add_VERB_options(parser)``."""
+"""Module and help line of each verb; the module has a function ``add_VERB_options(parser)``."""
 
 
 def configure(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Declare the verbs, with the options of the one in ``words``; the other verbs' modules are not loaded.
+    """Add the verbs to the parser, and the options of the verb in ``words``; import no module of other verbs.
 
     Args:
         parser: the noun's parser.

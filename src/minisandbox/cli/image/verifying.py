@@ -1,4 +1,4 @@
-"""``minisandbox image verify``: find damaged layers."""
+"""``minisandbox image verify``: find damaged layers, and move them to quarantine."""
 
 from __future__ import annotations
 

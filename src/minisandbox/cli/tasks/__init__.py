@@ -1,1 +1,1 @@
-"""``minisandbox tasks``: one module per group of verbs."""
+"""``minisandbox tasks``: list, check, select and convert task sets."""

@@ -1,4 +1,4 @@
-"""``minisandbox tasks check``: find faults of a task set before anybody trains on it."""
+"""``minisandbox tasks check``: find faults of a task set before it is used for training."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from minisandbox.grade.check import Checked, Finding
     from minisandbox.tasks.loading import Refused
 
-_MAX_SHOWN = 10  # findings of one check that are printed; the reports have all
+_MAX_SHOWN = 10  # maximum findings of one check that are printed; the reports list all
 _NO_RESULT = ("not_built", "infrastructure")
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     check = verbs.add_parser(
         "check",
         help="find leaks, wrong tests, flakiness, duplicates and other faults of tasks",
@@ -52,9 +52,9 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check tasks; return 0 without errors, 1 if a task has one, 30 if one could not be checked."""
-    from minisandbox.cli.common.set_runs import SetRun  # noqa: PLC0415 - listing tasks must not load it
-    from minisandbox.grade.check import Severity, check_report, check_set, sets, write_check_reports  # noqa: PLC0415 - the same
+    """Check tasks; return 0 without errors, 1 if a task has an error, 30 if a task could not be checked."""
+    from minisandbox.cli.common.set_runs import SetRun  # noqa: PLC0415 - slow to import, and `tasks ls` needs none
+    from minisandbox.grade.check import Severity, check_report, check_set, sets, write_check_reports  # noqa: PLC0415 - slow
 
     require_positive(args, "repeat", "timeout", "workers", "jobs")
     refused: list[Refused] = []

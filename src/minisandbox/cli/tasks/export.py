@@ -1,4 +1,4 @@
-"""``minisandbox tasks export``: write task sets for other programs."""
+"""``minisandbox tasks export``: write task sets in the formats of other programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = ("skyrl",)
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     export = verbs.add_parser(
         "export",
         help="write a set in another program's format: Parquet for SkyRL",
@@ -42,7 +42,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export a set."""
+    """Export a task set."""
     part = _part(args.range)
     tasks = load(args)
     ids = list(tasks.ids) if args.shuffle is None else shuffled(tasks.ids, args.shuffle)
@@ -67,10 +67,10 @@ def _validation(args: argparse.Namespace) -> TaskSet:
 
 
 def _part(numbers: Sequence[str] | None) -> slice:
-    """Read ``A:B``, or two words as the original's ``--data_range`` took them.
+    """Parse ``A:B``, or two numbers as in SkyRL's ``--data_range``.
 
     Raises:
-        InvalidValue: the words have another form.
+        InvalidValue: the range is malformed.
     """
     if numbers is not None and len(numbers) > 2:
         raise InvalidValue(f"--range {' '.join(numbers)}: more than two numbers", hint="put TASKS before --range")

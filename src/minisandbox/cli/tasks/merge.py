@@ -12,7 +12,7 @@ from minisandbox.tasks.choosing import merged
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     merge = verbs.add_parser(
         "merge",
         help="merge the statuses of several runs; later ones override earlier ones",

@@ -20,7 +20,7 @@ _OUT = "the file or folder to write; its suffix chooses the format (default: tha
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the verbs."""
+    """Add the verbs to the parser."""
     choose = verbs.add_parser(
         "filter",
         help="write the tasks that meet all conditions, in their own format",
@@ -62,7 +62,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def run_filter(args: argparse.Namespace) -> int:
-    """Filter a set."""
+    """Filter a task set."""
     if args.status and not args.statuses:
         raise InvalidValue("--status needs --statuses", hint="name the run: --statuses DIR")
     if args.split and args.out is None:
@@ -106,7 +106,7 @@ def _write(tasks: TaskSet, ids: Sequence[str], out: Path | None, part: str = "")
 
 
 def part_name(out: Path, part: str) -> Path:
-    """Return the path of a part's file or folder."""
+    """Return the path of the file or folder for a part of a split."""
     if layout_of_name(out) is None:
         return out.with_name(f"{out.name}-{part}")
     stem, dot, endings = out.name.partition(".json" if ".json" in out.name else ".parquet")
@@ -114,7 +114,7 @@ def part_name(out: Path, part: str) -> Path:
 
 
 def _matching_ids(tasks: TaskSet, args: argparse.Namespace) -> list[str]:
-    """Return the ids of tasks that meet the conditions, in the set's order."""
+    """Return the ids of tasks that meet the conditions, in the order of the set."""
     ids = [
         task.instance_id
         for task in tasks
@@ -130,7 +130,7 @@ def _matching_ids(tasks: TaskSet, args: argparse.Namespace) -> list[str]:
 
 def _image_statuses() -> dict[str, str]:
     from minisandbox.store import Store  # noqa: PLC0415 - only --image needs the store
-    from minisandbox.store.overview import ImageStatus, image_rows  # noqa: PLC0415 - the same
+    from minisandbox.store.overview import ImageStatus, image_rows  # noqa: PLC0415 - only --image needs it
 
     labels = {ImageStatus.READY: "built", ImageStatus.FAILED: "failed", ImageStatus.BROKEN: "broken"}
     return {row.name: labels[row.status] for row in image_rows(Store.open())}
@@ -151,7 +151,7 @@ def found(pattern: str | None, text: str, option: str) -> bool:
 
 
 def parse_range(text: str | None) -> slice:
-    """Read ``A:B``; None for all.
+    """Parse ``A:B`` as a slice; None selects all.
 
     Raises:
         InvalidValue: the text is not a range.
@@ -163,10 +163,10 @@ def parse_range(text: str | None) -> slice:
 
 
 def share(text: str) -> tuple[str, float]:
-    """Read ``NAME=SHARE``.
+    """Parse ``NAME=SHARE``.
 
     Raises:
-        InvalidValue: the text has another form.
+        InvalidValue: the text is malformed.
     """
     name, _, share = text.partition("=")
     try:

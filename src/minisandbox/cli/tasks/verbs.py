@@ -19,7 +19,7 @@ DEFAULT = "quickstart"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs."""
+    """Add the verbs to the parser."""
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     ls = verbs.add_parser("ls", help="list the tasks of a set")
     add_tasks_arguments(ls, default=DEFAULT)
@@ -62,7 +62,7 @@ def _summary(task: Task) -> dict[str, object]:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Print one task: for people the problem statement, build, tests and patch; as JSON the whole row."""
+    """Print one task: as text the problem statement, build, tests and patch; as JSON the whole row."""
     task = load(args)[args.id]
     if args.json:
         print_json(task.to_row())
@@ -86,7 +86,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _lines(task: Task) -> Iterator[str]:
-    """Yield how a task is built and tested, as its row has it; a complete environment only by its size."""
+    """Yield the build and test fields of a task's row; show only the size of a complete environment."""
     row = task.to_row()
     for part in ("build", "test"):
         for name, value in cast("dict[str, object]", row[part]).items():

@@ -1,1 +1,1 @@
-"""``minisandbox trajectories``: one module per group of verbs."""
+"""``minisandbox trajectories``: show rollouts, and select and export training data."""

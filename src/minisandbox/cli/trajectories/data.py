@@ -34,7 +34,7 @@ _KEPT = "no file was written; existing files are unchanged"
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the verbs."""
+    """Add the verbs to the parser."""
     _configure_collect(verbs)
     _configure_filter(verbs)
     _configure_balance(verbs)
@@ -103,7 +103,7 @@ def _configure_balance(verbs: argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
-    """Declare the sources, for all verbs that read examples."""
+    """Declare the sources that all verbs on examples read."""
     parser.add_argument(
         "sources", metavar="SOURCE", type=Path, nargs="+",
         help="a run; a file of examples; a published set (JSON Lines, JSON, Parquet, a folder of datasets); a "
@@ -129,7 +129,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def examples_of(args: argparse.Namespace) -> Iterator[Example]:
-    """Iterate over the examples of the sources on the command line."""
+    """Return an iterator over the examples in the sources on the command line."""
     reading = Reading(args.style, args.evaluation, args.numbered)
     return itertools.chain.from_iterable(open_examples(path, reading) for path in args.sources)
 
@@ -163,7 +163,7 @@ def run_filter(args: argparse.Namespace) -> int:
 
 
 def run_balance(args: argparse.Namespace) -> int:
-    """Balance examples, reading them twice to keep them out of memory."""
+    """Balance examples; read the sources twice, so that the examples need not fit in memory."""
     names = [(example.instance_id, example.traj_id) for example in examples_of(args)]
     dropped = balance(names, max_per_instance=args.max_per_instance, seed=args.seed, total=args.total)
     rules = {"max_per_instance": args.max_per_instance, "seed": args.seed, "total": args.total}
@@ -177,7 +177,7 @@ def _reward(text: str) -> float | None:
         reward = None if text == "none" else float(text)
     except ValueError:
         raise wrong from None
-    if reward is not None and math.isnan(reward):  # would accept every reward
+    if reward is not None and math.isnan(reward):  # no reward is less than NaN, so all would be accepted
         raise wrong
     return reward
 
@@ -190,10 +190,10 @@ def _write(args: argparse.Namespace, examples: Iterable[Example], report: StageR
 
 
 def refuse_to_overwrite(out: Path, sources: Sequence[Path]) -> None:
-    """Check that an output is not also a source.
+    """Check that the output is not also a source.
 
     Raises:
-        InvalidValue: it is.
+        InvalidValue: the output is also a source.
     """
     if any(out.resolve() == source.resolve() for source in sources):
         raise InvalidValue(f"output {out} is also a source", hint="write to another file")

@@ -42,7 +42,7 @@ _FORMS = {
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
+    """Add the verb to the parser."""
     export = verbs.add_parser(
         "export",
         help="write rollouts in the formats of SWE-agent, SWE-smith and trainers",
@@ -110,7 +110,11 @@ def _rules(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _check_name(args: argparse.Namespace) -> None:
-    """Check that the output's suffix fits a format that is also a storage."""
+    """Check that the output's suffix fits ``--to parquet`` or ``--to datasets``.
+
+    Raises:
+        InvalidValue: the suffix does not fit.
+    """
     suffix = {"parquet": ".parquet", "datasets": ""}.get(args.to)
     if suffix is not None and args.out.suffix in (".jsonl", ".json", ".parquet") and args.out.suffix != suffix:
         raise InvalidValue(
@@ -141,7 +145,7 @@ def _tokenizer(args: argparse.Namespace) -> Tokenizer | None:
 
 @dataclass(slots=True)
 class _Export:
-    """A running export."""
+    """State of one export."""
 
     form: str
     report: StageReport
@@ -179,11 +183,11 @@ class _Export:
 
 
 def tokens_of(example: Example, tokenizer: Tokenizer | None) -> list[TokenisedRow]:
-    """Return an example's rows: the engine's if it reported tokens, else one by the tokenizer if given.
+    """Return the rows of an example from the engine's tokens, or a row from the tokenizer if there are no tokens.
 
     Args:
         example: the example.
-        tokenizer: for examples without tokens.
+        tokenizer: tokenizer for examples without tokens, or None.
 
     Raises:
         TrajectoryError: the chat template does not allow a mask.

@@ -1,4 +1,4 @@
-"""Print a rollout on a terminal."""
+"""Print a rollout as text: messages, commands, patch and tests."""
 
 from __future__ import annotations
 
@@ -145,5 +145,5 @@ def _command(step: StepRecord) -> str:
 
 
 def _worst(outcomes: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
-    """Return failed tests first, then passed ones, up to a number."""
+    """Return at most ``count`` test outcomes, failed tests first."""
     return sorted(outcomes, key=lambda outcome: outcome[1] == "passed")[:count]

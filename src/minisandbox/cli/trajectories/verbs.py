@@ -1,4 +1,4 @@
-"""``minisandbox trajectories``: the verbs, and those that read the rollouts of a run: ls, show."""
+"""``minisandbox trajectories``: declare all verbs, and implement ``ls`` and ``show``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINES = 40
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs."""
+    """Add the verbs to the parser."""
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     ls = verbs.add_parser("ls", help="list the rollouts of a run", description="List the rollouts of a run.")
     ls.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
