@@ -1,4 +1,4 @@
-"""Trajectories: the durable records of rollouts."""
+"""Records of rollouts (trajectories), and their conversion to training data and other programs' formats."""
 
 from minisandbox.trajectories.trajectory import VERSION, Failure, StepRecord, Timings, Trajectory, TurnRecord
 

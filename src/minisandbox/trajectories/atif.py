@@ -1,7 +1,7 @@
-"""ATIF, Harbor's trajectory format (its RFC 0001): written in version 1.8, read in versions 1.0 to 1.8.
+"""Write ATIF, Harbor's trajectory format (its RFC 0001), in version 1.8, and read its versions 1.0 to 1.8.
 
-Harbor keeps ``agent/trajectory.json`` in each trial's directory, with the verifier's rewards in ``result.json``. A
-trial of several steps has a trajectory per step, in ``steps/NAME/agent``.
+Each trial's directory contains ``agent/trajectory.json``, and the verifier's rewards in ``result.json``. A trial with
+several steps has one trajectory per step, in ``steps/NAME/agent``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     import atif
 
 VERSION = "ATIF-v1.8"
-"""The version that is written."""
+"""The ATIF version to write."""
 FILE = "agent/trajectory.json"
-"""Path of the trajectory below the directory of a trial or step."""
+"""The path of the trajectory, relative to the directory of a trial or step."""
 PATCH = "submission.patch"
-"""Our file next to the trajectory: the exact bytes of the submission."""
+"""The file next to the trajectory with the exact bytes of the submission, for which ATIF has no field."""
 
 _OURS = "minisandbox"
 _PATTERNS = tuple(f"{levels}{step}{FILE}" for levels in ("", "*/", "*/*/") for step in ("", "steps/*/"))
@@ -44,7 +44,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """The fields of an example that ATIF lacks; kept in the root's ``extra``."""
+    """The fields of an example that ATIF lacks; stored in the ``extra`` object of the root."""
 
     instance_id: str
     attempt: int
@@ -55,10 +55,10 @@ class _Facts:
 
 
 def _models() -> ModuleType:
-    """Import the package ``atif``, which takes a quarter of a second.
+    """Import the package ``atif`` on use, because the import takes a quarter of a second.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: the package is not installed.
     """
     try:
         return importlib.import_module("atif")
@@ -78,10 +78,10 @@ def atif_of(trajectory: Trajectory, *, example: Example, tokens: bool = True) ->
     Args:
         trajectory: the record.
         example: the same rollout as an example, for its id, style and tools.
-        tokens: whether to include token ids and log-probabilities. Each step repeats its whole prompt.
+        tokens: whether to include token ids and log-probabilities. Each step then contains its whole prompt.
 
     Returns:
-        The JSON object; None if the rollout ended before the agent did anything, since ATIF has no empty trajectories.
+        The JSON object; None if the rollout has no messages and no commands, because ATIF requires a step.
 
     Raises:
         MissingExtra: the package ``atif`` is not installed.
@@ -119,7 +119,7 @@ def atif_of(trajectory: Trajectory, *, example: Example, tokens: bool = True) ->
 
 
 def _message_steps(trajectory: Trajectory, tokens: bool) -> Iterator[Json]:
-    """Yield a step per message; results of commands belong to the step of the response that ran them."""
+    """Yield a step per message, except for results of commands, which are part of the step of the response."""
     turn_of = {turn.message: number for number, turn in enumerate(trajectory.turns)}
     sampled = _sampled(trajectory.rows) if tokens else {}
     acted = {step.turn - 1 for step in trajectory.steps}
@@ -156,7 +156,7 @@ def _step(message: Message) -> Json:
 
 
 def _call(call: ToolCall, number: int) -> Json:
-    """Convert a call. Arguments that are not a JSON object, as models write them, are kept as text."""
+    """Convert a tool call; store malformed arguments as text, because ATIF requires a JSON object."""
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
@@ -203,9 +203,10 @@ def _metrics(turn: TurnRecord, tokens: Tokens | None) -> Json:
 
 
 def _sampled(rows: Sequence[TokenRow]) -> dict[int, Tokens]:
-    """Return the tokens of each turn, by its number. A row's mask has one span per new turn, in order.
+    """Return the tokens of each turn, by the turn's number.
 
-    A row is left out if its spans cannot be matched to its turns: constrained turns have no span.
+    A row's mask has one span per new turn, in order. Turns sampled under a constraint have no span; a row with such
+    turns is left out, because its spans cannot be assigned to its turns.
     """
     tokens: dict[int, Tokens] = {}
     seen: set[int] = set()
@@ -220,7 +221,7 @@ def _sampled(rows: Sequence[TokenRow]) -> dict[int, Tokens]:
 
 
 def _command_steps(trajectory: Trajectory) -> Iterator[Json]:
-    """Yield the commands of an agent without a model."""
+    """Yield a step per command, for an agent without a model."""
     for number, step in enumerate(trajectory.steps):
         call = f"call_{number}"
         output = (step.stdout + step.stderr).decode("utf-8", "replace")
@@ -239,7 +240,7 @@ def _outcome(step: StepRecord) -> Json:
 
 
 def _without_surrogates(value: object) -> object:
-    """Replace unpaired surrogates, which pydantic does not read from JSON."""
+    """Replace unpaired surrogates by question marks, because pydantic rejects them."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
@@ -260,11 +261,11 @@ def has_atif(path: Path) -> bool:
 
 
 def read_atif(path: Path, *, style: str = "") -> Iterator[Example]:
-    """Read trajectories lazily, one by one. Continuations (``trajectory.cont-N.json``) are not read.
+    """Read trajectories lazily, one by one. Continuations (``trajectory.cont-N.json``) are ignored.
 
     Args:
         path: an ATIF file, or the directory of a Harbor trial, job, or several jobs.
-        style: the style of the responses; detected if empty.
+        style: the style of the responses; "" to detect it.
 
     Raises:
         TrajectoryError: a file cannot be read, or is not a trajectory.
@@ -283,7 +284,7 @@ def read_atif(path: Path, *, style: str = "") -> Iterator[Example]:
 
 
 def _trial_of(file: Path) -> tuple[Path, str]:
-    """Return the directory of a trajectory's trial, and the name of its step if the trial has several."""
+    """Return the directory of a trajectory's trial, and the step's name, which is "" for a trial without steps."""
     file = file.absolute()
     trial = file.parents[1] if file.match(FILE) else file.parent
     if trial.parent.name == "steps" and not (trial / "result.json").is_file():
@@ -292,7 +293,7 @@ def _trial_of(file: Path) -> tuple[Path, str]:
 
 
 def _facts_of(trial: Path, step: str) -> _Facts:
-    """Return the task and outcome in Harbor's ``result.json``: ``submitted`` if the agent raised no exception."""
+    """Return the task and the outcome from Harbor's ``result.json``; rewards without an exception mean submitted."""
     result = _read(trial / "result.json") if (trial / "result.json").is_file() else {}
     outcomes = {str(entry.get("step_name")): entry for entry in map(_object, _list(result.get("step_results")))}
     outcome = outcomes.get(step, {}) if step else result
@@ -303,7 +304,7 @@ def _facts_of(trial: Path, step: str) -> _Facts:
 
 
 def _reward(rewards: Json, outcome: Json) -> float | None:
-    """Return the verifier's reward, or None if there are several or Harbor calls it invalid, as after a rate limit."""
+    """Return the verifier's reward, or None if it is ambiguous or Harbor marks it invalid, as after a rate limit."""
     policy = _object(_object(outcome.get("exception_info")).get("policy"))
     if outcome.get("reward_valid") is False or policy.get("has_valid_reward") is False:
         return None
@@ -326,7 +327,7 @@ def _example(body: Json, facts: _Facts, *, location: str, name: str, step: str) 
     facts = facts if ours is None else from_json(_Facts, ours, location=f"{location}: extra.{_OURS}")
     traj_id = str(body.get("trajectory_id") or body.get("session_id") or name)
     return Example(
-        traj_id=f"{traj_id}/{step}" if step else traj_id,  # steps may share a session
+        traj_id=f"{traj_id}/{step}" if step else traj_id,  # steps of a trial may share a session id
         instance_id=facts.instance_id,
         messages=messages,
         attempt=facts.attempt,
@@ -343,7 +344,7 @@ def _example(body: Json, facts: _Facts, *, location: str, name: str, step: str) 
 
 
 def _parsed(steps: list[object], location: str) -> list[atif.Step]:
-    """Parse steps. Unknown fields and ids are ignored, since some programs count from 0."""
+    """Parse steps. Ignore unknown fields, and renumber the steps because some programs count from 0."""
     model = _models().Step
     try:
         return [
@@ -354,8 +355,8 @@ def _parsed(steps: list[object], location: str) -> list[atif.Step]:
 
 
 def _messages(step: atif.Step) -> Iterator[Message]:
-    """Yield a step's messages. A step without a model call becomes a message of the environment."""
-    if step.is_copied_context:  # an earlier trajectory has this step
+    """Yield a step's messages. An agent's step without a model call becomes a user message."""
+    if step.is_copied_context:  # an earlier trajectory contains this step
         return
     results = step.observation.results if step.observation else []
     text = _text(step.message)
@@ -384,9 +385,9 @@ def _is_sampled(step: atif.Step) -> bool:
 
 
 def _rows(steps: Sequence[atif.Step]) -> tuple[TokenRow, ...]:
-    """Return the rows of a trajectory whose every response has its tokens; else none.
+    """Return the training rows of a trajectory; none unless every response has token ids.
 
-    A response with more or fewer log-probabilities than tokens carries no loss.
+    A response whose numbers of log-probabilities and tokens differ carries no loss.
     """
     graph = TokenGraph()
     trainable = False
@@ -403,7 +404,7 @@ def _rows(steps: Sequence[atif.Step]) -> tuple[TokenRow, ...]:
 
 
 def _text(content: str | list[atif.ContentPart] | None) -> str:
-    """Return a message's text; of parts, the texts, and the paths of images and audio."""
+    """Return a message's text; join the parts of a list, and replace images and audio by their paths."""
     if not isinstance(content, list):
         return content or ""
     lines = (part.text if part.source is None else f"[{part.type}: {part.source.path}]" for part in content)

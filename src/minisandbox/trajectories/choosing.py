@@ -1,4 +1,4 @@
-"""Choose examples: collect, filter and balance. The report lists everything dropped."""
+"""Choose training examples: collect, filter and balance, with a report of every dropped example."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.reports import StageReport
 
 Refusal = tuple[str, str]
-"""Why an example is dropped: a machine-readable reason, and an explanation."""
+"""The reason for dropping an example: a machine-readable reason, and an explanation."""
 
 SUBMITTED = "submitted"
 _HUNK = re.compile(rb"^(@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@).*$", re.MULTILINE)
@@ -21,14 +21,14 @@ _NOISE = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Rules for collecting rollouts. By default a rollout must have submitted, resolved its task, and have no flags.
+    """Rules for collecting rollouts. By default, a rollout must have submitted and resolved its task without flags.
 
     Attributes:
-        min_reward: the lowest reward; None accepts any rollout, even without a reward.
-        statuses: accepted exit statuses; empty for any. Examples without an exit status are accepted.
-        any_flags: also accept flagged examples.
-        agents: accepted agent names; empty for any.
-        models: accepted model names; empty for any.
+        min_reward: the lowest accepted reward; None accepts any rollout, even without a reward.
+        statuses: the accepted exit statuses; empty accepts any. Examples without an exit status are always accepted.
+        any_flags: whether to accept flagged examples too.
+        agents: the accepted agent names; empty accepts any.
+        models: the accepted model names; empty accepts any.
     """
 
     min_reward: float | None = 1.0
@@ -38,7 +38,7 @@ class Collect:
     models: tuple[str, ...] = ()
 
     def refuse(self, example: Example) -> Refusal | None:
-        """Return why an example is dropped, or None."""
+        """Return the reason for dropping an example, or None to keep the example."""
         if not example.turns:
             return "no_answers", "the conversation has no answer of a model"
         if self.statuses and example.exit_status is not None and example.exit_status not in self.statuses:
@@ -68,11 +68,11 @@ class Filter:
         max_chars: maximum number of characters of all messages together.
         min_turns: minimum number of model responses.
         max_turns: maximum number of model responses.
-        no_flags: drop flagged examples.
-        flags: regular expressions of flag kinds to drop.
-        unique: of several examples of a task with the same submission, keep the first.
+        no_flags: whether to drop flagged examples.
+        flags: regular expressions; an example with a flag of a matching kind is dropped.
+        unique: whether to keep only the first of several examples of a task with the same submission.
         repo: a regular expression that must match the repository's name.
-        not_repo: a regular expression that must not match.
+        not_repo: a regular expression that must not match the repository's name.
     """
 
     max_tokens: int | None = None
@@ -98,11 +98,11 @@ class Filter:
 
 
 class Filtering:
-    """Applies a filter. Remembers submissions to find duplicates.
+    """Apply a filter, and remember submissions to find duplicates.
 
     Args:
         rules: the rules.
-        count: counts an example's tokens; None uses the engine's count.
+        count: a function that counts an example's tokens; None uses the engine's count.
     """
 
     def __init__(self, rules: Filter, *, count: Callable[[Example], int] | None = None) -> None:
@@ -111,7 +111,7 @@ class Filtering:
         self._seen: dict[tuple[str, bytes], str] = {}
 
     def refuse(self, example: Example) -> Refusal | None:
-        """Return why an example is dropped, or None.
+        """Return the reason for dropping an example, or None to keep the example.
 
         Raises:
             InvalidValue: the rules limit the tokens, and the example's number of tokens is unknown.
@@ -170,12 +170,12 @@ class Filtering:
 def chosen(
     examples: Iterable[Example], refuse: Callable[[Example], Refusal | None], report: StageReport
 ) -> Iterator[Example]:
-    """Yield the kept examples one by one, and update the report.
+    """Yield the examples to keep one by one, and record all examples in the report.
 
     Args:
         examples: the examples.
-        refuse: returns why an example is dropped, or None.
-        report: counts all examples.
+        refuse: returns the reason for dropping an example, or None.
+        report: records all examples.
     """
     for example in examples:
         refusal = refuse(example)
@@ -189,7 +189,8 @@ def chosen(
 def normalised(patch: bytes) -> bytes:
     """Normalise a patch, so that equal changes have equal patches.
 
-    Ignores blob hashes, the context after a hunk's line numbers, line ends, and the order of files.
+    The result does not depend on blob hashes, the text after a hunk's line numbers, CRLF or LF line ends, or the order
+    of files.
 
     Args:
         patch: a unified diff.
@@ -215,17 +216,18 @@ def balance(
 ) -> dict[int, Refusal]:
     """Draw at most ``max_per_instance`` examples per task.
 
-    Examples are sorted by a hash of the seed and their ids. The result does not depend on their order or on other
-    tasks.
+    Examples are drawn in the order of a hash of the seed and their ids. The draw of a task therefore depends neither on
+    the order of ``names`` nor on other tasks.
 
     Args:
         names: each example's ``instance_id`` and ``traj_id``.
         max_per_instance: maximum number of examples per task.
-        seed: seed of the draw.
-        total: maximum number of examples; each task's first comes before any second one. None for no limit.
+        seed: the seed of the draw.
+        total: maximum number of examples of all tasks together; None for no limit. The first examples of all tasks
+            are drawn before any second example.
 
     Returns:
-        The indices in ``names`` of dropped examples, and why each is dropped.
+        For each dropped example, its index in ``names`` and the reason.
 
     Raises:
         InvalidValue: a limit is less than 1.
@@ -255,13 +257,13 @@ def _lot(seed: int, instance_id: str, traj_id: str) -> bytes:
 def drawn(
     examples: Iterable[Example], names: Sequence[tuple[str, str]], dropped: Mapping[int, Refusal], report: StageReport
 ) -> Iterator[Example]:
-    """Yield the examples that :func:`balance` kept, and update the report.
+    """Yield the examples that :func:`balance` kept, and record all examples in the report.
 
     Args:
         examples: the examples, in the order of ``names``.
         names: the argument of :func:`balance`.
         dropped: the result of :func:`balance`.
-        report: counts all examples.
+        report: records all examples.
 
     Raises:
         RunError: the examples differ from ``names``.
@@ -287,6 +289,6 @@ def drawn(
 
 
 def table_of(rules: Collect | Filter) -> dict[str, object]:
-    """Return the rules that are set, in a report's format."""
+    """Return the rules that are set, in the format of a report."""
     values = {field.name: getattr(rules, field.name) for field in fields(rules)}
     return {name: value for name, value in values.items() if value is not None and value is not False and value != ()}

@@ -1,8 +1,8 @@
-"""Convert frozen dataclasses to JSON and back, and rows of tokens compactly. Unknown and missing fields are errors.
+"""Convert frozen dataclasses and token rows to JSON and back; reject unknown and missing fields.
 
-Covers the types in our schemas: text, numbers, booleans, bytes, None, string enumerations, dataclasses, tuples of one
-type, unions of these, JSON objects, and token rows. Bytes become UTF-8 text; invalid bytes become surrogates
-(PEP 383).
+The module covers the types in this package's schemas: strings, numbers, booleans, bytes, None, string enumerations,
+dataclasses, tuples of one type, unions of these, JSON objects, and token rows. Bytes become UTF-8 text; invalid bytes
+become surrogates (PEP 383).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 
 def to_json(value: object) -> object:
-    """Convert a value to what ``json.dumps`` accepts.
+    """Convert a value to JSON types, which ``json.dumps`` accepts.
 
     Args:
-        value: a dataclass or any other value that a schema may hold.
+        value: a dataclass, or another value of the types that this module covers.
 
     Raises:
         TypeError: the value has a type that this module does not cover.
     """
     match value:
-        case str():  # members of a StrEnum too
+        case str():  # also members of a StrEnum
             plain: object = str(value)
         case None | bool() | int() | float():
             plain = value
@@ -58,7 +58,7 @@ def from_json(kind: type[T], value: object, *, location: str) -> T:
     """Convert decoded JSON to a value of the given type.
 
     Args:
-        kind: the dataclass, or another type that a schema may hold.
+        kind: the dataclass, or another type that this module covers.
         value: the result of ``json.loads``.
         location: the value's name in error messages.
 
@@ -156,10 +156,10 @@ _LARGEST = 1 << 30
 
 
 def row_to_json(row: TokenRow) -> dict[str, object]:
-    """Return a row in its JSON form.
+    """Convert a token row to compact JSON.
 
-    Numbers are little-endian arrays (32-bit ids, 64-bit floats), compressed by zlib, in base64. ``loss`` is a list of
-    half-open spans ``[start, end]`` of the tokens that carry loss.
+    Token ids and log-probabilities are little-endian arrays (32-bit integers, 64-bit floats), compressed by zlib and
+    encoded in base64. ``loss`` is a list of half-open spans ``[start, end]`` of the tokens that carry loss.
 
     Args:
         row: the row.
@@ -177,7 +177,7 @@ _KEYS = {"turns", "length", "ids", "logprobs", "loss"}
 
 
 def row_from_json(value: object, location: str) -> TokenRow:
-    """Return the row that :func:`row_to_json` encoded.
+    """Decode the token row that :func:`row_to_json` encoded.
 
     Args:
         value: the decoded JSON.

@@ -1,4 +1,4 @@
-"""Examples: trajectories as training data, from any program, one JSON object per line."""
+"""Define examples, which are trajectories of any program as training data, and their JSON Lines format."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Example:
     Attributes:
         traj_id: a unique id of the rollout.
         instance_id: the task's id.
-        attempt: which rollout of the task in its run, from 0.
+        attempt: the index of the rollout among the task's rollouts in the run, from 0.
         messages: the whole conversation.
         style: how responses express actions: ``text``, ``tool``, ``xml`` or ``ticks``; empty if unknown.
         tools: the model's tools, as JSON schemas in OpenAI's format.
         submission: the patch, or None if unknown.
-        reward: 1.0 if the submission resolves the task, else 0.0; None if that is unknown, as for an unconfirmed
+        reward: 1.0 if the submission resolves the task, else 0.0; None if unknown, for instance after an unconfirmed
             pass.
         exit_status: why the agent ended, in SWE-agent's terms; None if unknown.
         flags: findings to review before trusting the reward.
         model: the model's name.
         agent: the agent's name.
-        tokens: tokens of the longest prompt and its response, as the engine counted them; None if unknown.
-        rows: the tokens that were read and sampled, as sequences to train on; empty if unknown.
-        source: the name of the run or file that contained it.
+        tokens: the number of tokens of the longest prompt and its response, counted by the engine; None if unknown.
+        rows: the read and sampled tokens as training sequences; empty if unknown.
+        source: the name of the run or file that contained the example.
     """
 
     traj_id: str
@@ -63,12 +63,12 @@ class Example:
 
     @property
     def turns(self) -> int:
-        """The number of responses of the model."""
+        """The number of the model's responses."""
         return sum(message.role == "assistant" for message in self.messages)
 
     @property
     def characters(self) -> int:
-        """The number of characters in the messages, tool calls included."""
+        """The number of characters in the messages, including tool calls."""
         calls = (call for message in self.messages for call in message.tool_calls)
         characters = sum(len(message.content) + len(message.reasoning) for message in self.messages)
         return characters + sum(len(call.name) + len(call.arguments) for call in calls)
@@ -80,7 +80,7 @@ class Example:
         return self.instance_id if match is None else f"{match['owner']}/{match['name']}"
 
     def to_line(self) -> str:
-        """Return the example as one line of ASCII, with its newline."""
+        """Return the example as one line of JSON in ASCII, with a final newline."""
         body = to_json(self)
         assert isinstance(body, dict)
         return json.dumps({"format": FORMAT, "version": VERSION, **body}, separators=(",", ":"), allow_nan=False) + "\n"
@@ -94,7 +94,7 @@ class Example:
             location: the row's name in error messages.
 
         Raises:
-            TrajectoryError: the object is not an example, of a newer version, or damaged.
+            TrajectoryError: the object is not an example, has a newer version, or is damaged.
         """
         body = dict(values)
         version = body.pop("version", None)
@@ -112,12 +112,12 @@ class Example:
 def example_of(
     trajectory: Trajectory, *, source: str, style: str = "", tools: Iterable[Mapping[str, object]] = ()
 ) -> Example:
-    """Convert one of our trajectories to an example.
+    """Convert a rollout's trajectory to an example.
 
     Args:
-        trajectory: the record.
+        trajectory: the rollout's record.
         source: the run's name.
-        style: how its responses express actions.
+        style: the style in which responses express actions.
         tools: the model's tools.
     """
     usages = [turn.usage for turn in trajectory.turns]

@@ -1,4 +1,4 @@
-"""Read mini-swe-agent's trajectories, the ``.traj.json`` files of its versions 1 and 2."""
+"""Read trajectories of mini-swe-agent: the ``.traj.json`` files of its versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _TOOL: Json = {
         },
     },
 }
-"""The tool of every version with tool calls; trajectories do not contain its schema."""
+"""The tool of all versions that use tool calls. It is defined here because trajectories do not contain its schema."""
 
 
 def is_mini(body: Json) -> bool:
-    """Return whether an object is a mini-swe-agent trajectory, by its fields: versions before 1.4 name no format."""
+    """Return whether an object has the fields of a mini-swe-agent trajectory; files before 1.4 name no format."""
     messages, info = body.get("messages"), body.get("info")
     return isinstance(messages, list) and isinstance(info, Mapping) and "model_stats" in info
 
 
 def example_of_mini(body: Json, *, location: str, source: str, name: str = "", style: str = "") -> Example:
-    """Convert a trajectory to an example. It has no messages if the agent failed before the first one.
+    """Convert a trajectory to an example. The example has no messages if the agent failed before the first message.
 
     Args:
         body: the trajectory.
-        location: its name in error messages.
-        source: the file's or run's name.
-        name: the task's id, if the trajectory has none.
-        style: the style of its responses; detected if empty.
+        location: the trajectory's name in error messages.
+        source: the name of the file or run.
+        name: the task's id, used if the trajectory has no id.
+        style: the style of the responses; "" to detect it.
 
     Raises:
         TrajectoryError: a message cannot be read.
@@ -67,7 +67,7 @@ def example_of_mini(body: Json, *, location: str, source: str, name: str = "", s
 
 
 def _messages(body: Json, info: Json, location: str) -> tuple[Message, ...]:
-    """Return the messages that the model read or wrote, without the final one that reports the exit."""
+    """Return the messages that the model read or wrote, without the final message that reports the exit."""
     items = body.get("messages")
     items = [_chat(item) for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
     if items and items[-1].get("role") == "user" and items[-1].get("content") == (info.get("submission") or ""):
@@ -109,7 +109,7 @@ def _answer(response: Json) -> Json:
 
 
 def _content(content: object) -> object:
-    """Return content whose text parts have the chat API's type."""
+    """Convert the text parts of content to the chat API's type of part."""
     return list(_parts(content)) if isinstance(content, list) else content
 
 

@@ -1,7 +1,7 @@
-"""Rows of published trajectory data sets: conversations and their results, in SWE-smith's layout or a subset of it.
+"""Read rows of published trajectory data sets, in SWE-smith's layout or a subset of its columns.
 
 The columns are those of SWE-bench/SWE-smith-trajectories: ``messages`` (a list, or JSON text), ``instance_id``,
-``resolved``, ``model``, ``traj_id``, ``patch``. Only the first is required.
+``resolved``, ``model``, ``traj_id``, ``patch``. Only ``messages`` is required.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from minisandbox.trajectories.styles import style_of
 
 
 def example_of_row(values: Mapping[str, object], *, location: str, source: str, style: str = "") -> Example:
-    """Convert a row, in our own format or a published one, to an example.
+    """Convert a row to an example. The row may be in this package's format or in a published layout.
 
     Args:
         values: the row's columns.
         location: the row's name in error messages.
         source: the file's name.
-        style: the style of its responses; detected if empty.
+        style: the style of the row's responses; "" to detect it.
 
     Raises:
-        TrajectoryError: the row has no conversation, or one that cannot be read.
+        TrajectoryError: the row has no conversation, or a malformed value.
     """
     if values.get("format") == FORMAT:
         return Example.from_row(values, location=location)
@@ -79,7 +79,7 @@ def messages_of(value: object, location: str) -> tuple[Message, ...]:
 
 
 def _plain(message: object) -> object:
-    """Convert SWE-agent's field for call ids, and Hugging Face's decoded values, to OpenAI's format."""
+    """Convert a message to OpenAI's format: SWE-agent's field for call ids, and values that ``datasets`` decoded."""
     if not isinstance(message, Mapping):
         return message
     body = dict(message)
@@ -102,17 +102,17 @@ def _with_text(call: object) -> object:
     arguments = function.get("arguments")
     if not isinstance(arguments, Mapping):
         return call
-    present = {name: value for name, value in arguments.items() if value is not None}  # structs have all calls' keys
+    present = {name: value for name, value in arguments.items() if value is not None}  # a struct has all calls' keys
     return {**call, "function": {**function, "arguments": json.dumps(present)}}
 
 
 def reward_of(values: Mapping[str, object]) -> float | None:
-    """Return a row's ``reward``, or else 1.0 or 0.0 from ``resolved``."""
+    """Return a row's ``reward``, or else 1.0 or 0.0 from ``resolved``, or None if it has neither."""
     for name in ("reward", "resolved"):
         value = values.get(name)
         if isinstance(value, bool | int | float):
             return float(value)
-        if name in values and name == "reward":  # our null: an infrastructure error or an unconfirmed pass
+        if name in values and name == "reward":  # null means an infrastructure error or unconfirmed pass
             return None
     return None
 
@@ -136,6 +136,6 @@ def _text(values: Mapping[str, object], name: str, location: str) -> str:
 
 
 def digest_of(messages: tuple[Message, ...]) -> str:
-    """Return a short hash of a conversation, as an id of rollouts without one."""
+    """Return a short hash of a conversation, which serves as the id of a rollout without an id."""
     text = json.dumps([message.to_json() for message in messages])
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Reports of data stages (collect, filter, balance, export): counts, and dropped examples with reasons."""
+"""Report what a data stage (collect, filter, balance, export) did: counts, and each dropped example with its reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisandbox.trajectories.example import Example
 
 FORMAT = "minisandbox-data-report"
 VERSION = 1
-"""Version of the file format."""
+"""The version of the file format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Dropped:
         instance_id: the task's id.
         reason: a machine-readable reason.
         detail: a short explanation, with the compared numbers.
-        source: the run or file that contained it.
+        source: the run or file that contained the example.
     """
 
     traj_id: str
@@ -42,8 +42,8 @@ class StageReport:
     Attributes:
         stage: ``collect``, ``filter``, ``balance`` or ``export``.
         rules: the stage's options.
-        read: number of examples read.
-        kept: number of examples kept.
+        read: the number of examples read.
+        kept: the number of examples kept.
         dropped: the dropped examples, in order.
         notes: other counts, by description.
     """
@@ -75,16 +75,16 @@ class StageReport:
 
     @property
     def instances(self) -> tuple[int, int]:
-        """The number of tasks with examples read, and with examples kept."""
+        """The number of tasks with at least one example read, and with at least one example kept."""
         return len(self._instances), sum(count > 0 for count in self._instances.values())
 
     @property
     def per_instance(self) -> dict[int, int]:
-        """The number of tasks by number of kept examples, 0 included."""
+        """The number of tasks by the number of examples kept, including 0."""
         return dict(sorted(Counter(self._instances.values()).items()))
 
     def to_json(self) -> dict[str, object]:
-        """Return the report in its file format."""
+        """Return the report as a JSON object, in its file format."""
         read, kept = self.instances
         return {
             "format": FORMAT,
@@ -110,5 +110,5 @@ class StageReport:
 
 
 def report_path(out: Path) -> Path:
-    """Return the path of an output's report: next to it, ``NAME.report.json``."""
+    """Return the path of the report of an output file: ``NAME.report.json``, next to the output."""
     return out.with_name(f"{out.name.removesuffix('.jsonl').removesuffix('.parquet')}.report.json")

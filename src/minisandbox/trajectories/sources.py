@@ -1,4 +1,4 @@
-"""Read examples from our own files, published data sets, SWE-agent's, mini-swe-agent's and Harbor's files, lazily."""
+"""Read examples lazily from any supported source: this package, SWE-agent, mini-swe-agent, Harbor, published data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class Reading:
     """How to interpret files of other programs.
 
     Attributes:
-        style: the style of the responses; detected if empty.
-        evaluation: the directory with SWE-agent's ``NAME/report.json``; next to the trajectories if None.
+        style: the style of the responses; "" to detect it.
+        evaluation: the directory with the files ``NAME/report.json`` for SWE-agent's trajectories; None if the reports
+            are next to the trajectories.
         numbered: whether SWE-agent's file names end in ``_N``, the number of the rollout.
     """
 
@@ -33,9 +34,9 @@ def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
     """Read examples lazily, one by one.
 
     Args:
-        path: a file or folder of rows (JSON Lines, JSON, Parquet, ``datasets``), ours or published; a directory of
-            SWE-agent's ``.traj`` or mini-swe-agent's ``.traj.json`` files; or an ATIF file, or the directory of a
-            Harbor job or trial.
+        path: a file or folder of rows (JSON Lines, JSON, Parquet, ``datasets``), written by this package or
+            published; a directory of SWE-agent's ``.traj`` or mini-swe-agent's ``.traj.json`` files; an ATIF file; or
+            the directory of a Harbor job or trial.
         reading: how to interpret files of other programs.
 
     Raises:
@@ -55,6 +56,6 @@ def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
         for row in source.rows:
             convert = example_of_mini if is_mini(row.values) else example_of_row
             yield convert(row.values, location=row.place, source=source.name, style=reading.style)
-    finally:  # a rejected row must not leave the file open
+    finally:  # close the file also if a row is rejected
         if isinstance(source.rows, Generator):
             source.rows.close()

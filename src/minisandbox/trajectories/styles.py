@@ -1,7 +1,7 @@
-"""Styles: how responses of SWE-smith's published data sets express tool calls, and conversion between them.
+"""Convert conversations between the styles in which SWE-smith's published data sets express tool calls.
 
-A style parses a response into a thought and tool calls, and writes a response from them. The output equals that of
-SWE-smith's own transformation (``swesmith.train.traj_mgr.utils``, 0.0.9), byte for byte.
+A style parses a response into a thought and tool calls, and writes a response from a thought and tool calls. The output
+equals that of SWE-smith's own transformation (``swesmith.train.traj_mgr.utils``, 0.0.9), byte for byte.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class CannotSay(TrajectoryError):
 
 @dataclass(frozen=True, slots=True)
 class DecodedCall:
-    """A tool call.
+    """A tool call with decoded arguments.
 
     Attributes:
         name: the tool's name.
         arguments: the decoded arguments.
-        id: the id that its result refers to, if the style has ids.
+        id: the id by which the result refers to the call; "" if the style has no ids.
     """
 
     name: str
@@ -49,11 +49,11 @@ class DecodedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """A response, parsed.
+    """A parsed response.
 
     Attributes:
         thought: the text around the calls.
-        calls: the calls, in order; at least one.
+        calls: the tool calls, in order; at least one.
     """
 
     thought: str
@@ -61,7 +61,7 @@ class ParsedAnswer:
 
 
 class Style(Protocol):
-    """A way to express tool calls.
+    """A textual or structured form in which responses express tool calls.
 
     Attributes:
         name: the style's name in options and data sets.
@@ -75,37 +75,37 @@ class Style(Protocol):
         """Parse a response.
 
         Raises:
-            CannotSay: it has no call, or one that cannot be parsed.
+            CannotSay: the response has no call, or a malformed call.
         """
         ...
 
     def write(self, answer: ParsedAnswer) -> Message:
-        """Write a response from which :meth:`read` reads the same calls.
+        """Write a response, so that :meth:`read` returns the same calls.
 
         Raises:
-            CannotSay: the style cannot express it.
+            CannotSay: the style cannot express the response.
         """
         ...
 
 
 class ToolStyle:
-    """Tool calls in OpenAI's format, separate from the text."""
+    """Tool calls in OpenAI's format, in a separate field of the message."""
 
     name = "tool"
     answers_calls = True
 
     def read(self, message: Message) -> ParsedAnswer:
-        """Return the calls.
+        """Decode the message's tool calls.
 
         Raises:
-            CannotSay: there are no calls, or arguments are not a JSON object.
+            CannotSay: there are no calls, or the arguments of a call are not a JSON object.
         """
         if not message.tool_calls:
             raise CannotSay("the answer calls no tool")
         return ParsedAnswer(message.content, tuple(_decoded(call) for call in message.tool_calls))
 
     def write(self, answer: ParsedAnswer) -> Message:
-        """Return the message, numbering calls without an id."""
+        """Write a message with tool calls; calls without an id are numbered."""
         calls = (
             ToolCall(call.id or f"call_{number}", call.name, json.dumps(dict(call.arguments), ensure_ascii=False))
             for number, call in enumerate(answer.calls)
@@ -118,7 +118,7 @@ def _decoded(call: ToolCall) -> DecodedCall:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
-    if not isinstance(arguments, dict) or NO_JSON in arguments:  # malformed, or marked as malformed in our history
+    if not isinstance(arguments, dict) or NO_JSON in arguments:  # NO_JSON marks arguments that were malformed
         raise CannotSay(f"the arguments of {call.name[:80]!r} are not a JSON object")
     return DecodedCall(call.name, arguments, call.id)
 
@@ -130,10 +130,10 @@ class XmlStyle:
     answers_calls = False
 
     def read(self, message: Message) -> ParsedAnswer:
-        """Return the function calls.
+        """Parse the function calls in the text.
 
         Raises:
-            CannotSay: there is no function call, or one is not closed.
+            CannotSay: there is no function call, or a function call is malformed.
         """
         text, calls, thoughts = message.content, [], []
         position = 0
@@ -147,7 +147,7 @@ class XmlStyle:
         return ParsedAnswer("\n\n".join(part.strip() for part in thoughts if part.strip()), tuple(calls))
 
     def write(self, answer: ParsedAnswer) -> Message:
-        """Return the message, in SWE-smith's layout.
+        """Write the message in SWE-smith's layout.
 
         Raises:
             CannotSay: a value contains the closing tag of parameters.
@@ -157,7 +157,7 @@ class XmlStyle:
 
 
 def _function(text: str, start: int) -> tuple[DecodedCall, int]:
-    """Parse one function; return it and the position of its end."""
+    """Parse one function call; return the call and the position after it."""
     name, position = _name(text, start + len(_FUNCTION))
     arguments: dict[str, object] = {}
     while True:
@@ -205,7 +205,7 @@ def _written(call: DecodedCall) -> str:
 
 
 def style_of(messages: Sequence[Message]) -> str:
-    """Detect a conversation's style from its responses; empty if none of them shows one.
+    """Detect a conversation's style from its responses; return "" if no response has an action.
 
     Args:
         messages: the conversation.
@@ -226,14 +226,14 @@ EDITOR = "str_replace_editor"
 SUBMIT = "submit"
 _FENCE = re.compile(r"^```(\S*)[ \t]*$", re.MULTILINE)
 _OPTIONS = ("file_text", "view_range", "old_str", "new_str", "insert_line")
-"""The editor's options in the order of its signature, where they follow the command and the path."""
+"""The options of SWE-agent's editor, in the order in which its command line has them after the command and the path."""
 
 
 class TicksStyle:
     """The format of SWE-agent's ``thought_action`` parser: the last block fenced by three backticks is the action.
 
-    The block holds a command line, which SWE-agent builds from a tool's signature (``sweagent/tools/commands.py``).
-    For the editor, each missing argument leaves a space. The writer reproduces these spaces; the reader does not need
+    The block contains a command line, which SWE-agent builds from a tool's signature (``sweagent/tools/commands.py``).
+    For the editor, each missing argument leaves a space. :meth:`write` reproduces these spaces; :meth:`read` ignores
     them.
     """
 
@@ -241,10 +241,10 @@ class TicksStyle:
     answers_calls = False
 
     def read(self, message: Message) -> ParsedAnswer:
-        """Return the action in the last block.
+        """Parse the action in the last block.
 
         Raises:
-            CannotSay: there is no block, or it is empty.
+            CannotSay: there is no block, or the block is empty.
         """
         text = message.content
         opened: list[re.Match[str]] = []
@@ -263,10 +263,10 @@ class TicksStyle:
         return ParsedAnswer(thought, (_call(text[first.end() + 1 : last.start()].removesuffix("\n")),))
 
     def write(self, answer: ParsedAnswer) -> Message:
-        """Return the message, in SWE-smith's layout.
+        """Write the message in SWE-smith's layout.
 
         Raises:
-            CannotSay: there are several calls, the tool is unknown, or the result would be parsed as another call.
+            CannotSay: there are several calls, the tool is unknown, or :meth:`read` would return a different call.
         """
         if len(answer.calls) != 1:
             raise CannotSay(f"the ticks style allows one action per answer, not {len(answer.calls)}")
@@ -277,13 +277,13 @@ class TicksStyle:
 
 
 def command_line(call: DecodedCall) -> str:
-    """Return the command line that SWE-agent builds for a call.
+    """Return the command line that SWE-agent builds for a tool call.
 
     Args:
         call: a call of bash, the editor, or submit.
 
     Raises:
-        CannotSay: the tool is unknown, or the line would be parsed as another call.
+        CannotSay: the tool is unknown, or the command line would be parsed as a different call.
     """
     if call.name == BASH:
         line = str(call.arguments.get("command", ""))
@@ -316,7 +316,7 @@ def _option(value: object) -> str:
 
 
 def _call(action: str) -> DecodedCall:
-    """Parse an action; anything but the editor and submit is a bash command."""
+    """Parse an action; a text that is neither an editor call nor submit is a bash command."""
     if not action.strip():
         raise CannotSay("the block is empty")
     if action.strip() == SUBMIT:
@@ -333,7 +333,7 @@ def _call(action: str) -> DecodedCall:
 
 
 def _arguments(tokens: list[str]) -> dict[str, object] | None:
-    """Parse the editor's arguments; return None if they are not a plain editor call."""
+    """Parse the editor's arguments; return None if they do not match the editor's signature."""
     if len(tokens) < 2:
         return None
     arguments: dict[str, object] = {"command": tokens[0], "path": tokens[1]}
@@ -359,24 +359,24 @@ STYLES: Mapping[str, Style] = {style.name: style for style in (ToolStyle(), XmlS
 """SWE-smith's three styles, by name."""
 
 Rewrite = Callable[[str, str, str], str]
-"""Rewrites a prompt that describes one style (second argument) to describe another (third)."""
+"""A function that rewrites a prompt for one style (second argument) to describe another style (third argument)."""
 
 LEFT = "answers left unchanged because they hold no action"
 STALE = "prompts that may describe another style"
 
 
 class Converter:
-    """Converts examples to one style. Examples already in that style stay unchanged.
+    """Convert examples to one style. Messages of an example in that style stay unchanged, except for the system prompt.
 
     Args:
         style: the name of the target style.
         styles: all known styles, by name.
-        system: replaces every system prompt; None keeps them.
-        rewrite: adapts prompts when the style changes; None keeps them.
-        tools: the model's tools, for examples that become tool calls and list no tools.
+        system: replaces every system prompt; None keeps the system prompts.
+        rewrite: adapts prompts when the style changes; None keeps the prompts.
+        tools: the model's tools, for examples without tools that are converted to tool calls.
 
     Attributes:
-        notes: counts for the report.
+        notes: counts of unusual examples, for the report.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class Converter:
         """Return an example in the target style.
 
         Raises:
-            CannotSay: its own style is unknown, or the target style cannot express a call.
+            CannotSay: the example's own style is unknown, or the target style cannot express a call.
         """
         messages = example.messages
         if example.style != self._to.name:
@@ -439,7 +439,7 @@ class Converter:
             return None
 
     def _results(self, messages: list[Message], calls: tuple[str, ...]) -> Iterator[Message]:
-        """Yield the messages between responses, with the roles of the target style."""
+        """Yield the messages between two responses, with the roles that the target style uses for results."""
         if not self._to.answers_calls or not calls:
             yield from (Message("user", message.content) if message.role == "tool" else message for message in messages)
             return
@@ -449,7 +449,7 @@ class Converter:
             yield Message("tool", message.content, tool_call_id=calls[index]) if index < len(calls) else message
 
     def _prompts(self, messages: tuple[Message, ...], source: str) -> tuple[Message, ...]:
-        """Return the messages before the first response, adapted."""
+        """Return all messages, with the prompts before the first response rewritten for the target style."""
         opening = tuple(itertools.takewhile(lambda message: message.role != "assistant", messages))
         rewrite = self._rewrite or (lambda text, _from, _to: text)
         adapted = tuple(

@@ -1,6 +1,6 @@
-"""Read ``.traj`` and ``.traj.json`` files of SWE-agent and mini-swe-agent, and the files next to them.
+"""Read trajectory files of SWE-agent (``.traj``) and mini-swe-agent (``.traj.json``), with the files next to them.
 
-SWE-agent writes a prediction and a patch next to each trajectory; an evaluation adds a report.
+SWE-agent writes a prediction and a patch next to each trajectory, and an evaluation adds a report.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def read_traj_files(
 
     Args:
         path: a file, or a run's directory.
-        evaluation: an evaluation's directory, with ``NAME/report.json``; next to the file if None.
-        numbered: whether file names end in ``_N``, the number of the rollout. If not, the task's id is the
-            prediction's, or else the file name: ids may end in numbers.
-        style: the style of the responses; detected if empty.
+        evaluation: the directory of an evaluation, with ``NAME/report.json``; None if the report is next to the file.
+        numbered: whether file names end in ``_N``, the number of the rollout. If False, the task's id comes from the
+            prediction or trajectory, or else is the file name, because ids may end in numbers too.
+        style: the style of the responses; "" to detect it.
 
     Raises:
         TrajectoryError: a file cannot be read, or is not a trajectory.
@@ -116,7 +116,7 @@ def _reward(
     info: Mapping[str, object],
     prediction: Mapping[str, object],
 ) -> float | None:
-    """Return the reward: of the evaluation's report if there is one, as in SWE-smith, else of the file."""
+    """Return the reward in the evaluation's report if there is a report, as SWE-smith does, or else in the file."""
     report = (file.parent if evaluation is None else evaluation / name) / _REPORT
     if report.is_file():
         body = _object(report)
@@ -128,7 +128,7 @@ def _reward(
 
 
 def _model(body: Mapping[str, object], prediction: Mapping[str, object]) -> str:
-    """Return the model's name from the configuration that SWE-agent keeps as JSON text, else the prediction's."""
+    """Return the model's name from SWE-agent's configuration, a JSON string, or else from the prediction."""
     config: object = body.get("replay_config")
     if isinstance(config, str):
         try:

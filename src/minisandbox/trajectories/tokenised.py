@@ -1,7 +1,7 @@
-"""Tokenised rows for trainers, with a mask of the tokens that carry loss.
+"""Convert examples to token rows for trainers, with a mask of the tokens that carry loss.
 
-Rows contain the engine's token ids if it reported them. Otherwise, as for published data sets, a tokenizer and its
-chat template produce the tokens.
+Rows contain the engine's token ids if the engine reported them. For other examples, for instance of published data
+sets, a tokenizer and its chat template produce the tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IGNORED = -100
 
 
 class Tokenizer(Protocol):
-    """The part of a ``transformers`` tokenizer that is used here."""
+    """The methods of a ``transformers`` tokenizer that this module uses."""
 
     all_special_ids: list[int]
     is_fast: bool
@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
         ...
 
     def __call__(self, text: str, **options: bool) -> Mapping[str, Any]:
-        """Return the tokens of a text, with their offsets if the tokenizer is fast."""
+        """Return the tokens of a text, with their offsets on request if the tokenizer is fast."""
         ...
 
     def decode(self, token_ids: object) -> object:
@@ -43,14 +43,14 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenisedRow:
-    """One sequence to train on.
+    """One training sequence.
 
     Attributes:
-        traj_id: the id of its example.
+        traj_id: the id of the example.
         instance_id: the task's id.
         number: the row's index in the example, from 0.
-        ids: the tokens (``array('i')``).
-        mask: per token, 1 if it carries loss, else 0.
+        ids: the token ids (``array('i')``).
+        mask: per token, 1 if the token carries loss, else 0.
         logprobs: natural logarithms of the sampling probabilities, 0.0 for context (``array('d')``); None if
             unknown.
         reward: the example's reward.
@@ -66,11 +66,11 @@ class TokenisedRow:
 
     @property
     def labels(self) -> list[int]:
-        """The tokens, with -100 in place of those without loss."""
+        """The token ids, with -100 for tokens without loss."""
         return [token if loss else IGNORED for token, loss in zip(self.ids, self.mask, strict=True)]
 
     def to_row(self) -> dict[str, object]:
-        """Return the row's columns: ``input_ids``, ``labels``, ``loss_mask``, ``logprobs``, and its origin."""
+        """Return the row as columns: ``input_ids``, ``labels``, ``loss_mask``, ``logprobs``, reward and origin."""
         return {
             "input_ids": list(self.ids),
             "labels": self.labels,
@@ -98,8 +98,8 @@ def captured_rows(example: Example) -> Iterator[TokenisedRow]:
 def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
     """Tokenise an example's conversation with a chat template.
 
-    A response's loss covers the text between its prompt and its end. Tokens that the template adds after the response's
-    end-of-turn token are context.
+    All tokens of a response up to its end-of-turn token carry loss. Tokens that the template adds after the end-of-turn
+    token do not.
 
     Args:
         example: the example.
@@ -107,7 +107,7 @@ def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
 
     Raises:
         TrajectoryError: the template is not prefix-preserving: it changes earlier text as the conversation grows.
-        InvalidValue: there is no chat template, or it rejects the conversation.
+        InvalidValue: there is no chat template, or the template rejects the conversation.
     """
     text, answers = _answers(example, tokenizer)
     ids, counts = _split(text, [position for answer in answers for position in answer], tokenizer)
@@ -119,14 +119,14 @@ def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
 
 
 def _sampled(tokens: Sequence[int], tokenizer: Tokenizer) -> int:
-    """Return how many tokens of a response the model sampled: those up to the last special token."""
+    """Return the number of a response's tokens that the model samples: all up to the last special token."""
     special = set(tokenizer.all_special_ids)
     ends = [count for count, token in enumerate(tokens, start=1) if token in special]
     return ends[-1] if ends else len(tokens)
 
 
 def _answers(example: Example, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
-    """Return the conversation's text up to its last response, and the start and end of each response in it."""
+    """Render the conversation up to its last response; return the text, and the start and end of each response."""
     conversation, answers = "", []
     messages = [_templated(message) for message in example.messages]
     for number, message in enumerate(example.messages):
@@ -143,10 +143,10 @@ def _answers(example: Example, tokenizer: Tokenizer) -> tuple[str, list[tuple[in
 
 
 def _split(text: str, positions: Sequence[int], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Tokenise a text as a whole, and count the tokens before each position; positions ascend.
+    """Tokenise a text as a whole, and count the tokens before each of the ascending positions.
 
-    Tokenising parts separately gives other tokens: many tokenizers start each text with a space mark, and some special
-    tokens include the whitespace around them. A token that spans a position counts as before it.
+    Tokenising the parts separately would produce different tokens: many tokenizers start each text with a space mark,
+    and some special tokens include the whitespace around them. A token that spans a position counts as before it.
     """
     if not tokenizer.is_fast:  # without offsets, compare with the tokens of each prefix
         ids = _ids(text, tokenizer)
@@ -154,7 +154,7 @@ def _split(text: str, positions: Sequence[int], tokenizer: Tokenizer) -> tuple[l
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets, counts, count = encoding["offset_mapping"], [], 0
     for position in positions:
-        # some tokenizers leave out a space, so that both offsets of its token are the space's end
+        # some tokenizers exclude a space from its token's offsets, so both offsets are the end of the space
         while count < len(offsets) and (offsets[count][0] < position or offsets[count][1] <= position):
             count += 1
         counts.append(count)
@@ -166,7 +166,7 @@ def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _common(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the common prefix of two sequences."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (item, other_item) in pairs if item != other_item), min(len(first), len(second)))
 
@@ -175,7 +175,7 @@ def _rendered(example: Example, messages: list[dict[str, object]], tokenizer: To
     tools = [dict(tool) for tool in example.tools] or None
     try:
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
-    except Exception as error:  # templates raise exceptions of their own
+    except Exception as error:  # a template may raise any exception
         raise InvalidValue(
             f"{example.traj_id}: the chat template rejects its conversation",
             reason=f"{type(error).__name__}: {error}",
@@ -197,7 +197,7 @@ def _not_a_beginning(example: Example, number: int, text: str, earlier: str) -> 
 
 
 def _templated(message: Message) -> dict[str, object]:
-    """Return a message as templates expect it, with decoded arguments."""
+    """Return a message in the form that chat templates expect, with decoded arguments of tool calls."""
     body = message.to_json()
     calls = body.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
@@ -216,14 +216,14 @@ def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
 
     Args:
         name: a directory, or a model on the Hugging Face hub.
-        chat_template: a template that replaces the tokenizer's own.
+        chat_template: replaces the tokenizer's own template.
 
     Raises:
         MissingExtra: ``transformers`` is not installed.
-        InvalidValue: there is no such tokenizer, or it has no chat template.
+        InvalidValue: there is no such tokenizer, or the tokenizer has no chat template.
     """
     try:
-        transformers: Any = importlib.import_module("transformers")  # importing takes seconds
+        transformers: Any = importlib.import_module("transformers")  # import on use, because it takes seconds
     except ImportError as error:
         raise MissingExtra(
             "cannot open a tokenizer: the package 'transformers' is not installed",
@@ -231,7 +231,7 @@ def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
         ) from error
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # its files, the network and the hub raise many classes
+    except Exception as error:  # reading files, the network and the hub raise many classes of errors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidValue(f"cannot open the tokenizer {name}", reason=reason, hint="name its directory") from error
     if chat_template is not None:
@@ -249,14 +249,14 @@ def count_tokens(example: Example, tokenizer: Tokenizer) -> int:
 
 
 def shown_mask(row: TokenisedRow, tokenizer: Tokenizer | None = None) -> Iterator[str]:
-    """Format a row's mask for printing: spans of tokens with and without loss, and their text.
+    """Format a row's mask for printing, as spans of tokens with and without loss.
 
     Args:
         row: the row.
         tokenizer: decodes the tokens; None shows their ids.
 
     Yields:
-        Per span, a heading and its text.
+        A heading for each span, then the span's text.
     """
     start = 0
     for loss, group in groupby(row.mask):

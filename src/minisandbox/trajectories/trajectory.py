@@ -1,4 +1,4 @@
-"""Trajectory: the durable record of one rollout, and its file format."""
+"""Define the trajectory, which is the durable record of one rollout, and its file format."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class StepRecord:
     Attributes:
         command: a shell command, or an argument list.
         outcome: ``exited``, ``signaled`` or ``timeout``.
-        exit_code: the exit status, or None.
-        signal: the signal that killed it, or None.
-        stdout: the recorded part of its stdout.
-        stderr: the recorded part of its stderr.
-        dropped_stdout: number of bytes of stdout that were dropped.
-        dropped_stderr: number of bytes of stderr that were dropped.
-        duration: its run time in seconds.
-        turn: number of model responses before it.
+        exit_code: the exit status; None if the command did not exit normally.
+        signal: the number of the signal that killed the command, or None.
+        stdout: the recorded part of stdout.
+        stderr: the recorded part of stderr.
+        dropped_stdout: the number of bytes of stdout that were dropped.
+        dropped_stderr: the number of bytes of stderr that were dropped.
+        duration: the run time in seconds.
+        turn: the number of model responses before the command.
         began: seconds from the start of the agent's loop to the start of the command.
-        stateful: whether it ran in a shell that keeps its state between commands.
+        stateful: whether the command ran in a shell that keeps its state between commands.
     """
 
     command: str | tuple[str, ...]
@@ -53,11 +53,11 @@ class TurnRecord:
     Attributes:
         message: the response's index in the messages.
         began: seconds from the start of the agent's loop to the request.
-        seconds: from the request to the response, failed tries included.
-        tries: number of requests, failed ones included.
-        usage: tokens used.
-        finish_reason: why it ended: ``stop``, ``length``, ``tool_calls``.
-        cost: US dollars.
+        seconds: seconds from the request to the response, including failed tries.
+        tries: the number of requests, including failed requests.
+        usage: the token counts.
+        finish_reason: why the response ended: ``stop``, ``length`` or ``tool_calls``.
+        cost: the cost in US dollars.
     """
 
     message: int
@@ -71,7 +71,7 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a rollout's time went, in seconds; 0.0 for a phase that was not reached.
+    """The duration of each phase of a rollout in seconds; 0.0 for a phase that was not reached.
 
     Attributes:
         sandbox_ready: from requesting the sandbox until it was ready.
@@ -102,8 +102,8 @@ class Failure:
 
     Attributes:
         phase: ``image``, ``sandbox``, ``agent``, ``model``, ``patch`` or ``grade``.
-        kind: the error's class name.
-        detail: its message.
+        kind: the class name of the error.
+        detail: the error message.
     """
 
     phase: str
@@ -123,27 +123,27 @@ class Trajectory:
 
     Attributes:
         instance_id: the task's id.
-        attempt: which rollout of this task it is, from 0.
+        attempt: the index of the rollout among the task's rollouts, from 0.
         agent: the agent's name.
         image: the name of the sandbox's image.
         image_key: the image's key in the store; empty without an image.
-        started: start time, UTC in ISO 8601.
-        minisandbox: the version of MiniSandbox that wrote it.
+        started: the start time, UTC in ISO 8601.
+        minisandbox: the version of MiniSandbox that wrote the record.
         exit_status: why the agent ended, in SWE-agent's terms.
-        detail: a sentence that explains the exit status, if there is more to say.
+        detail: a sentence that explains the exit status, or "".
         steps: the agent's commands.
-        submission: the agent's patch, or None if none could be taken.
+        submission: the agent's patch, or None if no patch could be taken.
         grade: the verdict, or None if grading was not reached.
         failure: the infrastructure error that prevented the rollout from finishing, or None.
         timings: the duration of each phase.
         model: the model's name; empty for an agent without a model.
         sampling: the sampling parameters.
         configuration: the agent's configuration.
-        messages: the whole history.
+        messages: the whole history of the conversation.
         turns: the model's responses, in order.
-        rows: the read and sampled tokens, as sequences to train on; their turns are indices of ``turns``.
-            Empty if the engine does not report tokens.
-        tries: infrastructure errors of earlier tries of this rollout.
+        rows: the read and sampled tokens as training sequences, whose turns are indices of ``turns``; empty if the
+            engine does not report tokens.
+        tries: the infrastructure errors of earlier tries of this rollout.
     """
 
     instance_id: str
@@ -170,7 +170,7 @@ class Trajectory:
 
     @property
     def finished(self) -> bool:
-        """Whether it has a reward. A batch repeats rollouts without one."""
+        """Whether the rollout has a reward. A resumed batch repeats rollouts without a reward."""
         return self.reward is not None
 
     @property
@@ -187,12 +187,12 @@ class Trajectory:
         """Return the reward for training.
 
         Args:
-            unconfirmed: the reward of an unconfirmed pass, or None for no reward.
+            unconfirmed: the reward of an unconfirmed pass; None for no reward.
         """
         return unconfirmed if self.unconfirmed else self.reward
 
     def to_text(self, *, indent: int | None = 1) -> str:
-        """Return the file's text: one JSON object in ASCII.
+        """Return the trajectory in its file format: one JSON object in ASCII.
 
         Args:
             indent: spaces per level; None for a single line.
@@ -208,11 +208,11 @@ class Trajectory:
         """Parse a trajectory file's text.
 
         Args:
-            text: the result of :meth:`to_text`, of this or an earlier version.
+            text: the result of :meth:`to_text` of this or an earlier version of MiniSandbox.
             name: the file's name in error messages.
 
         Raises:
-            TrajectoryError: the text is not a trajectory, damaged, of a newer version, or has unknown fields.
+            TrajectoryError: the text is not a trajectory, is damaged, has a newer version, or has unknown fields.
         """
         body = _body(text, name)
         if body.pop("format", None) != _FORMAT:
@@ -237,7 +237,7 @@ class Trajectory:
         """Read a trajectory file.
 
         Raises:
-            TrajectoryError: as for :meth:`from_text`.
+            TrajectoryError: the file is not a valid trajectory (:meth:`from_text`).
             OSError: the file cannot be read.
         """
         return cls.from_text(path.read_bytes().decode("utf-8", "replace"), name=str(path))
@@ -254,7 +254,7 @@ def _body(text: str, name: str) -> dict[str, object]:
 
 
 def _name_verdict(body: dict[str, object]) -> None:
-    """Update a body of version 1, which had three verdicts and flags without details."""
+    """Upgrade a trajectory of version 1, which had three verdicts, and flags without details."""
     grade = body.get("grade")
     if not isinstance(grade, dict):
         return
@@ -268,7 +268,7 @@ def _name_verdict(body: dict[str, object]) -> None:
 
 
 def _without_model(body: dict[str, object]) -> None:
-    """Update a body of version 2, which had no models, turns, or step times."""
+    """Upgrade a trajectory of version 2, which had no models, turns or step times."""
     new: dict[str, object] = {
         "model": "", "sampling": {}, "configuration": {}, "messages": [], "turns": [], "rows": [], "tries": [],
     }  # fmt: skip

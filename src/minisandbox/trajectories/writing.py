@@ -1,4 +1,4 @@
-"""Write rows as JSON Lines, Parquet, or folders of ``datasets``, holding one batch in memory."""
+"""Write rows as JSON Lines, Parquet, or folders of the ``datasets`` package, with one batch in memory at a time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from minisandbox.trajectories.example import Example
 
 Row = Mapping[str, object]
 Kind = Literal["chat", "plain", "tokens"]
-"""The columns: full conversations, conversations of role and text only, or tokens."""
+"""The kind of columns: full conversations, conversations with only role and text, or tokens."""
 
-_BATCH = 64  # a trajectory is about 100 kB: enough rows to be fast, few enough to fit in memory
+_BATCH = 64  # rows in memory; a trajectory has about 100 kB, and larger batches are not faster
 
 
 def chat_row(example: Example) -> dict[str, object]:
     """Return an example in SWE-smith's published layout: messages in OpenAI's format, with their origin.
 
-    Invalid UTF-8 and unpaired surrogates become U+FFFD, since readers of these rows reject both.
+    Invalid UTF-8 in patches becomes U+FFFD, and unpaired surrogates in messages become question marks, because readers
+    of these rows reject both.
 
     Args:
         example: the example.
@@ -53,7 +54,7 @@ def _message(message: Message) -> dict[str, object]:
 
 
 def _chat_schema(arrow: Any) -> Any:
-    """Return the column types of chat rows, with every field that a message may have."""
+    """Return the Arrow schema of chat rows, with every field that a message may have."""
     text = arrow.string()
     function = arrow.struct([("name", text), ("arguments", text)])
     call = arrow.struct([("id", text), ("type", text), ("function", function)])
@@ -72,7 +73,7 @@ def _chat_schema(arrow: Any) -> Any:
 
 
 def _plain_schema(arrow: Any) -> Any:
-    """Return the column types of chat rows whose messages have only a role and text."""
+    """Return the Arrow schema of chat rows whose messages have only a role and text."""
     text = arrow.string()
     message = arrow.struct([("role", text), ("content", text)])
     names = ("instance_id", "model", "traj_id", "patch")
@@ -81,7 +82,7 @@ def _plain_schema(arrow: Any) -> Any:
 
 
 def _token_schema(arrow: Any) -> Any:
-    """Return the column types of tokenised rows."""
+    """Return the Arrow schema of tokenised rows."""
     columns = [
         ("input_ids", arrow.list_(arrow.int32())),
         ("labels", arrow.list_(arrow.int64())),
@@ -103,23 +104,24 @@ _SCHEMAS: Mapping[Kind, Callable[[Any], Any]] = {
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write lines that end in newlines, replacing the file atomically, and return their number.
+    """Write lines, which must end in newlines, to a file that is replaced atomically; return the number of lines.
 
     Raises:
         OSError: the file cannot be written; its earlier content is unchanged.
     """
     count = 0
     with written_whole(path) as part, part.open("w", encoding="ascii") as file:
-        for count, line in enumerate(lines, start=1):  # noqa: B007 - the count of all is returned
+        for count, line in enumerate(lines, start=1):  # noqa: B007 - the total is returned
             file.write(line)
     return count
 
 
 def write_rows(path: Path, rows: Iterable[Row], kind: Kind) -> int:
-    """Write rows and return their number: Parquet or JSON Lines by file suffix, else a folder of ``datasets``.
+    """Write rows in the format that the path implies, and return the number of rows.
 
     Args:
-        path: the target. A file is replaced atomically; a folder must be missing or empty.
+        path: a ``.parquet`` file, a ``.jsonl`` or ``.json`` file for JSON Lines, or else a folder for the ``datasets``
+            package. A file is replaced atomically; a folder must be missing or empty.
         rows: the rows.
         kind: the columns, for Parquet and folders.
 
@@ -153,7 +155,7 @@ def _write_parquet(part: Path, rows: Iterable[Row], kind: Kind, path: Path) -> i
 
 
 def _write_folder(path: Path, rows: Iterable[Row], kind: Kind) -> int:
-    """Write a folder of ``datasets`` by way of a Parquet file, which ``datasets`` maps into memory."""
+    """Write a folder of ``datasets`` from a temporary Parquet file, so that the rows need not fit in memory."""
     datasets = package("datasets", f"write a folder of the datasets package: {path}")
     shown = datasets.utils.is_progress_bar_enabled()
     datasets.utils.disable_progress_bars()
