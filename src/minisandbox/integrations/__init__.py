@@ -1,1 +1,1 @@
-"""Other projects' agents and frameworks on our sandboxes. Each needs an extra, and only ``cli`` imports them."""
+"""Run other projects' agents and frameworks in this package's sandboxes; each integration needs an extra."""

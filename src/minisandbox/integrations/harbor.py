@@ -1,4 +1,4 @@
-"""Harbor's environment over sandboxes: ``harbor run --env minisandbox.integrations.harbor:MiniSandboxEnvironment``."""
+"""A Harbor environment on sandboxes: ``harbor run --env minisandbox.integrations.harbor:MiniSandboxEnvironment``."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ except ImportError as error:
     ) from error
 
 _DISK = 10 * GiB
-"""Storage limit of a task that sets none, as in Harbor's own tasks."""
+"""The storage limit of a task without its own limit; Harbor's own tasks set the same value."""
 _OUTPUT = 16 * MiB
 _FINAL = (BuildError, DockerfileError, ImageRefused, InvalidValue, NotFound)
 _NOT_STARTED = 126
 
 
 class MiniSandboxEnvironment(BaseEnvironment):
-    """One sandbox per trial, and one per separate verifier.
+    """Harbor's environment: one sandbox per trial, and one sandbox per separate verifier.
 
     Args:
-        public: what a task with the network ``public`` reaches: ``proxy``, HTTP and HTTPS of every host, through the
-            proxy of its own sandbox; or ``host``, the host's own network, with its ports and its loopback.
-        allow_private: whether the hosts that the proxy reaches may have private addresses.
+        public: the network access of tasks with the network ``public``. ``proxy`` allows HTTP and HTTPS to every host,
+            through the sandbox's own proxy; ``host`` shares the host's network, including its ports and its loopback.
+        allow_private: whether the proxy may connect to hosts with private addresses.
         settings: the settings of Harbor's base class.
     """
 
@@ -79,16 +79,16 @@ class MiniSandboxEnvironment(BaseEnvironment):
         self._box: AsyncSandbox | None = None
         super().__init__(**settings)
 
-    # --- what it can do ----------------------------------------------------------------------------------------------
+    # --- capabilities ------------------------------------------------------------------------------------------------
 
     @staticmethod
     def type() -> str:
-        """Return the name that Harbor's results have."""
+        """Return the name of this environment in Harbor's results."""
         return "minisandbox"
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """The features that tasks may use. Harbor refuses tasks that need others before they start."""
+        """The features that tasks may use. Before a task starts, Harbor rejects it if it needs other features."""
         return EnvironmentCapabilities(
             disable_internet=True,
             network_allowlist=True,
@@ -100,15 +100,15 @@ class MiniSandboxEnvironment(BaseEnvironment):
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """Return the supported resource policies: limits, no reservations."""
+        """Return the supported resource policies: limits, but no reservations."""
         return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True, fractional_cpus=True)
 
     def _validate_definition(self) -> None:
-        """Refuse tasks that cannot run here.
+        """Reject tasks that cannot run in a sandbox.
 
         Raises:
-            InvalidValue: it has several services, or a mount that can be written.
-            FileNotFoundError: it has neither a Dockerfile nor an image.
+            InvalidValue: the task has several services, or a writable mount.
+            FileNotFoundError: the task has neither a Dockerfile nor an image.
         """
         compose = self.environment_dir / COMPOSE_FILE_NAME
         if compose.exists():
@@ -136,7 +136,8 @@ class MiniSandboxEnvironment(BaseEnvironment):
         """Build or pull the image if the store lacks it, and create the sandbox.
 
         Args:
-            force_build: use the task's Dockerfile even if the task names an image too. Layers in the store are reused.
+            force_build: whether to use the task's Dockerfile even if the task also names an image. Layers in the store
+                are reused.
 
         Raises:
             SandboxBuildFailedError: the image cannot be built or pulled, and a retry would not help.
@@ -170,16 +171,16 @@ class MiniSandboxEnvironment(BaseEnvironment):
         building = Building(recipes, store=store)
         try:
             return await asyncio.wrap_future(building.images[name])
-        except asyncio.CancelledError:  # such as by the task's build_timeout_sec
+        except asyncio.CancelledError:  # for instance by the task's build_timeout_sec
             await asyncio.shield(asyncio.to_thread(building.cancel))
             raise
 
     def _limits(self) -> Limits:
         """Return the task's limits.
 
-        A sandbox's files use memory, a container's do not. The default policy therefore adds the storage limit to the
-        memory limit; an explicit limit (``--memory-enforcement-policy limit``) is exact. The default policy for CPUs
-        lets trials run without control groups.
+        A sandbox keeps its files in memory, unlike a container. The default policy therefore adds the storage limit to
+        the memory limit; an explicit limit (``--memory-enforcement-policy limit``) is exact. The default policy for
+        CPUs allows trials on hosts without control groups, where the CPU limit is not enforced.
         """
         disk = _DISK if self._effective_storage_mb is None else self._effective_storage_mb * MiB
         memory_mb = self._effective_memory_mb
@@ -201,8 +202,8 @@ class MiniSandboxEnvironment(BaseEnvironment):
         hosts = ["*"] if is_public else policy.allowed_hosts
         return Network.allow(*hosts, private=self._allow_private) if hosts else Network.off()
 
-    async def stop(self, delete: bool) -> None:  # noqa: ARG002 - images stay in the store, for the next trial
-        """End the sandbox. Its image stays: ``minisandbox image rm`` removes it."""
+    async def stop(self, delete: bool) -> None:  # noqa: ARG002 - the next trial reuses the image
+        """Stop the sandbox. Its image stays in the store; remove it with ``minisandbox image rm``."""
         if self._box is not None:
             await self._box.stop()
 
@@ -235,11 +236,11 @@ class MiniSandboxEnvironment(BaseEnvironment):
         """Run a command with bash.
 
         Returns:
-            Its output and exit status: 128 plus its number for a signal; 126 if the directory or the user does not
-            exist, with the error as stderr.
+            The output and exit status. The status is 128 plus the number for a signal. If the directory or the user
+            does not exist, the status is 126, and stderr contains the error.
 
         Raises:
-            RuntimeError: it ran longer than ``timeout_sec``; all its processes were killed.
+            RuntimeError: the command ran longer than ``timeout_sec``; all its processes were killed.
             SandboxGone: the sandbox has ended.
         """
         try:
@@ -258,7 +259,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
         return HarborResult(stdout=result.stdout, stderr=result.stderr, return_code=status)
 
     async def _run(self, command: str, *, env: Mapping[str, str] | None, **options: Any) -> ExecResult:
-        """Run a command, and stream its output if Harbor has a callback for it."""
+        """Run a command, and stream its output if Harbor has set a callback for output."""
         emit = self._output_callback()
         if emit is None:
             return await self.sandbox.exec(command, env=env, **options)
@@ -268,7 +269,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
                 if isinstance(event, ExecResult):
                     return event
                 await emit(event.data.decode("utf-8", "replace"), event.stream)
-        raise RuntimeError(f"the output of {command!r} has no end")  # events() ends with the result
+        raise RuntimeError(f"the output of {command!r} has no end")  # unreachable: events() ends with the result
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -279,11 +280,11 @@ class MiniSandboxEnvironment(BaseEnvironment):
         await self.sandbox.files.upload(source_path, target_path)
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Merge a host directory into a directory of the sandbox, as root."""
+        """Copy the content of a host directory into a directory of the sandbox, as root."""
         await self.sandbox.files.upload(source_dir, target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a file of the sandbox to the host. ``target_path`` may be an existing directory."""
+        """Copy a file from the sandbox to the host. ``target_path`` may also be an existing directory."""
         target = Path(target_path)
         if target.is_dir():
             target /= PurePosixPath(source_path).name
@@ -291,7 +292,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
         await self.sandbox.files.download(source_path, target)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Merge a directory of the sandbox into a host directory, without special files and links that leave it."""
+        """Copy the content of a sandbox directory to the host, except special files and links that point outside."""
         target = Path(target_dir)
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as staging:
@@ -302,7 +303,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
 
 
 def _merge(source: Path, target: Path) -> None:
-    """Move a tree's entries into a directory; existing files and links are replaced, never followed."""
+    """Move the entries of a tree into a directory; replace existing files and links, and never follow links."""
     for entry in os.scandir(source):
         destination = target / entry.name
         if not entry.is_dir(follow_symlinks=False):

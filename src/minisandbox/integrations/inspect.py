@@ -1,4 +1,4 @@
-"""Inspect's sandbox environment ``sandbox="minisandbox"``, which Inspect finds by the entry point ``inspect_ai``."""
+"""Provide Inspect's sandbox environment ``sandbox="minisandbox"``, found by the entry point ``inspect_ai``."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ class MiniSandboxConfig(SandboxSettings):
     """The second element of ``sandbox=("minisandbox", ...)``, or the keys of ``minisandbox.yaml``.
 
     Attributes:
-        image: as for :class:`.SandboxSettings`; the image of a recipe file (``.toml``) is built first.
-        user: default user, by name or uid, of commands and file access; root if None.
-        workdir: directory of commands and relative paths, created for ``user`` if missing; the image's if "".
+        image: the image, as in :class:`.SandboxSettings`; the image of a recipe file (``.toml``) is built first.
+        user: the default user of commands and file access, by name or uid; None for root.
+        workdir: the directory of commands and relative paths, created for ``user`` if missing; "" for the image's
+            working directory.
         env: environment variables of all commands.
     """
 
@@ -72,7 +73,7 @@ class MiniSandboxConfig(SandboxSettings):
     env: dict[str, str] = Field(default_factory=dict)
 
     def __hash__(self) -> int:
-        """Return a hash: Inspect puts configurations into a set, to initialise equal ones once."""
+        """Return a hash, because Inspect puts configurations into a set to initialise equal configurations once."""
         return hash(self.model_dump_json())
 
     @classmethod
@@ -80,8 +81,8 @@ class MiniSandboxConfig(SandboxSettings):
         """Read a configuration.
 
         Args:
-            config: a configuration, returned unchanged; a YAML file of its keys (``.yaml``, ``.yml``); a recipe file;
-                the name of an image; or None for the host's ``/usr`` alone.
+            config: a configuration, which is returned unchanged; a YAML file with its keys (``.yaml``, ``.yml``); a
+                recipe file; the name of an image; or None for only the host's ``/usr``.
 
         Raises:
             PrerequisiteError: the file cannot be read, or a key or value is invalid.
@@ -94,7 +95,7 @@ class MiniSandboxConfig(SandboxSettings):
             raise PrerequisiteError(f"sandbox config is a {type(config).__name__}; give a str or a MiniSandboxConfig")
         if config.endswith(".toml"):
             return cls(image=config)
-        if not config.endswith((".yaml", ".yml")):  # Inspect takes it for a path and prepends the task's directory
+        if not config.endswith((".yaml", ".yml")):  # Inspect prepends the task's directory
             return cls(image=PurePosixPath(config).name)
         try:
             return cls.model_validate(yaml.safe_load(Path(config).read_text(encoding="utf-8")) or {})
@@ -102,7 +103,7 @@ class MiniSandboxConfig(SandboxSettings):
             raise PrerequisiteError(f"sandbox config {config}: {error}") from error
 
     async def ready(self) -> TaskImage:
-        """Return the image, building a missing one of a task or recipe.
+        """Return the image; build the missing image of a task or recipe.
 
         Raises:
             PrerequisiteError: there is no such image, the build fails, a setting is invalid, or the event loop is not
@@ -122,11 +123,11 @@ class MiniSandboxConfig(SandboxSettings):
 
 @sandboxenv(name="minisandbox")
 class MiniSandboxProvider(SandboxEnvironment):
-    """One sandbox per sample. It ends with the sample, or at the latest with Inspect's process.
+    """One sandbox per sample. It is stopped after the sample, or at the latest when Inspect's process exits.
 
     Args:
         box: the sandbox; :meth:`sample_cleanup` stops it.
-        user: default user of commands; root if None.
+        user: the default user of commands; None for root.
         output: maximum bytes of a command's stdout, and of its stderr, that the sandbox records.
     """
 
@@ -138,7 +139,7 @@ class MiniSandboxProvider(SandboxEnvironment):
 
     @property
     def sandbox(self) -> AsyncSandbox:
-        """The sandbox, for features that Inspect has no API for: snapshots, forks, patches, usage."""
+        """The sandbox, for features without an API in Inspect: snapshots, forks, patches, usage."""
         return self._box
 
     # --- commands ----------------------------------------------------------------------------------------------------
@@ -146,18 +147,18 @@ class MiniSandboxProvider(SandboxEnvironment):
     async def exec(
         self,
         cmd: list[str],
-        input: str | bytes | None = None,  # noqa: A002 - Inspect's name
+        input: str | bytes | None = None,  # noqa: A002 - Inspect's parameter name
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         user: str | None = None,
         timeout: int | None = None,
-        timeout_retry: bool = True,  # noqa: ARG002 - no transport can hang: only the command itself can time out
+        timeout_retry: bool = True,  # noqa: ARG002 - there is no transport whose timeout could be retried
         concurrency: bool = True,
     ) -> InspectResult[str]:
-        """Run a command. A missing program gives exit status 127, a signal 128 plus its number.
+        """Run a command. The exit status is 127 for a missing program, and 128 plus the number for a signal.
 
         Raises:
-            TimeoutError: it ran longer than ``timeout``; all its processes were killed.
+            TimeoutError: the command ran longer than ``timeout``; all its processes were killed.
             PermissionError: ``cmd[0]`` is not executable.
             FileNotFoundError: ``cwd`` does not exist.
             OutputLimitExceededError: stdout or stderr exceeds Inspect's limit or ``limits.output``.
@@ -195,7 +196,7 @@ class MiniSandboxProvider(SandboxEnvironment):
             raise
 
     def _check_output(self, result: ExecResult) -> None:
-        """Reject truncated output, since a caller may parse it."""
+        """Reject truncated output, because the caller may parse it."""
         limit = min(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE, self._output)
         for output, dropped in (
             (result.stdout_bytes, result.dropped_stdout),
@@ -262,7 +263,7 @@ class MiniSandboxProvider(SandboxEnvironment):
         return data.decode("utf-8") if text else data
 
     async def _read_as_user(self, file: str, limit: int) -> bytes:
-        """Read a file with the user's permissions; the sandbox's file methods run as root."""
+        """Read a file as the user with ``cat``, because the sandbox's file methods have root's permissions."""
         pieces: list[bytes] = []
         size = 0
         argv = ["/bin/cat", "--", file]
@@ -281,7 +282,7 @@ class MiniSandboxProvider(SandboxEnvironment):
     # --- samples and tasks -------------------------------------------------------------------------------------------
 
     @classmethod
-    async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:  # noqa: ARG003 - images are independent of tasks
+    async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:  # noqa: ARG003 - the image does not depend on the task
         """Build the image before the first sample.
 
         Raises:
@@ -294,12 +295,12 @@ class MiniSandboxProvider(SandboxEnvironment):
         cls,
         task_name: str,
         config: SandboxEnvironmentConfigType | None,
-        metadata: dict[str, str],  # noqa: ARG003 - a sample's own sandbox= has all differences
+        metadata: dict[str, str],  # noqa: ARG003 - the sample's sandbox= already determines the configuration
     ) -> dict[str, SandboxEnvironment]:
         """Create a sample's sandbox.
 
         Raises:
-            PrerequisiteError: as for :meth:`task_init`.
+            PrerequisiteError: there is no such image, the build fails, or a setting is invalid.
             MiniSandboxError: the sandbox cannot be created.
         """
         settings = MiniSandboxConfig.read(config)
@@ -321,7 +322,7 @@ class MiniSandboxProvider(SandboxEnvironment):
             if settings.workdir:
                 argv = ["/bin/sh", "-c", _MAKE_WORKDIR, "sh", str(spec.workdir), settings.user or ""]
                 (await box.exec(argv, cwd="/", timeout=_SECONDS)).check()
-        except BaseException:  # cancellation too: the caller has no handle to stop it
+        except BaseException:  # also on cancellation, because the caller has no handle to stop the sandbox
             await box.stop()
             raise
         return {"default": cls(box, user=settings.user, output=limits.output)}
@@ -340,10 +341,10 @@ class MiniSandboxProvider(SandboxEnvironment):
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:  # noqa: A002 - Inspect's name
-        """Stop one or all sandboxes of this user's evaluations: ``inspect sandbox cleanup minisandbox [ID]``."""
+        """Stop one or all sandboxes of this user's evaluations (``inspect sandbox cleanup minisandbox [ID]``)."""
         for info in await asyncio.to_thread(live_sandboxes, labels=LABELS):
             if id in (None, info.id):
-                with contextlib.suppress(NotFound):  # it has already stopped
+                with contextlib.suppress(NotFound):  # already stopped
                     await (await AsyncSandbox.attach(info.id)).stop()
 
     @classmethod
@@ -357,7 +358,7 @@ class MiniSandboxProvider(SandboxEnvironment):
         return MiniSandboxConfig.model_validate(config)
 
     def default_polling_interval(self) -> float:
-        """Return the seconds between two polls of a service's requests; a poll costs a millisecond."""
+        """Return the seconds between two polls for a service's requests; a poll takes a millisecond."""
         return 0.2
 
 
@@ -375,7 +376,7 @@ async def _slot() -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def _as_inspect_errors(file: str | None = None) -> Iterator[None]:
-    """Convert our errors to those of Inspect's protocol; invalid arguments stay ValueErrors."""
+    """Convert this package's errors to the errors of Inspect's protocol; invalid arguments remain ValueErrors."""
     try:
         yield
     except FileAccessError as error:
@@ -390,7 +391,7 @@ def _as_inspect_errors(file: str | None = None) -> Iterator[None]:
 
 
 def _check_file(result: ExecResult, file: str) -> None:
-    """Raise the OSError that matches an error of cat."""
+    """Raise the OSError that matches the error message of a failed ``cat`` or shell."""
     if result.ok:
         return
     for number in (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR, errno.ENOSPC):
@@ -405,5 +406,5 @@ def _too_large() -> OutputLimitExceededError:
 
 def _timed_out(result: ExecResult, timeout: float | None) -> TimeoutError:
     error = TimeoutError(f"Command timed out after {timeout} seconds")
-    setattr(error, "truncated_output", result.stdout + result.stderr)  # noqa: B010 - Inspect shows it to the model
+    setattr(error, "truncated_output", result.stdout + result.stderr)  # noqa: B010 - Inspect shows this attribute to the model
     return error

@@ -1,8 +1,8 @@
-"""mini-swe-agent's ``Environment``, named by its import path on mini-swe-agent's own command lines.
+"""Provide an ``Environment`` for mini-swe-agent, which users select by its import path on its own command lines.
 
-mini-swe-agent passes a benchmark's instance only to its own environment classes. Ours gets it from
-``run.env_startup_command``, which the runner renders with the instance and runs in every environment: with
-``@bind {{instance_id}}`` the first command names the task. Later commands cannot change it.
+mini-swe-agent passes a benchmark's instance only to its own environment classes. This class gets the instance from
+``run.env_startup_command``, which the runner renders with the instance and runs in every environment. With
+``@bind {{instance_id}}``, the first command names the task. Later commands cannot change the task.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 _LOG = logging.getLogger("minisweagent.environment.minisandbox")
 _OF_DOCKER = ("executable", "run_args", "container_timeout", "pull_timeout")
-# bash reports some errors before a redirection inside the command takes effect, so it is started with one
+# redirect before bash starts, because bash reports some errors before a redirection in the command takes effect
 _MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
 
 
@@ -47,13 +47,13 @@ class SandboxEnvironmentConfig(SandboxSettings):
     """The section ``environment:`` of mini-swe-agent's configuration.
 
     Attributes:
-        cwd: working directory of commands; the image's workdir if "".
+        cwd: the working directory of commands; "" for the image's working directory.
         env: environment variables of commands.
-        forward_env: names of the host's variables that commands get if they are set.
-        timeout: seconds per command.
-        interpreter: argument list that the command is appended to.
-        workspace: a host directory that is copied into the sandbox; the agent works on the copy.
-        patch: a host file for the agent's changes as a git patch, written on submission and at the end.
+        forward_env: names of host environment variables to pass to commands, if they are set.
+        timeout: time limit of a command in seconds.
+        interpreter: the argument list to which the command is appended.
+        workspace: a host directory to copy into the sandbox; the agent works on the copy.
+        patch: a host file to which the agent's changes are written as a git patch, on submission and at the end.
     """
 
     cwd: str = ""
@@ -67,14 +67,15 @@ class SandboxEnvironmentConfig(SandboxSettings):
     @field_validator("workspace", "patch")
     @classmethod
     def absolute(cls, path: Path | None) -> Path | None:
-        """Make a path independent of later changes of the working directory."""
+        """Make a path absolute, so that later changes of the working directory do not affect it."""
         return None if path is None else path.absolute()
 
 
 class SandboxEnvironment:
-    """Runs an agent's commands in a sandbox, which is stopped with this object or at the process's exit.
+    """Run an agent's commands in a sandbox.
 
-    The sandbox is created at once if the configuration names an image, else by the first command, which must name one.
+    If the configuration names an image, the sandbox is created immediately; otherwise the first command must name an
+    image. The sandbox is stopped when this object is deleted or the process exits.
 
     Args:
         settings: the keys of :class:`SandboxEnvironmentConfig`. Keys for containers (``executable``, ``run_args``,
@@ -107,19 +108,19 @@ class SandboxEnvironment:
         """Run one command, and return its stdout and stderr as one string.
 
         Args:
-            action: has the command to run as ``command``. Without a configured image, the first must be
-                ``@bind NAME``, which names the sandbox's image; further lines are run in the new sandbox.
-            cwd: working directory; the configured one if "".
-            timeout: seconds; the configured ones if None.
+            action: a mapping with the command to run as ``command``. Without a configured image, the first command must
+                be ``@bind NAME``, which names the sandbox's image; its further lines are run in the new sandbox.
+            cwd: the working directory; "" for the configured directory.
+            timeout: time limit in seconds; None for the configured limit.
 
         Returns:
-            ``output``, ``returncode`` (128 and the signal's number for a killed command, -1 after a timeout),
+            ``output``, ``returncode`` (128 plus the signal's number for a killed command, -1 after a timeout) and
             ``exception_info``.
 
         Raises:
             Submitted: the command succeeded, and its first line of output submits the task.
-            MiniSandboxError: there is no such image, the build fails, or the sandbox has ended; never an error of the
-                command.
+            MiniSandboxError: there is no such image, the build fails, or the sandbox has ended. A failed command does
+                not raise this error.
         """
         command = str(action.get("command", ""))
         if self._box is None:
@@ -148,13 +149,13 @@ class SandboxEnvironment:
         )
         try:
             base = None if self.config.workspace is None else copy_in(box, self.config.workspace)
-        except BaseException:  # Ctrl-C too: the caller has no handle to stop it
+        except BaseException:  # also on Ctrl-C, because the caller has no handle to stop the sandbox
             box.stop()
             raise
         if self.config.patch is not None:
             self._write_patch = functools.partial(_write_patch, box, base, self.config.patch)
         self._end = weakref.finalize(self, _end, box, self._write_patch)
-        atexit.register(self._end)  # handlers run in reverse order: this one runs before all sandboxes are ended
+        atexit.register(self._end)  # exit handlers run in reverse order, so this precedes the stop of all sandboxes
         self._box, self._name = box, task_image.image.name
         _LOG.info("sandbox %s of %s in %.0f ms", box.id, task_image.image.name, 1000 * box.created_in)
 
@@ -184,10 +185,10 @@ class SandboxEnvironment:
         raise Submitted({"role": "exit", "content": submission, "extra": extra})
 
     def get_template_vars(self, **others: object) -> dict[str, object]:
-        """Return the variables of prompts: the configuration, uname(1) of the sandbox, and ``others``.
+        """Return the variables of prompt templates: the configuration, uname(1) of the sandbox, and ``others``.
 
         Raises:
-            InvalidValue: there is no sandbox yet; this stops the run before it pays for a model.
+            InvalidValue: there is no sandbox yet. The error stops the run before the first paid request to a model.
         """
         if self._box is None:
             raise _unbound()
@@ -196,7 +197,7 @@ class SandboxEnvironment:
         return merged
 
     def serialize(self) -> dict[str, object]:
-        """Return this environment's part of a trajectory: configuration, class, image and sandbox."""
+        """Return this environment's entries of a trajectory: configuration, class, image and sandbox."""
         kind = type(self)
         config = {
             "environment": self.config.model_dump(mode="json"),
@@ -206,12 +207,12 @@ class SandboxEnvironment:
         return {"info": {"config": config, "sandbox": sandbox}}
 
     def close(self) -> None:
-        """Write the patch if configured, and end the sandbox; further calls do nothing."""
+        """Write the patch if configured, and stop the sandbox; further calls do nothing."""
         self._end()
 
 
 def _nothing() -> None:
-    """Do nothing: the exit callback while there is no sandbox."""
+    """Do nothing, as the exit callback before there is a sandbox."""
 
 
 def _write_patch(box: Sandbox, base: str | None, path: Path) -> None:
@@ -221,7 +222,7 @@ def _write_patch(box: Sandbox, base: str | None, path: Path) -> None:
 
 
 def _end(box: Sandbox, write_patch: Callable[[], None]) -> None:
-    """Write the patch and end the sandbox; log errors, since no caller remains."""
+    """Write the patch and stop the sandbox; log errors, because there is no caller to handle them."""
     try:
         if box.alive:
             write_patch()
@@ -232,7 +233,7 @@ def _end(box: Sandbox, write_patch: Callable[[], None]) -> None:
 
 
 def _is_encodable(command: str) -> bool:
-    """Return whether a string can be a program's argument: no NUL, no unpaired surrogates."""
+    """Return whether a string can be a program's argument: it has neither NUL nor unpaired surrogates."""
     try:
         return b"\0" not in encoded(command)
     except InvalidValue:
@@ -250,7 +251,7 @@ def _unbound() -> InvalidValue:
 
 
 def _as_output(result: ExecResult, command: str, timeout: float) -> dict[str, object]:
-    """Convert a result to the form of mini-swe-agent's own environments."""
+    """Convert a result to the dictionary that mini-swe-agent's own environments return."""
     if result.outcome is Outcome.TIMEOUT:
         problem = f"Command {command!r} timed out after {timeout:g} seconds"
         return _failed(result.stdout, "TimeoutExpired", problem)
@@ -268,9 +269,9 @@ def _failed(output: str, kind: str, problem: str) -> dict[str, object]:
 
 
 _COPY_SECONDS = 300.0
-# commits the copy, uncommitted changes included, without touching the branch or the index;
-# the .git of a worktree or submodule is a file that points to a host directory, and useless here;
-# submodules and nested repositories become files: the commit would lack their uncommitted changes
+# This script commits the copy, including uncommitted changes, without touching the branch or the index. It removes a
+# .git file (of a worktree or submodule), because the file points to a host directory. It turns submodules and nested
+# repositories into plain files, because a commit of a gitlink would lack their uncommitted changes.
 _COMMIT_COPY = r"""
 set -e
 [ ! -f .git ] || rm .git
@@ -288,11 +289,11 @@ rm "$GIT_INDEX_FILE" .git/gitlinks
 
 
 def copy_in(box: Sandbox, directory: Path) -> str:
-    """Copy a host directory into a sandbox's workdir.
+    """Copy a host directory into a sandbox's working directory, and commit the copy.
 
     Args:
         box: the sandbox.
-        directory: the directory; its ``.git`` is copied too.
+        directory: the directory, which is copied together with its ``.git``.
 
     Returns:
         The commit of the copied state inside the sandbox, for :meth:`.Sandbox.patch`.

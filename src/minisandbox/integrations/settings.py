@@ -1,6 +1,6 @@
-"""Sandbox settings in other programs' configuration files: image, tasks, limits, network.
+"""Read sandbox settings from other programs' configuration files: image, tasks, limits, network.
 
-These programs use pydantic, so the settings are a pydantic model too.
+The settings are a pydantic model, because these programs use pydantic too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from minisandbox.tasks import Task, TaskSet, read_recipe
 from minisandbox.types import Limits, Network
 
 TASKS_VARIABLE = "MINISANDBOX_TASKS"
-"""The environment variable that names the tasks if the configuration does not."""
+"""The environment variable with the task set, used if the configuration names no tasks."""
 HOST = "host"
 
 _LOG = logging.getLogger("minisandbox.integrations")
-# docker.io/swebench/sweb.eval.x86_64.django_1776_django-11099:latest; "__" is not allowed in such names
+# docker.io/swebench/sweb.eval.x86_64.django_1776_django-11099:latest; image names must not contain "__"
 _OFFICIAL = re.compile(r"(?:.*/)?sweb\.eval\.[^.]+\.(?P<id>[^:]+)(?::.*)?")
 _LOADING = threading.Lock()
 
@@ -39,17 +39,18 @@ class SandboxSettings(BaseModel):
 
     Attributes:
         image: an image in the store, an ``instance_id`` of ``tasks``, SWE-bench's docker image of an instance, a
-            recipe file (``.toml``), or ``host`` for the host's ``/usr`` alone.
-        tasks: a task set, as for all commands' TASKS; its images are built on demand. ``$MINISANDBOX_TASKS`` by
-            default; "" for none.
-        layout: the layout of the rows, if their columns do not show it.
+            recipe file (``.toml``), or ``host`` for only the host's ``/usr``.
+        tasks: a task set, as in the argument TASKS of all commands; missing images are built on demand.
+            ``$MINISANDBOX_TASKS`` by default; "" for no tasks.
+        layout: the layout of the rows; None to detect it from the columns.
         pins: exported environments of the data set's official images.
-        environment: ``pins``, ``image`` or ``auto``: how rows are built whose data set publishes container images.
-        repo_mirrors: local git repositories to take commits from before the network is used.
-        allow_local_sources: whether rows may name directories of this machine outside their file's directory.
-        limits: resource limits by the names of :class:`minisandbox.Limits`, such as ``{"memory": "8G"}``.
+        environment: ``pins``, ``image`` or ``auto``: how to build the environments of rows whose data set publishes
+            container images.
+        repo_mirrors: local git repositories to fetch commits from before using the network.
+        allow_local_sources: whether rows may refer to host directories outside the directory of their file.
+        limits: resource limits by the names of :class:`minisandbox.Limits`, for instance ``{"memory": "8G"}``.
         network: ``off`` or ``host``.
-        allow: hosts reachable by HTTP(S) while the network is off, as for ``Network.allow``.
+        allow: hosts that are reachable by HTTP(S) while the network is off, as in ``Network.allow``.
         allow_private: whether these hosts may have private addresses.
     """
 
@@ -92,7 +93,7 @@ class SandboxSettings(BaseModel):
         return Network.allow(*self.allow, private=self.allow_private)
 
     def find(self, name: str) -> TaskImage:
-        """Find an image, building a missing one of a task or recipe.
+        """Find an image; build the missing image of a task or recipe.
 
         Args:
             name: any value of :attr:`image`.
@@ -116,7 +117,7 @@ class SandboxSettings(BaseModel):
         raise self._unknown(name, store)
 
     def _task_set(self) -> TaskSet:
-        with _LOADING:  # concurrent callers wait: the first may download the tasks
+        with _LOADING:  # load once: the first of several concurrent callers may download the tasks
             return _load(
                 self.tasks,
                 form=self.layout,
@@ -138,11 +139,11 @@ class SandboxSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TaskImage:
-    """An image, and its task.
+    """An image, and the task that it belongs to.
 
     Attributes:
         image: the image.
-        task: the task, if the settings name tasks.
+        task: the task; None if the image belongs to no task.
     """
 
     image: Image
@@ -150,7 +151,7 @@ class TaskImage:
 
 
 def _built(task: Task, store: Store, mirrors: Path | None) -> TaskImage:
-    """Build a task's image from existing layers where possible; threads and processes may build the same one."""
+    """Build a task's image, reusing existing layers. Threads and processes may build the same image concurrently."""
     return TaskImage(_build(task.recipe(), store, task.instance_id, mirrors), task)
 
 
@@ -169,12 +170,12 @@ def _log_progress(event: BuildEvent) -> None:
         _LOG.info("built %s in %.1f s", step, event.seconds)
 
 
-# environments are created independently, so the tasks are cached here
+# programs create many environments independently, so cache the loaded tasks for all of them
 _load = functools.lru_cache(maxsize=4)(TaskSet.load)
 
 
 def _match(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate with this name, or the one whose docker image has this name (in lower case)."""
+    """Return the candidate with this name, or the instance with this docker image, whose name is in lower case."""
     names = list(candidates)
     if name in names:
         return name

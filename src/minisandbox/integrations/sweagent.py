@@ -1,7 +1,7 @@
-"""SWE-agent's own command line, with ``minisandbox`` among its deployments.
+"""Run SWE-agent's own command line with the additional deployment ``minisandbox``.
 
-SWE-agent copies SWE-ReX's list of deployments on import, and has no entry point for others. This module adds ours to
-the list, then starts the unmodified SWE-agent in this process.
+SWE-agent copies SWE-ReX's list of deployments on import, and has no entry point for other deployments. This module adds
+``minisandbox`` to the list, then starts the unmodified SWE-agent in this process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def launch(arguments: Sequence[str]) -> int:
     """Run SWE-agent.
 
     Args:
-        arguments: SWE-agent's command line, such as ``["run-batch", "--instances.deployment.type", "minisandbox"]``.
+        arguments: SWE-agent's arguments, for instance ``["run-batch", "--instances.deployment.type", "minisandbox"]``.
 
     Returns:
-        The exit status: 1 if SWE-agent failed, after its own message.
+        The exit status: 1 if SWE-agent failed; its traceback is printed.
 
     Raises:
         MissingExtra: SWE-agent or SWE-ReX is not installed.
@@ -31,10 +31,10 @@ def launch(arguments: Sequence[str]) -> int:
     """
     register()
     main = _entry()
-    sys.argv = ["sweagent", *arguments]  # the program's name in its messages
+    sys.argv = ["sweagent", *arguments]  # SWE-agent shows this program name in its messages
     try:
         main(list(arguments))
-    except Exception:  # noqa: BLE001 - errors of SWE-agent are shown as SWE-agent would show them
+    except Exception:  # noqa: BLE001 - show errors as SWE-agent would show them
         traceback.print_exc()
         return 1
     return 0

@@ -1,20 +1,20 @@
-"""SkyRL's trainer, engines and clusters with our tasks, sandboxes, agents and grading.
+"""Train with SkyRL's trainer, engines and clusters on this package's tasks, sandboxes, agents and grading.
 
-SkyRL only needs ``trainer.override_entrypoint=minisandbox.integrations.skyrl``. Nothing of SkyRL is imported before
-that takes effect.
+Run SkyRL with ``trainer.override_entrypoint=minisandbox.integrations.skyrl``. This package imports SkyRL only when
+:func:`main` is called.
 """
 
 from minisandbox.errors import MissingExtra
 
 
 def main() -> None:
-    """Train with the command line of SkyRL's own entry point.
+    """Train with the arguments of SkyRL's own entry point.
 
     Raises:
         MissingExtra: SkyRL is not installed.
     """
     try:
-        from minisandbox.integrations.skyrl.entry import main as run  # noqa: PLC0415 - loads SkyRL and Ray
+        from minisandbox.integrations.skyrl.entry import main as run  # noqa: PLC0415 - imports SkyRL and Ray
     except ImportError as error:
         raise MissingExtra(
             f"minisandbox.integrations.skyrl: {error}",

@@ -1,4 +1,4 @@
-"""The section ``minisandbox`` of a SkyRL configuration, and the packaged configurations."""
+"""Read the section ``minisandbox`` of a SkyRL configuration, and the packaged configurations."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from minisandbox.grade import GradingOptions
 from minisandbox.train.options import option, positive, reward_or_none
 
 SECTION = "minisandbox"
-"""The section's name."""
+"""The name of the section in SkyRL's configuration."""
 _FILE = f"{SECTION}.config"
-"""The key that names a file of options; the command line overrides it."""
+"""The key that names a configuration file; other arguments override the options in the file."""
 _ENTRY = "trainer.override_entrypoint"
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
-    """Options of rollouts. Sampling is set by SkyRL's own ``generator.sampling_params``."""
+    """The options of rollouts, except for sampling, which SkyRL's ``generator.sampling_params`` sets."""
 
     out: str = option("runs/skyrl", help="directory for the whole configuration, and for one run directory per step")
     agent: str = option("bash", help="the agent, by name or as package.module:Class")
@@ -65,14 +65,14 @@ def packaged() -> tuple[str, ...]:
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """Split a command line into the options of its configuration file, by dotted key, and the other arguments.
+    """Read the configuration file that a command line names; return its options by dotted key, and the other arguments.
 
     Args:
-        arguments: SkyRL's command line.
+        arguments: the arguments of SkyRL's command line.
 
     Raises:
         NotFound: there is no such file.
-        InvalidValue: the file is not YAML, or not a mapping.
+        InvalidValue: the file is not valid YAML, or not a mapping.
     """
     options: dict[str, object] = {}
     remaining = []
@@ -80,7 +80,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[dict[str, object], list[st
         key, _, value = argument.partition("=")
         if key == _FILE:
             options |= dict(_flat(_table(value)))
-        elif key != _ENTRY:  # SkyRL's own option that selects this module
+        elif key != _ENTRY:  # drop SkyRL's option that selected this module
             remaining.append(argument)
     return options, remaining
 

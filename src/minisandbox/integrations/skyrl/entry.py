@@ -1,4 +1,4 @@
-"""The program that replaces SkyRL's entry point."""
+"""Train with SkyRL on rollouts in sandboxes, in place of SkyRL's own entry point."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from minisandbox.train.options import from_mapping
 
 @dataclass(slots=True)
 class SandboxTrainConfig(SkyRLTrainConfig):
-    """SkyRL's configuration with our section, whose keys are those of :class:`.SandboxOptions`."""
+    """SkyRL's configuration with the additional section ``minisandbox``, whose keys are in :class:`.SandboxOptions`."""
 
-    minisandbox: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006 - as above
+    minisandbox: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006 - SkyRL reads this annotation
 
 
 class SandboxExperiment(BasePPOExp):
-    """An experiment with rollouts in sandboxes."""
+    """A SkyRL experiment whose rollouts run in sandboxes."""
 
     def get_train_dataset(self) -> PromptDataset:
         """Return the training tasks.
@@ -45,7 +45,7 @@ class SandboxExperiment(BasePPOExp):
         return _each_once(super().get_train_dataset())
 
     def get_eval_dataset(self) -> PromptDataset | None:
-        """Return the evaluation tasks, or None.
+        """Return the evaluation tasks, or None if there are none.
 
         Raises:
             InvalidValue: a task is listed twice.
@@ -80,15 +80,15 @@ def _id(row: Mapping[str, object]) -> str:
 
 
 def read_config(arguments: Sequence[str]) -> SandboxTrainConfig:
-    """Read the configuration from a command line.
+    """Read the configuration from a command line and its configuration file.
 
     Args:
         arguments: SkyRL's ``key=value`` arguments, which override the file that ``minisandbox.config`` names.
 
     Raises:
         NotFound: there is no such file.
-        InvalidValue: our section has an unknown key or an invalid value.
-        ValueError: SkyRL rejects one of its own keys or values.
+        InvalidValue: the section ``minisandbox`` has an unknown key or an invalid value.
+        ValueError: SkyRL rejects a key or value of its own sections.
     """
     table, remaining = read_arguments(arguments)
     config = SandboxTrainConfig.from_cli_overrides([*overrides_dict_to_dotlist(table), *remaining])
@@ -99,7 +99,7 @@ def read_config(arguments: Sequence[str]) -> SandboxTrainConfig:
 
 @ray.remote(num_cpus=1)
 def train(cfg: SandboxTrainConfig) -> None:
-    """Train on the node that Ray chooses."""
+    """Train on the node that Ray selects."""
     SandboxExperiment(cfg).run()
 
 

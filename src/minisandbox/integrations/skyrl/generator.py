@@ -1,4 +1,4 @@
-"""SkyRL's generator: a step's prompts are tasks, and its rollouts are one batch."""
+"""Generate SkyRL's rollouts: the prompts of a training step are tasks, and its rollouts run as one batch."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from minisandbox.tasks import Task, task_from_row
 from minisandbox.train.options import from_mapping
 
 _KNOWN = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop", "logprobs", "min_p"})
-"""SkyRL's sampling parameters that :class:`.Sampling` covers."""
+"""The sampling parameters of SkyRL that have a field in :class:`.Sampling` or need special handling."""
 _DRAIN = 60.0
 _PAUSE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """SkyRL's request: tasks, and rollouts per task."""
+    """SkyRL's request for the rollouts of a step: the tasks, and the number of rollouts per task."""
 
     tasks: tuple[Task, ...]
     attempts: int
@@ -42,10 +42,10 @@ class _Request:
 
     @classmethod
     def of(cls, batch: GeneratorInput) -> _Request:
-        """Read a step's prompts, which list each group's rollouts together.
+        """Read the prompts of a step, in which the rollouts of each group are adjacent.
 
         Raises:
-            InvalidValue: the prompts are not tasks, or not groups of one size.
+            InvalidValue: the prompts are not tasks, or the groups differ in size.
         """
         names, rows = batch["trajectory_ids"], batch["env_extras"]
         if not names or not rows:
@@ -66,16 +66,16 @@ class _Request:
 
 
 class SandboxGenerator(GeneratorInterface):
-    """Runs and grades a step's rollouts in sandboxes, with SkyRL's engines.
+    """Run and grade the rollouts of a step in sandboxes, with SkyRL's engines as the model.
 
     Args:
-        cfg: SkyRL's whole configuration, with our section.
-        client: SkyRL's client of its engines.
+        cfg: SkyRL's whole configuration, including the section ``minisandbox``.
+        client: SkyRL's client for its engines.
         pad: a token of the policy's tokenizer, for rows without loss.
-        image_of: returns a task's image; None builds it in the store.
+        image_of: returns a task's image; None builds images in the store.
 
     Raises:
-        InvalidValue: our section is invalid, or ``generator.step_wise_trajectories`` is off.
+        InvalidValue: the section ``minisandbox`` is invalid, or ``generator.step_wise_trajectories`` is off.
     """
 
     def __init__(self, cfg: Any, client: Any, *, pad: int, image_of: ImageOf | None = None) -> None:
@@ -102,8 +102,8 @@ class SandboxGenerator(GeneratorInterface):
         )
         self._agent = open_agent(self._options.agent, options if self._options.agent == "bash" else None)
 
-    async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:  # noqa: ARG002 - SkyRL's
-        """Run a step's rollouts.
+    async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:  # noqa: ARG002 - part of SkyRL's interface
+        """Run the rollouts of a step.
 
         Args:
             input_batch: the prompts, one per rollout of each group.
@@ -112,7 +112,7 @@ class SandboxGenerator(GeneratorInterface):
         Raises:
             InvalidValue: a prompt is not a task.
             TrainingError: no rollout has a reward, so there is nothing to train on.
-            MiniSandboxError: the run directory cannot be written, or the engines refuse a request.
+            MiniSandboxError: the run directory cannot be written, or the engines reject a request.
         """
         request = await asyncio.to_thread(_Request.of, input_batch)
         run_directory = await asyncio.to_thread(self._place, input_batch["batch_metadata"])
@@ -129,7 +129,7 @@ class SandboxGenerator(GeneratorInterface):
         return GeneratorOutput(**output)
 
     def _crew(self, setup: Setup) -> Crew | None:
-        """Return the cluster's nodes, each with its own client of the engines; None to run on this node."""
+        """Return a crew of the cluster's nodes, each with its own client for the engines; None to run on this node."""
         options = self._options
         if options.cluster is None:
             return None
@@ -138,7 +138,7 @@ class SandboxGenerator(GeneratorInterface):
         return cluster.crew(setup, _budgets(options), tries=options.tries, pause=_PAUSE)
 
     def _place(self, metadata: Any) -> Path:
-        """Create a run directory for a step. Existing ones belong to interrupted runs, whose weights differ."""
+        """Return a new run directory for a step. Existing directories belong to interrupted runs with other weights."""
         phase, step = ("train", 0) if metadata is None else (metadata.training_phase, metadata.global_step or 0)
         base = Path(self._options.out, phase)
         base.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ class SandboxGenerator(GeneratorInterface):
         endings: list[asyncio.Future[None]] = []
 
         def ended(progress: Progress[Summary]) -> None:
-            summary = progress.latest  # a router reserves an engine until the session finishes
+            summary = progress.latest  # finish the session, for which a router has reserved an engine
             endings.append(
                 asyncio.ensure_future(self._client.finish_session(f"{summary.instance_id}__{summary.attempt}"))
             )
@@ -180,10 +180,10 @@ class SandboxGenerator(GeneratorInterface):
 
 
 def sampling_of(params: Mapping[str, object]) -> Sampling:
-    """Convert SkyRL's sampling parameters for vLLM to ours.
+    """Convert SkyRL's sampling parameters for vLLM to :class:`.Sampling`.
 
     Args:
-        params: vLLM's sampling parameters. Parameters without a field of ours are passed to the engine unchanged.
+        params: vLLM's sampling parameters. Parameters without a field in :class:`.Sampling` are passed to the engine.
     """
     parameters: dict[str, Any] = dict(params)
     passed = {"min_p": parameters["min_p"]} if parameters.get("min_p") else {}
@@ -237,7 +237,7 @@ def _first_failure(ended: Sequence[Ended]) -> str:
 
 
 def _metrics(ended: Sequence[Ended], output: Mapping[str, Any]) -> dict[str, Any]:
-    """Return SkyRL's metrics of the rows with loss, and ours."""
+    """Return SkyRL's metrics of the rows with loss, and the metrics of this package."""
     trained = [number for number, mask in enumerate(output["loss_masks"]) if any(mask)]
     names = ("response_ids", "rewards", "loss_masks")
     responses, rewards, masks = ([output[name][number] for number in trained] for name in names)

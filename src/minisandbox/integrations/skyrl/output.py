@@ -1,8 +1,8 @@
-"""SkyRL's output of a step's rollouts: rows of exact tokens, in the order of its prompts.
+"""Convert the rollouts of a training step to SkyRL's output: rows of exact tokens, in the order of the prompts.
 
 A rollout has one row, unless its agent forks or summarises the history (:class:`.TokenGraph`). Each sampled token
-carries loss in exactly one row. SkyRL calls these rows steps, and computes a group's baseline from each rollout's last
-row. A rollout with an infrastructure error carries no loss. It gets the mean reward of the other rollouts in its
+carries loss in exactly one row. SkyRL calls these rows steps, and computes a group's baseline from the last row of each
+rollout. A rollout with an infrastructure error carries no loss. It gets the mean reward of the other rollouts in its
 group, so that it does not change the baseline.
 """
 
@@ -20,21 +20,21 @@ from minisandbox.trajectories import Trajectory
 
 
 class RolloutName(Protocol):
-    """SkyRL's ``TrajectoryID``."""
+    """The attributes of SkyRL's ``TrajectoryID`` that this module uses."""
 
     @property
     def instance_id(self) -> str:
-        """The prompt, which is the same for all rollouts of a group."""
+        """The id of the prompt, which is equal for all rollouts of a group."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A requested rollout.
+    """The outcome of a requested rollout.
 
     Attributes:
-        name: its name in SkyRL.
-        trajectory: its record; None if it did not end in time.
+        name: the rollout's name in SkyRL.
+        trajectory: the rollout's record; None if the rollout did not end in time.
         unconfirmed: the reward of an unconfirmed pass; None for no reward.
     """
 
@@ -49,19 +49,19 @@ class Ended:
 
     @property
     def is_unconfirmed(self) -> bool:
-        """Whether it passed without confirmation."""
+        """Whether all tests passed but the pass could not be confirmed."""
         return self.trajectory is not None and self.trajectory.unconfirmed
 
     @property
     def rows(self) -> tuple[TokenRow, ...]:
-        """The rows that carry loss; none without a reward."""
+        """The rows that carry loss; empty if the rollout has no reward."""
         if self.trajectory is None or self.reward is None:
             return ()
         return tuple(row for row in self.trajectory.rows if any(row.mask))
 
     @property
     def truncated(self) -> bool:
-        """Whether the last response was cut off, or the context had no space for another."""
+        """Whether the last response was truncated, or the context had no space for another response."""
         trajectory = self.trajectory
         return trajectory is not None and (
             EXIT_CONTEXT in trajectory.exit_status
@@ -70,12 +70,12 @@ class Ended:
 
     @property
     def seconds(self) -> float:
-        """Its duration."""
+        """The duration of the rollout in seconds."""
         return 0.0 if self.trajectory is None else self.trajectory.timings.total
 
 
 class _Columns:
-    """The lists of a ``GeneratorOutput``."""
+    """The lists of a ``GeneratorOutput``, with one entry per row."""
 
     def __init__(self) -> None:
         self.prompts: list[list[int]] = []
@@ -89,7 +89,7 @@ class _Columns:
         self.lasts: list[bool] = []
 
     def add(self, rollout: Ended, reward: float, pad: int) -> None:
-        """Add a rollout; one without rows becomes a row without loss."""
+        """Add the rows of a rollout; a rollout without rows becomes one row without loss."""
         stop = "length" if rollout.truncated else "stop"
         rows = [_parts(row) for row in rollout.rows] or [([pad], [pad], [0], [0.0])]
         for number, (prompt, response, mask, logprobs) in enumerate(rows, 1):
@@ -97,7 +97,7 @@ class _Columns:
             self.responses.append(response)
             self.masks.append(mask)
             self.logprobs.append(logprobs)
-            # SkyRL's baseline reads a rollout's last row; its filters of groups without signal read all rows
+            # every row has the reward: SkyRL's baseline reads the last row, and its filters of groups read all rows
             self.rewards.append(reward)
             self.stops.append(stop if rollout.rows else "error")
             self.names.append(rollout.name)
@@ -106,7 +106,7 @@ class _Columns:
 
 
 def output_of(ended: Sequence[Ended], *, pad: int, drop_truncated: bool = False) -> dict[str, object]:
-    """Return a ``GeneratorOutput``. Metrics over all rows are in :func:`metrics_of`.
+    """Return a ``GeneratorOutput`` without metrics, which :func:`metrics_of` computes.
 
     Args:
         ended: the rollouts, grouped by prompt.
@@ -144,7 +144,7 @@ def output_of(ended: Sequence[Ended], *, pad: int, drop_truncated: bool = False)
 
 
 def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
-    """Return a step's metrics for the log. Over batches SkyRL sums those whose name has no ``mean``.
+    """Return the metrics of a step. Across batches, SkyRL sums metrics whose name does not contain ``mean``.
 
     Args:
         ended: the rollouts.
@@ -171,6 +171,6 @@ def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
 
 
 def _parts(row: TokenRow) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Split a row as SkyRL does: the prompt, and the tokens from the first one with loss on."""
-    start = max(1, row.prompt_length)  # the first token has no context to be predicted from
+    """Split a row for SkyRL, into the prompt and the tokens from the first token with loss on."""
+    start = max(1, row.prompt_length)  # SkyRL needs a prompt of at least one token, from which to predict
     return row.ids[:start].tolist(), row.ids[start:].tolist(), list(row.mask[start:]), row.logprobs[start:].tolist()

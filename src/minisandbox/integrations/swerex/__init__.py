@@ -1,11 +1,11 @@
-"""SWE-ReX on sandboxes: a deployment, its runtime, and their configuration. No server runs inside."""
+"""Run SWE-ReX in sandboxes: a deployment with its runtime and configuration, without a server in the sandbox."""
 
 from __future__ import annotations
 
 from minisandbox.errors import MissingExtra
 
 try:
-    import swerex.runtime.abstract  # noqa: F401 - report a missing package before the modules below fail
+    import swerex.runtime.abstract  # noqa: F401 - detect a missing package before the imports below fail
 except ImportError as error:
     raise MissingExtra(
         f"minisandbox.integrations.swerex: {error}",

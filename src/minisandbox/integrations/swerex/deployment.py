@@ -1,4 +1,4 @@
-"""SWE-ReX's deployment and its configuration."""
+"""Deploy SWE-ReX in a sandbox, and register the deployment's configuration."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SECONDS = 60.0
 
 
 class MiniSandboxDeploymentConfig(SandboxSettings):
-    """The section ``deployment:``; SWE-agent puts an instance's image into ``image``.
+    """The section ``deployment:`` of a configuration. SWE-agent sets ``image`` to the image of each instance.
 
     Attributes:
-        image: as for :class:`.SandboxSettings`.
+        image: the image, as in :class:`.SandboxSettings`.
         env: environment variables of all commands.
-        type: the discriminator among deployments; do not change it.
+        type: the name by which SWE-ReX selects this deployment; do not change it.
     """
 
     image: str = HOST
@@ -40,15 +40,15 @@ class MiniSandboxDeploymentConfig(SandboxSettings):
     type: Literal["minisandbox"] = "minisandbox"
 
     def get_deployment(self) -> MiniSandboxDeployment:
-        """Return a deployment, not yet started."""
+        """Create a deployment with this configuration; the caller starts it."""
         return MiniSandboxDeployment.from_config(self)
 
 
 class MiniSandboxDeployment(AbstractDeployment):
-    """A sandbox as a SWE-ReX deployment. It is stopped by :meth:`stop`, with this object, or at the process's exit.
+    """A SWE-ReX deployment in a sandbox, which stops on :meth:`stop`, on deletion, or when the process exits.
 
     Args:
-        logger: the logger; SWE-ReX's own if None.
+        logger: the logger; None for SWE-ReX's logger.
         settings: the keys of :class:`MiniSandboxDeploymentConfig`.
     """
 
@@ -60,21 +60,21 @@ class MiniSandboxDeployment(AbstractDeployment):
 
     @classmethod
     def from_config(cls, config: MiniSandboxDeploymentConfig) -> Self:
-        """Make a deployment from its configuration."""
+        """Create a deployment from its configuration."""
         return cls(**config.model_dump())
 
     def add_hook(self, hook: DeploymentHook) -> None:
-        """Add a hook that is called at each step of the start."""
+        """Add a hook, which is called at each step of the start."""
         self._hooks.add_hook(hook)
 
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:
-        """Return whether the deployment has started and its sandbox runs."""
+        """Return whether the deployment has started and its sandbox is running."""
         if self._runtime is None:
             return IsAliveResponse(is_alive=False, message="not started")
         return await self._runtime.is_alive(timeout=timeout)
 
     async def start(self) -> None:
-        """Create a sandbox; a task's missing image is built first. Works again after :meth:`stop`.
+        """Create the sandbox; build the missing image of a task first. May be called again after :meth:`stop`.
 
         Raises:
             DeploymentStartupError: there is no such image, the build fails, or the sandbox cannot be created.
@@ -102,7 +102,7 @@ class MiniSandboxDeployment(AbstractDeployment):
         )
 
     async def stop(self) -> None:
-        """End the sessions and the sandbox; further calls do nothing."""
+        """Close the sessions and stop the sandbox; further calls do nothing."""
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
             try:
@@ -111,16 +111,16 @@ class MiniSandboxDeployment(AbstractDeployment):
                 await runtime.sandbox.stop()
 
     def __del__(self) -> None:
-        """Stop the sandbox. The base class does so only in an open event loop, and ignores other cases."""
-        if getattr(self, "_runtime", None) is None:  # missing if the settings were invalid
+        """Stop the sandbox, even without a running event loop, unlike the base class."""
+        if getattr(self, "_runtime", None) is None:  # the attribute is missing if the settings were invalid
             return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            with contextlib.suppress(RuntimeError):  # Python exits and starts no more threads; sandboxes end with it
+            with contextlib.suppress(RuntimeError):  # at exit Python starts no threads; sandboxes stop with it
                 asyncio.run(self.stop())
         else:
-            self._stopping = loop.create_task(self.stop())  # event loops keep only weak references to tasks
+            self._stopping = loop.create_task(self.stop())  # keep a reference: event loops have only weak ones
 
     @property
     def runtime(self) -> MiniSandboxRuntime:
@@ -137,8 +137,8 @@ class MiniSandboxDeployment(AbstractDeployment):
 async def _alias_base_commit(box: AsyncSandbox, task_image: TaskImage) -> None:
     """Make the sandbox's only commit available under the data set's ``base_commit``.
 
-    SWE-agent checks out ``base_commit``. The image contains the files but not the history, so git-replace(1)
-    substitutes our commit.
+    SWE-agent checks out ``base_commit``, but the image contains the files without the history. A replacement ref (see
+    git-replace(1)) makes git use the image's commit instead.
     """
     base = "" if task_image.task is None else task_image.task.base_commit
     if _COMMIT.fullmatch(base) and base != task_image.image.commit:
@@ -149,10 +149,11 @@ async def _alias_base_commit(box: AsyncSandbox, task_image: TaskImage) -> None:
 def register() -> None:
     """Register ``type: minisandbox`` as a deployment for all programs imported later.
 
-    SWE-ReX has a closed union of configurations and no entry points. Programs copy the union when they are imported.
+    SWE-ReX has a closed union of configurations and no entry points. Programs copy the union when they are imported, so
+    register the deployment first.
 
     Raises:
-        InvalidValue: SWE-agent has been imported already.
+        InvalidValue: SWE-agent has already been imported.
     """
     config_module = swerex.deployment.config
     if MiniSandboxDeploymentConfig in config_module.DeploymentConfig.__args__:

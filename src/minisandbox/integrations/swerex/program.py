@@ -1,4 +1,4 @@
-"""An interactive program on its own terminal."""
+"""Run an interactive program on its own terminal, and match patterns in its output."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from minisandbox.sandbox import AsyncProcess, AsyncSandbox, AsyncShell
 from minisandbox.types import ExecResult, Terminal
 
 PROMPT = "SHELLPS1PREFIX"
-"""SWE-ReX's name for the pattern of bash's prompt."""
+"""The string that SWE-ReX reports as the matched pattern when bash's prompt appears."""
 
 _ESCAPES = re.compile(r"\x1B[@-_][0-?]*[ -/]*[@-~]")
 _LEAST_MEANING = 0.05
 _MOST_UNREAD = 1 << 20
-"""Number of bytes, at the end of the output, that are searched for patterns."""
+"""The number of bytes at the end of the output that are searched for patterns."""
 _REST = 4
-"""Pause after a search, as a multiple of its duration, so that other tasks of the event loop run."""
+"""The pause after a search, as a multiple of the search's duration, so that other tasks of the event loop can run."""
 
 
 def plain(data: bytes) -> str:
-    """Return output without a terminal's escape sequences, as SWE-ReX's clients expect it."""
+    """Remove a terminal's escape sequences from output, as clients of SWE-ReX expect."""
     return _ESCAPES.sub("", data.decode("utf-8", "backslashreplace"))
 
 
 class Program:
-    """A program on a terminal.
+    """An interactive program on a terminal.
 
     Args:
         process: the started process.
@@ -42,7 +42,7 @@ class Program:
 
     @classmethod
     async def start(cls, box: AsyncSandbox, command: str, shell: AsyncShell) -> Program:
-        """Start a program with a shell's exported variables and working directory."""
+        """Start a program with the exported variables and the working directory of a shell."""
         listed = (await shell.run("command env -0")).stdout_bytes.decode("utf-8", "surrogateescape")
         variables = dict(entry.split("=", 1) for entry in listed.split("\0") if "=" in entry)
         script = 'stty -echo 2>/dev/null; eval -- "$1"'
@@ -50,21 +50,21 @@ class Program:
         return cls(await box.start(["bash", "-c", script, "bash", command], pty=Terminal(), cwd=shell.cwd, env=env))
 
     async def write(self, text: str) -> None:
-        """Type text."""
+        """Write text to the terminal, as a user would type it."""
         await self._process.write(text)
 
     async def expect(self, patterns: Sequence[str], timeout: float | None) -> tuple[str, str]:
-        """Wait until a pattern matches or the program ends.
+        """Wait until a pattern matches or the program exits.
 
         Args:
             patterns: regular expressions; the earliest match in the output counts.
-            timeout: seconds, or None.
+            timeout: time limit in seconds; None for no limit.
 
         Returns:
-            The output before the match, at most 1 MiB, and the pattern; :data:`PROMPT` if the program has ended.
+            The output before the match, at most 1 MiB, and the pattern; :data:`PROMPT` if the program has exited.
 
         Raises:
-            TimeoutError: neither has happened; the output remains for the next call.
+            TimeoutError: the time limit was reached first; the output is kept for the next call.
         """
         async with asyncio.timeout(timeout):
             while True:
@@ -96,7 +96,7 @@ class Program:
         self.ended = True
 
     async def interrupt(self, action: BashInterruptAction) -> BashObservation:
-        """Type Ctrl-C until a pattern matches or the program ends; kill it after the last try."""
+        """Send Ctrl-C until a pattern matches or the program exits; kill the program after the last try."""
         output = ""
         for _ in range(action.n_retry):
             await self.write("\x03")
@@ -110,11 +110,11 @@ class Program:
         return BashObservation(output=output.strip(), exit_code=0, expect_string=PROMPT)
 
     async def close(self) -> None:
-        """Kill the program if it still runs; further calls do nothing."""
+        """Kill the program if it is still running; further calls do nothing."""
         self.ended = True
         await self._process.close()
 
 
 def _lines(data: bytes) -> str:
-    """Convert a terminal's line ends to newlines."""
+    """Decode output, remove escape sequences, and convert a terminal's line ends to newlines."""
     return plain(data).replace("\r\n", "\n")

@@ -1,4 +1,4 @@
-"""SWE-ReX's runtime on a sandbox."""
+"""Execute SWE-ReX's requests in a sandbox."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from minisandbox.types import ExecResult, FileType, Outcome
 
 
 class SandboxFailure(SwerexException, RuntimeError):
-    """The sandbox has ended, or failed to do what was requested; never an error of the command."""
+    """The sandbox has ended, or a request failed in the sandbox itself. A failed command does not raise this error."""
 
 
 @contextmanager
 def as_swerex_errors() -> Iterator[None]:
-    """Raise file errors as the matching OSError, and others as SandboxFailure.
+    """Convert file errors to the matching OSError, and other errors to SandboxFailure.
 
-    Invalid arguments stay ValueErrors.
+    Invalid arguments remain ValueErrors.
     """
     try:
         yield
@@ -69,11 +69,11 @@ _MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
 
 
 class MiniSandboxRuntime(AbstractRuntime):
-    """Executes SWE-ReX's requests in one sandbox. It may be used from one event loop after another.
+    """Execute SWE-ReX's requests in one sandbox. Several event loops may use it one after another.
 
     Args:
         box: the sandbox; the caller stops it.
-        logger: the logger; SWE-ReX's own if None.
+        logger: the logger; None for SWE-ReX's logger.
     """
 
     def __init__(self, box: AsyncSandbox, *, logger: logging.Logger | None = None) -> None:
@@ -83,20 +83,20 @@ class MiniSandboxRuntime(AbstractRuntime):
 
     @property
     def sandbox(self) -> AsyncSandbox:
-        """The sandbox, for features that SWE-ReX has no API for: snapshots, patches, usage."""
+        """The sandbox, for features without an API in SWE-ReX: snapshots, patches, usage."""
         return self._box
 
-    async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:  # noqa: ARG002 - it returns at once
+    async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:  # noqa: ARG002 - the check does not wait
         """Return whether the sandbox runs."""
         message = "" if self._box.alive else f"sandbox {self._box.id} has ended"
         return IsAliveResponse(is_alive=self._box.alive, message=message)
 
     async def create_session(self, request: CreateBashSessionRequest) -> CreateBashSessionResponse:
-        """Start a stateful bash, and let it source the requested files.
+        """Start a stateful bash session, and source the requested files in it.
 
         Raises:
-            SessionExistsError: the name is taken.
-            CommandTimeoutError: the files took longer than ``startup_timeout``.
+            SessionExistsError: a session with this name exists.
+            CommandTimeoutError: sourcing the files took longer than ``startup_timeout``.
             SandboxFailure: the sandbox has ended.
         """
         if request.session in self._sessions:
@@ -106,25 +106,25 @@ class MiniSandboxRuntime(AbstractRuntime):
             self._sessions[request.session] = session
             try:
                 return CreateBashSessionResponse(output=await session.source(request))
-            except BaseException:  # cancellation too: the caller does not know the session
+            except BaseException:  # also on cancellation, because the caller does not know the session
                 await self._sessions.pop(request.session).close()
                 raise
 
     async def run_in_session(self, action: BashAction | BashInterruptAction) -> BashObservation:
-        """Run a command in a session, type a line into its program, or interrupt it.
+        """Run a command in a session, send a line to its interactive program, or interrupt the command.
 
         Raises:
             SessionDoesNotExistError: there is no session of that name.
-            BashIncorrectSyntaxError: bash cannot read the command.
+            BashIncorrectSyntaxError: the command has a syntax error.
             CommandTimeoutError: the command took longer than its ``timeout``.
-            NonZeroExitCodeError: its status is not 0, and ``check`` is "raise".
+            NonZeroExitCodeError: the exit status is not 0, and ``check`` is "raise".
             SandboxFailure: the sandbox has ended.
         """
         with as_swerex_errors():
             return await self._session(action.session).run(action)
 
     async def close_session(self, request: CloseBashSessionRequest) -> CloseBashSessionResponse:
-        """End a session and its processes.
+        """Close a session and kill its processes.
 
         Raises:
             SessionDoesNotExistError: there is no session of that name.
@@ -142,11 +142,11 @@ class MiniSandboxRuntime(AbstractRuntime):
             raise SessionDoesNotExistError(f"session {name!r} does not exist") from None
 
     async def execute(self, command: Command) -> CommandResponse:
-        """Run a command on its own, like ``subprocess.run``; a missing program gives status 127.
+        """Run a command outside of sessions, like ``subprocess.run``. The status of a missing program is 127.
 
         Raises:
             CommandTimeoutError: the command took longer than its ``timeout``.
-            NonZeroExitCodeError: its status is not 0, and ``check`` is true.
+            NonZeroExitCodeError: the exit status is not 0, and ``check`` is true.
             SandboxFailure: the sandbox has ended.
         """
         with as_swerex_errors():
@@ -162,7 +162,7 @@ class MiniSandboxRuntime(AbstractRuntime):
         return response
 
     async def read_file(self, request: ReadFileRequest) -> ReadFileResponse:
-        """Read a text file like ``Path.read_text``, keeping line ends; relative paths start at the workdir.
+        """Read a text file like ``Path.read_text``, but keep line ends. Relative paths start at the working directory.
 
         Raises:
             OSError: the file cannot be read; FileNotFoundError if it does not exist.
@@ -174,7 +174,7 @@ class MiniSandboxRuntime(AbstractRuntime):
         return ReadFileResponse(content=text.read())
 
     async def write_file(self, request: WriteFileRequest) -> WriteFileResponse:
-        """Replace a file's content, creating missing parent directories.
+        """Write a text file, replacing existing content; create missing parent directories.
 
         Raises:
             OSError: the file cannot be written.
@@ -184,7 +184,7 @@ class MiniSandboxRuntime(AbstractRuntime):
         return WriteFileResponse()
 
     async def upload(self, request: UploadRequest) -> UploadResponse:
-        """Copy a file or tree from the host into the sandbox; a file goes into a target that is a directory.
+        """Copy a file or directory tree from the host into the sandbox. A file can go into an existing directory.
 
         Raises:
             OSError: the source cannot be read, or the target cannot be written.
@@ -201,7 +201,7 @@ class MiniSandboxRuntime(AbstractRuntime):
         return await files.exists(path) and (await files.stat(path)).type is FileType.DIRECTORY
 
     async def close(self) -> CloseResponse:
-        """End all sessions."""
+        """Close all sessions."""
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             await session.close()
@@ -209,10 +209,10 @@ class MiniSandboxRuntime(AbstractRuntime):
 
 
 def _argv(command: Command) -> Sequence[str]:
-    """Return the arguments that ``subprocess.run`` would use. A string is a program, or the argument of ``sh -c``."""
+    """Return the argument list of a command, with the semantics of ``subprocess.run`` for strings and ``shell``."""
     arguments = [command.command] if isinstance(command.command, str) else command.command
     argv = ["/bin/sh", "-c", *arguments] if command.shell else arguments
-    if command.env is not None:  # replaces the whole environment
+    if command.env is not None:  # as in subprocess.run, env replaces the whole environment
         argv = ["/usr/bin/env", "-i", "--", *(f"{name}={value}" for name, value in command.env.items()), *argv]
     return [*_MERGED, *argv] if command.merge_output_streams else argv
 

@@ -1,4 +1,4 @@
-"""A bash session of SWE-ReX: our stateful shell, and a terminal for an interactive program."""
+"""Implement a bash session of SWE-ReX with a stateful shell, and a terminal for an interactive program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTERRUPTED = 130
 
 
 class BashSession:
-    """One stateful bash. stdout and stderr are merged into one stream, in the order of writing.
+    """A stateful bash, with stdout and stderr merged into one stream in the order of writing.
 
     Args:
         box: the sandbox.
@@ -43,10 +43,10 @@ class BashSession:
     async def source(self, request: CreateBashSessionRequest) -> str:
         """Source files and return their output, including errors about missing files.
 
-        If bash is restarted, after a timeout for example, it sources them again.
+        A restarted bash, for instance after a timeout, sources the files again.
 
         Raises:
-            CommandTimeoutError: sourcing took longer than ``startup_timeout``.
+            CommandTimeoutError: sourcing the files took longer than ``startup_timeout``.
         """
         if not request.startup_source:
             return ""
@@ -59,7 +59,7 @@ class BashSession:
         return plain(result.stdout_bytes)
 
     async def run(self, action: BashAction | BashInterruptAction) -> BashObservation:
-        """Execute one action; raises like :meth:`.MiniSandboxRuntime.run_in_session`."""
+        """Execute one action; raises the errors of :meth:`.MiniSandboxRuntime.run_in_session`."""
         if isinstance(action, BashInterruptAction):
             return await self._interrupt(action)
         if self._program is not None and self._program.ended:
@@ -69,7 +69,7 @@ class BashSession:
         return _checked(action, await self._run_command(action))
 
     async def close(self) -> None:
-        """End bash and the interactive program."""
+        """Stop bash and the interactive program."""
         await self._end_program()
         await self._shell.close()
 
@@ -87,7 +87,7 @@ class BashSession:
             self._left_over = output
             raise _timed_out(action)
         status = result.exit_code if result.signal is None else 128 + result.signal
-        for pattern in action.expect:  # the command has ended, so its whole output is known
+        for pattern in action.expect:  # search the whole output, because the command has exited
             if match := re.search(pattern, output):
                 return BashObservation(output=output[: match.start()], exit_code=status, expect_string=pattern)
         return BashObservation(output=output, exit_code=status, expect_string=PROMPT)
@@ -102,7 +102,7 @@ class BashSession:
             )
 
     async def _interruptible(self, action: BashAction) -> ShellResult | None:
-        """Run a command; return None if another task interrupts it. bash stays usable."""
+        """Run a command, or return None if another task interrupts it. The session remains usable."""
         self._left_over, self._interrupted = "", False
         self._running = asyncio.ensure_future(self._run_script(action.command, action.timeout))
         try:
