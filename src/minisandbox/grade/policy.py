@@ -1,7 +1,7 @@
-"""Protected paths: files that could change how a submission is tested, so grading does not apply them.
+"""Protect files that could change how a submission is tested: grading does not apply changes to them.
 
-Sources: public reports of reward hacking (SWE-bench #465, #601, #631; BenchJack, arXiv 2605.12673), and the paths on
-which pytest and Python look for code and configuration.
+Sources: public reports of reward hacking (SWE-bench #465, #601, #631; BenchJack, arXiv 2605.12673), and the paths where
+pytest and Python look for code and configuration.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _CONFIGURATION = frozenset(
 _START_UP = frozenset({"sitecustomize", "usercustomize"})
 _COMPILED = (".pyc", ".pyo", ".pyd", ".so")
 _RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "py", "unittest", "coverage", "xdist"})
-# Modules that pytest imports: a new module with such a name would run before our plugin.
+# Modules that pytest imports: a new module with such a name would run before the plugin.
 _RUNNER_IMPORTS = frozenset(
     {
         "atomicwrites", "attr", "colorama", "exceptiongroup", "funcsigs", "importlib_metadata", "more_itertools",
         "packaging", "pathlib2", "pygments", "six", "toml", "tomli", "typing_extensions", "wcwidth", "zipp",
     }
 )  # fmt: skip
-# Jython's packages, which copy and pickle try to import before Python 3.12.
+# A package of Jython that copy and pickle try to import before Python 3.12.
 _LOOKED_FOR = frozenset({"org"})
 _PYTHON_2 = (
     "BaseHTTPServer Bastion CGIHTTPServer ConfigParser Cookie DocXMLRPCServer HTMLParser MimeWriter Queue "
@@ -55,7 +55,7 @@ _PYTHON_3_13 = (
 )
 _PYTHON_3_14 = "_ast_unparse _hmac _py_warnings _remote_debugging _types _zstd annotationlib compression"
 _NEWER = (((3, 12), "_pydatetime _pylong _sha2 _wmi"), ((3, 13), _PYTHON_3_13), ((3, 14), _PYTHON_3_14))
-"""Modules of the standard library by the first version that has them; the host's Python may be older."""
+"""Modules of the standard library by the version that added them; the host's Python may be older."""
 _FORMER = (
     ((2, 7), _PYTHON_2),
     ((3, 7), "macpath macurl2path"),
@@ -65,11 +65,11 @@ _FORMER = (
     ((3, 11), "asynchat asyncore distutils imp smtpd"),
     ((3, 12), _PYTHON_3_12),
 )
-"""Removed modules of the standard library, by the last version that has them."""
+"""Modules that the standard library no longer has, by the last version that had them."""
 _VERSION = re.compile(r"\D*(\d)\.(\d+)")
 _DOCUMENTS = (".md", ".rst")
 _DOCUMENT_NAMES = frozenset({"AUTHORS", "CHANGELOG", "CHANGES", "COPYING", "HISTORY", "LICENSE", "NEWS", "README"})
-# Where a repository keeps its own test runner. Submissions may change the files that the reference changes.
+# The paths of a repository's own test runner. A submission may change the paths that the reference changes.
 _OWN_RUNNERS = {
     "django/django": ("django/test/", "tests/runtests.py"),
     "sympy/sympy": ("bin/", "sympy/testing/", "sympy/utilities/pytest.py", "sympy/utilities/runtests.py"),
@@ -81,18 +81,18 @@ _NEW = frozenset({FileStatus.ADDED, FileStatus.RENAMED, FileStatus.COPIED})
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Decides which files of a submission are not applied.
+    """The rules that decide which files of a submission are not applied.
 
     Attributes:
-        test_files: files that hold the task's tests.
-        test_directories: directories named ``test`` or ``tests`` with such files; their helpers count as tests.
-        allowed: files that the reference changes, so a solution may change them.
-        allowed_names: modules that the reference changes although the runner has parts of the same name.
-        roots: directories from which tests import.
+        test_files: files that contain the task's tests.
+        test_directories: directories named ``test`` or ``tests`` with such files; helpers in them count as tests.
+        allowed: files that the reference changes, so a solution may change them, too.
+        allowed_names: modules that the reference changes although parts of the runner have the same name.
+        roots: directories from which tests import modules.
         runner: files and directories of the repository's own test runner.
         library: modules of the standard library that the tests run with.
-        elsewhere: names, behind their roots, that the hidden tests import and that the repository does not have there;
-            and ``__init__`` behind those that are packages, without which they would be roots.
+        elsewhere: ``ROOT/NAME`` for each name that hidden tests import and that the repository lacks at that root; and
+            ``ROOT/__init__`` for each package, because without this file the package would become a root.
     """
 
     test_files: frozenset[str]
@@ -108,11 +108,11 @@ class Policy:
     def for_task(
         cls, task: Task, environment: Mapping[str, str] | None = None, workdir: PurePosixPath = WORKDIR
     ) -> Policy:
-        """Return a task's policy, which depends only on its tests, its reference and its image's variables.
+        """Return a task's policy, which depends only on the task's tests, its reference and its image's variables.
 
         Args:
             task: the task.
-            environment: the variables of its image; the task's own if None.
+            environment: the variables of the task's image; None for those of the task's build.
             workdir: the directory of the repository.
         """
         variables = dict(task.build.environment) if environment is None else environment
@@ -129,10 +129,10 @@ class Policy:
         return cls(files, directories, touched, allowed_names, roots, runner, _library(python))
 
     def why_protected(self, change: FileChange) -> str | None:
-        """Return why one file of a submission is not applied, or None if it is.
+        """Return why a file of a submission is not applied, or None if it is applied.
 
         Args:
-            change: the file; both names of a rename or copy are judged.
+            change: the change of the file; both paths of a rename or copy are judged.
 
         Returns:
             ``test_file``, ``test_directory``, ``pytest_config``, ``start_up_hook``, ``compiled_code``,
@@ -150,7 +150,7 @@ class Policy:
         return None
 
     def _link_kind(self, path: str) -> str | None:
-        """Judge a link as if its target were a directory from which modules are imported."""
+        """Judge a symbolic link as if its target were a directory from which modules are imported."""
         if any(root == path or root.startswith(path + "/") for root in self.roots):
             return "shadows_import"
         return self._kind(path + "/__init__.py", FileStatus.ADDED)
@@ -194,7 +194,7 @@ class Policy:
 
 
 def top_names(path: str, roots: frozenset[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield each root above a file, by depth, with the imported name and whether the name is a module.
+    """Yield each root above a file, by depth, with the name that is imported from it and whether that is a module.
 
     Parts below the deepest root are ignored, because a submission may have arbitrarily deep paths.
     """
@@ -209,24 +209,24 @@ def top_names(path: str, roots: frozenset[str]) -> Iterator[tuple[str, str, bool
 
 @lru_cache(maxsize=16)
 def _depth(roots: frozenset[str]) -> int:
-    """Return the number of parts of the deepest directory."""
+    """Return the number of path components of the deepest root."""
     return max((root.count("/") + 1 for root in roots if root), default=0)
 
 
 def import_roots(environment: Mapping[str, str], workdir: PurePosixPath) -> frozenset[str]:
-    """Return the directories from which modules are imported, by convention or by PYTHONPATH."""
+    """Return the directories from which modules are imported, by convention or because of PYTHONPATH."""
     places = map(PurePosixPath, environment.get("PYTHONPATH", "").split(":"))
     named = {str(place.relative_to(workdir)) for place in places if place.is_relative_to(workdir)}
     return _IMPORT_ROOTS | (named - {"."})
 
 
 def _kind_by_name(path: str) -> str | None:
-    """Return why a path is protected in every directory, or None."""
+    """Return why a path is protected in every directory, or None if it is not."""
     parts = path.split("/")
     name = parts[-1]
     kinds = {
         "pytest_config": name == "conftest.py" or name in _CONFIGURATION,
-        # packages count as well as modules
+        # modules as well as packages
         "start_up_hook": name.endswith(".pth") or any(part.partition(".")[0] in _START_UP for part in parts),
         "compiled_code": name.endswith(_COMPILED) or "__pycache__" in parts,
         # importlib.metadata reads entry points (pytest's plugins) from these directories, ignoring case
@@ -243,7 +243,7 @@ def _parents(path: str) -> Iterable[str]:
 
 
 def _test_directory(file: str) -> str | None:
-    """Return the topmost directory of a test file that is named ``test`` or ``tests``."""
+    """Return the topmost directory above a test file that is named ``test`` or ``tests``, or None."""
     parts = file.split("/")
     for depth, part in enumerate(parts[:-1], start=1):
         if part in _TEST_DIRECTORIES:
@@ -252,7 +252,7 @@ def _test_directory(file: str) -> str | None:
 
 
 def _runner_name(path: str, roots: frozenset[str]) -> str | None:
-    """Return the importable name, with its directory, if a path would shadow a part of the runner."""
+    """Return ``ROOT/NAME`` if a path would shadow a part of the test runner, or None."""
     for root, name, is_module in top_names(path, roots):
         if name in _RUNNER and (is_module or path != f"{root}/{name}".lstrip("/")):
             return f"{root}/{name}"
@@ -260,7 +260,7 @@ def _runner_name(path: str, roots: frozenset[str]) -> str | None:
 
 
 def _library(python: str | None) -> frozenset[str]:
-    """Return the modules of the standard libraries of an interpreter and of the host's Python."""
+    """Return the modules in the standard libraries of an interpreter and of the host's Python."""
     version = _VERSION.match(python or "")
     release = (int(version[1]), int(version[2])) if version else sys.version_info[:2]
     former = [names for last, names in _FORMER if release <= last]

@@ -15,7 +15,7 @@ INCOMPLETE = "incomplete"
 UNCOLLECTED = "uncollected"
 
 Parameters = Mapping[str, str | None]
-"""The parameters of a test, with the texts of plain values."""
+"""The parameters of a test by name: the text of a plain value, or None for other values."""
 _PHASES = frozenset({"setup", "call", "teardown", "subtest", "collect"})
 
 
@@ -25,7 +25,7 @@ class ReportLine:
 
     Attributes:
         test: pytest's node id.
-        when: setup, call, teardown, subtest or collect.
+        when: the phase: setup, call, teardown, subtest or collect.
         outcome: passed, failed, skipped, xfailed, xpassed, rerun, or an outcome of another plugin.
     """
 
@@ -40,7 +40,7 @@ class End:
 
     Attributes:
         exit_status: the status with which pytest was about to exit.
-        records: how many lines the plugin had written before this one.
+        records: the number of lines before this one, as counted by the plugin.
     """
 
     exit_status: int
@@ -53,12 +53,12 @@ class Report:
 
     Attributes:
         records: the lines about tests and collection, in order.
-        started: whether pytest got as far as starting its session.
-        end: the last line, or None if the run ended before it.
-        damage: why the text cannot be the plugin's alone, or None.
-        versions: the versions of Python and pytest inside, for reading only.
-        places: the line of the test's own file at which it failed first, by node id.
-        seconds: the durations of tests by node id, unless negligible.
+        started: whether pytest started its session.
+        end: the last line, or None if the run ended before it was written.
+        damage: why the plugin alone cannot have written the text, or None.
+        versions: the versions of Python and pytest in the sandbox, for display only.
+        places: the line of the test's own file at which the test failed first, by node id.
+        seconds: the durations of tests by node id, unless they are negligible.
         parameters: the parameters of tests by node id.
     """
 
@@ -73,18 +73,18 @@ class Report:
 
     @classmethod
     def parse(cls, data: bytes, key: bytes) -> Report:
-        """Read a report.
+        """Parse a report.
 
         Args:
             data: the lines.
             key: the secret of this run, on which every line's hash depends.
 
         Returns:
-            The report up to its first damaged line; ``damage`` says what is wrong with that one.
+            The report up to its first damaged line; ``damage`` describes the fault of that line.
         """
         draft, damage = _Draft(key), None
-        for number, line in enumerate(io.BytesIO(data), start=1):  # one line at a time: there may be millions
-            if not line.endswith(b"\n"):  # the plugin was cut off while it wrote; nothing follows, an end neither
+        for number, line in enumerate(io.BytesIO(data), start=1):  # line by line, because there may be millions
+            if not line.endswith(b"\n"):  # the plugin was cut off while it wrote: nothing follows, not even an end
                 break
             if problem := draft.take(line):
                 damage = f"line {number} of the report {problem}"
@@ -97,7 +97,7 @@ class Report:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Node ids with a failure in any phase, collection included, in order and each once."""
+        """Node ids with a failure in any phase, collection included, in order and without duplicates."""
         return tuple(dict.fromkeys(record.test for record in self.records if record.outcome == "failed"))
 
     @property
@@ -119,7 +119,7 @@ class Report:
 
         Returns:
             ``passed``, ``failed``, ``error`` (in setup or teardown), ``skipped``, ``xfailed``, ``xpassed``,
-            ``conflicting`` (the same phase reported twice, differently) or ``incomplete`` (it has no result).
+            ``conflicting`` (two results for the same phase that differ) or ``incomplete`` (no result).
         """
         phases: dict[str, dict[str, set[str]]] = {}
         for record in self.records:
@@ -129,7 +129,7 @@ class Report:
 
 
 def _outcome(seen: dict[str, set[str]]) -> str:
-    """Reduce one test's phases to an outcome; the worst wins."""
+    """Reduce the phases of one test to an outcome; the worst one wins."""
     if any(len(outcomes) > 1 for when, outcomes in seen.items() if when != "subtest"):
         return CONFLICTING
     if "failed" in seen.get("call", ()) or "failed" in seen.get("subtest", ()):
@@ -144,7 +144,7 @@ def _outcome(seen: dict[str, set[str]]) -> str:
 
 
 class _Draft:
-    """The state of a parser of reports."""
+    """The state of the report parser."""
 
     def __init__(self, key: bytes) -> None:
         self.state = key
@@ -213,19 +213,19 @@ class _Draft:
         return True
 
     def miscount(self) -> str | None:
-        """Return how the plugin's count of its lines differs from ours, or None; the end is not counted."""
+        """Return how the plugin's count of lines differs from ours, or None. The last line does not count itself."""
         if self.end is None or self.end.records == self.lines - 1:
             return None
         return f"the report has {self.lines - 1} lines before its end, and the plugin wrote {self.end.records}"
 
 
 def _parameters(values: object) -> Parameters:
-    """Return a test's parameters, without values that the plugin cannot have written."""
+    """Return a test's parameters; malformed values become None."""
     if not isinstance(values, dict):
         return {}
     return {name: text if isinstance(text, str) else None for name, text in values.items()}
 
 
 def not_passed(outcomes: dict[str, str], tests: Iterable[str]) -> tuple[str, ...]:
-    """Return the tests that are not explicitly passed, in the given order."""
+    """Return the tests that did not explicitly pass, in the given order."""
     return tuple(test for test in tests if outcomes.get(test, MISSING) != PASSED)

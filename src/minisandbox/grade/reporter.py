@@ -1,9 +1,9 @@
-"""Reporters, which send the results of a test runner from inside a grading sandbox.
+"""Run tests with a reporter, which sends the runner's results from inside a grading sandbox.
 
-A pipe passes each line at once to a worker, which the tests can neither trace nor open (it is not dumpable), and the
-worker to this process, so a written line cannot be revoked. A hash over a key binds each line to all earlier ones. The
-plugin reads the key from another pipe before any code of the project runs; it is in no file, environment or argument.
-To forge a line, code under test must find the plugin's memory.
+A pipe passes each line at once to a worker process, which the tests can neither trace nor open (it is not dumpable).
+The worker passes the line to this process, so a written line cannot be revoked. A hash over a key binds each line to
+all earlier ones. The plugin reads the key from another pipe before any code of the project runs. No file, environment
+variable or argument contains the key. To forge a line, code under test must find the plugin's state in memory.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from minisandbox.types import ExecResult, MiB, Output
 _INSIDE = Path(__file__).with_name("inside")
 
 MAX_REPORT = 64 * MiB
-"""Maximum bytes of a report: about 200,000 tests."""
+"""The maximum size of a report in bytes, enough for about 200,000 tests."""
 REPORT_VARIABLE = "MINISANDBOX_REPORT"
 """The variable that names the reporter's pipes."""
 _KEY, _LINES = 8, 9
 # The command's stdin is empty, and all its output is in one stream, which preserves the order.
 _MOVE = f"exec {_KEY}<&0 {_LINES}>&1 </dev/null >&2"
-# If descriptors are not inherited: two FIFOs, which the reporter removes once they are open.
+# If descriptors are not inherited: creates two FIFOs, which the reporter removes once they are open.
 _BY_NAME = f"""\
 mkfifo -m 600 "$1/key" "$1/lines"
 cat <&{_KEY} > "$1/key" & cat < "$1/lines" >&{_LINES} &
@@ -46,7 +46,7 @@ exit $status"""
 
 
 class RunnerKind(enum.Enum):
-    """The runner of a reporter; the value is the reporter's file."""
+    """The kind of a test runner; the value is the name of the reporter's source file."""
 
     PYTEST = "report_plugin"
     """A plugin on pytest's command line, loaded when the interpreter starts."""
@@ -57,12 +57,12 @@ class RunnerKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """One reporter in one sandbox.
+    """A reporter in one sandbox.
 
     Attributes:
-        kind: the runner.
-        directory: its directory inside.
-        module: its name.
+        kind: the kind of the test runner.
+        directory: the reporter's directory inside the sandbox.
+        module: the name of the reporter's module.
     """
 
     kind: RunnerKind
@@ -71,14 +71,14 @@ class Reporter:
 
     @classmethod
     def make(cls, kind: RunnerKind) -> Reporter:
-        """Return a reporter with a random name and directory."""
+        """Create a reporter with a random name and directory."""
         module = f"report_{secrets.token_hex(6)}" if kind is RunnerKind.PYTEST else "sitecustomize"
         return cls(kind, f"/run/{secrets.token_hex(6)}", module)
 
     def install(self, box: Sandbox) -> None:
-        """Install the reporter before the submission, so that a full disk cannot prevent it.
+        """Install the reporter before the submission is applied, so that a full disk cannot prevent it.
 
-        It is written, not mounted, because only its owner may be able to read the host's file.
+        The files are written, not mounted, because the host's files may be readable by their owner only.
 
         Raises:
             FileAccessError: a file cannot be written.
@@ -93,7 +93,7 @@ class Reporter:
             box.files.write_bytes(f"{self.directory}/{name}.py", data, mode=0o444)
 
     def environment(self, box: Sandbox) -> Mapping[str, str]:
-        """Return the variables with which the test command finds the reporter."""
+        """Return the environment variables through which the test command loads the reporter."""
         python_path = dict(box.image.environment).get("PYTHONPATH")
         return {"PYTHONPATH": f"{python_path}:{self.directory}" if python_path else self.directory}
 
@@ -123,20 +123,20 @@ def run_reported(
     folder: str = "",
     program: str = "",
 ) -> tuple[ExecResult, Report]:
-    """Run a test command, and read its reporter's lines.
+    """Run a test command, and read the lines of its reporter.
 
     Args:
         box: the sandbox.
         command: the shell command.
-        arguments: appended to it, without parsing by the shell.
-        timeout: seconds it may take.
-        env: variables for it.
-        chosen: the tests to run, by the reporter's names; empty for all. All are collected.
-        folder: a directory inside for FIFOs, if the command's children do not inherit descriptors (tox).
+        arguments: arguments to append to the command; the shell does not parse them.
+        timeout: the time limit in seconds.
+        env: environment variables for the command.
+        chosen: the tests to run, by the reporter's names; empty for all. All tests are collected.
+        folder: a directory inside the sandbox for FIFOs, if the command's children do not inherit descriptors (tox).
         program: the name of the program that runs the tests, if every interpreter loads the reporter.
 
     Returns:
-        The command's result, with all output as stderr; and the report, damaged if the plugin did not write all of it.
+        The command's result, with all output as stderr, and the report, damaged if the plugin did not write every line.
 
     Raises:
         SandboxGone: the sandbox has ended.

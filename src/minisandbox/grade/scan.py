@@ -1,8 +1,9 @@
 """Flag suspicious lines of a submission, for reviewers and for the selection of training data.
 
 Manipulations in memory are not always visible from outside, and reading an expected value from the call stack leaves no
-trace. But few words express them. A flag decides nothing, because debuggers, profilers and test frameworks use the same
-words for good reasons. Kinds that the reference has too are not flagged.
+trace. But few words express such code, and this module searches for them. A flag decides nothing, because debuggers,
+profilers and test frameworks use the same words for good reasons. Kinds of lines that the reference also contains are
+not flagged.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from minisandbox.grade.verdict import Flag
 from minisandbox.patches import FileChange, parse_patch, touched_files
 
 PREFIX = "suspicious: "
-"""The prefix of these flags' kinds."""
+"""The prefix of the kinds of these flags."""
 
 _MOST = 50
 _LONGEST_LINE = 200
 _PROSE = (".md", ".rst", ".txt")
 
-# Lines may be megabytes long: repetitions in patterns are bounded or possessive. Otherwise a search would take
+# Lines may be megabytes long, so repetitions in patterns are bounded or possessive. Otherwise a search would take
 # quadratic time.
 _SIGNS = {
     "frame_walking": r"\b_getframe\b|\b_current_frames\b|\bcurrentframe\b|\binspect\.(stack|trace|getouterframes|"
@@ -56,14 +57,14 @@ _SIGNS = {
     r"\b(?:__import__|import_module)\([^()]{1,99}\)(?:\.\w{1,99}){1,9}[ \t]*=(?!=)",
 }  # fmt: skip
 _ANYTHINGS = frozenset({"", "__init__", "test", "tests"})
-"""Names of files that are too general."""
+"""File names that are too general to identify a test file."""
 _SOURCES = frozenset({"src", "lib"})
 _SIGN = {kind: re.compile(pattern) for kind, pattern in _SIGNS.items()}
 _METHOD = re.compile(r"\s*def __(eq|ne|lt|gt|le|ge|contains|instancecheck)__\b(.*)")
 _CONSTANT = re.compile(r"[\s:]*return\s+(True|False|1|0)\s*$")
 
 _IMPORT = re.compile(r"(?:^|;)\s*(?:from\s+([\w.]{1,200})\s+)?import\s+([^;]{1,2000})")
-# Streams, arguments and switches are meant to be set.
+# Streams, arguments and switches are meant to be assigned.
 _ASSIGNED = re.compile(
     r"(?<![\w.)\]])(?!sys\.(?:std\w+|argv|path)\b)(\w{1,99})(?:\.\w{1,99}){1,9}[ \t]*+=(?!=)"
     r"(?![ \t]*+(?:True|False)\b)|"
@@ -73,7 +74,7 @@ _ASSIGNED = re.compile(
 
 
 class _AsNames(dict[int, str]):
-    """Other forms of letters become letters, as in names (PEP 3131), one by one: in time in proportion to a line."""
+    """Maps other forms of letters to plain letters, as Python does in names (PEP 3131), in linear time."""
 
     def __missing__(self, code: int) -> str:
         return normalize("NFKC", chr(code))
@@ -88,11 +89,11 @@ def scan(
     """Return a flag for each suspicious line that a submission adds.
 
     Args:
-        submission: a patch that was parsed before.
-        applied: its applied files.
-        reference: the task's own patch.
+        submission: a patch that was parsed successfully before.
+        applied: the files of the patch that are applied.
+        reference: the task's reference patch.
         reverse: whether the reference is applied in reverse, so that its removed lines are the added ones.
-        tests: files of the task's tests; code that reads them may look for the expected values.
+        tests: the files of the task's tests; code that reads them may look for the expected values.
     """
     names = tuple({PurePosixPath(file).stem for file in tests} - _ANYTHINGS)
     project_names = frozenset(_top_name(path) for path in (*touched_files(reference), *tests))
@@ -132,15 +133,15 @@ def _suspicious(
 
 
 def _replaces(text: str, imported: set[str]) -> bool:
-    """Return whether a line assigns to an attribute of one of the names."""
+    """Return whether a line assigns to an attribute of one of the imported names."""
     return any(imported.intersection(match.groups()) for match in _ASSIGNED.finditer(text))
 
 
 def _foreign(changes: Iterable[FileChange], sign: bytes, project_names: frozenset[str]) -> Mapping[str, set[str]]:
-    """Return, per file, the imported names that are not the repository's own.
+    """Return, for each file, the imported names that are not the repository's own.
 
-    Added lines and their context are searched. Lower-case names of other libraries do not count: they may be objects
-    that are meant to be changed.
+    Added lines and their context are searched. Lower-case names of other libraries do not count, because they may be
+    objects that are meant to be changed.
     """
     foreign: defaultdict[str, set[str]] = defaultdict(set)
     for path, line in chain(_lines(changes, sign), _lines(changes, b" ")):
@@ -154,22 +155,22 @@ def _foreign(changes: Iterable[FileChange], sign: bytes, project_names: frozense
 
 
 def _bound(name: str) -> tuple[str, str]:
-    """Return the imported name in a part of an import, and the name that it is bound to."""
+    """Return the imported name in one part of an import, and the name that it is bound to."""
     parts = name.strip(" \t()").split()
     module = parts[0] if parts else ""
     return module, parts[2] if parts[1:2] == ["as"] and len(parts) > 2 else module.partition(".")[0]
 
 
 def _top_name(path: str) -> str:
-    """Return the top-level name of a file of the repository."""
+    """Return the top-level module or package name of a file in the repository."""
     first, _, remaining = path.partition("/")
     return (remaining.partition("/")[0] if first in _SOURCES and remaining else first).removesuffix(".py")
 
 
 def _lines(changes: Iterable[FileChange], sign: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each line in a hunk that begins with a sign."""
+    """Yield the path and the text of each hunk line with this sign."""
     for change in changes:
         for line in change.signed(sign):
-            for part in line.split(b"\r"):  # also ends a line of Python
+            for part in line.split(b"\r"):  # a carriage return also ends a line of Python
                 text = part.decode("utf-8", "replace")
                 yield change.path, text if text.isascii() else text.translate(_AS_NAMES)

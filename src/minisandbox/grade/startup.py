@@ -1,4 +1,4 @@
-"""Start a task's sandboxes as Harbor starts its containers: directories for logs, and the image's entrypoint."""
+"""Start a task's sandboxes as Harbor starts its containers: create log directories, run the image's entrypoint."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from minisandbox.tasks import Task
 from minisandbox.types import ImageSpec, Limits, Network
 
 KEEP_ALIVE = ("sh", "-c", "sleep infinity")
-"""The command that Harbor gives to an image's entrypoint (0.26, docker-compose-build.yaml)."""
+"""The command that Harbor passes to an image's entrypoint (0.26, docker-compose-build.yaml)."""
 
 _ENTRYPOINT_TIMEOUT = 10.0
 _STEP_TIMEOUT = 60.0
 _POLL = 0.05
 _DIRECTORIES = 'mkdir -p -- "$@" && chmod a+rwx -- "$@"'
-# Succeeds once a process of the sandbox runs KEEP_ALIVE's `sleep infinity`.
+# Succeeds once a process in the sandbox runs the `sleep infinity` of KEEP_ALIVE.
 _REACHED = r"""
 for file in /proc/[0-9]*/cmdline; do
     command=$(cat "$file")  # without the zero bytes between its words
@@ -30,13 +30,13 @@ exit 1
 
 @contextlib.contextmanager
 def task_sandbox(task: Task, image: ImageSpec, limits: Limits | None, network: Network) -> Iterator[Sandbox]:
-    """Create a sandbox for a task, start it up, and stop it at the end of the block.
+    """Create a sandbox for a task, start it up, and stop it when the block ends.
 
     Args:
         task: the task.
         image: the task's image.
         limits: the sandbox's limits; the task's own if None.
-        network: the hosts that the sandbox reaches.
+        network: the hosts that the sandbox can reach.
 
     Raises:
         MiniSandboxError: the sandbox cannot be created, or its entrypoint exited.
@@ -47,7 +47,7 @@ def task_sandbox(task: Task, image: ImageSpec, limits: Limits | None, network: N
 
 
 def start_up(box: Sandbox, task: Task, image: ImageSpec) -> None:
-    """Create the directories that a task needs in a new sandbox, and run the image's entrypoint if the task says so.
+    """Create a task's directories in a new sandbox, and run the image's entrypoint if the task requires it.
 
     Args:
         box: the sandbox, which may be attached.
@@ -66,9 +66,9 @@ def start_up(box: Sandbox, task: Task, image: ImageSpec) -> None:
 
 
 def run_entrypoint(box: Sandbox, entrypoint: Sequence[str]) -> None:
-    """Run an entrypoint in the background, as Harbor's containers do, until it runs the command it was given.
+    """Run an entrypoint in the background, as Harbor's containers do, until it runs the command that it was given.
 
-    An entrypoint that does not run its command, such as a server, keeps running; after 10 seconds it counts as started.
+    An entrypoint that never runs its command, e.g. a server, keeps running; after 10 seconds it counts as started.
 
     Args:
         box: the sandbox, which may be attached.
@@ -88,10 +88,10 @@ def run_entrypoint(box: Sandbox, entrypoint: Sequence[str]) -> None:
 
 
 def _check_running(process: Process) -> None:
-    """Wait a moment for a process to exit.
+    """Wait briefly for a process to exit, and raise an error if it does.
 
     Raises:
-        CommandFailed: it exited.
+        CommandFailed: the process exited.
     """
     with contextlib.suppress(WaitTimeout):
         hint = 'the image\'s ENTRYPOINT has to run its arguments at the end, as in: exec "$@"'

@@ -1,4 +1,4 @@
-"""Screen submissions: decide from the text of a patch which parts are applied."""
+"""Screen submissions: decide from the text of a patch which of its files are applied."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MAX_SUBMISSION = 10 * MiB
 
 @dataclass(frozen=True, slots=True)
 class CodePatch:
-    """A patch for clean code.
+    """A patch to apply to clean code.
 
     Attributes:
-        patch: a unified diff; empty for no change.
+        patch: a unified diff; empty if nothing changes.
         reverse: whether the patch is applied in reverse.
         leave_out: files of the patch that are not applied.
-        only: the files that it may change; None, for a task's own patch, allows all.
-        links: the changed files that are symbolic links afterwards, with their targets.
-        sources: the former path of each file of the patch, in its order; empty if ``only`` is None.
-        flags: one per file that is left out.
-        script: a task's own script that makes the change instead of a patch.
+        only: the files that the patch may change; None, for a task's own patch, allows all.
+        links: the changed files that become symbolic links, with their targets.
+        sources: the old path of each file in the patch, in order; empty if ``only`` is None.
+        flags: one flag for each file that is left out.
+        script: a task's own script, which makes the change instead of a patch; or None.
     """
 
     patch: bytes = b""
@@ -47,7 +47,7 @@ class CodePatch:
 
 
 def reference_change(task: Task) -> CodePatch:
-    """Return the task's reference."""
+    """Return the change that the task's reference makes."""
     reference = task.reference
     patch = reference.patch.encode("utf-8", "surrogateescape")
     return CodePatch(patch, reverse=reference.reverse, script=reference.script)
@@ -61,7 +61,7 @@ def screen(submission: bytes, policy: Policy) -> CodePatch:
         policy: the task's protected paths.
 
     Returns:
-        The patch without the protected files; each of them has a flag.
+        The patch without the protected files, each of which has a flag.
 
     Raises:
         PatchError: the patch is too large, malformed, blank or unsafe.

@@ -1,4 +1,4 @@
-"""Lay out a task's own test files for a grading sandbox."""
+"""Prepare a task's own test files for a grading sandbox."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from minisandbox.tasks.task import is_inside
 from minisandbox.types import Mount
 
 HIDDEN = PurePosixPath("/hidden")
-"""The path inside of files that are copied into place."""
+"""The directory inside the sandbox from which test files are copied into place."""
 _MOST_MOUNTS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """The test files of one sandbox.
+    """The prepared test files of one sandbox.
 
     Attributes:
-        mounts: the mounts for its creation.
-        copied: whether there are files at :data:`HIDDEN` to be copied into place.
-        checked: files with their content, which must be the same after the run.
+        mounts: the mounts with which the sandbox is created.
+        copied: whether :data:`HIDDEN` contains files to copy into place.
+        checked: the contents of files that must be the same after the run, by path.
     """
 
     mounts: tuple[Mount, ...] = ()
@@ -34,7 +34,7 @@ class LaidOut:
 
 
 def hidden_files(hidden: Path | None, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of the named files that the tests layer contains.
+    """Return the contents of the named files that the tests layer contains.
 
     Args:
         hidden: the tests layer, or None.
@@ -46,7 +46,7 @@ def hidden_files(hidden: Path | None, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def snapshots_of(hidden: Path | None) -> list[str]:
-    """Return the paths of files with expected output in the tests layer (syrupy, pytest-snapshot)."""
+    """Return the paths of the files with expected output in the tests layer (syrupy, pytest-snapshot)."""
     if hidden is None:
         return []
     paths = (path.relative_to(hidden) for path in hidden.rglob("*") if path.is_file() and not path.is_symlink())
@@ -54,7 +54,7 @@ def snapshots_of(hidden: Path | None) -> list[str]:
 
 
 def _is_plain(hidden: Path, name: str) -> bool:
-    """Return whether a path is a regular file of the layer, reached without links."""
+    """Return whether a path is a regular file of the layer that is reached without symbolic links."""
     target = hidden / name  # an absolute path would leave the layer
     real = Path(os.path.realpath(hidden)) / name
     return is_inside(name) and target.is_file() and Path(os.path.realpath(target)) == real
@@ -64,17 +64,17 @@ def _is_plain(hidden: Path, name: str) -> bool:
 def lay_out(
     hidden: Path | None, names: Sequence[str], edited: Mapping[str, bytes], workdir: PurePosixPath
 ) -> Iterator[LaidOut]:
-    """Lay out the tests layer for one sandbox, while the block runs.
+    """Prepare the tests layer for one sandbox; the files exist while the block runs.
 
     Files with the task's tests are mounted read-only, one by one, so that a project can still write next to them. All
-    other files are copied into place inside. Both are copies of the layer, so sandboxes with edited files look the
-    same.
+    other files are copied into place inside the sandbox. Both are copies of the layer, so sandboxes with and without
+    edited files look the same.
 
     Args:
-            hidden: the tests layer, or None.
-            names: files that hold the task's tests.
-            edited: new contents of files.
-            workdir: the repository inside.
+        hidden: the tests layer, or None.
+        names: the files that contain the task's tests.
+        edited: new contents of files, by path.
+        workdir: the directory of the repository inside the sandbox.
     """
     if hidden is None:
         yield LaidOut()

@@ -1,4 +1,4 @@
-"""Validate tasks: check whether they can be used."""
+"""Validate tasks: check that grading distinguishes a task's solution from no solution."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 _SEEN_FAILING = frozenset({"failed", "error", UNCOLLECTED})
-# Reasons with which a benchmark's own command exits if a test file cannot be imported or compiled.
+# Reasons with which a benchmark's own command may end if a test file cannot be imported or compiled.
 _ENDED_EARLY = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS, Reason.NO_RESULTS})
 
 
 _Fault = tuple["Cause", str, tuple[str, ...]]
-"""The cause of an invalid task, a sentence, and the affected tests."""
+"""The cause that makes a task invalid, a sentence about it, and the affected tests."""
 
 
 class Status(enum.StrEnum):
@@ -50,11 +50,11 @@ class Cause(enum.StrEnum):
     P2P_NOT_PASSING = "p2p_not_passing"
     FLAKY = "flaky"
     RUNNER_NOT_SUPPORTED = "runner_not_supported"
-    """No reporter can observe its test command, such as one for another language."""
+    """No reporter can observe the test command, e.g. a command for another language."""
     LEAK = "leak"
-    """Its image contains the answer."""
+    """The image contains the solution or the hidden tests."""
     NOT_BUILT = "not_built"
-    """Its image could not be built."""
+    """The image could not be built."""
     INFRASTRUCTURE = "infrastructure"
 
 
@@ -64,7 +64,7 @@ class ChangeableShare:
 
     Attributes:
         kind: a value of :class:`.Kind`; ``none`` for unchangeable tests.
-        tests: how many.
+        tests: the number of tests.
     """
 
     kind: str
@@ -77,13 +77,14 @@ class Validity:
 
     Attributes:
         instance_id: the task's id.
-        status: valid, invalid, or error after an infrastructure error.
-        cause: why it is not valid, or None.
+        status: valid, invalid, or error if the infrastructure failed.
+        cause: why the task is not valid, or None.
         detail: the cause in a sentence.
         tests: the affected tests.
         flaky: the named tests whose outcomes differ between runs.
         notes: misreadings of the benchmark's parser, and oddities of a valid task.
-        changeable: how the FAIL_TO_PASS tests of a valid task can be changed to confirm passes.
+        changeable: the FAIL_TO_PASS tests of a valid task by kind of changeable expectation, with which passes are
+            confirmed.
     """
 
     instance_id: str
@@ -103,12 +104,12 @@ class Validity:
 
 @dataclass(frozen=True, slots=True)
 class Validation(Validity):
-    """The full results of validating a task.
+    """The full result of validating a task.
 
     Attributes:
         reference: the grades of the reference, one per run.
         empty: the grades of the code without any patch, one per run.
-        leaks: the leaks in its image; not searched for after an infrastructure error.
+        leaks: the leaks in the image; there is no search after an infrastructure error.
     """
 
     reference: tuple[Grade, ...] = ()
@@ -127,22 +128,26 @@ def validate(
 ) -> Validation:
     """Check that a task distinguishes its solution from no solution; several runs find flaky tests.
 
-    A task is valid if, in every run, the reference resolves it, the empty patch does not, and without a patch all
-    FAIL_TO_PASS tests are seen failing, every PASS_TO_PASS test passes and no test is flaky. For a benchmark's row
-    (with a log grader) one failing FAIL_TO_PASS test is enough, and the rest become notes. Every run has a fresh
-    sandbox without network. The image must not contain the answer (:func:`.find_leaks`).
+    A task is valid if all of this holds in every run:
+
+    - The reference resolves the task, and the empty patch does not.
+    - Without a patch, every FAIL_TO_PASS test is seen failing and every PASS_TO_PASS test passes.
+    - No test is flaky.
+
+    For a benchmark's row (with a log grader), one failing FAIL_TO_PASS test is enough; other deviations become notes.
+    Every run has a fresh sandbox without a network. The image must not contain the solution (:func:`.find_leaks`).
 
     Args:
         task: the task.
         image: the task's image.
-        runs: how often both are run, at least once.
-        timeout: seconds the tests may take; the task's own if None.
-        limits: what each sandbox may use.
+        runs: the number of runs of the reference, and of the empty patch; at least 1.
+        timeout: the time limit of the tests in seconds; None for the task's own.
+        limits: the limits of each sandbox.
         confirm: ``always`` also confirms the reference's passes; ``share(0)`` skips the search for changeable tests.
 
     Raises:
         InvalidValue: ``runs`` is less than 1, or no runner supports the task's tests.
-        GradingError: the image could not be searched.
+        GradingError: the image could not be searched for leaks.
     """
     if runs < 1:
         raise InvalidValue(f"runs is {runs}", hint="give 1 or more")
@@ -179,7 +184,7 @@ def validate(
 
 
 def _repetitions(runs: Sequence[Grade]) -> tuple[str, ...]:
-    """Return the notes about repeated runs."""
+    """Return notes about runs that had to be repeated."""
     return tuple(dict.fromkeys(flag.detail for run in runs for flag in run.flags if flag.kind == REPEATED))
 
 
@@ -219,9 +224,10 @@ def _faults(task: Task, validation: Validation) -> Iterator[_Fault]:
 
 
 def _faults_of_empty(task: Task, run: Grade) -> Iterator[_Fault]:
-    """Yield the faults of a run of the untouched code.
+    """Yield the faults that a run of the untouched code shows.
 
-    A benchmark's rows passed its own validation, so one failing FAIL_TO_PASS test is enough, and the rest become notes.
+    A benchmark's rows passed the benchmark's own validation. So one failing FAIL_TO_PASS test is enough, and other
+    deviations become notes.
     """
     unseen, broken, lenient = not_seen_failing(task, run), run.failed_pass_to_pass, isinstance(task.grader, LogGrader)
     if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not lenient):
@@ -233,7 +239,7 @@ def _faults_of_empty(task: Task, run: Grade) -> Iterator[_Fault]:
 
 
 def _about_regrade(clean: Grade) -> tuple[str, ...]:
-    """Return a note if the reference fails in a clean sandbox."""
+    """Return a note if the reference's files do not pass in a clean sandbox."""
     if clean.resolved:
         return ()
     reason = f"{clean.reason}: {clean.detail}"
@@ -246,12 +252,12 @@ def _about_misreading(task: Task, misreading: Misreading) -> str:
 
 
 def _with_tests(what: str, tests: Sequence[str]) -> str:
-    """Add the first tests to a sentence about them."""
+    """Append the first tests to a sentence about them."""
     return f"{what}: {', '.join(tests[:3])}{', ...' if len(tests) > 3 else ''}" if tests else what
 
 
 def _notes(task: Task, empty: Sequence[Grade], flaky: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the notes on a benchmark's valid row."""
+    """Return notes about a benchmark's row that is valid."""
     unseen = tuple(dict.fromkeys(test for run in empty for test in not_seen_failing(task, run)))
     broken = tuple(dict.fromkeys(test for run in empty for test in run.failed_pass_to_pass))
     odd = {
@@ -266,7 +272,7 @@ def not_seen_failing(task: Task, run: Grade) -> tuple[str, ...]:
     """Return the FAIL_TO_PASS tests that were not seen failing.
 
     A benchmark's log does not list the tests of a module that cannot be imported. So a missing test counts as failing
-    if the command's exit status reports a failure.
+    if the exit status of the command reports a failure.
     """
     seen = dict(run.outcomes)
     by_log = isinstance(task.grader, LogGrader)

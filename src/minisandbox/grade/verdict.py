@@ -1,4 +1,4 @@
-"""Grades: the verdict on a submission, with reasons and evidence."""
+"""The verdict on a submission, with its reason and evidence."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from minisandbox.tasks.harness import Misreading
 
 
 class Verdict(enum.StrEnum):
-    """The kinds of verdicts. ``unconfirmed`` and ``infra_error`` have no reward."""
+    """The verdict on a submission; ``unconfirmed`` and ``infra_error`` have no reward."""
 
     RESOLVED = "resolved"
     FAILED = "failed"
     """The tests ran or could have run, and the submission does not pass them."""
     TAMPERED = "tampered"
-    """The submission changed how it was judged, or tried to."""
+    """The submission changed how it was graded, or tried to."""
     PATCH_INVALID = "patch_invalid"
     TIMEOUT = "timeout"
     OOM = "oom"
@@ -65,12 +65,12 @@ class Reason(enum.StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Reason | None:
-        """Map the reasons of older records."""
+        """Convert the reasons in older records."""
         return cls.CHANGED_TEST_PASSED if value in _FORMER else None
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict for this reason; ``failed`` for most."""
+        """The verdict that follows from this reason; ``failed`` for most."""
         return _VERDICTS.get(self, Verdict.FAILED)
 
 
@@ -95,22 +95,22 @@ _VERDICTS = {
 
 
 NOT_CONFIRMED = "not_confirmed"
-"""Kind of a flag: no further run confirmed the pass."""
+"""Flag kind: no further run confirmed the pass."""
 REPEATED = "repeated"
-"""Kind of a flag: a run of the reference or of the untouched code was repeated after a possible accident."""
+"""Flag kind: a run of the reference or of the untouched code was repeated after a possible accident."""
 APPLIED_WITH_FUZZ = "applied_with_fuzz"
-"""Kind of a flag: the patch is damaged; the detail is the official harness's command that applied it."""
+"""Flag kind: the patch is damaged; the detail is the official harness's command that applied it."""
 _ABOUT_GRADING = frozenset({NOT_CONFIRMED, REPEATED, APPLIED_WITH_FUZZ})
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A remark on a submission for reviewers; it decides nothing.
+    """A remark on a submission for reviewers; it does not change the verdict.
 
     Attributes:
-        kind: its kind, such as ``pytest_config``.
+        kind: the kind, e.g. ``pytest_config``.
         path: the file of the submission.
-        detail: more than the kind says, such as a line of code.
+        detail: further details, e.g. a line of code.
     """
 
     kind: str
@@ -119,7 +119,7 @@ class Flag:
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether it concerns the submission and not its grading."""
+        """Whether the flag concerns the submission, not its grading."""
         return self.kind not in _ABOUT_GRADING
 
 
@@ -132,16 +132,16 @@ class Grade:
         verdict: resolved, failed, tampered, patch_invalid, timeout, oom, unconfirmed or infra_error.
         reason: the reason of the verdict.
         detail: the reason in a sentence.
-        outcomes: each named test with its outcome, FAIL_TO_PASS first; ``missing`` without a report, ``uncollected`` if
-            its file could not be collected.
+        outcomes: each named test with its outcome, FAIL_TO_PASS first; ``missing`` if it was not reported,
+            ``uncollected`` if its file could not be collected.
         failed_fail_to_pass: the FAIL_TO_PASS tests that did not pass.
         failed_pass_to_pass: the PASS_TO_PASS tests that did not pass.
         flags: protected files of the submission, which were not applied, and suspicious code.
         exit_code: the test runner's exit status, or None if it was killed.
-        duration: seconds of grading.
-        log: the end of the runner's output, for reading only.
+        duration: the duration of the grading in seconds.
+        log: the end of the runner's output, for display only.
         score: a script's reward; None if tests decide.
-        misread: the misreadings of the benchmark's parser in the reference's log.
+        misread: the misreadings of the benchmark's parser in the log of the reference.
     """
 
     instance_id: str
@@ -165,7 +165,7 @@ class Grade:
 
     @property
     def judged(self) -> bool:
-        """Whether the run was believed, so the outcomes are valid."""
+        """Whether the run was believed, so that its outcomes are valid."""
         return self.reason in (Reason.RESOLVED, Reason.TESTS_NOT_PASSED)
 
     @property

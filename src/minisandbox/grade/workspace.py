@@ -1,4 +1,4 @@
-"""Grading workspaces: clean code, a change, the task's own test files, and then the tests."""
+"""Run a task's tests in a grading sandbox: on clean code, with a change and the task's own test files."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _STEP_TIMEOUT = 120.0
 _PATIENCE = 3.0
 _MOST_FILES = 500
 _LARGEST_FILE = 64 * MiB
-# Not the time: a file with an old time would match stale byte-code.
+# The time is not preserved: a file with an old time would match stale byte-code.
 _RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(HIDDEN))
 _MOST_EXCLUDED = 1 << 20
-"""Maximum bytes of the names that git excludes, as JSON, the encoding of arguments."""
+"""The maximum size in bytes of the names that git excludes, as JSON, the encoding of arguments."""
 _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
-# In reverse, --numstat lists the original files of a patch; newer gits list the last one first. Without --apply nothing
-# is changed.
+# With -R, --numstat lists the original files of a patch; newer versions of git list the last file first.
+# Without --apply, nothing is changed.
 _SOURCES = ("git", "apply", "-R", "--numstat", "-z", "-")
-# Prints the symbolic links among the names on stdin, each with its target.
+# Prints the symbolic links among the given names, each with its target.
 _LIST_LINKS = 'for f; do if [ -L "./$f" ]; then printf "%s\\0" "$f"; readlink -n "./$f"; printf "\\0"; fi; done'
 _LINKS = ("xargs", "-0", "-r", "sh", "-c", _LIST_LINKS, "sh")
 _GIT_REFUSED = frozenset({1, 128})
@@ -55,9 +55,9 @@ class Workspace:
     Attributes:
         image: the task's image.
         task: the task.
-        files: test files to run; empty if the task's command chooses.
-        timeout: seconds the tests may take.
-        limits: what each sandbox may use.
+        files: the test files to run; empty if the task's command chooses.
+        timeout: the time limit of the tests in seconds.
+        limits: the limits of each sandbox.
         cancellation: cancels the runs.
         hash_seed: the seed of Python's string hashes in the tests.
     """
@@ -81,18 +81,18 @@ class Workspace:
         limits: Limits | None = None,
         cancellation: Cancellation | None = None,
     ) -> Workspace:
-        """Return a task's workspace.
+        """Create a task's workspace.
 
         Args:
             task: the task.
-            image: its image.
-            files: test files to run; None for those of the named tests.
-            timeout: seconds the tests may take; the task's own if None.
-            limits: what each sandbox may use; the task's own if None.
+            image: the task's image.
+            files: the test files to run; None for those of the named tests.
+            timeout: the time limit of the tests in seconds; None for the task's own.
+            limits: the limits of each sandbox; None for the task's own.
             cancellation: cancels the runs.
 
         Raises:
-            InvalidValue: pytest runs the tests, but their names are not pytest ids.
+            InvalidValue: the task has a pytest grader, but a test's name is not a pytest node id.
         """
         chosen = _test_files(task) if files is None else tuple(files)
         seconds = task.grader.timeout if timeout is None else timeout
@@ -103,11 +103,11 @@ class Workspace:
 
         Args:
             change: the patch.
-            edited: test files with other contents than the task's.
-            chosen: the tests to run, by the reporter's names; empty for all. All are collected.
+            edited: new contents of test files, by path.
+            chosen: the tests to run, by the reporter's names; empty for all. All tests are collected.
 
         Returns:
-            The results; a step that failed before the tests is a doubt.
+            The results; if a step before the tests failed, the run has a doubt.
 
         Raises:
             MiniSandboxError: the sandbox could not be created, or ended.
@@ -125,12 +125,12 @@ class Workspace:
         ):
             runner.install(box)
             failed = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
-            # checked only now, because the reference may change a file with tests in its docstrings
+            # read only after the change, because the reference may change a file with tests in its docstrings
             named = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
             return failed or _unless_changed(box, runner.run(box, chosen), named)
 
     def _run_script(self, grader: ScriptGrader, change: CodePatch) -> SuiteRun:
-        """Run a script; if a solution runs first, only its carried files are in the script's sandbox."""
+        """Run a script grader; if a solution runs first, only its carried files are in the script's sandbox."""
         runner = ScriptRunner(grader, self.timeout)
         carries = change.script is not None and grader.mode == "fresh" and grader.carry
         needs = self.task.needs
@@ -145,10 +145,10 @@ class Workspace:
                 return runner.run(clean)
 
     def misfit(self, change: CodePatch) -> str:
-        """Return why git refuses the complete patch, including files that are left out, or "".
+        """Return why git rejects the complete patch, including the files that are left out, or "".
 
-        The benchmarks' harnesses refuse a patch if a hunk in any file does not fit. Files that the agent does not get
-        are ignored, because foreign patches may change them.
+        The benchmarks' harnesses reject a patch if a hunk in any file does not fit. Files that are hidden from the
+        agent are ignored, because patches made elsewhere may change them.
         """
         hidden = [f"--exclude={_literal(path)}" for path in self.task.hidden_files]
         with self.box(Network.off()) as box:
@@ -157,7 +157,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def box(self, network: Network) -> Iterator[Sandbox]:
-        """Create a sandbox with clean code, without the hidden tests."""
+        """Create a sandbox with clean code and without the hidden tests."""
         with (
             task_sandbox(self.task, self.image.spec(), self.limits, network) as box,
             self.cancellation.running(box),
@@ -165,15 +165,15 @@ class Workspace:
             yield box
 
     def patient(self, needed: float = 0.0) -> Workspace:
-        """Return a workspace with more time for the tests, because a loaded machine may have caused their timeout.
+        """Return a workspace with a longer time limit, because a loaded machine may have caused a timeout.
 
         Args:
-            needed: the reference's current duration in seconds, which is tripled; 0 triples the time limit.
+            needed: the current duration of the reference's run in seconds, which is tripled; 0 triples the time limit.
         """
         return replace(self, timeout=max(self.timeout, _PATIENCE * (needed or self.timeout)))
 
     def reseeded(self) -> Workspace:
-        """Return a workspace with another hash seed, because a test that hung may depend on the order of hashes."""
+        """Return a workspace with another hash seed, because a test may hang for some orders of hashes."""
         return replace(self, hash_seed=self.hash_seed + 1)
 
     def _runner(self, grader: PytestGrader | LogGrader) -> LogRunner | PytestRunner:
@@ -183,27 +183,27 @@ class Workspace:
 
 
 def _test_files(task: Task) -> tuple[str, ...]:
-    """Return the files to run and to keep unchanged."""
+    """Return the test files that run and that must stay unchanged."""
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
     if isinstance(task.grader, ScriptGrader):
         return ()
     if task.grader.reporter == "none":
-        return tuple(file for file in task.test_files if not file.endswith(".snap"))  # jest rewrites its snapshots
+        return tuple(file for file in task.test_files if not file.endswith(".snap"))  # Jest rewrites its snapshots
     if isinstance(task.grader, LogGrader):
         return tuple(sorted({*map(file_of, located(task, named))}))
     return files_of(named)
 
 
 def run_as_owner(box: Sandbox, command: Sequence[str], stdin: bytes = b"") -> ExecResult:
-    """Run a command as the owner of the repository; others cannot write there, and git refuses to work for them."""
+    """Run a command as the repository's owner: others cannot write there, and git refuses to work for them."""
     owner = box.files.stat(".").uid
-    with contextlib.suppress(InvalidValue):  # a sandbox with a single id only has root
+    with contextlib.suppress(InvalidValue):  # a sandbox with a single id has only root
         return box.exec(command, stdin=stdin, timeout=_STEP_TIMEOUT, user=owner)
     return box.exec(command, stdin=stdin, timeout=_STEP_TIMEOUT, user=0)
 
 
 def _apply(box: Sandbox, change: CodePatch) -> SuiteRun | None:
-    """Apply a patch completely or not at all; return the failure, or None."""
+    """Apply a patch completely or not at all; return the failed run, or None."""
     if change.is_empty:
         return None
     if (stray := _unless_same_sources(box, change)) is not None:
@@ -218,7 +218,7 @@ def _apply(box: Sandbox, change: CodePatch) -> SuiteRun | None:
 
 
 def _unless_other_links(box: Sandbox, change: CodePatch) -> SuiteRun | None:
-    """Refuse a patch that creates other symbolic links than the policy judged; patches may omit modes."""
+    """Reject a patch that creates other symbolic links than the policy judged: a patch may omit file modes."""
     if change.only is None:
         return None
     names = b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in sorted(change.only))
@@ -234,9 +234,9 @@ def _unless_other_links(box: Sandbox, change: CodePatch) -> SuiteRun | None:
 
 
 def _unless_same_sources(box: Sandbox, change: CodePatch) -> SuiteRun | None:
-    """Refuse a patch if git reads other original paths from it than the policy judged.
+    """Reject a patch if git reads other original paths from it than the policy judged.
 
-    The policy judged renamed files by our own reading of the patch.
+    The policy judged renamed files by the paths that our own parser found.
     """
     if change.only is None:
         return None
@@ -259,7 +259,7 @@ def _about_patch(result: ExecResult, change: CodePatch) -> Doubt | None:
     if not result.ok:
         return Doubt(Reason.PATCH_STEP_FAILED, f"git apply: {result.fate}: {message}")
     if change.only is not None:
-        # git must read the same files from the patch as the policy
+        # git and the policy must read the same files from the patch
         stray = set(_paths(result.stdout_bytes)) - change.only
         if stray or result.dropped_stdout:
             return Doubt(Reason.PATCH_INVALID, f"git reads other files in the patch: {sorted(stray)[:3]}")
@@ -273,12 +273,12 @@ def _paths(numstat: bytes) -> list[str]:
 
 
 def _literal(path: str) -> str:
-    r"""Escape a path for git's wildmatch, in which * ? [ and \ are special."""
+    r"""Escape a path for git's wildmatch, in which * ? [ and \ are special characters."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", path)
 
 
 def _restore(box: Sandbox, task: Task) -> SuiteRun | None:
-    """Restore the task's own test files, and remove those that its tests' patch removes."""
+    """Restore the task's own test files, and delete those that the test patch deletes."""
     result = box.exec([*_RESTORE, str(box.image.workdir)], timeout=_STEP_TIMEOUT, user=0)
     if result.ok and (removed := removed_files(task.test_patch)):
         result = box.exec(["rm", "-f", "--", *removed], timeout=_STEP_TIMEOUT, user=0)
@@ -294,7 +294,7 @@ def _said(result: ExecResult) -> str:
 
 
 def _unless_changed(box: Sandbox, run: SuiteRun, files: Mapping[str, bytes]) -> SuiteRun:
-    """Return the run, with a doubt if a test file has changed."""
+    """Return the run, with a doubt if a test file was changed."""
     if run.doubt is not None:
         return run
     now = _read(box, tuple(files))

@@ -94,8 +94,8 @@ class ScriptGrader:
             name and the suffix ``.json`` takes precedence: an object of numbers, whose ``reward`` or only value counts.
             Both files are deleted before the script runs, so the agent cannot forge them.
         mode: ``fresh`` grades in a new sandbox, with the submission applied to clean code. ``live`` grades in the
-            agent's sandbox after its processes have exited; the verdict is marked, because the agent could have changed
-            every tool that the script uses.
+            agent's sandbox, where the agent's processes may still run. Its verdict is marked, because the agent could
+            have changed every tool that the script uses.
         timeout: the script's time limit in seconds.
         environment: environment variables that only the script gets.
         user: the user who runs the script; "" for the image's user.

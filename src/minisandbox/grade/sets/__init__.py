@@ -1,1 +1,1 @@
-"""Whole sets: validations and evaluations of many tasks at once, in directories where they resume."""
+"""Validate and evaluate whole task sets, in run directories that resume."""

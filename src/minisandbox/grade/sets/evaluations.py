@@ -29,19 +29,19 @@ REPORT = "report.json"
 DETAILS = "evaluation.json"
 
 EMPTY_PATCH = "empty_patch"
-"""The verdict on a prediction without a patch, for which no test is run, as in swebench."""
+"""The verdict on a prediction without a patch; as in swebench, no test runs."""
 MALFORMED = "malformed"
-"""The verdict on a prediction that cannot be used."""
+"""The verdict on an unusable prediction."""
 
-# swebench.harness.run_evaluation writes no report for an instance if its patch does not apply, its tests time out or
-# its container fails; its summary counts these as errors. It has no word for an unconfirmed pass.
+# swebench.harness.run_evaluation writes no report for an instance whose patch does not apply, whose tests time out or
+# whose container fails. Its summary counts these as errors. It has no category for an unconfirmed pass.
 _ERRORS = frozenset({Verdict.PATCH_INVALID, Verdict.TIMEOUT, Verdict.UNCONFIRMED, Verdict.INFRA_ERROR, MALFORMED})
 _BEFORE_THE_TESTS = frozenset({Reason.PATCH_INVALID, Reason.PATCH_STEP_FAILED, Reason.RESTORE_FAILED})
 _OF_GRADE = ("verdict", "reason", "detail", "flags", "failed_fail_to_pass", "failed_pass_to_pass", "log")
 
 
 class EvaluationDirectory(RunDirectory):
-    """The directory of an evaluation."""
+    """The run directory of an evaluation."""
 
     kind = "minisandbox-evaluation"
     folders = ("logs",)
@@ -55,13 +55,13 @@ class Evaluated:
         instance_id: the task's id.
         repo: the task's repository.
         model: the model that made the prediction.
-        verdict: the verdict of its grade; ``empty_patch`` or ``malformed`` without a grade.
-        reason: the reason of its grade.
+        verdict: the verdict of the grade; without a grade, ``empty_patch`` or ``malformed``.
+        reason: the reason of the verdict.
         detail: the reason in a sentence.
         flags: the findings of the screening.
         failed_fail_to_pass: the FAIL_TO_PASS tests that did not pass.
         failed_pass_to_pass: the PASS_TO_PASS tests that did not pass.
-        seconds: the duration of grading, without building.
+        seconds: the duration of the grading, without the build.
         log: the end of the tests' output.
     """
 
@@ -79,17 +79,17 @@ class Evaluated:
 
     @property
     def resolved(self) -> bool:
-        """Whether it resolves its task."""
+        """Whether the prediction resolves its task."""
         return self.verdict == Verdict.RESOLVED
 
     @property
     def judged(self) -> bool:
-        """Whether its tests ran to a verdict, in swebench's sense."""
+        """Whether the tests ran to a verdict, in swebench's sense."""
         return self.verdict not in _ERRORS and self.verdict != EMPTY_PATCH
 
     @property
     def finished(self) -> bool:
-        """Whether it has a verdict; otherwise a resumed run evaluates it again."""
+        """Whether the verdict is final; otherwise a resumed run evaluates the prediction again."""
         return self.verdict not in (Verdict.UNCONFIRMED, Verdict.INFRA_ERROR)
 
 
@@ -100,7 +100,7 @@ class Evaluation:
     Attributes:
         tasks: the tasks, with or without a prediction.
         predictions: the predictions for these tasks, in the order of the tasks.
-        results: one per prediction, in the same order.
+        results: the results, one per prediction and in the same order.
         unknown: predictions for unknown tasks.
     """
 
@@ -122,16 +122,16 @@ def run_evaluation(
 ) -> Evaluation:
     """Grade predictions, several at once, and record each grade in the run directory.
 
-    The same call again resumes. A recorded verdict is reused if neither its patch nor its task nor its image has
-    changed; predictions without a verdict (unconfirmed, infrastructure errors) are graded again.
+    Calling it again resumes: a recorded verdict is reused if the patch, the task and the image are unchanged.
+    Predictions without a verdict (unconfirmed, infrastructure errors) are graded again.
 
     Args:
         tasks: the tasks.
         predictions: at most one per task.
-        image_of: returns a task's image, in several threads at once; None if other machines make the images.
-        timeout: seconds that the tests may take; each task's own limit if None.
+        image_of: returns a task's image; called from several threads at once. None if other machines build the images.
+        timeout: the time limit of the tests in seconds; None for each task's own.
         confirm: which passes are confirmed, as for :func:`.grade`.
-        limits: what each sandbox may use.
+        limits: the limits of each sandbox.
         options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.SetOptions`
             describes them.
 
@@ -196,8 +196,8 @@ def _recorded(prediction: Prediction, task: Task, result: Grade) -> Evaluated:
 def write_evaluation_reports(out: Path, evaluation: Evaluation) -> None:
     """Write the results of an evaluation.
 
-    ``report.json`` and, per instance, ``logs/ID`` (``report.json``, ``test_output.txt``, ``patch.diff``) are what
-    ``swebench.harness.run_evaluation`` writes. ``evaluation.json`` is our own report.
+    ``report.json`` and the files of each instance in ``logs/ID`` (``report.json``, ``test_output.txt``, ``patch.diff``)
+    have the format of ``swebench.harness.run_evaluation``. ``evaluation.json`` is our own report.
 
     Args:
         out: the run directory.
@@ -222,7 +222,7 @@ def write_evaluation_reports(out: Path, evaluation: Evaluation) -> None:
 
 
 def harness_report(evaluation: Evaluation) -> dict[str, object]:
-    """Return the report that ``swebench.harness.run_evaluation`` writes (``make_run_report``, schema version 2).
+    """Return the report in the format of ``swebench.harness.run_evaluation`` (``make_run_report``, schema version 2).
 
     In its terms, *completed* means that the tests ran and were judged. *Error* means that the patch does not apply, the
     tests timed out, the pass is unconfirmed, the infrastructure failed, the prediction is malformed, or there is no
@@ -278,7 +278,7 @@ def _by_outcome(tests: Sequence[str], failed: Sequence[str]) -> dict[str, list[s
 
 
 def evaluation_report(evaluation: Evaluation) -> dict[str, object]:
-    """Return our report: verdicts, flags and accuracies. Only ``measured`` holds measurements."""
+    """Return our own report: verdicts, flags and accuracies. Only ``measured`` contains measurements."""
     results = evaluation.results
     malformed = {p.instance_id: f"{p.place}: {p.problem}" for p in evaluation.predictions if p.problem}
     return {
@@ -297,9 +297,9 @@ def evaluation_report(evaluation: Evaluation) -> dict[str, object]:
 
 
 def repository_scores(evaluation: Evaluation) -> dict[str, Mapping[str, float]]:
-    """Return, per repository, the numbers of tasks and of predictions by kind, and the accuracy.
+    """Return, for each repository, the numbers of tasks and of predictions by kind, and the accuracy.
 
-    The accuracy is the share of resolved tasks: a task without a prediction is not solved.
+    The accuracy is the share of resolved tasks: a task without a prediction counts as not resolved.
     """
     return {
         repo: _score(

@@ -1,4 +1,4 @@
-"""Read predictions, the patches to evaluate, in the layouts of common agents."""
+"""Read predictions, i.e. the patches to evaluate, in the formats of common agents."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from minisandbox.tasks import Task
 from minisandbox.tasks.formats.jsonl import json_lines, json_value
 
 GOLD = "gold"
-"""Stands for the tasks' references instead of a file, as in swebench."""
+"""Selects the tasks' references instead of a file of predictions, as in swebench."""
 EMPTY = "empty"
-"""Stands for an empty patch per task instead of a file; unlike an empty prediction, it is graded."""
+"""Selects an empty patch for each task instead of a file; unlike an empty prediction, it is graded."""
 NAMELESS = "unknown"
-"""The model of a prediction without a model."""
+"""The model's name in a prediction that names no model."""
 
 _NAMES = ("preds.json", "all_preds.jsonl")
 
@@ -26,10 +26,10 @@ class Prediction:
 
     Attributes:
         instance_id: the task's id.
-        model: ``model_name_or_path``.
-        patch: its patch, ``model_patch``; may be empty.
-        place: its file and position.
-        problem: why it is unusable, or "".
+        model: the name of the model (``model_name_or_path``).
+        patch: the patch (``model_patch``); may be empty.
+        place: the file and the position in it.
+        problem: why the prediction is unusable, or "".
         stands_for: :data:`GOLD` or :data:`EMPTY`, or "" for a model's prediction.
     """
 
@@ -47,7 +47,7 @@ class Prediction:
 
 
 def read_predictions(path: Path) -> tuple[Prediction, ...]:
-    """Read predictions.
+    """Read predictions from a file or a directory.
 
     Args:
         path: ``preds.json`` (an object by id, or a list), a JSONL file with one prediction per line, a ``.pred`` file,
@@ -55,7 +55,7 @@ def read_predictions(path: Path) -> tuple[Prediction, ...]:
             ``preds.json`` or ``all_preds.jsonl`` is read.
 
     Returns:
-        The predictions, in the order of the files. An unusable one that names its task has a ``problem``.
+        The predictions, in the order of the files. An unusable prediction that names its task has a ``problem``.
 
     Raises:
         PredictionError: a file cannot be read, an entry names no task, or two entries name the same task.
@@ -76,17 +76,17 @@ def read_predictions(path: Path) -> tuple[Prediction, ...]:
 
 
 def reference_predictions(tasks: Iterable[Task]) -> tuple[Prediction, ...]:
-    """Return a prediction per task that stands for its reference."""
+    """Return a prediction for each task that stands for the task's reference."""
     return tuple(Prediction(task.instance_id, GOLD, stands_for=GOLD) for task in tasks)
 
 
 def empty_predictions(tasks: Iterable[Task]) -> tuple[Prediction, ...]:
-    """Return a prediction without a patch for each task."""
+    """Return a prediction for each task that stands for an empty patch."""
     return tuple(Prediction(task.instance_id, EMPTY, stands_for=EMPTY) for task in tasks)
 
 
 def _from_directory(path: Path) -> Iterator[Prediction]:
-    files = sorted(file for file in path.rglob("*.pred") if file.is_file())  # opening a named pipe would block
+    files = sorted(file for file in path.rglob("*.pred") if file.is_file())  # skip named pipes: opening one would block
     if not files:
         files = [path / name for name in _NAMES if (path / name).is_file()][:1]
     if not files:

@@ -1,4 +1,4 @@
-"""Run jobs for the tasks of a set in a run directory that resumes, and write its reports."""
+"""Run one job per task of a set, in a run directory that resumes, and write the reports."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from minisandbox.tasks import ScriptGrader, Task
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-_LONGEST = 500  # characters of a table's cell
+_LONGEST = 500  # characters of a table cell
 
 Kept = TypeVar("Kept", bound=JobRecord)
 
 
 class SetOptions(TypedDict, Generic[Kept], total=False):
-    """Keyword arguments of every function that works through a task set.
+    """Keyword arguments of the functions that process a task set.
 
     Attributes:
-        out: the run directory; None, the default, keeps nothing.
-        workers: tasks at once (default: 1).
-        config: what else identifies the run; resuming it requires the same values.
-        build: called once with the tasks whose images are needed, because building them together is faster.
-        progress: called on this thread for each result, including those of an earlier call.
+        out: the run directory; None, the default, stores nothing.
+        workers: the number of tasks that run at once (default: 1).
+        config: further settings that identify the run; resuming it requires the same values.
+        build: called once with the tasks whose images are needed, because building the images together is faster.
+        progress: called on the calling thread for each result, including results of an earlier call.
         elsewhere: runs the jobs on other machines, which have their own images (:class:`.ClusterChecks`).
     """
 
@@ -58,13 +58,13 @@ def run_set(
     """Run the chosen jobs that no earlier call has finished.
 
     Args:
-        directory: the kind of run directory.
-        kind: the kind of results.
-        jobs: one per result.
-        image_of: returns a task's image; None if other machines make the images.
-        identity: what identifies the run; resuming it requires the same values.
+        directory: the class of the run directory.
+        kind: the class of the results.
+        jobs: the jobs, one per result.
+        image_of: returns a task's image; None if other machines build the images.
+        identity: the settings that identify the run; resuming it requires the same values.
         options: the caller's options.
-        chosen: whether to run a job, given its id and its earlier result, if any.
+        chosen: decides whether to run a job, given its id and its earlier result, if any.
         again: whether to repeat the chosen jobs that are finished.
 
     Returns:
@@ -106,7 +106,7 @@ def task_job(
         task: the task.
         do: returns the result, given the task and its image.
         failed: turns an error into the result, as :class:`.Job` describes it.
-        depends: what the result depends on, next to the task and its image.
+        depends: further inputs that the result depends on, besides the task and its image.
     """
     name = task.instance_id
     return Job(name, partial(fingerprint, task, depends), partial(_do, task, do), partial(failed, task), task)
@@ -118,8 +118,8 @@ def _do(task: Task, do: Callable[[Task, Image], JobRecord], image: Image | None)
 
 
 def fingerprint(task: Task, more: tuple[str, ...], image_key: str) -> str:
-    """Return a hash of a task's row, the files of its scripts, its image's key, and more."""
-    row = canonical_json(task.to_row())  # type: ignore[arg-type] # a row holds what JSON has
+    """Return a hash of a task's row, the files of its scripts, its image's key and further strings."""
+    row = canonical_json(task.to_row())  # type: ignore[arg-type] # a row has only JSON values
     digest = hashlib.sha256(row)
     for part in (image_key, *more, *_script_files(task)):
         digest.update(b"\n" + hashlib.sha256(part.encode("utf-8", "surrogateescape")).digest())
@@ -141,7 +141,7 @@ def write_reports(out: Path, report: Mapping[str, object], text: str) -> None:
     Args:
         out: the run directory.
         report: the machine-readable report.
-        text: the same in Markdown.
+        text: the same report in Markdown.
 
     Raises:
         DiskFull: the disk is full.
@@ -157,7 +157,7 @@ def write_json(path: Path, value: object, indent: int = 1) -> None:
 
 
 def write_log(path: Path, content: str | bytes) -> None:
-    """Write a file; without content, remove the one of an earlier call."""
+    """Write a file; without content, remove the file of an earlier call."""
     if content:
         write_whole(path, content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
     else:
@@ -165,12 +165,12 @@ def write_log(path: Path, content: str | bytes) -> None:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> list[str]:
-    """Return the lines of a table.
+    """Return the lines of a Markdown table.
 
     Args:
-        columns: its headings.
-        rows: its cells; long ones are cut off.
-        numbers: headings of columns that are aligned to the right.
+        columns: the headings.
+        rows: the cells; long cells are cut off.
+        numbers: the headings of right-aligned columns.
     """
     rule = ["--:" if name in numbers else "---" for name in columns]
     return [_row(cells) for cells in (columns, rule, *rows)]

@@ -1,4 +1,4 @@
-"""Validate task sets: several tasks at once, in a resumable run directory, and write the reports."""
+"""Validate task sets: several tasks at once, in a resumable run directory; write the reports."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from minisandbox.types import Limits
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-_LOG = 8000  # characters kept of each output of a task that is not valid
+_LOG = 8000  # characters kept of each run's output if a task is not valid
 _STATUSES = {Status.VALID: "passed", Status.INVALID: "failed", Status.ERROR: "error"}
 _MB = 1e6
 
 
 class ValidationDirectory(RunDirectory):
-    """The directory of a validation."""
+    """The run directory of a validation."""
 
     kind = "minisandbox-validation"
     folders = ("logs",)
@@ -37,12 +37,12 @@ class ValidationDirectory(RunDirectory):
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """A layer of a task's image.
+    """A layer of a task's image, with its size and build time.
 
     Attributes:
-        key: its address in the store.
-        bytes: what it takes on disk.
-        seconds: what making it took.
+        key: the layer's key in the store.
+        bytes: the size on disk.
+        seconds: the build time.
     """
 
     key: str
@@ -52,12 +52,12 @@ class LayerUse:
 
 @dataclass(frozen=True, slots=True)
 class RunUse:
-    """One run of a task's tests.
+    """The result of one run of a task's tests.
 
     Attributes:
-        verdict: of its grade.
-        reason: of its grade.
-        seconds: what it took.
+        verdict: the verdict of the run's grade.
+        reason: the reason of the verdict.
+        seconds: the duration of the run.
     """
 
     verdict: str
@@ -71,12 +71,12 @@ class Validated(Validity):
 
     Attributes:
         repo: the task's repository.
-        python: the interpreter of its image; empty if it is the host's or there is no image.
-        image_key: the hash of all inputs of its image; empty without an image.
+        python: the Python version in the image; empty if it is the host's or there is no image.
+        image_key: the hash of all inputs of the image; empty if there is no image.
         layers: the image's layers, bottom first; the last one has the hidden tests.
         reference: the runs with the reference.
         empty: the runs without a patch.
-        seconds: the duration of the validation, without building.
+        seconds: the duration of the validation, without the build.
         log: the output of the runs, if the task is not valid.
     """
 
@@ -91,12 +91,12 @@ class Validated(Validity):
 
     @property
     def finished(self) -> bool:
-        """Whether there is a result; otherwise a resumed run validates the task again."""
+        """Whether the result is final; otherwise a resumed run validates the task again."""
         return self.status is not Status.ERROR
 
     @property
     def build_seconds(self) -> float:
-        """What all layers took to build, shared ones included."""
+        """The build time of all layers in seconds, shared layers included."""
         return sum(layer.seconds for layer in self.layers)
 
 
@@ -115,19 +115,19 @@ def run_validations(
 ) -> tuple[Validated, ...]:
     """Validate tasks, several at once, and record each result in the run directory.
 
-    The same call again resumes. A task that was valid or invalid is not validated again if neither its row nor its
-    image has changed; a task with an infrastructure error is.
+    Calling it again resumes: a task that was valid or invalid is validated again only if its row or its image has
+    changed. A task with an infrastructure error is always validated again.
 
     Args:
         tasks: the tasks.
-        image_of: returns a task's image, in several threads at once; None if other machines make the images.
-        only: ids to validate; None for all. The others keep their recorded results.
-        only_failed: validate only tasks that are recorded as not valid.
-        again: validate also finished tasks.
-        runs: how often the reference and the empty patch are run.
-        timeout: seconds that a run of tests may take; each task's own limit if None.
+        image_of: returns a task's image; called from several threads at once. None if other machines build the images.
+        only: the ids to validate; None for all. Other tasks keep their recorded results.
+        only_failed: whether to validate only tasks that are recorded as not valid.
+        again: whether to validate finished tasks again.
+        runs: the number of runs of the reference, and of the empty patch.
+        timeout: the time limit of one run of the tests, in seconds; None for each task's own.
         confirm: whether the reference's passes are confirmed, as for :func:`.grade_reference`.
-        limits: what each sandbox may use.
+        limits: the limits of each sandbox.
         options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.SetOptions`
             describes them.
 
@@ -212,7 +212,7 @@ def write_validation_reports(out: Path, results: Sequence[Validated], total: int
 
 
 def validation_report(results: Sequence[Validated], total: int) -> dict[str, object]:
-    """Return the machine-readable report. Only ``measured`` holds measurements, which differ from run to run.
+    """Return the machine-readable report. Measurements, which differ between runs, are under ``measured`` only.
 
     Args:
         results: the results.
@@ -244,7 +244,7 @@ def _totals(results: Sequence[Validated]) -> dict[str, float]:
 
 
 def changeable_counts(results: Sequence[Validated]) -> dict[str, int]:
-    """Count the FAIL_TO_PASS tests of valid tasks by where their expectation can be changed."""
+    """Count the FAIL_TO_PASS tests of valid tasks by the kind of expectation that can be changed."""
     counts: Counter[str] = Counter()
     for result in results:
         counts.update({share.kind: share.tests for share in result.changeable})
@@ -279,12 +279,12 @@ def _row(result: Validated, uses: Mapping[str, int]) -> dict[str, object]:
 
 
 def _uses(results: Sequence[Validated]) -> Counter[str]:
-    """Count, per layer, the tasks whose images contain it."""
+    """Count, for each layer, the tasks whose images contain it."""
     return Counter(layer.key for result in results for layer in result.layers)
 
 
 def _sizes(result: Validated, uses: Mapping[str, int]) -> tuple[int, int]:
-    """Return the bytes of the layers that no other task's image contains, and of the shared ones."""
+    """Return the size in bytes of the layers that only this task's image contains, and of the shared ones."""
     unique = sum(layer.bytes for layer in result.layers if uses[layer.key] == 1)
     return unique, sum(layer.bytes for layer in result.layers) - unique
 
