@@ -1,4 +1,4 @@
-"""The handle on an isolated workspace."""
+"""Create and use sandboxes: isolated, writable, throw-away workspaces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LATER = {
     "AsyncSandbox": "_async.sandbox",
     "AsyncShell": "_async.shell",
 }
-"""Names whose modules import asyncio, which costs more to import than all the rest."""
+"""Names that are loaded at first use, because importing asyncio takes longer than everything else here."""
 
 __all__ = [
     "AsyncFiles",
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a name that needs asyncio when it is first used (PEP 562)."""
+    """Import a name that needs asyncio at its first use (PEP 562)."""
     home = _LATER.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""A sandbox of another process, reached through its listener. Its owner ends it."""
+"""Connect to a sandbox that another process owns, through its listening socket."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from minisandbox.types import ImageSpec, Limits, Refusals, SandboxInfo
 
 
 class AttachedCore:
-    """The backend of a sandbox of another process of this user. Create it with :meth:`attach`.
+    """The backend of a handle on a sandbox that another process of this user owns. Create it with :meth:`attach`.
 
     Attributes:
-        id: its name, unique on this machine.
-        image: what is inside, as far as a handle needs to know; without its layers.
-        limits: what its owner gave it, as far as a handle needs to know: bytes kept of a command's output.
-        environment: what every command finds in its environment.
-        owned: False: another handle, most likely of another process, made it.
-        created_in: 0: its owner knows.
+        id: id of the sandbox, unique on this machine.
+        image: its image, with the fields that a handle needs and without layers.
+        limits: its limits; only ``output`` is known.
+        environment: environment variables of every command.
+        owned: False, because another handle created the sandbox, most likely in another process.
+        created_in: 0, because only the owner knows.
     """
 
     owned = False
@@ -45,10 +45,10 @@ class AttachedCore:
 
     @classmethod
     def attach(cls, sandbox_id: str) -> AttachedCore:
-        """Reach a live sandbox of this user.
+        """Attach to a live sandbox of this user.
 
         Raises:
-            NotFound: there is no live sandbox of that id.
+            NotFound: there is no live sandbox with that id.
         """
         for directory, record in registry.located_records(registry.runtime_directory()):
             if record.id == sandbox_id:
@@ -61,7 +61,7 @@ class AttachedCore:
         raise NotFound(f"no sandbox {sandbox_id!r} is live", hint="'minisandbox sandbox ls' lists those of this user")
 
     def _is_same_process(self) -> bool:
-        """Return whether the pid still was the sandbox's when it was opened; otherwise its record is gone."""
+        """Return whether the record still exists; otherwise the pid may have been reused before it was opened."""
         return any(record == self._record for record in registry.live_records(registry.runtime_directory()))
 
     @property
@@ -77,10 +77,10 @@ class AttachedCore:
         """Connect a stream socket for one call.
 
         Args:
-            wait: whether to wait where so many jobs are under way that another has no room.
+            wait: whether to wait if too many other connections are pending.
 
         Raises:
-            BlockingIOError: the sandbox has no capacity, and the call may not wait.
+            BlockingIOError: too many connections are pending, and the call may not wait.
             SandboxGone: the sandbox has ended, or its owner has reset it.
         """
         if self._pidfd < 0:
@@ -93,7 +93,7 @@ class AttachedCore:
             raise unreachable(self._gone(), error) from error
 
     def check_alive(self) -> None:
-        """Tell a call that was cut off from a sandbox that has ended.
+        """Check whether the sandbox has ended, after a call was cut off.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -105,7 +105,7 @@ class AttachedCore:
         return SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped by its owner or killed from outside")
 
     def info(self) -> SandboxInfo:
-        """What is known about it.
+        """Return the recorded facts about the sandbox.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -126,10 +126,10 @@ class AttachedCore:
         return listeners.make(self._directory, listeners.name_of(self.id, process_id))
 
     def connect_process(self, process_id: str) -> socket.socket:
-        """Reach a process by its door.
+        """Connect to the listening socket of a process.
 
         Raises:
-            NotFound: there is no process of that id, or its listener is gone.
+            NotFound: there is no process with that id, or its socket is gone.
         """
         return reach_process(self._directory, self.id, process_id)
 
@@ -144,7 +144,7 @@ class AttachedCore:
         return listeners.process_ids(self._directory, self.id)
 
     def snapshot(self) -> Snapshot:
-        """Refused.
+        """Raise OwnerOnly, because only the owner can do this.
 
         Raises:
             OwnerOnly: always.
@@ -152,7 +152,7 @@ class AttachedCore:
         self._refuse("a snapshot")
 
     def fork(self, count: int) -> NoReturn:  # noqa: ARG002 - the same method as an owner's
-        """Refused.
+        """Raise OwnerOnly, because only the owner can do this.
 
         Raises:
             OwnerOnly: always.
@@ -160,7 +160,7 @@ class AttachedCore:
         self._refuse("fork")
 
     def reset(self, to: Snapshot | None) -> None:  # noqa: ARG002 - the same method as an owner's
-        """Refused.
+        """Raise OwnerOnly, because only the owner can do this.
 
         Raises:
             OwnerOnly: always.
@@ -168,7 +168,7 @@ class AttachedCore:
         self._refuse("reset")
 
     def changes(self, below: PurePosixPath, timeout: float | None, max_characters: int = 0) -> NoReturn:  # noqa: ARG002 - as an owner's
-        """Refused.
+        """Raise OwnerOnly, because only the owner can do this.
 
         Raises:
             OwnerOnly: always.
@@ -176,7 +176,7 @@ class AttachedCore:
         self._refuse("changes")
 
     def refusals(self) -> Refusals:
-        """Refused.
+        """Raise OwnerOnly, because only the owner can do this.
 
         Raises:
             OwnerOnly: always.
@@ -191,16 +191,16 @@ class AttachedCore:
         )
 
     def leave(self) -> None:
-        """Close this handle at the end of a ``with`` block; the sandbox runs on."""
+        """Close this handle at the end of a ``with`` block; the sandbox keeps running."""
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
 
     def stop(self) -> None:
-        """End the sandbox, for its owner too; calling it again does nothing.
+        """Stop the sandbox, for its owner too; calling it again does nothing.
 
         Raises:
-            SandboxGone: a process of it hangs in the kernel and did not end.
+            SandboxGone: a process of the sandbox hangs in the kernel and did not exit.
         """
         if self._pidfd < 0:
             return
@@ -216,10 +216,10 @@ def live_sandboxes(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxI
     """Return every live sandbox of this user, of all owners.
 
     Args:
-        labels: only those that have all of these labels.
+        labels: return only sandboxes that have all of these labels.
 
     Returns:
-        What is known about each, the oldest first.
+        The facts about each sandbox, oldest first.
     """
     pairs = set((labels or {}).items())
     infos = (info_of(record) for record in registry.live_records(registry.runtime_directory()))

@@ -1,4 +1,4 @@
-"""The protocol of a sandbox backend, and how sync and async handles step through an operation."""
+"""Define the interface of sandbox backends, and helpers that sync and async handles share."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class SandboxCore(Protocol):
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """Id of the sandbox, unique on this machine."""
 
     @property
     def image(self) -> ImageSpec:
-        """What is inside."""
+        """The image of the sandbox."""
 
     @property
     def limits(self) -> Limits:
-        """What it may use."""
+        """The resource limits of the sandbox."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """The whole environment of a command."""
+        """Environment variables of every command."""
 
     @property
     def owned(self) -> bool:
-        """Whether this process made it."""
+        """Whether this process created the sandbox."""
 
     @property
     def created_in(self) -> float:
@@ -50,46 +50,46 @@ class SandboxCore(Protocol):
 
     @property
     def abandoned(self) -> bool:
-        """Whether this process made it and never stopped it."""
+        """Whether this process created the sandbox and has not stopped it."""
 
     def open_job(self, *, wait: bool = True) -> socket.socket:
-        """Connect a stream socket for one call; BlockingIOError if that would have to wait and may not."""
+        """Connect a stream socket for one call; raise BlockingIOError if that must wait and ``wait`` is False."""
 
     def check_alive(self) -> None:
         """Raise SandboxGone if the sandbox has ended."""
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the sandbox."""
 
     def leave(self) -> None:
-        """Do what leaving a ``with`` block does."""
+        """Leave a ``with`` block: stop an owned sandbox, or close the handle of an attached one."""
 
     def info(self) -> SandboxInfo:
-        """What is known about it."""
+        """Return the recorded facts about the sandbox."""
 
     def refusals(self) -> Refusals:
-        """What its network's allow-list has kept from it."""
+        """Return the requests that the network's allow-list has refused."""
 
     def snapshot(self) -> Snapshot:
-        """Seal its state."""
+        """Seal the current state of the sandbox, and continue on top of it."""
 
     def fork(self, count: int) -> Sequence[SandboxCore]:
-        """Sandboxes over its sealed state."""
+        """Create sandboxes from the current state."""
 
     def reset(self, to: Snapshot | None) -> None:
-        """Go back."""
+        """Return to an earlier state, or to the initial one."""
 
     def changes(self, below: PurePosixPath, timeout: float | None, max_characters: int = ...) -> tuple[Change, ...]:
-        """Return the changes to its image at a path and below it."""
+        """Return the changes to the image at a path and below it."""
 
     def processes(self) -> tuple[str, ...]:
-        """Processes that a handle can attach to."""
+        """Return the ids of the processes that a handle can attach to."""
 
     def process_listener(self, process_id: str) -> socket.socket:
-        """Open a listening socket at which others can connect to a process."""
+        """Open a listening socket through which other handles can attach to a process."""
 
     def connect_process(self, process_id: str) -> socket.socket:
-        """Connect to a process."""
+        """Connect to the listening socket of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Returned(Generic[T]):
 
 
 def advance(operation: Operation[T]) -> Call | Returned[T]:
-    """Return an operation's next call, or its value. StopIteration cannot pass through a coroutine (PEP 479)."""
+    """Return the next call of an operation, or its value, because coroutines cannot raise StopIteration (PEP 479)."""
     try:
         return next(operation)
     except StopIteration as end:
@@ -108,10 +108,10 @@ def advance(operation: Operation[T]) -> Call | Returned[T]:
 
 
 def conclude(core: SandboxCore, call: Call) -> None:
-    """Handle a peer that hung up before it answered.
+    """Handle a call whose peer hung up before it answered.
 
     Raises:
-        SandboxGone: because the sandbox has ended.
+        SandboxGone: the sandbox has ended.
     """
     if not call.done:
         core.check_alive()
@@ -119,7 +119,7 @@ def conclude(core: SandboxCore, call: Call) -> None:
 
 
 def mark_unresponsive(core: SandboxCore) -> SandboxGone:
-    """Stop a sandbox that does not answer, if this process owns it; return the error that says so."""
+    """Stop a sandbox that does not answer, if this process owns it; return the error to raise."""
     if not core.owned:
         return SandboxGone(f"sandbox {core.id} does not answer", reason="it hangs")
     core.stop()
@@ -127,7 +127,7 @@ def mark_unresponsive(core: SandboxCore) -> SandboxGone:
 
 
 def warn_abandoned(handle: object, sandbox_id: str) -> None:
-    """Warn about a sandbox that was never stopped and is garbage now."""
+    """Warn that a sandbox is garbage-collected without having been stopped."""
     warnings.warn(
         f"sandbox {sandbox_id} was never stopped; use a with block", ResourceWarning, stacklevel=3, source=handle
     )

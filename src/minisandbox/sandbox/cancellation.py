@@ -1,4 +1,4 @@
-"""Cancel work in threads: its sandboxes are stopped, and so the calls that wait for them return."""
+"""Cancel work that runs in threads, by stopping its sandboxes so that pending calls return."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from minisandbox.sandbox._sync.sandbox import Sandbox
 
 
 class CancelledError(Exception):
-    """The work was called off: results since then mean nothing. The caller of ``cancel`` catches it."""
+    """The work was cancelled, so its results are meaningless. The caller of ``cancel`` catches this."""
 
 
 class Cancellation:
-    """Sandboxes of one piece of work that may be called off; several threads may have some of them at once."""
+    """The running sandboxes of one cancellable piece of work; it may be shared by threads."""
 
     def __init__(self) -> None:
         self._boxes: set[Sandbox] = set()
@@ -24,14 +24,14 @@ class Cancellation:
 
     @contextmanager
     def running(self, box: Sandbox) -> Iterator[None]:
-        """Have a sandbox ended when the work is called off while the body runs.
+        """Stop a sandbox if the work is cancelled while the body runs.
 
         Args:
-            box: the sandbox; left to the caller to stop.
+            box: the sandbox; otherwise the caller stops it.
 
         Raises:
-            CancelledError: it was called off, before or meanwhile. A command that was killed by that has a result like
-                any other, so that the body's end proves nothing.
+            CancelledError: the work was cancelled, before or while the body ran. It is raised even if the body has
+                completed, because a command that a cancellation kills returns a result like any other.
         """
         with self._lock:
             self.check()
@@ -48,15 +48,15 @@ class Cancellation:
                 self._boxes.discard(box)
 
     def check(self) -> None:
-        """Raise CancelledError if the work was called off."""
+        """Raise CancelledError if the work was cancelled."""
         if self._cancelled:
             raise CancelledError
 
     def cancel(self) -> None:
-        """Call the work off: what runs is ended, nothing further begins. Calling it again does nothing."""
+        """Cancel the work: stop running sandboxes and refuse new ones. Calling it again does nothing."""
         with self._lock:
             self._cancelled = True
             boxes = list(self._boxes)
         for box in boxes:
-            with suppress(MiniSandboxError):  # the thread hangs, and dies with this process
+            with suppress(MiniSandboxError):  # the sandbox hangs; its thread dies with this process
                 box.stop()

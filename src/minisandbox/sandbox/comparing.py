@@ -1,6 +1,6 @@
-"""The changes of a workspace: a second sandbox compares the uppers with the image.
+"""List the changes of a workspace, by comparing its uppers with the image in a second sandbox.
 
-Nothing of the workspace takes part: its processes cannot hide a change, and the host opens no path that they made.
+Processes of the workspace do not take part and so cannot hide a change, and the host opens no path that they made.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _USR = PurePosixPath("/usr")
 
 
 class ChangesCall(Call):
-    """Ask what differs.
+    """Request the changes from the worker in the second sandbox.
 
     Args:
-        trees: how many trees are looked at.
-        below: the path that is compared, with all below it.
-        usr: whether they hold changes of ``/usr`` too.
-        skip: paths that the sandbox's own mounts made.
-        max_characters: characters of paths, more of which are an error.
+        trees: number of uppers to compare.
+        below: the path to compare, with everything below it.
+        usr: whether the uppers contain changes of ``/usr`` too.
+        skip: paths that exist only as mount points.
+        max_characters: limit for the characters of all paths together.
     """
 
     def __init__(self, trees: int, below: str, *, usr: bool, skip: Sequence[str], max_characters: int) -> None:
@@ -41,7 +41,7 @@ class ChangesCall(Call):
         super().__init__({"verb": "changes", **options})
         self._changes: list[Change] = []
 
-    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - all is in the header
+    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - the header has everything
         if header["event"] == "end":
             self.done = True
             return
@@ -54,7 +54,7 @@ class ChangesCall(Call):
         """Return the changes, sorted by path.
 
         Raises:
-            FileAccessError: something could not be compared.
+            FileAccessError: a path could not be compared.
         """
         self._raise_error()
         return tuple(sorted(self._changes, key=lambda change: change.path))
@@ -68,27 +68,27 @@ def changes(
     timeout: float | None,
     max_characters: int,
 ) -> tuple[Change, ...]:
-    """Compare sealed trees, and the upper that is being written, with an image.
+    """Compare the uppers of a workspace, including the current one, with its image.
 
     Args:
-        launcher: who makes the sandbox that looks.
-        request: what the workspace is.
-        trees: what was written, the lowest first.
-        below: the path that is compared, with all below it.
-        timeout: wall seconds that comparing may take, or None.
-        max_characters: most characters of paths: an agent can write half a million files, and each costs the host
-            time and memory.
+        launcher: launcher of the second sandbox.
+        request: description of the workspace.
+        trees: uppers of the workspace, lowest first.
+        below: the path to compare, with everything below it.
+        timeout: wall-clock seconds that the comparison may take, or None.
+        max_characters: limit for the characters of all paths together, because an agent can write half a million
+            files, and each of them costs the host time and memory.
 
     Raises:
-        FileAccessError: something could not be compared, or not in time, or there is too much of it.
-        SandboxCreationError: the sandbox that looks could not be made.
+        FileAccessError: a path could not be compared, the comparison took too long, or there are too many changes.
+        SandboxCreationError: the second sandbox could not be created.
     """
     plan: Plan = make_viewer_plan(request, len(trees))
     skip = [str(mount.target) for mount in request.mounts]
     shown = _USR.is_relative_to(below) or below.is_relative_to(_USR)
     usr = shown and request.image.host_usr and request.writable_usr
     call = ChangesCall(len(trees), str(below), usr=usr, skip=skip, max_characters=max_characters)
-    door, outside = socket.socketpair()  # a listener that has no path
+    door, outside = socket.socketpair()  # stands in for the listening socket, which nobody connects to
     with door, outside:
         run = SandboxRun(launcher, plan, door, trees, "comparison")
         _ask(run, call, timeout)

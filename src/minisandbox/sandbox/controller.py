@@ -1,4 +1,4 @@
-"""The controller: the launcher and the records of all sandboxes of one process."""
+"""The controller of one process: its launcher, and the records of all its sandboxes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from minisandbox.store.leases import Holder
 
 
 class Owned(Protocol):
-    """A sandbox of this process."""
+    """A sandbox that this process owns."""
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """Id of the sandbox."""
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the sandbox."""
 
 
 class Controller:
-    """The launcher of this process and the sandboxes it made.
+    """The launcher of this process, and the sandboxes that it created.
 
     Args:
         gateway: the gateway of an earlier controller of this process, whose launcher has exited.
 
     Attributes:
-        pid: of this process; what a fork inherited is not its own.
-        launcher: makes the sandboxes.
-        gateway: serves those that reach the network by an allow-list.
-        layers: the store's layers that they use; they cannot be removed meanwhile.
-        turns: held while a sandbox is made: more at once would only take the CPU from each other.
+        pid: pid of this process, to recognise a controller that a forked child has inherited.
+        launcher: creates the sandboxes.
+        gateway: provides network access for sandboxes with an allow-list.
+        layers: leases of the store's layers that the sandboxes use, which keep the layers from being removed.
+        turns: semaphore held while a sandbox is created, because too many at once would only compete for the CPU.
     """
 
     def __init__(self, gateway: Gateway | None = None) -> None:
@@ -50,7 +50,7 @@ class Controller:
         self._records = registry.Records(runtime)
         try:
             self.launcher = Launcher(runtime)
-        except BaseException:  # a Ctrl-C too: otherwise they would stay
+        except BaseException:  # even on Ctrl-C, remove the records
             self._records.close()
             raise
         self.gateway = gateway or Gateway()
@@ -60,11 +60,11 @@ class Controller:
 
     @property
     def directory(self) -> Path:
-        """Where the records and doors of this process's sandboxes lie."""
+        """Directory of the records and listening sockets of this process's sandboxes."""
         return self._records.directory
 
     def listener(self, name: str) -> socket.socket:
-        """Open a listener there; see :func:`minisandbox.host.listeners.listen`."""
+        """Open a listening socket in :attr:`directory`; see :func:`minisandbox.host.listeners.listen`."""
         return self._records.listener(name)
 
     def add(self, core: Owned, record: registry.OwnerRecord) -> None:
@@ -80,7 +80,7 @@ class Controller:
 
     def close(self) -> None:
         """Stop every sandbox of this process, then the launcher."""
-        if os.getpid() != self.pid:  # a fork inherited us; the sandboxes are its parent's
+        if os.getpid() != self.pid:  # in a forked child: the sandboxes belong to its parent
             return
         for core in list(self._cores):
             core.stop()
@@ -91,7 +91,7 @@ class Controller:
 
 
 class _Current:
-    """The one controller of this process: a process needs one zygote, not one per sandbox."""
+    """Holds the controller of this process, so that all its sandboxes share one zygote."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -119,7 +119,7 @@ _current = _Current()
 
 
 def current_controller() -> Controller:
-    """Return the controller of this process, started at the first use; a forked child gets its own.
+    """Return the controller of this process. It is started at its first use; a forked child gets a new one.
 
     Raises:
         HostError: the launcher could not be started, or the runtime directory cannot be used.
@@ -128,5 +128,5 @@ def current_controller() -> Controller:
 
 
 def shut_down() -> None:
-    """Stop every sandbox of this process and its launcher now, rather than when the process ends."""
+    """Stop every sandbox of this process and its launcher now, instead of at exit."""
     _current.drop()

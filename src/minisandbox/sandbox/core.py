@@ -1,7 +1,7 @@
-"""The lifecycle of a sandbox of this process: create, connect, seal, stop.
+"""Create, connect to, seal and stop a sandbox of this process.
 
-Everything here blocks for milliseconds at most. Sync handles call it directly, async handles call the longer parts in
-a thread.
+Every function blocks for milliseconds at most. Sync handles call it directly; async handles call the longer functions
+in a thread.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _MOST_FORKS = 100_000
 _GONE = frozenset(
     (errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENAMETOOLONG)
 )
-"""What the kernel says of a socket whose other end has been closed, or never was."""
+"""Errors of the kernel for a socket whose peer is gone or never existed."""
 _AT_ONCE = 4
-"""Forks that are being made while the next is asked for."""
+"""Forks that may still be in progress when the next one is requested."""
 
 
 class Core:
-    """A live sandbox of this process. Make one with :meth:`create`.
+    """A live sandbox of this process. Create it with :meth:`create`.
 
     Attributes:
-        id: its name, unique on this machine.
-        image: what is inside.
-        limits: what it may use.
-        environment: what every command finds in its environment.
-        owned: True: this process made it.
+        id: its id, unique on this machine.
+        image: its image.
+        limits: its resource limits.
+        environment: environment variables of every command.
+        owned: True, because this process created it.
         created_in: seconds that creation took.
     """
 
@@ -79,7 +79,7 @@ class Core:
         self._stopped = False
         self._changing = threading.Lock()
         self._created = time.time()
-        self._asked = self._began = 0.0  # by the monotonic clock, and by the wall clock; 0: not yet
+        self._asked = self._began = 0.0  # monotonic and wall-clock time of the first run; 0 before
 
     @classmethod
     def create(
@@ -96,7 +96,7 @@ class Core:
         tmpfs: tuple[Tmpfs, ...] = (),
         labels: Mapping[str, str] | None = None,
     ) -> Self:
-        """Make a sandbox and wait until it is ready; see :meth:`minisandbox.Sandbox.create`."""
+        """Create a sandbox and wait until it is ready; see :meth:`minisandbox.Sandbox.create`."""
         check_creation(image, limits, network, mounts, environment, upper, labels)
         controller = current_controller()
         base = image.image if isinstance(image, Snapshot) else image
@@ -127,30 +127,30 @@ class Core:
             with controller.turns:
                 core._begin()
                 core._finish()
-        except BaseException:  # whatever went wrong, a Ctrl-C included: nothing half-made stays
+        except BaseException:  # even on Ctrl-C, leave no partial sandbox
             core.stop()
             raise
         core.created_in = time.monotonic() - started
         return core
 
     def _begin(self, plan: Plan | None = None) -> None:
-        """Begin a life over the trees that are sealed now.
+        """Start a run of the sandbox on top of its sealed trees.
 
         Args:
-            plan: what it is, if that is known already.
+            plan: the plan, if it is known already.
         """
         door = self._controller.listener(listeners.name_of(self.id))
         with door:
             upper = uppers.UpperDirectory(self._request.image) if self._request.disk_upper else None
             plan = plan or self._plan()
             plan = plan if upper is None else with_disk_upper(plan, upper.path)
-            if not self._asked:  # its lifetime counts from here: pid 1 begins later, and ends it after it is over here
+            if not self._asked:  # the lifetime starts here, before pid 1 starts its own timer
                 self._asked, self._began = time.monotonic(), time.time()
             elif self.limits.lifetime is not None:  # a reset does not renew the lifetime
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             try:
                 self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, upper=upper)
-            except BaseException:  # a Ctrl-C too: nothing half-made stays
+            except BaseException:  # even on Ctrl-C, clean up
                 if upper is not None:
                     upper.discard()
                 raise
@@ -160,10 +160,10 @@ class Core:
         return find_plan(replace(self._request, sealed=len(self._trees), held=held))
 
     def _finish(self) -> None:
-        """Wait until it is ready."""
+        """Wait until the run is ready, and record the sandbox."""
         assert self._run is not None
         self._run.await_process()
-        self._controller.add(self, self._record(self._run))  # now, while the sandbox is being made
+        self._controller.add(self, self._record(self._run))  # saves time: the launcher sets up the sandbox meanwhile
         self._run.await_ready()
         if self._run.listener is not None:
             self._controller.gateway.serve(self.id, self._request.network, self._run.listener, self._run.pidfd)
@@ -177,7 +177,7 @@ class Core:
             self._request.enforcement, self._request.upper_kind, self.image.user,
         )  # fmt: skip
 
-    # --- reaching it -------------------------------------------------------------------------------------------------
+    # --- connections -------------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
@@ -187,20 +187,18 @@ class Core:
 
     @property
     def abandoned(self) -> bool:
-        """Whether this process made it and never stopped it."""
+        """Whether this process created the sandbox and has not stopped it."""
         return not self._stopped and self._run is not None and self._controller.pid == os.getpid()
 
     def open_job(self, *, wait: bool = True) -> socket.socket:
-        """Connect a stream socket for one call.
-
-        Closing it ends the command that runs on it.
+        """Connect a stream socket for one call. Closing the socket kills the command that runs on it.
 
         Args:
-            wait: whether to wait where so many jobs are under way that another has no room.
+            wait: whether to wait if too many jobs are pending.
 
         Raises:
-            BlockingIOError: the sandbox has no capacity, and the call may not wait.
-            HostError: this process has no descriptors left, for example.
+            BlockingIOError: too many jobs are pending, and the call may not wait.
+            HostError: the connection failed, for example because this process has no descriptors left.
             SandboxGone: the sandbox has ended.
         """
         run = self._run
@@ -214,13 +212,13 @@ class Core:
             raise unreachable(self._gone(), error) from error
 
     def check_alive(self) -> None:
-        """Tell a call that was cut off from a sandbox that has ended.
+        """Check whether the sandbox has ended, after a call was cut off.
 
         Raises:
             SandboxGone: the sandbox has ended.
         """
         run = self._run
-        # the kernel closes the workers' sockets a moment before pid 1 counts as ended
+        # wait briefly: the kernel closes the workers' sockets just before pid 1 has exited
         if self._stopped or run is None or run.over(0.2):
             raise self._gone()
 
@@ -236,7 +234,7 @@ class Core:
         return SandboxGone(f"sandbox {self.id} has ended", reason=reason)
 
     def info(self) -> SandboxInfo:
-        """What is known about it.
+        """Return the recorded facts about the sandbox.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -247,7 +245,7 @@ class Core:
         raise self._gone()
 
     def refusals(self) -> Refusals:
-        """What its network's allow-list has kept from it.
+        """Return the requests that the network's allow-list has refused.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -257,7 +255,7 @@ class Core:
         return self._controller.gateway.refusals(self.id)
 
     def process_listener(self, process_id: str) -> socket.socket:
-        """Open a listening socket for a process that outlives its handle; the process's worker keeps it.
+        """Open a listening socket for a process that outlives its handle; the process's worker holds it open.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -268,10 +266,10 @@ class Core:
         return self._controller.listener(listeners.name_of(self.id, process_id))
 
     def connect_process(self, process_id: str) -> socket.socket:
-        """Reach a process by its door.
+        """Connect to the listening socket of a process.
 
         Raises:
-            NotFound: there is no process of that id, or its listener is gone.
+            NotFound: there is no process with that id, or its socket is gone.
         """
         return reach_process(self._controller.directory, self.id, process_id)
 
@@ -285,14 +283,14 @@ class Core:
             raise self._gone()
         return listeners.process_ids(self._controller.directory, self.id)
 
-    # --- its state ---------------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def changes(
         self, below: PurePosixPath, timeout: float | None, max_characters: int = MOST_CHARACTERS
     ) -> tuple[Change, ...]:
         """Return the changes to the image at a path and below it; see :meth:`minisandbox.Sandbox.changes`.
 
-        More characters of paths than ``max_characters`` are an error.
+        It is an error if all paths together have more than ``max_characters``.
         """
         check_timeout(timeout)
         run = self._living("changes")
@@ -300,7 +298,7 @@ class Core:
         return comparing.changes(self._controller.launcher, self._request, trees, below, timeout, max_characters)
 
     def snapshot(self) -> Snapshot:
-        """Seal what was written, and continue on top of it; see :meth:`minisandbox.Sandbox.snapshot`."""
+        """Seal the upper, and continue on top of it; see :meth:`minisandbox.Sandbox.snapshot`."""
         with self._changing:
             run = self._living("a snapshot")
             if len(self._trees) == MOST_TREES:
@@ -317,11 +315,11 @@ class Core:
         return Snapshot(f"snap-{secrets.token_hex(6)}", self._request.image, time.time(), trees, lease)
 
     def fork(self, count: int) -> list[Self]:
-        """Create sandboxes from the present state; see :meth:`minisandbox.Sandbox.fork`."""
+        """Create sandboxes from the current state; see :meth:`minisandbox.Sandbox.fork`."""
         if type(count) is not int or not 1 <= count <= _MOST_FORKS:
             raise InvalidValue(f"fork({count!r})", hint=f"give how many sandboxes: 1 to {_MOST_FORKS}")
         trees = self.snapshot().trees()
-        plan = replace(self._plan(), expects_commands=count == 1)  # a worker that waits too long ends
+        plan = replace(self._plan(), expects_commands=count == 1)  # many idle workers would only exit
         forks: list[Self] = []
         try:
             for number in range(count + _AT_ONCE):
@@ -330,7 +328,7 @@ class Core:
                     forks[-1]._begin(plan)
                 if number >= _AT_ONCE:
                     forks[number - _AT_ONCE]._finish()
-        except BaseException:  # a Ctrl-C too: nothing half-made stays
+        except BaseException:  # even on Ctrl-C, clean up
             for core in forks:
                 core.stop()
             raise
@@ -350,7 +348,7 @@ class Core:
             run = self._living("reset")
             check_room(trees, self.limits.disk, f"reset of sandbox {self.id}")
             run.end()
-            del run  # releases the written files
+            del run  # drops the last reference to the upper
             self._go_on(trees)
 
     def _living(self, what: str) -> SandboxRun:
@@ -367,32 +365,32 @@ class Core:
         return run
 
     def _go_on(self, trees: tuple[Tree, ...]) -> None:
-        """Begin the next life; if that fails the sandbox is over."""
+        """Start the next run on top of sealed trees; stop the sandbox if that fails."""
         self._run = None
         self._trees = trees
         listeners.remove(self._controller.directory, self.id)
         try:
             self._begin()
             self._finish()
-        except BaseException:  # a Ctrl-C too: nothing half-made stays
+        except BaseException:  # even on Ctrl-C, clean up
             self._stop_now()
             raise
         self._controller.launcher.flush()
         uppers.sweep()
 
-    # --- its end -----------------------------------------------------------------------------------------------------
+    # --- end ---------------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Stop a sandbox of our own at the end of a ``with`` block."""
+        """Stop the sandbox at the end of a ``with`` block."""
         self.stop()
 
     def stop(self) -> None:
-        """End every process of the sandbox and its mounts; calling it again does nothing.
+        """Kill every process of the sandbox and remove its mounts; calling it again does nothing.
 
-        In a process forked from the one that made the sandbox it only forgets it: the sandbox is its maker's.
+        In a forked child it only drops the handle, because the sandbox belongs to the parent.
 
         Raises:
-            SandboxGone: a process of it hangs in the kernel and did not end.
+            SandboxGone: a process of the sandbox hangs in the kernel and did not exit.
         """
         if self._controller.pid != os.getpid():
             self._stopped = True
@@ -422,11 +420,11 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings that a sandbox's forks inherit, in addition to the request.
+    """Settings that the forks of a sandbox inherit, in addition to the request.
 
     Attributes:
-        environment: variables that every command gets, over the image's.
-        labels: what its maker calls it.
+        environment: variables of every command, which override the image's.
+        labels: (name, value) pairs given by the caller.
     """
 
     environment: Mapping[str, str]
@@ -434,11 +432,11 @@ class Settings:
 
 
 def hold_layers(controller: Controller, image: ImageSpec, mounts: Sequence[Mount]) -> Lease:
-    """Keep an image's layers in their store for as long as something is made over them.
+    """Lease the layers of an image and of mounts, so that the store keeps them while the sandbox uses them.
 
     Raises:
         NotFound: a layer has been removed.
-        StoreError: the kernel refused; no descriptors left, for example.
+        StoreError: the kernel refused, for example because no descriptors are left.
     """
     lease = Lease(controller.layers)
     places = (*image.layers, *(path for mount in mounts for path in (mount.source, *mount.below)))
@@ -447,13 +445,13 @@ def hold_layers(controller: Controller, image: ImageSpec, mounts: Sequence[Mount
 
 
 def note_use(image: ImageSpec) -> None:
-    """Note in the store that an image is used: a use of each of its layers."""
+    """Record in the store that each layer of an image was used."""
     for layer in filter(None, map(layer_of, image.layers)):
         stamp(layer, count=True)
 
 
 def info_of(record: registry.OwnerRecord) -> SandboxInfo:
-    """Return the public part of a record."""
+    """Return the public fields of a record."""
     return SandboxInfo(
         record.id, record.image, record.owner, record.pid, record.created, record.network,
         tuple(sorted(record.labels.items())), record.expires, tuple(sorted(record.enforcement.items())),
@@ -462,10 +460,10 @@ def info_of(record: registry.OwnerRecord) -> SandboxInfo:
 
 
 def reach_process(directory: Path, sandbox_id: str, process_id: str) -> socket.socket:
-    """Reach a process of a sandbox by its door.
+    """Connect to the listening socket of a process in a sandbox.
 
     Raises:
-        NotFound: there is no process of that id, or its listener is gone.
+        NotFound: there is no process with that id, or its socket is gone.
     """
     hint = 'start it with lifetime="sandbox" to find it again'
     missing = NotFound(f"sandbox {sandbox_id} has no process {process_id!r}", hint=hint)
@@ -478,7 +476,7 @@ def reach_process(directory: Path, sandbox_id: str, process_id: str) -> socket.s
 
 
 def unreachable(ended: MiniSandboxError, error: OSError) -> MiniSandboxError:
-    """Return the error for a failed connection: ``ended`` if the other end is gone, otherwise the reason."""
+    """Return the error for a failed connection: ``ended`` if the peer is gone, otherwise one with the reason."""
     if error.errno in _GONE:
         return ended
     if isinstance(error, TimeoutError):

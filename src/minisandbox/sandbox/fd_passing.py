@@ -1,4 +1,4 @@
-"""Pass descriptors to other processes of ours."""
+"""Send file descriptors to the launcher, the gateway and workers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 
-_RAISING = threading.Lock()  # the limit is per process: a thread must not lower a limit that another thread has raised
+_RAISING = threading.Lock()  # the limit is per process: one thread must not restore it while another needs it
 
 
 def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
     """Send a message that carries descriptors.
 
-    For a user without privileges the kernel counts the descriptors that are not received yet, over all of the
-    user's processes and sandboxes. It refuses senders whose limit of open files is smaller than that count
-    (net/core/scm.c, too_many_unix_fds). A sandbox may leave as many under way as its own limit allows; the retry with
-    our hard limit gets through.
+    For an unprivileged user, the kernel counts descriptors in flight over all the user's processes and sandboxes. It
+    refuses a sender whose limit of open files is below that count (net/core/scm.c, too_many_unix_fds). A sandbox can
+    keep as many descriptors in flight as its own limit allows, so the retry uses this process's hard limit.
 
     Raises:
-        OSError: the peer is gone, or the kernel refused even so.
+        OSError: the peer is gone, or the kernel refused the retry too.
     """
     try:
         socket.send_fds(connection, [data], descriptors)
@@ -34,7 +33,7 @@ def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> 
 
 @contextlib.contextmanager
 def _hard_limit_of_open_files() -> Iterator[None]:
-    """Raise the limit of open files to the hard limit in the body."""
+    """Raise the limit of open files to the hard limit while the body runs."""
     with _RAISING:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

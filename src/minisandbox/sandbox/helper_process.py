@@ -1,10 +1,9 @@
-"""Start a helper process next to the controller: the launcher, the network's gateway.
+"""Start a helper process of the controller: the launcher or the network gateway.
 
-Sandboxes are forked from such a process. Code inside reaches the program that a process executes as
-``/proc/self/exe``: a script whose first line is ``#!/proc/self/exe`` gets it (CVE-2019-5736 was of this kind). If that
-were the host's interpreter, code inside could read its path. As an ordinary user, who often owns the file, it could
-change its mode; any file of the host it could lock and watch. So a helper executes the dynamic loader, as a program
-that loads the interpreter, and of the loader a sealed copy in memory.
+Sandboxes are forked from the launcher, and code inside can open the program of a process as ``/proc/self/exe``, for
+example with a script that starts with ``#!/proc/self/exe`` (CVE-2019-5736 was such an attack). If that program were the
+host's interpreter, code inside could read its path, lock and watch the file, and change its mode if the user owns it.
+So a helper executes a sealed in-memory copy of the dynamic loader, which then loads the interpreter.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from minisandbox.errors import HostError
 
 _PATIENCE = 5.0
 _MAGIC = b"\x7fELF\x02\x01"
-"""A program of 64 bits, little-endian (elf(5))."""
+"""Start of a 64-bit little-endian program (elf(5))."""
 _PLACE, _SIZE_AND_COUNT = struct.Struct("<Q"), struct.Struct("<HH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _PT_INTERP = 3
@@ -34,13 +33,14 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """Start an isolated interpreter with nothing of ours but a socket and a pidfd of this process.
+    """Start an isolated interpreter that inherits only a socket and a pidfd of this process.
 
     Args:
-        bootstrap: the program; its arguments are the numbers of the two descriptors. Its stdin holds the path of this
-            package and the settings, with NUL characters between: a command line would show a host path in sandboxes.
-        theirs: its end of the connection.
-        settings: texts for the helper.
+        bootstrap: the Python code to run; its arguments are the numbers of the two descriptors. Its stdin holds the
+            path of this package and the settings, separated by NUL characters, because a command line would show a
+            host path inside sandboxes.
+        theirs: the helper's end of the connection.
+        settings: strings for the helper.
 
     Raises:
         HostError: the process cannot be started.
@@ -59,9 +59,9 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
             pass_fds=(theirs.fileno(), controller, loader.descriptor),
             cwd="/",
             env={},
-            start_new_session=True,  # Ctrl-C is for the controller to handle
+            start_new_session=True,  # only the controller handles Ctrl-C
         )
-        os.fchmod(loader.descriptor, 0)  # the program runs now; code inside must neither open nor execute it again
+        os.fchmod(loader.descriptor, 0)  # the program has started; code inside must not open or execute it
         assert process.stdin is not None
         process.stdin.write("\0".join((str(package), *settings)).encode("utf-8", "surrogateescape"))
         process.stdin.close()
@@ -75,10 +75,10 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a helper whose connection was closed; kill it if it does not react, because it was stopped.
+    """Wait for a helper to exit after its connection was closed; kill it if it does not, for example if stopped.
 
     Raises:
-        TimeoutExpired: it hangs in the kernel (``subprocess``'s own).
+        TimeoutExpired: the helper hangs in the kernel.
     """
     try:
         process.wait(timeout=_PATIENCE)
@@ -93,8 +93,8 @@ class Loader:
 
     Attributes:
         program: path of the file to execute.
-        arguments: its first arguments; the interpreter's follow.
-        descriptor: the file, open until it was executed; the caller closes it.
+        arguments: its first arguments; the interpreter's arguments follow.
+        descriptor: descriptor of the file, which must stay open until execve(2); the caller closes it.
     """
 
     program: str
@@ -103,10 +103,10 @@ class Loader:
 
 
 def sealed_loader(interpreter: str) -> Loader:
-    """Copy an interpreter's loader into memory, so that its forks have no access to a file of the host.
+    """Copy an interpreter's dynamic loader into memory, so that its forks have no access to a file of the host.
 
     Args:
-        interpreter: its path.
+        interpreter: path of the interpreter.
 
     Raises:
         HostError: the file is not a program of this machine, or the kernel refuses to execute a copy in memory.
@@ -118,10 +118,10 @@ def sealed_loader(interpreter: str) -> Loader:
 
 
 def _loader(program: str) -> str | None:
-    """Return the dynamic loader that a program asks for, or None for a static one.
+    """Return the dynamic loader that a program names, or None for a static program.
 
     Raises:
-        HostError: the file is not a program.
+        HostError: the file is not a 64-bit program, or cannot be read.
     """
     try:
         with open(program, "rb") as source:

@@ -1,6 +1,7 @@
-"""Sockets and FIFOs of the host below directories that sandboxes see: they connect through a read-only bind mount.
+"""Find sockets and FIFOs of the host below bind-mounted directories, so that sandboxes can be kept from using them.
 
-An overlay has inodes of its own for them, without a listener; a bind mount has the host's.
+Even a read-only bind mount shows the host's inodes, so code inside could connect to their listeners. An overlay creates
+its own inodes, which have no listener.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Iterable, Iterator
 def find(tops: Iterable[str]) -> tuple[str, ...]:
     """Return the sockets and FIFOs below directories, and the directories that this user cannot list.
 
-    It takes most of a second for ten thousand directories.
+    The search takes almost a second for ten thousand directories.
 
     Args:
-        tops: absolute paths; symbolic links are not followed.
+        tops: absolute paths of directories; symbolic links are not followed.
 
     Returns:
-        Their paths without the leading slash.
+        Paths without the leading slash.
     """
     return tuple(path.lstrip("/") for top in tops for path in _below(top))
 

@@ -1,6 +1,6 @@
-"""Asynchronous primitives, for tasks of one event loop; :mod:`.io_sync` has the same names for threads.
+"""Asynchronous primitives for the tasks of one event loop; :mod:`.io_sync` has the same names for threads.
 
-The loop does what can be done without waiting. What blocks for a moment runs in threads of our own.
+Non-blocking work runs on the event loop, and blocking work in a thread pool of this module.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
 _THREADS = 64
 
 
-# --- what blocks -----------------------------------------------------------------------------------------------------
+# --- blocking calls --------------------------------------------------------------------------------------------------
 
 
 async def call_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function that blocks, in a thread of ours.
+    """Call a blocking function in a thread.
 
-    It runs to its end even if this is cancelled meanwhile; the cancellation is raised then.
+    The function always runs to its end; a cancellation is raised afterwards.
     """
     return await _settled(_begin(function, *args, **kwargs))
 
@@ -42,7 +42,7 @@ async def call_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.
 async def call_or_undo(
     undo: Callable[[T], object], function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call a function that blocks, and undo what it made if this is cancelled meanwhile."""
+    """Call a blocking function in a thread, and undo its result if the caller is cancelled meanwhile."""
     work = _begin(function, *args, **kwargs)
     try:
         return await _settled(work)
@@ -53,16 +53,16 @@ async def call_or_undo(
 
 
 @functools.cache
-def _threads(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a fork has none of its parent's threads
-    """Return the threads of a process.
+def _threads(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - the cache key: a forked child needs a new pool
+    """Return the thread pool of a process.
 
-    Those of the event loop are few (processors + 4), and the caller's own code may keep them all busy.
+    The event loop's default pool has few threads (processors + 4), and the caller's code may keep all of them busy.
     """
     return ThreadPoolExecutor(_THREADS, "minisandbox")
 
 
 def _begin(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-    """Begin a call in a thread; a task, as of asyncio.to_thread, would be cancelled by the end of asyncio.run."""
+    """Start a function in a thread. The end of asyncio.run would cancel a task, as asyncio.to_thread creates."""
     context = contextvars.copy_context()
     bound = functools.partial(function, *args, **kwargs)
     return asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), context.run, bound)
@@ -73,10 +73,10 @@ async def _settled(work: asyncio.Future[T]) -> T:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         while not work.done():
-            with contextlib.suppress(asyncio.CancelledError):  # once more: it is raised below
+            with contextlib.suppress(asyncio.CancelledError):  # a repeated cancellation; the first is raised below
                 await asyncio.wait([work])
         if not work.cancelled():
-            work.exception()  # retrieved, so that asyncio does not log it
+            work.exception()  # retrieve the exception, or asyncio logs it
         raise
 
 
@@ -84,7 +84,7 @@ async def _settled(work: asyncio.Future[T]) -> T:
 
 
 class _Run(Protocol):
-    """Calls a function, on the loop or in a thread."""
+    """Calls a function, on the event loop or in a thread."""
 
     async def __call__(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
@@ -94,15 +94,15 @@ async def _on_loop(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwarg
 
 
 async def carry_out(core: SandboxCore, operation: Operation[T], *, disk: bool = False) -> T:
-    """Carry out an operation's calls, one after another; a cancellation ends what the sandbox does for it.
+    """Run the calls of an operation one after another; a cancellation also stops the work inside the sandbox.
 
     Args:
         core: the sandbox.
-        operation: what to do; closed at the end, also after an error.
-        disk: whether it reads or writes host files, which is then done in a thread.
+        operation: the operation; it is closed at the end, also after an error.
+        disk: whether it reads or writes host files, and so must run in a thread.
 
     Returns:
-        What the operation returns.
+        The value of the operation.
 
     Raises:
         SandboxGone: the sandbox has ended.
@@ -127,8 +127,8 @@ async def open_job(core: SandboxCore) -> socket.socket:
         try:
             connection = core.open_job(wait=False)
         except BlockingIOError:
-            # The kernel keeps only so many jobs for the sandbox, and nothing tells when a listening socket has room
-            # again (connect(2): EAGAIN). So we poll, more and more rarely.
+            # The kernel queues a limited number of jobs, and there is no event when a listening socket has room again
+            # (connect(2): EAGAIN). So retry with backoff.
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         else:
@@ -137,7 +137,7 @@ async def open_job(core: SandboxCore) -> socket.socket:
 
 
 async def _drive(core: SandboxCore, call: Call, run: _Run) -> None:
-    """Carry out a call on a socket of its own. Leaving early closes the socket, which ends the command's tree."""
+    """Run a call on a new socket. An exception closes the socket, which kills the command's process tree."""
     with await open_job(core) as connection:
         try:
             await _converse(call, connection, run)
@@ -150,7 +150,7 @@ async def _drive(core: SandboxCore, call: Call, run: _Run) -> None:
 async def _converse(call: Call, connection: socket.socket, run: _Run) -> None:
     loop = asyncio.get_running_loop()
     pieces = call.outgoing()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its answer says why
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the peer's answer gives the reason
         while (piece := await run(next, pieces, None)) is not None:
             await _within(call.patience, loop.sock_sendall(connection, piece))
     while not call.done and (data := await _receive(connection, call.patience)):
@@ -158,9 +158,9 @@ async def _converse(call: Call, connection: socket.socket, run: _Run) -> None:
 
 
 async def _receive(connection: socket.socket, patience: float | None) -> bytes:
-    """Return some bytes, or none at the end of the stream."""
+    """Receive available bytes; return b"" at the end of the stream."""
     loop = asyncio.get_running_loop()
-    for _ in range(2):  # reported once if the peer closed with our bytes unread; its answer still waits
+    for _ in range(2):  # the kernel reports a reset once if the peer left bytes unread; then comes its answer
         with contextlib.suppress(ConnectionResetError):
             return await _within(patience, loop.sock_recv(connection, _PIECE))
     return b""
@@ -175,20 +175,20 @@ async def _within(patience: float | None, step: Awaitable[T]) -> T:
 
 
 class _NoAnswerError(Exception):
-    """The sandbox was silent for longer than its patience."""
+    """The sandbox sent nothing for longer than the call's ``patience``."""
 
 
-# --- connections that last -------------------------------------------------------------------------------------------
+# --- long-lived connections ------------------------------------------------------------------------------------------
 
 
 class AsyncSharedConnection(Connection[Channel]):
     """A connection that tasks of one event loop share.
 
-    The loop watches the socket while a task waits, and not otherwise: unread output stays in the socket, and
-    makes its sender wait. No task reads for the others, so that no byte is lost between a socket and a cancelled task.
+    The event loop watches the socket only while a task waits. Otherwise unread output stays in the socket, and its
+    sender has to wait. The loop's callbacks read, not a task, so a cancelled task cannot lose bytes.
 
     Attributes:
-        lock: does nothing here; tasks switch only where they await.
+        lock: a context manager without effect, because tasks switch only at an await.
     """
 
     def __init__(self, core: SandboxCore, channel: Channel, connection: socket.socket, name: str) -> None:
@@ -197,11 +197,11 @@ class AsyncSharedConnection(Connection[Channel]):
         self._waiting: dict[asyncio.Future[None], bool] = {}
 
     async def answered(self) -> None:
-        """Wait until the other end reports that it runs.
+        """Wait until the peer reports that its process or shell has started.
 
         Raises:
-            MiniSandboxError: what keeps it from running.
-            SandboxGone: there is no answer; the sandbox was stopped if it is ours.
+            MiniSandboxError: the process or shell could not be started.
+            SandboxGone: there is no answer; an owned sandbox was stopped.
         """
         deadline = time.monotonic() + GRACE
         while not (self.channel.started or self.channel.done):
@@ -210,20 +210,20 @@ class AsyncSharedConnection(Connection[Channel]):
         self.channel.check()
 
     async def say(self) -> None:
-        """Send what the channel has queued, waiting while the socket takes none of it."""
+        """Send the channel's queued requests, waiting until the socket has accepted them."""
         self.send()
         while self.unsent and not self.closed:
             await self.wait(listen=False)
 
     async def wait(self, deadline: float | None = None, *, listen: bool = True) -> bool:
-        """Wait until something has happened.
+        """Wait for an event on the connection.
 
         Args:
-            deadline: when to stop waiting, as time.monotonic() counts.
-            listen: whether to take what has arrived; False if it would not be read.
+            deadline: time.monotonic() at which to stop waiting.
+            listen: whether to receive data; False if the caller would not consume it.
 
         Returns:
-            Whether the deadline was still ahead. If it was not, what had arrived before was taken all the same.
+            Whether the deadline lay ahead. If it had passed, data that had already arrived was still received.
 
         Raises:
             InvalidValue: the handle was closed.
@@ -256,8 +256,8 @@ class AsyncSharedConnection(Connection[Channel]):
                 timer.cancel()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the loop watch for what the waiting tasks want."""
-        if self.closed:  # close() has told the loop
+        """Update the events that the loop watches to those that the waiting tasks need."""
+        if self.closed:  # close() has removed the watchers
             return
         if any(self._waiting.values()) and not self.over:
             loop.add_reader(self.socket, self._listen)
@@ -277,12 +277,12 @@ class AsyncSharedConnection(Connection[Channel]):
         self.tell()
 
     def tell(self) -> None:
-        """Wake all tasks that wait."""
+        """Wake all waiting tasks."""
         for event in self._waiting:
             _wake(event)
 
     def close(self) -> None:
-        """Close the connection, also under tasks that wait on it; calling it again does nothing."""
+        """Close the connection and wake the tasks that wait on it; calling it again does nothing."""
         if not self.closed:
             self._watch_no_more()
             super().close()
@@ -307,16 +307,16 @@ def _wake(event: asyncio.Future[None]) -> None:
 
 
 class AsyncCaller:
-    """The task that made this object."""
+    """Remembers the task that created this object."""
 
     def __init__(self) -> None:
         try:
             task = asyncio.current_task()
-        except RuntimeError:  # made before a loop runs
+        except RuntimeError:  # created outside of an event loop
             task = None
         self._task = None if task is None else weakref.ref(task)
 
     def is_another(self) -> bool:
-        """Return whether it is a live task other than the current one."""
+        """Return whether that task is still alive and is not the current one."""
         task = None if self._task is None else self._task()
         return task is not None and not task.done() and task is not asyncio.current_task()

@@ -1,4 +1,4 @@
-"""Synchronous primitives, for threads; :mod:`.io_async` has the same names for the tasks of an event loop."""
+"""Synchronous primitives for threads; :mod:`.io_async` has the same names for the tasks of an event loop."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ _PIECE = 1 << 18
 
 
 def call_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function that blocks."""
+    """Call a blocking function."""
     return function(*args, **kwargs)
 
 
 def call_or_undo(
-    undo: Callable[[T], object],  # noqa: ARG001 - an exception comes from the function, which then made nothing
+    undo: Callable[[T], object],  # noqa: ARG001 - an interrupted function leaves nothing to undo
     function: Callable[P, T],
     /,
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Call a function that blocks and leaves nothing behind when it is interrupted."""
+    """Call a blocking function, which cleans up after itself when it is interrupted."""
     return function(*args, **kwargs)
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def carry_out(core: SandboxCore, operation: Operation[T], *, disk: bool = False) -> T:  # noqa: ARG001 - as of io_async
-    """Carry out an operation's calls, one after another.
+def carry_out(core: SandboxCore, operation: Operation[T], *, disk: bool = False) -> T:  # noqa: ARG001 - as in io_async
+    """Run the calls of an operation one after another.
 
     Args:
         core: the sandbox.
-        operation: what to do; closed at the end, also after an error.
-        disk: whether it reads or writes host files; of no matter here.
+        operation: the operation; it is closed at the end, also after an error.
+        disk: whether it reads or writes host files; ignored here.
 
     Returns:
-        What the operation returns.
+        The value of the operation.
 
     Raises:
         SandboxGone: the sandbox has ended.
@@ -70,10 +70,7 @@ def open_job(core: SandboxCore) -> socket.socket:
 
 
 def _drive(core: SandboxCore, call: Call) -> None:
-    """Carry out a call on a socket of its own.
-
-    Leaving early (an exception, a Ctrl-C) closes the socket, which ends the command's tree.
-    """
+    """Run a call on a new socket. An exception, such as Ctrl-C, closes it, which kills the command's process tree."""
     with core.open_job() as connection:
         connection.settimeout(call.patience)
         try:
@@ -84,18 +81,18 @@ def _drive(core: SandboxCore, call: Call) -> None:
 
 
 def converse(call: Call, connection: socket.socket, deadline: float | None = None) -> None:
-    """Send a call's request and feed it the answer, until it is done or the peer has hung up.
+    """Send a call's request and feed it the answer, until the call is done or the peer hangs up.
 
     Args:
         call: the call.
         connection: a job's socket; its timeout bounds each wait.
-        deadline: when all of it must be done, as time.monotonic() counts; None if each wait is bounded alone.
+        deadline: time.monotonic() at which the whole exchange must be done; None if only each wait is bounded.
 
     Raises:
-        TimeoutError: the socket's timeout or the deadline passed.
+        TimeoutError: the socket's timeout or the deadline has passed.
         SandboxGone: the peer's answer is malformed.
     """
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its answer says why
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the peer's answer gives the reason
         for piece in call.outgoing():
             _limit(connection, deadline)
             connection.sendall(piece)
@@ -107,7 +104,7 @@ def converse(call: Call, connection: socket.socket, deadline: float | None = Non
 
 
 def _limit(connection: socket.socket, deadline: float | None) -> None:
-    """Have the next wait end at the deadline."""
+    """Set the socket's timeout to the time until the deadline; raise TimeoutError if it has passed."""
     if deadline is None:
         return
     remaining = deadline - time.monotonic()
@@ -117,20 +114,20 @@ def _limit(connection: socket.socket, deadline: float | None) -> None:
 
 
 def _receive(connection: socket.socket) -> bytes:
-    """Return some bytes, or none at the end of the stream."""
-    for _ in range(2):  # reported once if the peer closed with our bytes unread; its answer still waits
+    """Receive available bytes; return b"" at the end of the stream."""
+    for _ in range(2):  # the kernel reports a reset once if the peer left bytes unread; then comes its answer
         with contextlib.suppress(ConnectionResetError):
             return connection.recv(_PIECE)
     return b""
 
 
-# --- connections that last -------------------------------------------------------------------------------------------
+# --- long-lived connections ------------------------------------------------------------------------------------------
 
 
 class SharedConnection(Connection[Channel]):
-    """A connection that threads share: one of them listens, the others wait for its news.
+    """A connection that threads share: one thread receives, and the others wait until it notifies them.
 
-    Call every method but :meth:`close` and :meth:`answered` under :attr:`lock`.
+    Hold :attr:`lock` for every method except :meth:`close` and :meth:`answered`.
 
     Attributes:
         lock: guards the connection and its channel.
@@ -144,11 +141,11 @@ class SharedConnection(Connection[Channel]):
         self._sending = False
 
     def answered(self) -> None:
-        """Wait until the other end reports that it runs.
+        """Wait until the peer reports that its process or shell has started.
 
         Raises:
-            MiniSandboxError: what keeps it from running.
-            SandboxGone: there is no answer; the sandbox was stopped if it is ours.
+            MiniSandboxError: the process or shell could not be started.
+            SandboxGone: there is no answer; an owned sandbox was stopped.
         """
         deadline = time.monotonic() + GRACE
         with self.lock:
@@ -158,20 +155,20 @@ class SharedConnection(Connection[Channel]):
         self.channel.check()
 
     def say(self) -> None:
-        """Send what the channel has queued, waiting while the socket takes none of it."""
+        """Send the channel's queued requests, waiting until the socket has accepted them."""
         self.send()
         while self.unsent and not self.closed:
             self.wait(listen=False)
 
     def wait(self, deadline: float | None = None, *, listen: bool = True) -> bool:
-        """Wait until something has happened, whichever thread saw to it.
+        """Wait for an event on the connection, in this thread or reported by another.
 
         Args:
-            deadline: when to stop waiting, as time.monotonic() counts.
-            listen: whether to take what has arrived; False if it would not be read.
+            deadline: time.monotonic() at which to stop waiting.
+            listen: whether to receive data; False if the caller would not consume it.
 
         Returns:
-            Whether the deadline was still ahead. If it was not, what had arrived before was taken all the same.
+            Whether the deadline lay ahead. If it had passed, data that had already arrived was still received.
 
         Raises:
             InvalidValue: the handle was closed.
@@ -196,9 +193,9 @@ class SharedConnection(Connection[Channel]):
         self._sending |= send
         try:
             with self._unlocked():
-                # poll(2) takes an int of milliseconds; callers that wait longer come back
+                # poll(2) takes an int of milliseconds; callers with a longer wait poll again
                 events = poll.poll(None if remaining is None else min(max(remaining * 1000, 0.0), 1e9))
-            happened = sum(event for _, event in events)  # of one descriptor
+            happened = sum(event for _, event in events)  # there is only one descriptor
             if send and happened & ~select.POLLIN:
                 self.send()
             if listen and happened & ~select.POLLOUT:
@@ -219,11 +216,11 @@ class SharedConnection(Connection[Channel]):
             self.lock.acquire()
 
     def tell(self) -> None:
-        """Wake all threads that wait."""
+        """Wake all waiting threads."""
         self._news.notify_all()
 
     def close(self) -> None:
-        """Close the connection, also under threads that wait on it; calling it again does nothing."""
+        """Close the connection and wake the threads that wait on it; calling it again does nothing."""
         with self.lock:
             self.hang_up()
             while self._listening or self._sending:
@@ -233,11 +230,11 @@ class SharedConnection(Connection[Channel]):
 
 
 class Caller:
-    """The thread that made this object."""
+    """Remembers the thread that created this object."""
 
     def __init__(self) -> None:
         self._thread = threading.current_thread()
 
     def is_another(self) -> bool:
-        """Return whether it is a live thread other than the current one."""
+        """Return whether that thread is still alive and is not the current one."""
         return self._thread is not threading.current_thread() and self._thread.is_alive()

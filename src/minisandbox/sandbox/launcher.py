@@ -1,4 +1,4 @@
-"""The controller's side of the zygote: start it, ask it for sandboxes, end it."""
+"""Start the zygote, request sandboxes from it, and stop it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from minisandbox.sandbox import fd_passing, helper_process, host_sockets
 from minisandbox.sandbox.plans import real_directories, usual_preparations
 
 _DOCTOR = "run 'minisandbox doctor': it tries each kernel feature and names the fix"
-# The path of the package goes by stdin: a command line would show a host path inside every sandbox.
+# The package's path is passed on stdin, because a command line would show a host path inside every sandbox.
 _BOOTSTRAP = (
     "import os, socket, sys; path, *settings = os.read(0, 65536).decode('utf-8', 'surrogateescape').split('\\0'); "
     "null = os.open('/dev/null', os.O_RDWR); [os.dup2(null, n) for n in (0, 1, 2)]; os.close(null); "
@@ -37,33 +37,33 @@ _BOOTSTRAP = (
 _NAMESPACES = "user namespaces are refused here, or used up"
 _MASKED = "a container engine masks files below /proc, and the kernel then mounts no other /proc"
 _REASONS = {
-    errno.ENOSPC: _NAMESPACES,  # these three: unshare(2)
+    errno.ENOSPC: _NAMESPACES,  # the first three errors are from unshare(2)
     errno.EUSERS: _NAMESPACES,
     errno.EPERM: _NAMESPACES,
     errno.EAGAIN: "this user has, or its control group, as many processes as it may (ulimit -u, pids.max)",
     errno.ENOMEM: "the machine, or this process's control group, has no memory left",
 }
-"""Likely causes for which the kernel refuses a sandbox."""
+"""Likely cause of each error with which the kernel refuses a sandbox."""
 _START_TIMEOUT = 30.0
 _FEWEST_FILES = 128
-"""Open files that a launcher cannot do with less of: it gives what sandboxes begin with numbers from 100 on."""
+"""Minimum limit of open files: the launcher moves the descriptors of new sandboxes to numbers from 100 on."""
 _OF_THE_MESSAGE = (errno.ETOOMANYREFS, errno.EMSGSIZE)
-"""What cannot be sent, or not with its descriptors while so many are under way: that is no end of the launcher."""
+"""Errors about a message (too large, too many descriptors in flight), which do not mean that the launcher is dead."""
 ONE_ID = "MINISANDBOX_ONE_ID"
-"""Environment variable: 1 keeps an ordinary user's sandboxes from using subordinate ids."""
+"""Environment variable; 1 keeps an ordinary user's sandboxes from using subordinate ids."""
 BY_RLIMIT = "rlimit"
 NO_GROUPS = "MINISANDBOX_NO_CGROUPS"
-"""Environment variable: 1 keeps sandboxes out of control groups."""
+"""Environment variable; 1 disables control groups."""
 
 
 class Launcher:
-    """One zygote and the sandboxes it forks; they end when this object is closed or this process ends.
+    """One zygote and the sandboxes that it forks; all of them end with :meth:`close` or with this process.
 
     Args:
         runtime: private directory for locks and records.
 
     Raises:
-        HostError: the zygote could not be started; this machine lacks a kernel feature.
+        HostError: the zygote could not be started, for example because the kernel lacks a feature.
     """
 
     def __init__(self, runtime: Path) -> None:
@@ -103,21 +103,21 @@ class Launcher:
         door: socket.socket,
         sealed: Sequence[int] = (),
     ) -> None:
-        """Ask for a sandbox, without waiting for it.
+        """Request a sandbox, without waiting for it.
 
-        On the control socket come a pidfd of its first process (``forked``), then ``ready``; or why there will be
-        none (``refused``, which is for :func:`refusal`, or ``error``).
+        The control socket then receives a pidfd of pid 1 (``forked``) and later ``ready``. If the sandbox cannot be
+        created, it receives ``refused`` (see :func:`refusal`) or ``error`` instead.
 
         Args:
-            plan: what to make.
+            plan: plan of the sandbox.
             control: the sandbox's end of its control socket.
-            door: listening socket at which other processes bring it jobs.
-            sealed: numbers of the held trees that the plan names.
+            door: listening socket on which other processes submit jobs.
+            sealed: numbers of the sealed trees that the plan names.
 
         Raises:
             SandboxCreationError: the zygote is gone.
         """
-        network = "host" if plan.network == "host" else "off"  # the way out of an allow-list is no matter of the kernel
+        network = "host" if plan.network == "host" else "off"  # for an allow-list, the gateway provides the only access
         fields = ["create", f"network={network}", f"ids={'one' if plan.one_id else 'all'}", f"inotify={plan.inotify}"]
         fields.append(f"sealed={','.join(map(str, sealed))}")
         if plan.pretend_owners:
@@ -126,15 +126,15 @@ class Launcher:
             fields.append(f"nproc={plan.processes}")
         fields += (f"{name}={amount}" for name, amount in plan.group_limits)
         self.flush()
-        with self._explaining():  # messages are sent whole, by several threads too
+        with self._explaining():  # no lock needed: the socket sends messages atomically
             request = " ".join(fields).encode() + b"\n" + plan.to_json()
             fd_passing.send(self._connection, request, (control.fileno(), door.fileno()))
 
     def hold(self, tree: int) -> int:
-        """Keep what a sandbox has written beyond its end; returns the number by which other sandboxes get it.
+        """Keep a sandbox's upper after the sandbox has ended; return the number by which plans refer to it.
 
         Args:
-            tree: descriptor of its scratch mount.
+            tree: descriptor of the sandbox's writable mount.
 
         Raises:
             SandboxCreationError: the kernel refused, or the zygote is gone.
@@ -145,7 +145,7 @@ class Launcher:
         """Count the bytes that a sandbox has written to its upper on disk.
 
         Args:
-            tree: descriptor of its mount.
+            tree: descriptor of the sandbox's writable mount.
 
         Raises:
             SandboxCreationError: the kernel refused, or the zygote is gone.
@@ -153,15 +153,15 @@ class Launcher:
         return self._ask("measure", tree, "bytes")
 
     def forget(self, number: int) -> None:
-        """Give up a held tree, at the next request or flush; safe to call from anywhere, finalisers included."""
+        """Release a held tree at the next request or flush; safe to call from anywhere, finalisers included."""
         self._forgotten.append(number)
 
     def flush(self) -> None:
-        """Release forgotten trees now, to free their memory; a request in progress does so when it ends.
+        """Release forgotten trees now, to free their memory. If a request is in progress, it does so when it ends.
 
-        It never waits: a garbage collection inside a request, which holds the lock, may stop an abandoned sandbox.
+        It never waits for the lock: a garbage collection during a request, which holds the lock, may call this.
         """
-        while self._forgotten and self._lock.acquire(blocking=False):  # again: others may have left theirs to this one
+        while self._forgotten and self._lock.acquire(blocking=False):  # loop: other threads may add trees
             try:
                 numbers = []
                 with contextlib.suppress(IndexError):
@@ -173,7 +173,7 @@ class Launcher:
                 self._lock.release()
 
     def _ask(self, verb: str, tree: int, what: str) -> int:
-        """Send one request about a tree, and return the number that answers it."""
+        """Send a request about a tree; return the number in the answer."""
         self.flush()
         try:
             with self._lock, self._explaining():
@@ -185,13 +185,13 @@ class Launcher:
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Say what an error of the connection means for a sandbox."""
+        """Convert an OSError of the connection to a SandboxCreationError."""
         started = time.monotonic()
         try:
             yield
         except OSError as error:
             early = time.monotonic() < started + _START_TIMEOUT
-            if isinstance(error, HostError) or (isinstance(error, TimeoutError) and early):  # of a signal's handler
+            if isinstance(error, HostError) or (isinstance(error, TimeoutError) and early):  # by a signal handler
                 raise
             if error.errno not in _OF_THE_MESSAGE:
                 self.close()
@@ -201,7 +201,7 @@ class Launcher:
             ) from error
 
     def _receive(self, number: int) -> dict[str, object]:
-        """Return the answer to a request, and drop those to earlier requests, which were interrupted."""
+        """Return the answer to a request; drop answers to earlier requests that were interrupted."""
         while True:
             data = self._connection.recv(1 << 16)
             if not data:
@@ -213,7 +213,7 @@ class Launcher:
                 self.forget(answer["number"])
 
     def _check(self, answer: dict[str, Any]) -> dict[str, object]:
-        """Return an answer, unless it is an error."""
+        """Return an answer, or raise the error that it reports."""
         if answer["event"] == "error":
             if str(answer.get("path")).startswith(str(self._ranges)):
                 raise registry.ranges_fault(self._ranges, OSError(answer["errno"], os.strerror(answer["errno"])))
@@ -222,9 +222,9 @@ class Launcher:
 
     @functools.cached_property
     def host_sockets(self) -> tuple[str, ...]:
-        """Return the sockets that a sandbox over the host's ``/usr`` must not reach; see :func:`.host_sockets.find`.
+        """The host's sockets that a sandbox with the host's ``/usr`` must not reach; see :func:`.host_sockets.find`.
 
-        Found when the first such sandbox is made: where /usr itself is bound, looking takes most of a second.
+        They are searched for only when needed: if /usr itself is bind-mounted, the search takes almost a second.
         """
         usr = () if self.layered_usr else ("/usr",)
         return host_sockets.find([*(f"/{name}" for name in real_directories()), *usr])
@@ -235,7 +235,7 @@ class Launcher:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the zygote and every sandbox of it."""
+        """Stop the zygote and all its sandboxes."""
         with contextlib.suppress(OSError):
             self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -254,8 +254,8 @@ def refusal(number: int | None, message: str) -> SandboxCreationError:
     """Return the error for a sandbox that the zygote refused.
 
     Args:
-        number: the kernel's error, if it was one.
-        message: what the zygote says.
+        number: errno of the failed system call, or None.
+        message: message of the zygote.
     """
     reason, hint = _REASONS.get(number or 0), _DOCTOR
     if number == errno.EPERM and fixes.in_container():
@@ -266,10 +266,10 @@ def refusal(number: int | None, message: str) -> SandboxCreationError:
 
 
 def enforcement(groups: object) -> dict[str, str]:
-    """Return what enforces each limit that depends on the machine; limits that nothing enforces are missing.
+    """Return the mechanism that enforces each machine-dependent limit; leave out limits that cannot be enforced.
 
     Args:
-        groups: what the zygote says about control groups, or None.
+        groups: control groups as reported by the zygote, or None.
     """
     held = {"memory": "watchdog", "processes": BY_RLIMIT}
     if isinstance(groups, dict):

@@ -1,4 +1,4 @@
-"""The controller's side of allow-lists: start the gateway, give it sandboxes to serve, collect refusals."""
+"""Start the network gateway, register sandboxes with an allow-list, and collect refused requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisandbox.sandbox import fd_passing, helper_process
 from minisandbox.types import Network, Refusals
 
 _LOG = logging.getLogger("minisandbox.network")
-# The package's path goes by stdin: other users can read command lines.
+# The package's path is passed on stdin, because other users can read command lines.
 _BOOTSTRAP = (
     "import os, socket, sys; path = os.read(0, 65536).decode('utf-8', 'surrogateescape'); "
     "null = os.open('/dev/null', os.O_RDWR); [os.dup2(null, n) for n in (0, 1, 2)]; os.close(null); "
@@ -27,18 +27,18 @@ _BOOTSTRAP = (
     "gateway.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))"
 )
 UNUSED = 60.0
-"""Seconds without a connection after which a sandbox's proxy ends; the next connection starts another."""
+"""Seconds without a connection after which a sandbox's proxy exits; the next connection starts a new proxy."""
 _LAST = 100
-"""Reasons that are kept of each sandbox's refusals."""
+"""Number of refusals per sandbox whose reasons are kept."""
 _MOST_TEXT = 1 << 15
 _PATIENCE = 5.0
 
 
 def check_network(network: Network) -> Network:
-    """Check that an allow-list can be carried out on this machine.
+    """Check that an allow-list can be enforced on this machine.
 
     Raises:
-        InvalidValue: the network names an address that would be refused, or this machine's own proxy cannot be used.
+        InvalidValue: the network names an address that would be refused, or the host's own proxy is not supported.
     """
     allowed = rules.Rules(network.hosts, network.private)
     for pattern in network.hosts:
@@ -54,7 +54,7 @@ def check_network(network: Network) -> Network:
 
 
 def _upstream() -> rules.Upstream:
-    """Return the upstream proxies of the caller's environment.
+    """Return the upstream proxies named by this process's environment variables.
 
     Raises:
         InvalidValue: a proxy is of an unsupported kind.
@@ -63,13 +63,13 @@ def _upstream() -> rules.Upstream:
     for url in filter(None, (upstream.tunnel, upstream.plain)):
         try:
             rules.parse_hop(url)
-        except ValueError as error:  # without the address itself, which may hold a password
+        except ValueError as error:  # leave out the address, which may contain a password
             raise InvalidValue("the proxy in https_proxy or http_proxy cannot be used", reason=str(error)) from None
     return upstream
 
 
 class Gateway:
-    """The gateway process of this process, started when first needed, and again after it was killed."""
+    """Starts the gateway process at its first use, and again after it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,16 +77,16 @@ class Gateway:
         self._refusals: dict[str, _Refusals] = {}
 
     def serve(self, name: str, network: Network, listener: socket.socket, pidfd: int) -> None:
-        """Have the gateway serve a sandbox until its first process ends.
+        """Register a sandbox with the gateway until the sandbox's pid 1 exits.
 
         Args:
-            name: its id.
-            network: what it may reach.
-            listener: socket that listens inside; it is closed here.
-            pidfd: its first process.
+            name: id of the sandbox.
+            network: hosts that the sandbox may reach.
+            listener: socket that listens inside the sandbox; this method closes it.
+            pidfd: pidfd of the sandbox's pid 1.
 
         Raises:
-            HostError: the gateway could not be started, or asked.
+            HostError: the gateway could not be started or reached.
         """
         upstream = _upstream()
         request = {
@@ -102,7 +102,7 @@ class Gateway:
                         self._process = _Process()
                     self._process.serve(json.dumps(request).encode(), listener.fileno(), pidfd, refusals)
                     return
-                except TimeoutError:  # raised by a signal handler of the caller: nothing here has a deadline
+                except TimeoutError:  # raised by a signal handler of the caller: this method has no timeout
                     raise
                 except OSError as error:
                     if is_last or not isinstance(error, ConnectionError):
@@ -110,7 +110,7 @@ class Gateway:
                     self._drop()  # the gateway was killed
 
     def refusals(self, name: str) -> Refusals:
-        """Return the refusals of a sandbox so far."""
+        """Return the refused requests of a sandbox so far."""
         refusals = self._refusals.get(name)
         return refusals.collect() if refusals is not None else Refusals()
 
@@ -123,7 +123,7 @@ class Gateway:
                 refusals.close()
 
     def close(self) -> None:
-        """End the gateway, and with it every proxy."""
+        """Stop the gateway and all its proxies."""
         with self._lock:
             self._drop()
             for refusals in self._refusals.values():
@@ -137,15 +137,15 @@ class Gateway:
 
 
 class _Refusals:
-    """The refusals of one sandbox, in all its runs.
+    """Counts the refused requests of one sandbox, over all its runs.
 
-    Its proxies count on an eventfd and send reasons to a socket, before a client inside gets its answer. So both are
-    up to date when they are read; the gateway passes on nothing.
+    The sandbox's proxies report a refusal before they answer the client inside: they increment an eventfd and send the
+    reason to a socket. So both are current whenever they are read, and the gateway need not forward anything.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.RLock()  # a logging handler may ask for the refusals
+        self._lock = threading.RLock()  # reentrant: a logging handler may call collect()
         self._count = 0
         self._last: deque[str] = deque(maxlen=_LAST)
         self.texts, self.reporters = socket.socketpair(
@@ -155,7 +155,7 @@ class _Refusals:
         self._is_closed = False
 
     def collect(self) -> Refusals:
-        """Read and log the reports."""
+        """Read pending reports, log them, and return all refusals so far."""
         with self._lock:
             if not self._is_closed:
                 with contextlib.suppress(OSError):
@@ -178,7 +178,7 @@ class _Refusals:
 
 
 class _Process:
-    """One gateway process, and the thread that logs what it and its proxies report."""
+    """One gateway process, and the thread that logs its reports and those of its proxies."""
 
     def __init__(self) -> None:
         hold_streams()
@@ -187,7 +187,7 @@ class _Process:
             with theirs:
                 self._process = helper_process.start(_BOOTSTRAP, theirs)
             self._epoll = select.epoll()
-        except BaseException:  # a Ctrl-C too
+        except BaseException:  # even on Ctrl-C
             self._connection.close()
             raise
         self._epoll.register(self._connection, select.EPOLLIN)
@@ -202,7 +202,7 @@ class _Process:
         return self._process.pid
 
     def serve(self, request: bytes, listener: int, pidfd: int, refusals: _Refusals) -> None:
-        """Have it serve a sandbox.
+        """Register a sandbox with the gateway process, and watch its refusals.
 
         Raises:
             OSError: the gateway has exited.
@@ -229,7 +229,7 @@ class _Process:
                     return
 
     def _hear(self) -> bool:
-        """Take a message of the gateway's own; returns whether it is alive."""
+        """Log a message of the gateway itself; return whether the gateway is alive."""
         with contextlib.suppress(OSError):
             if name := self._connection.recv(_MOST_TEXT):
                 why = "it has no network, for its gateway has no file descriptor left (ulimit -n)"
@@ -240,10 +240,10 @@ class _Process:
         return False
 
     def close(self) -> None:
-        """End it."""
+        """Stop the gateway process and the thread."""
         self._closing = True
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close(2) alone would not
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes the thread, unlike close(2)
         self._thread.join(_PATIENCE)
         self._connection.close()
         self._epoll.close()

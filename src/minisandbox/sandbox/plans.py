@@ -1,4 +1,4 @@
-"""Turn a caller's request into the plan that the launcher executes; reads directories, changes nothing."""
+"""Turn a request for a sandbox into the plan that the launcher executes; reads directories, changes nothing."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from minisandbox.launch import plan as p
 from minisandbox.types import ImageSpec, Limits, Mount, Network
 
 LEAST_DISK = 64 << 10
-"""Bytes without which nothing can be done over sealed trees."""
+"""Minimum bytes of scratch that must remain on top of sealed trees."""
 HOSTNAME = "sandbox"
-"""What every sandbox is called inside."""
+"""Hostname inside every sandbox."""
 _USUAL_DISK = Limits().disk
 _VIEWER_SCRATCH = 1 << 20
 _OWN_PROCESSES = 8
-"""Pid 1 and workers, which the kernel counts with the rest."""
+"""Processes added to the limit for pid 1 and the workers, which the kernel counts too."""
 USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# Files of /proc that describe the host, not the sandbox. Docker masks those in the first lines (moby/profiles);
-# programs inside do not need the rest either.
+# Files of /proc that describe the host, not the sandbox. Docker masks those of the first lines (moby/profiles);
+# programs inside do not need the others either.
 _HIDDEN = (
     "acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list",
     "timer_stats", "cmdline", "config.gz", "dynamic_debug", "iomem", "ioports", "kallsyms", "key-users", "kmsg",
     "kpagecgroup", "kpagecount", "kpageflags", "modules", "pagetypeinfo", "slabinfo", "sysrq-trigger", "vmallocinfo",
     "pressure", "locks", "swaps", "bootconfig",
 )  # fmt: skip
-# Programs read these; a name that is in neither list, of another kernel or a driver, is hidden if it is there.
+# Files of /proc that programs read. A name in neither list, from another kernel or a driver, is hidden.
 _SHOWN = frozenset(
     {
         "buddyinfo", "bus", "cgroups", "consoles", "cpuinfo", "crypto", "devices", "diskstats", "dma", "driver",
@@ -41,32 +41,32 @@ _SHOWN = frozenset(
 )  # fmt: skip
 _FROZEN = ("bus", "driver", "fs", "irq", "sys", "tty")
 _OTHERS_PROCESSES = 192
-"""Processes of those that an ordinary user may have which one sandbox leaves to the others and to their owner."""
+"""Processes of an ordinary user's limit that one sandbox leaves to the user and the user's other sandboxes."""
 _HOSTS = "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxRequest:
-    """Everything that decides what one sandbox looks like.
+    """Everything that determines the plan of one sandbox.
 
     Attributes:
-        image: what is inside.
-        limits: what it may use.
-        network: what it can reach.
-        mounts: host directories and files shown inside.
-        hostname: what it is called inside.
-        upper: host directory that takes the writes, or None for memory.
-        writable_usr: whether the host's ``/usr`` can be idmapped and so be shown copy-on-write.
-        layered_usr: whether it can be shown through an overlay at all.
-        host_sockets: what is covered where directories of the host are bound (:func:`.host_sockets.find`).
-        sealed: how many sealed trees lie over the image.
-        held: bytes that these take, of ``limits.disk``.
-        disk_upper: whether a directory of the store's disk takes the writes, where memory cannot
-            (:class:`.uppers.UpperDirectory`).
-        enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
-        pretend_owners: whether changes of owners answer success and do nothing: of builds with one id.
+        image: its image.
+        limits: its resource limits.
+        network: its network access.
+        mounts: host directories and files to mount inside.
+        hostname: its hostname.
+        upper: host directory used as the upper, or None for an upper in memory.
+        writable_usr: whether the host's ``/usr`` can be idmapped, and so be mounted copy-on-write.
+        layered_usr: whether the host's ``/usr`` can be an overlay layer at all.
+        host_sockets: paths to cover below bind-mounted host directories (:func:`.host_sockets.find`).
+        sealed: number of sealed trees on top of the image.
+        held: bytes of ``limits.disk`` that the sealed trees take.
+        disk_upper: whether the upper is a directory on the store's disk, because this kernel does not support one in
+            memory (:class:`.uppers.UpperDirectory`).
+        enforcement: mechanisms that enforce the machine-dependent limits (:func:`.launcher.enforcement`).
+        pretend_owners: whether changes of file owners and ids do nothing but return success, for builds with one id.
         keep_tmp: whether a build's /tmp is part of its layer.
-        tmpfs: file systems in memory, at paths in the sandbox.
+        tmpfs: in-memory file systems, with paths inside the sandbox.
     """
 
     image: ImageSpec
@@ -88,24 +88,24 @@ class SandboxRequest:
 
     @property
     def given_uppers(self) -> tuple[Path, ...]:
-        """The host directories that a build writes to: the root's, and those of mounts."""
+        """The host directories that a build writes to: the uppers of the root and of mounts."""
         return tuple(filter(None, (self.upper, *(mount.upper for mount in self.mounts))))
 
     @property
     def one_id(self) -> bool:
-        """Whether it has but one id: what a build leaves on the disk must be the caller's own, who may be root."""
+        """Whether the sandbox has a single id, because the files of a build on disk must belong to an ordinary user."""
         return bool(self.given_uppers) and os.geteuid() != 0
 
     @property
     def upper_kind(self) -> str:
-        """Where the writes go, as :attr:`.types.SandboxInfo.upper` has it."""
+        """Kind of the upper, as in :attr:`.types.SandboxInfo.upper`."""
         if self.upper is not None:
             return "given"
         return "disk" if self.disk_upper else "memory"
 
 
 def make_plan(request: SandboxRequest) -> p.Plan:
-    """Lay out the operations that make a sandbox.
+    """Build the plan of a sandbox.
 
     Raises:
         InvalidValue: a mount or layer path is not usable.
@@ -144,7 +144,7 @@ _MOST_KNOWN = 100
 
 
 def find_plan(request: SandboxRequest) -> p.Plan:
-    """Return the plan of :func:`make_plan`, made once for requests that are alike.
+    """Return the plan of :func:`make_plan`, cached for equal requests.
 
     Raises:
         InvalidValue: a mount or layer path is not usable.
@@ -164,7 +164,7 @@ def find_plan(request: SandboxRequest) -> p.Plan:
 
 @functools.cache
 def usual_preparations() -> bytes:
-    """Return the operations that every spare is prepared with, as a plan's first line."""
+    """Return the preparations of every spare, encoded as the first line of a plan."""
     return p.pack_operations(_preparations(HOSTNAME, outside=False))
 
 
@@ -172,14 +172,14 @@ def _preparations(hostname: str, *, outside: bool) -> tuple[p.Operation, ...]:
     """Return the operations that do not depend on the image.
 
     Args:
-        hostname: what the sandbox is called inside.
-        outside: whether it is in the host's network.
+        hostname: hostname inside.
+        outside: whether the sandbox uses the host's network.
     """
     return (
         p.Scratch(_USUAL_DISK),
         *(p.Directory(path) for path in (p.ROOT, "layers", "run", "dev")),
         p.Directory("shm", 0o1777),
-        p.Directory("run/lock", 0o1777),  # to which Debian's /var/lock points
+        p.Directory("run/lock", 0o1777),  # Debian's /var/lock links to it
         *_name_service(hostname, outside=outside),
         p.Name(hostname),
         p.Attach("dev", source="dev"),
@@ -197,23 +197,23 @@ def _resize(size: int) -> Iterator[p.Resize]:
 
 @functools.cache
 def _unknown() -> tuple[str, ...]:
-    """Return the names in the host's /proc that we do not know and that may be about the host."""
+    """Return the names in the host's /proc that are in neither list, because they may describe the host."""
     there = (name for name in os.listdir("/proc") if not name.isdigit())
     return tuple(sorted(set(there).difference(_HIDDEN, _SHOWN)))
 
 
 def _left(request: SandboxRequest) -> int:
-    """Return the bytes that may still be written. Sealed trees count whole, with deleted and overwritten files."""
+    """Return the remaining bytes of the disk limit. Sealed trees count in full, with deleted and overwritten files."""
     disk = request.limits.disk
     return max(disk - request.held, min(disk, LEAST_DISK))
 
 
 def make_viewer_plan(request: SandboxRequest, trees: int) -> p.Plan:
-    """Plan a sandbox that only reads another sandbox's uppers and image (:mod:`.comparing`).
+    """Build the plan of a sandbox that only reads the uppers and the image of a workspace (:mod:`.comparing`).
 
     Args:
-        request: what the other was made from.
-        trees: how many trees it has written, sealed or not.
+        request: request of the workspace.
+        trees: number of its uppers, sealed or not.
     """
     image, usr = request.image, request.image.host_usr and request.writable_usr
     looking = replace(request, sealed=trees, mounts=(), upper=None, disk_upper=False)
@@ -235,10 +235,10 @@ def make_viewer_plan(request: SandboxRequest, trees: int) -> p.Plan:
 
 
 def check_mounts(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
-    """Refuse mounts that cannot be made as asked.
+    """Check that the mounts are supported and their paths are valid.
 
     Raises:
-        InvalidValue: a path is relative, has ``..`` in it, does not exist, or a writable mount is asked for.
+        InvalidValue: a path is relative, contains ``..`` or does not exist, or a mount is writable.
     """
     for mount in mounts:
         if not mount.read_only:
@@ -276,14 +276,14 @@ def _takes(request: SandboxRequest) -> Iterator[p.Take | p.Given | p.DiskUpper]:
 
 
 def _sources(number: int, mount: Mount) -> Iterator[tuple[str, Path]]:
-    """Return the directories that a mount shows, topmost first, with names for them."""
+    """Yield the (slot, directory) pairs of a mount, topmost directory first."""
     source = mount.source.resolve()
     for depth, path in enumerate((source if source.is_dir() else source.parent, *reversed(mount.below))):
         yield f"m{number}.{depth}", path.resolve()
 
 
 def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
-    """Show each mount through an overlay: the mount table has the path of a bind's source, but not of a lower."""
+    """Mount each source through an overlay, because the mount table would show the host path of a bind mount."""
     if mounts:
         yield p.Directory("mounts")
         yield p.Directory("mounts/empty")
@@ -304,7 +304,7 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
 
 @functools.cache
 def real_directories() -> tuple[str, ...]:
-    """Top-level directories that most hosts link into /usr and this one does not."""
+    """Return the top-level directories that most hosts, but not this one, link into /usr."""
     return tuple(name for name in USR_LINKS if Path("/", name).is_dir() and not Path("/", name).is_symlink())
 
 
@@ -320,7 +320,7 @@ def _root(request: SandboxRequest) -> Iterator[p.Operation]:
 def _writable(
     request: SandboxRequest, path: str, lowers: tuple[str, ...], upper: str, work: str
 ) -> Iterator[p.Operation]:
-    """Mount an overlay that takes writes, to scratch or to a disk upper."""
+    """Mount a writable overlay with its upper in scratch or on disk."""
     prefix = "disk/" if request.disk_upper else ""
     yield p.Directory(f"{prefix}{upper}")
     yield p.Directory(f"{prefix}{work}")
@@ -328,30 +328,30 @@ def _writable(
 
 
 def with_disk_upper(plan: p.Plan, upper: Path) -> p.Plan:
-    """Return the plan with this directory on disk as upper; forks share all the rest."""
+    """Return the plan with this directory as its disk upper; forks share the rest of the plan."""
     takes = (p.DiskUpper(str(upper), one.slot) if isinstance(one, p.DiskUpper) else one for one in plan.takes)
     return replace(plan, takes=tuple(takes))
 
 
 def _sealed(request: SandboxRequest, part: str) -> tuple[str, ...]:
-    """Return where one part of the sealed trees is attached, topmost first."""
+    """Return the scratch paths of one part of the sealed trees, topmost first."""
     return tuple(f"sealed/{number}/{part}" for number in reversed(range(request.sealed)))
 
 
 def _layers(image: ImageSpec) -> tuple[str, ...]:
-    """Return where the layers are attached, topmost first."""
+    """Return the scratch paths of the layers, topmost first."""
     return tuple(f"layers/{slot}" for slot in reversed(range(len(image.layers))))
 
 
 def _missing(request: SandboxRequest) -> Iterator[p.Complete]:
-    """Create the directories that the image names, except over sealed trees, where they may have been removed."""
+    """Create the directories that the image names, except on top of sealed trees, which may have removed them."""
     named = (request.image.workdir, *request.image.volumes)
     if not request.sealed and (paths := tuple(str(path) for path in named if path.name)):
         yield p.Complete(p.ROOT, paths)
 
 
 def _tmp(request: SandboxRequest) -> Iterator[p.Operation]:
-    """Mount a /tmp of its own in builds that do not keep it; a workspace's /tmp is part of its snapshots."""
+    """Mount a separate /tmp in builds that do not keep it; a workspace's /tmp is part of its snapshots."""
     if request.upper is not None and not request.keep_tmp:
         yield p.Directory("tmp", 0o1777)
         yield p.Attach("root/tmp", source="tmp")
@@ -367,7 +367,7 @@ def _usr(request: SandboxRequest) -> Iterator[p.Operation]:
     if not request.layered_usr:
         return
     yield p.Attach("layers/usr", slot="usr")
-    if not request.writable_usr:  # file locks and inotify are about an overlay's own inodes, not about the host's
+    if not request.writable_usr:  # use an overlay, so that file locks and inotify do not affect the host's inodes
         yield p.Directory("no-usr")
         yield p.Overlay("root/usr", ("layers/usr", "no-usr"), "", "")
         return
@@ -380,12 +380,12 @@ def _usr(request: SandboxRequest) -> Iterator[p.Operation]:
 
 
 def _usr_layers(image: ImageSpec) -> list[int]:
-    """Return the layers that change something below /usr, topmost first."""
+    """Return the indices of the layers that change /usr, topmost first."""
     return [slot for slot, layer in reversed([*enumerate(image.layers)]) if _has_usr(layer)]
 
 
 def _has_usr(layer: Path) -> bool:
-    """Return whether a layer changes something below /usr (the base layer's empty mount point does not count)."""
+    """Return whether a layer changes /usr; the base layer's empty mount point does not count."""
     usr = os.path.join(layer, "usr")
     try:
         status = os.lstat(usr)
@@ -395,7 +395,7 @@ def _has_usr(layer: Path) -> bool:
 
 
 @functools.lru_cache(1024)
-def _has_entries(directory: str, inode: int, changed: int) -> bool:  # noqa: ARG001 - they tell one state from another
+def _has_entries(directory: str, inode: int, changed: int) -> bool:  # noqa: ARG001 - part of the cache key
     with os.scandir(directory) as entries:
         return any(True for _ in entries)
 
@@ -434,7 +434,7 @@ def _rlimits(request: SandboxRequest) -> Iterator[tuple[str, int]]:
     if processes < limits.processes or not _grouped(request.enforcement, "processes"):
         yield "NPROC", processes
     if limits.memory is not None and not _grouped(request.enforcement, "memory"):
-        yield "DATA", limits.memory  # the most that one process may take between two looks of the watchdog
+        yield "DATA", limits.memory  # bounds what one process can allocate between two checks of the watchdog
     yield "NOFILE", limits.open_files
     if limits.file_size is not None:
         yield "FSIZE", limits.file_size

@@ -1,4 +1,4 @@
-"""One run of a sandbox, from its first process to its last. A snapshot or reset ends a run and starts the next."""
+"""One run of a sandbox, from the start of its pid 1 to its end. A snapshot or reset ends a run and starts the next."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _STOP_TIMEOUT = 30.0
 
 
 class SandboxRun:
-    """The processes of a sandbox, asked for and not awaited; ready for commands after :meth:`await_ready`.
+    """The processes of one run. Creating it only sends the request; commands can run after :meth:`await_ready`.
 
     Args:
-        launcher: who makes it.
-        plan: what it is.
-        door: listening socket at which other processes bring it jobs.
+        launcher: launcher of the sandbox.
+        plan: plan of the sandbox.
+        door: listening socket on which other processes submit jobs.
         trees: the sealed trees that the plan names.
         name: the sandbox's id, for messages.
-        upper: the directory on disk that its writes go to, if not to memory.
+        upper: directory of an upper on disk, or None for an upper in memory.
 
     Attributes:
-        pid: host pid of its first process; 0 before :meth:`await_process`.
-        tree: what it writes.
-        listener: if it was asked for, the socket that listens inside for its way out; the gateway closes it.
+        pid: host pid of the sandbox's pid 1; 0 before :meth:`await_process`.
+        tree: the upper of this run.
+        listener: for an allow-list, the proxy's listening socket inside the sandbox; the gateway closes it.
 
     Raises:
         SandboxCreationError: the launcher is gone.
@@ -69,18 +69,18 @@ class SandboxRun:
         try:
             with theirs:
                 launcher.create(plan, theirs, door, numbers)
-        except BaseException:  # a Ctrl-C included
+        except BaseException:  # even on Ctrl-C
             self.end()
             raise
 
     @property
     def tree(self) -> Tree:
-        """What it writes."""
+        """The upper of this run."""
         assert self._tree is not None
         return self._tree
 
     def await_process(self) -> None:
-        """Wait until its first process is known.
+        """Wait until pid 1 of the sandbox is known.
 
         Raises:
             SandboxCreationError: the process could not be forked.
@@ -96,7 +96,7 @@ class SandboxRun:
         """Wait until commands can be run.
 
         Raises:
-            SandboxCreationError: the kernel refused a step, or it took too long.
+            SandboxCreationError: the kernel refused a step, or the setup took too long.
         """
         self.await_process()
         while self._receive() != "ready":
@@ -106,14 +106,14 @@ class SandboxRun:
         """Receive the next message about the creation of the sandbox; return its event.
 
         Raises:
-            SandboxCreationError: the sandbox will not be.
+            SandboxCreationError: the sandbox could not be created.
         """
         started = time.monotonic()
         try:
             flags = socket.MSG_CMSG_CLOEXEC
             data, ancillary, _, _ = self._control.recvmsg(1 << 16, socket.CMSG_SPACE(4), flags)
         except TimeoutError:
-            if time.monotonic() < started + _READY_TIMEOUT:  # of a signal's handler
+            if time.monotonic() < started + _READY_TIMEOUT:  # raised by a signal handler
                 raise
             raise SandboxCreationError(
                 f"sandbox {self._name} was not ready after {_READY_TIMEOUT:.0f} s",
@@ -157,19 +157,19 @@ class SandboxRun:
 
     @property
     def pidfd(self) -> int:
-        """Descriptor of its first process; this object closes it."""
+        """Pidfd of the sandbox's pid 1; this object closes it."""
         return self._pidfd
 
     def open_job(self) -> socket.socket:
         """Open a stream socket for a new job.
 
         Raises:
-            OSError: its end is gone.
+            OSError: the peer is gone.
         """
         return new_job(self._control)
 
     def has_room(self) -> bool:
-        """Return whether a job can be handed over without waiting; True if the peer is gone."""
+        """Return whether a job can be submitted without waiting; True if the peer is gone."""
         descriptor = self._control.fileno()
         if descriptor < 0:
             return True
@@ -178,17 +178,17 @@ class SandboxRun:
         return bool(poll.poll(0))
 
     def over(self, seconds: float) -> bool:
-        """Return whether its first process exits within so many seconds."""
+        """Return whether pid 1 has exited or exits within this many seconds."""
         return self._pidfd < 0 or readable(self._pidfd, seconds)
 
     def end(self) -> None:
-        """End every process of it; calling it again does nothing.
+        """Kill every process of the run; calling it again does nothing.
 
         Raises:
-            SandboxGone: a process of it hangs in the kernel and did not end.
+            SandboxGone: a process of the sandbox hangs in the kernel and did not exit.
         """
         with contextlib.suppress(SandboxCreationError, OSError):
-            if self._awaited and self._pidfd < 0:  # given up before its first process was known
+            if self._awaited and self._pidfd < 0:  # interrupted before the pidfd arrived
                 self._await_process(_END_PATIENCE)
         self._awaited = False
         self._control.close()
@@ -203,32 +203,32 @@ class SandboxRun:
             os.close(pidfd)
 
     def discard(self) -> None:
-        """Remove its upper on disk once it has ended."""
+        """Discard the upper on disk, if any, after the run has ended."""
         if self._upper is not None:
             self._upper.discard()
 
 
 def new_job(control: socket.socket) -> socket.socket:
-    """Return one end of a new job's stream socket; the other end goes over a control socket.
+    """Create a job's socket pair; send one end over the control socket and return the other.
 
     Raises:
-        OSError: the end of the control socket is gone.
+        OSError: the peer of the control socket is gone.
     """
     ours, theirs = socket.socketpair()
     try:
         with theirs:
             fd_passing.send(control, b"job", [theirs.fileno()])
-    except BaseException:  # a Ctrl-C too: nothing half-made stays
+    except BaseException:  # even on Ctrl-C, clean up
         ours.close()
         raise
     return ours
 
 
 def end_process(pidfd: int, name: str) -> None:
-    """Kill the first process of a sandbox, and wait until it and with it all others have ended.
+    """Kill pid 1 of a sandbox, and wait until it and all other processes have exited.
 
     Raises:
-        SandboxGone: a process of it hangs in the kernel and did not end.
+        SandboxGone: a process of the sandbox hangs in the kernel and did not exit.
     """
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -238,7 +238,7 @@ def end_process(pidfd: int, name: str) -> None:
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Return whether a descriptor becomes readable within so many seconds; a pidfd does when its process exits."""
+    """Return whether a descriptor becomes readable within this many seconds, as a pidfd does on process exit."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

@@ -1,7 +1,7 @@
-"""Temporary host directories of sandboxes; those of dead owners are removed.
+"""Create temporary host directories for sandboxes, and remove those of dead owners.
 
-Their names say whose they are, so that the next owner removes what a killed owner could not. Where they are made
-is noted with the records of owners: the next owner may have another TMPDIR.
+Each directory is named after its owner, so that the next owner can remove the directories of a killed one. Their parent
+directories are noted next to the records of owners, because the next owner may have another TMPDIR.
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ class ScratchLeftover(reaper.Leftover):
     """A directory whose owner is dead."""
 
     def remove(self) -> bool:
-        """Remove a directory with all in it; the next cleanup removes what could not be removed."""
+        """Remove the directory with its content; return False if part of it is left for the next cleanup."""
         remove(self.path)
         return not os.path.lexists(self.path)
 
 
 def new_scratch(parent: Path | None = None) -> Path:
-    """Make an empty directory of this process, which its user alone may enter.
+    """Create an empty directory for this process that only its user may enter.
 
     Args:
-        parent: where; that for temporary files by default.
+        parent: parent directory; the directory for temporary files if None.
 
     Returns:
-        Its path; the caller removes it.
+        Path of the directory; the caller removes it.
 
     Raises:
         HostError: the directory cannot be created.
     """
     elsewhere = ELSEWHERE if parent is None else ""
-    parent = parent or _place() or Path("/tmp")  # noqa: S108 - only told
+    parent = parent or _place() or Path("/tmp")  # noqa: S108 - only for the error
     with _noting(parent), runtime_os_errors("make a temporary directory", parent, elsewhere):
         prefix = f"{_PREFIX}{registry.owner_name()}-"
         return Path(tempfile.mkdtemp(prefix=prefix, dir=None if elsewhere else parent)).resolve()
 
 
 def remove(path: Path) -> None:
-    """Remove a directory with all in it; the next cleanup removes what could not be removed."""
+    """Remove a directory with its content; leave what cannot be removed to the next cleanup."""
     try:
         remove_tree(path)
-    except PermissionError:  # files of subordinate ids, which belong to this user in a user namespace alone
+    except PermissionError:  # files of subordinate ids, which only a user namespace can remove
         if os.geteuid() != 0 and all(mappers()):
             settings = "\0".join((str(Path(__file__).parents[2]), str(path), *mappers()))
             command = [sys.executable, "-I", "-c", _REMOVER]
             subprocess.run(command, input=os.fsencode(settings), capture_output=True, check=False, cwd="/")
-    except OSError:  # another user's, or removed by another process
+    except OSError:  # it belongs to another user, or another process has removed it
         pass
 
 
@@ -87,9 +87,9 @@ def _place() -> Path | None:
 
 @contextmanager
 def _noting(parent: Path) -> Iterator[None]:
-    """Note a place, and keep the note there while a directory is made in it.
+    """Record a parent directory, and protect the note from removal while the body creates a directory.
 
-    Without a runtime directory, only owners with the same TMPDIR will look there.
+    Without a runtime directory, only owners with the same TMPDIR find directories there.
     """
     name = os.fsencode(parent)
     with contextlib.ExitStack() as locks:
@@ -114,7 +114,7 @@ def _locked(directory: Path, kind: int) -> Iterator[None]:
 
 
 def _noted() -> Iterator[tuple[Path, Path]]:
-    """Yield the notes, with the directories that they name."""
+    """Yield the note files and the parent directories that they name."""
     with contextlib.suppress(HostError, OSError):
         for note in sorted((registry.runtime_directory() / _NOTES).iterdir()):
             with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ def _noted() -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Give an empty directory of this process, which is removed at the end."""
+    """Create an empty directory for this process, and remove it after the body."""
     path = new_scratch()
     try:
         yield path
@@ -132,7 +132,7 @@ def scratch() -> Iterator[Path]:
 
 
 def leftovers() -> Iterator[ScratchLeftover]:
-    """Yield this user's directories whose owners were killed."""
+    """Yield this user's directories of dead owners."""
     places = {place for _, place in _noted()} | {place for place in [_place()] if place}
     for path in (path for place in sorted(places) for path in _made_in(place)):
         owner = path.name.removeprefix(_PREFIX).rpartition("-")[0]
@@ -142,14 +142,14 @@ def leftovers() -> Iterator[ScratchLeftover]:
 
 
 def _made_in(parent: Path) -> list[Path]:
-    """Return our directories in a directory; nothing if it cannot be read any more."""
+    """Return the scratch directories in a parent directory; [] if the parent cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return sorted(parent.glob(f"{_PREFIX}*"))
     return []
 
 
 def reap() -> None:
-    """Remove them, and the notes of places that have nothing of ours."""
+    """Remove directories of dead owners, and notes of parents without any scratch directory."""
     for leftover in leftovers():
         leftover.remove()
     with contextlib.suppress(HostError, OSError), _locked(registry.runtime_directory() / _NOTES, fcntl.LOCK_EX):

@@ -1,4 +1,4 @@
-"""Snapshots: sealed states of a workspace, shared by all sandboxes created from them."""
+"""Snapshots: sealed states of a workspace, which all sandboxes created from them share."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from minisandbox.store.leases import Lease
 from minisandbox.types import ImageSpec
 
 MOST_TREES = 200
-"""Sealed trees one over the other: a message passes at most 253 descriptors (SCM_MAX_FD, include/net/scm.h)."""
+"""Maximum depth of sealed trees, because a message passes at most 253 descriptors (SCM_MAX_FD, include/net/scm.h)."""
 
 _OWN_FILES = 64
-"""Files that each has before anything is written, about half of them."""
+"""Allowance for the inodes of a new tmpfs, which has about half as many."""
 
 
 class Tree:
-    """The sealed upper of one sandbox: a mount that lives as long as this object, or a sandbox created from it.
+    """The upper of one run. Its mount lives as long as this object or any sandbox created on top of it.
 
     Args:
-        launcher: who made the sandbox.
-        descriptor: of the mount; it is never used as a path here, because an agent has shaped what lies below it.
-        upper: the directory on disk that it shows, or None for memory.
+        launcher: launcher of the sandbox.
+        descriptor: descriptor of the mount. This process opens no path below it, because an agent wrote the content.
+        upper: directory of an upper on disk, or None for an upper in memory.
     """
 
-    _descriptor, _number = -1, 0  # of one that a signal's handler has kept from being made
+    _descriptor, _number = -1, 0  # for __del__, if a signal handler interrupts __init__
 
     def __init__(self, launcher: Launcher, descriptor: int, upper: UpperDirectory | None = None) -> None:
         self.launcher = launcher
@@ -42,7 +42,7 @@ class Tree:
         self._lock = threading.Lock()
 
     def number(self) -> int:
-        """Return the launcher's number of it; from now on sandboxes can be created over it.
+        """Return the launcher's number of the tree; the first call makes the launcher hold the tree.
 
         Raises:
             SandboxCreationError: the kernel refused, or the launcher is gone.
@@ -53,14 +53,14 @@ class Tree:
             return self._number
 
     def held(self) -> int:
-        """Bytes of ``Limits.disk`` that it takes: all its sandbox wrote, below /run and /dev/shm too."""
+        """Return the bytes of ``Limits.disk`` that the tree takes: all files of its sandbox, with /run and /dev/shm."""
         with self._lock:
             if self._descriptor < 0:
                 return self._held
             return self._taken()
 
     def seal(self) -> None:
-        """Nothing writes to it any more; sandboxes are made over it."""
+        """Seal the tree after its run has ended, so that sandboxes can be created on top of it."""
         self.number()
         with self._lock:
             if self._descriptor >= 0:
@@ -76,24 +76,24 @@ class Tree:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        """Give it up."""
+        """Release the tree."""
         self._close()
         if self._number:
             self.launcher.forget(self._number)
 
 
 def _taken(descriptor: int) -> int:
-    """Return the bytes in use of a file system; the memory of its files counts if that is more."""
+    """Return the used bytes of a file system, or the memory of its inodes if that is more."""
     info = os.fstatvfs(descriptor)
     files = info.f_files - info.f_ffree - _OWN_FILES
     return max((info.f_blocks - info.f_bfree) * info.f_frsize, files * BYTES_PER_FILE)
 
 
 def check_room(trees: Sequence[Tree], disk: int, what: str) -> None:
-    """Refuse to build on sealed trees that leave nothing of ``Limits.disk`` to be written.
+    """Check that sealed trees leave part of ``Limits.disk`` for new files.
 
     Raises:
-        InvalidValue: the trees leave nothing to write.
+        InvalidValue: the trees use up the limit.
     """
     held = sum(tree.held() for tree in trees)
     if trees and disk - held < LEAST_DISK:
@@ -107,17 +107,17 @@ def check_room(trees: Sequence[Tree], disk: int, what: str) -> None:
 
 
 class Snapshot:
-    """The sealed state of a workspace: what sandboxes can be made over, and what a workspace can be reset to.
+    """The sealed state of a workspace, to create sandboxes from and to reset a workspace to.
 
-    It costs nothing beyond what the workspace had written, however many sandboxes share it, and lives until it is
-    closed and the last sandbox made over it has ended, or its owner's process has. That is memory (before Linux 6.6
-    the store's disk), up to ``Limits.disk`` for all that lies one over the other, of which ``Limits.memory`` counts
-    nothing. Made by :meth:`minisandbox.Sandbox.snapshot`.
+    Any number of sandboxes can share a snapshot without copying it. It takes the memory (before Linux 6.6 the disk
+    space of the store) of the files that the workspace had written. All snapshots on top of each other count to
+    ``Limits.disk`` and not to ``Limits.memory``. The space is freed once the snapshot is closed and the last sandbox
+    created from it has ended, or when the owner process exits. Create it with :meth:`minisandbox.Sandbox.snapshot`.
 
     Attributes:
-        id: its name.
-        image: what lies below it.
-        created: seconds since the epoch.
+        id: its id.
+        image: the image below it.
+        created: time of its creation in seconds since the epoch.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Snapshot:
         self._lease = lease
 
     def trees(self) -> tuple[Tree, ...]:
-        """Return the sealed trees, the lowest first.
+        """Return the sealed trees, lowest first.
 
         Raises:
             InvalidValue: the snapshot is closed.
@@ -140,7 +140,7 @@ class Snapshot:
         return self._trees
 
     def close(self) -> None:
-        """Release it and its memory; sandboxes created from it run on. Calling it again does nothing."""
+        """Release the snapshot; sandboxes created from it keep running. Calling it again does nothing."""
         launcher = self._trees[0].launcher if self._trees else None
         self._trees = None
         if self._lease is not None:
@@ -150,7 +150,7 @@ class Snapshot:
             sweep()
 
     def __enter__(self) -> Self:
-        """Use the snapshot in a ``with`` block; it is closed at its end."""
+        """Use the snapshot in a ``with`` block, which closes it at the end."""
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Uppers on disk: for builds, whose writes become the next layer; for all sandboxes if tmpfs cannot be an upper."""
+"""Manage uppers on disk: for builds, whose upper becomes a layer, and for kernels that refuse a tmpfs as upper."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from minisandbox.store.store import Store
 from minisandbox.types import ImageSpec, Limits, Mount
 
 WATCHED = "watchdog"
-"""How ``info().enforced`` names what holds ``Limits.disk`` of a disk upper."""
+"""Name in ``info().enforced`` of the mechanism that enforces ``Limits.disk`` of an upper on disk."""
 _made: set[Path] = set()
 _unused: deque[Path] = deque()
 
 
 class UpperDirectory:
-    """A directory on the store's disk for the writes of one life of a sandbox.
+    """A directory on the store's disk for the upper of one run of a sandbox.
 
-    It is removed by the first :func:`sweep` after the last reference to this object is gone, or after its owner's death
-    by the next owner (:mod:`.scratch`).
+    The first :func:`sweep` after the last reference to this object is gone removes it. If its owner is killed, the next
+    owner removes it (:mod:`.scratch`).
 
     Args:
-        image: what the sandbox is made over; the directory lies in its store, or in this user's own.
+        image: image of the sandbox; the directory is created in the image's store, or in this user's own.
 
     Attributes:
         path: the directory.
@@ -54,19 +54,19 @@ class UpperDirectory:
         _made.add(self.path)
 
     def discard(self) -> None:
-        """Have it removed, also while others refer to it; calling it again does nothing."""
+        """Mark the directory for removal, even while it is referenced; calling it again does nothing."""
         if self.path in _made:
             _made.discard(self.path)
             _unused.append(self.path)
 
     def __del__(self) -> None:
-        """Have it removed."""
+        """Mark the directory for removal."""
         if hasattr(self, "path"):
             self.discard()
 
 
 def _forget_all() -> None:
-    """Forget the directories in a forked child: they are its parent's."""
+    """Forget the directories in a forked child, because they belong to its parent."""
     _made.clear()
     _unused.clear()
 
@@ -75,7 +75,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def _store(image: ImageSpec) -> Path:
-    """Return the store of an image if this process may write there, otherwise this user's own."""
+    """Return the image's store if this process may write to it, otherwise this user's own store."""
     for layer in filter(None, map(layer_of, reversed(image.layers))):
         if not is_read_only(store := layer.parents[1]):
             return store
@@ -83,10 +83,10 @@ def _store(image: ImageSpec) -> Path:
 
 
 def sweep(*, all_made: bool = False) -> None:
-    """Remove the directories that nothing uses any more; safe to call from several threads.
+    """Remove the directories marked for removal; safe to call from several threads.
 
     Args:
-        all_made: also those in use, because every sandbox of this process has ended.
+        all_made: also remove the others, because every sandbox of this process has ended.
     """
     for path in list(_made) if all_made else ():
         _made.discard(path)
@@ -100,13 +100,13 @@ def sweep(*, all_made: bool = False) -> None:
 
 
 def prepare(upper: Path) -> None:
-    """Make the directories that the overlays need in a host directory.
+    """Create the directories for overlay uppers in a host directory.
 
     Args:
-        upper: it; it may have ``tree``, which holds what is written there already.
+        upper: the host directory, empty or with a ``tree`` of earlier writes.
 
     Raises:
-        InvalidValue: the path is no directory, or holds anything but ``tree``.
+        InvalidValue: the path is not a directory of this user, or contains anything but ``tree``.
     """
     if not upper.is_absolute() or upper.is_symlink() or not upper.is_dir() or set(os.listdir(upper)) - {"tree"}:
         raise InvalidValue(f"upper {upper} is not an absolute path of an empty directory")
@@ -116,19 +116,19 @@ def prepare(upper: Path) -> None:
             reason="what is setuid inside is so on disk, and that user could run it",
             hint="give a directory of your own: mktemp -d",
         )
-    upper.chmod(0o700)  # other users must not see it
+    upper.chmod(0o700)  # other users must not reach setuid programs in it
     for name in {"tree", "work", "usr", "usr-work"} - set(os.listdir(upper)):
         (upper / name).mkdir()
         (upper / name).chmod(0o755)
 
 
 def check_limits(limits: Limits | None) -> None:
-    """Refuse a limit of the disk, of which an upper on disk has none: no quota of the kernel's counts one directory.
+    """Reject a disk limit for an upper given by the caller, because the kernel has no quota for one directory.
 
     Raises:
-        InvalidValue: a limit was given that is not the default.
+        InvalidValue: the disk limit is not the default.
     """
-    if isinstance(limits, Limits) and limits.disk != Limits().disk:  # Core.create refuses other types
+    if isinstance(limits, Limits) and limits.disk != Limits().disk:  # Core.create rejects other types
         raise InvalidValue(
             f"Limits.disk={limits.disk} and upper= cannot be combined",
             reason="what is written to an upper on disk is limited by that disk alone",
@@ -137,18 +137,18 @@ def check_limits(limits: Limits | None) -> None:
 
 
 def check_mounts(mounts: Sequence[Mount]) -> None:
-    """Reject writable mounts: they are for builds.
+    """Reject writable mounts, which only builds may use.
 
     Raises:
-        InvalidValue: there is one.
+        InvalidValue: a mount is writable.
     """
     for mount in mounts if isinstance(mounts, (list, tuple)) else ():
-        if isinstance(mount, Mount) and mount.upper is not None:  # Core.create refuses other types
+        if isinstance(mount, Mount) and mount.upper is not None:  # Core.create rejects other types
             raise InvalidValue(f"mount {mount.target}: writable mounts are not supported", hint="use files.upload")
 
 
 def finish(upper: Path) -> None:
-    """Turn a finished upper into a layer: one ``tree``, nothing else."""
+    """Turn the upper of a finished build into a layer: a single directory ``tree``."""
     for name in ("work", "usr-work"):
         if (upper / name).is_dir():
             remove_tree(upper / name)  # its inner directories have mode 000 (fs/overlayfs/super.c)

@@ -1,6 +1,7 @@
-"""Reject arguments of a wrong type early: not all callers use a type checker.
+"""Check the types of arguments early, because not all callers use a type checker.
 
-Sync and async handles and the fakes use it. Messages name the type, never the value: it may be a secret, or huge.
+Sync and async handles and the fakes use it. Messages name the type of an argument and not its value, which may be a
+secret or huge.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ _LONGEST_TIMEOUT = 1e8
 
 
 def wrong_type(name: str, value: object, expected: str) -> InvalidValue:
-    """Return the error for an argument of a wrong type.
+    """Return the error for an argument of the wrong type.
 
     Args:
-        name: of the argument.
-        value: what was given.
-        expected: what should have been.
+        name: name of the argument.
+        value: the given value.
+        expected: description of a valid value.
     """
     kind = "None" if value is None else f"of type {type(value).__name__}"
     return InvalidValue(f"{name} is {kind}", hint=f"give {expected}")
 
 
 def check_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
-    """Refuse a value that has none of these types.
+    """Check that a value has one of these types.
 
     Raises:
         InvalidValue: the value has another type.
@@ -39,7 +40,7 @@ def check_type(name: str, value: object, kinds: type | tuple[type, ...], expecte
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Refuse a timeout of a command that is not a positive number of seconds.
+    """Check that the timeout of a command is a positive number of seconds or None.
 
     Raises:
         InvalidValue: the timeout is invalid.
@@ -51,7 +52,7 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def check_wait(timeout: float | None) -> None:
-    """Refuse a time to wait that is not a number of seconds; 0 and less do not wait.
+    """Check that a time to wait is a number of seconds or None; 0 and negative numbers mean not to wait.
 
     Raises:
         InvalidValue: the value is not a number.
@@ -67,10 +68,10 @@ def _check_seconds(timeout: object) -> None:
 
 
 def check_command(command: object) -> None:
-    """Refuse a command that is neither a text nor a list of texts.
+    """Check that a command is a string or a sequence of strings.
 
     Raises:
-        InvalidValue: the command is of another type, or empty.
+        InvalidValue: the command is of another type.
     """
     if isinstance(command, str):
         return
@@ -81,14 +82,14 @@ def check_command(command: object) -> None:
 
 
 def check_texts(name: str, mapping: object) -> None:
-    """Reject values other than a mapping of strings to strings, such as environment variables.
+    """Check that a value is a mapping of strings to strings, such as environment variables, or None.
 
     Args:
-        name: of the argument.
-        mapping: what was given, or None.
+        name: name of the argument.
+        mapping: the given value, or None.
 
     Raises:
-        InvalidValue: the value is something else.
+        InvalidValue: the value has another type.
     """
     if mapping is None:
         return
@@ -100,10 +101,10 @@ def check_texts(name: str, mapping: object) -> None:
 
 
 def check_path(name: str, path: object) -> None:
-    """Reject values other than a path inside a sandbox.
+    """Check that a path inside a sandbox is a string or a PurePosixPath.
 
     Raises:
-        InvalidValue: the path is invalid.
+        InvalidValue: the path has another type.
     """
     check_type(name, path, (str, PurePosixPath), "a str or a PurePosixPath")
 
@@ -117,10 +118,10 @@ def check_creation(
     upper: Path | None,
     labels: Mapping[str, str] | None,
 ) -> None:
-    """Refuse arguments of :meth:`minisandbox.Sandbox.create` that are of a wrong type.
+    """Check the types of the arguments of :meth:`minisandbox.Sandbox.create`.
 
     Raises:
-        InvalidValue: an argument is of a wrong type.
+        InvalidValue: an argument has the wrong type, or a label has an empty name.
     """
     check_type("image", image, (ImageSpec, Snapshot), "an ImageSpec (Image.spec() gives one) or a Snapshot")
     for name, value, kind, expected in (

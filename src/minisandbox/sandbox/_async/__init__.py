@@ -1,1 +1,1 @@
-"""The asynchronous handles: written by hand; ``tools/make_sync.py`` derives the synchronous ones from them."""
+"""The asynchronous handles. They are written by hand; ``tools/make_sync.py`` derives the synchronous handles."""

@@ -1,4 +1,4 @@
-"""The file verbs of the asynchronous sandbox."""
+"""Read, write and copy files of an asynchronous sandbox."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from minisandbox.types import FileInfo, GiB, MiB, Transfer
 
 
 class AsyncFiles:
-    """Reads and writes files of a sandbox, inside it, as its root. A cancellation ends a verb inside at once.
+    """Reads and writes files of a sandbox, from inside it and as its root user.
 
     Paths are absolute, or relative to the image's workdir. Names that are not UTF-8 are written with surrogate escapes
-    (PEP 383), as Python does everywhere. Every verb raises :class:`.SandboxGone` once the sandbox has ended.
+    (PEP 383), as everywhere in Python. A cancellation stops the operation inside at once. Every method raises
+    :class:`.SandboxGone` once the sandbox has ended.
 
     Args:
         core: the sandbox.
@@ -31,13 +32,13 @@ class AsyncFiles:
 
         Args:
             path: the file.
-            limit: most bytes to read; a larger file is an error. None: no limit.
+            limit: maximum size in bytes; a larger file is an error. None: no limit.
 
         Returns:
-            Its bytes.
+            The content.
 
         Raises:
-            FileAccessError: there is no such file, it is not a regular one, or it is too large.
+            FileAccessError: there is no such file, it is not a regular file, or it is too large.
             SandboxGone: the sandbox has ended.
         """
         sink = io.BytesIO()
@@ -45,17 +46,17 @@ class AsyncFiles:
         return sink.getvalue()
 
     async def read_text(self, path: str | PurePosixPath, *, limit: int | None = 100 * MiB) -> str:
-        """Return the content of a regular file as UTF-8; other bytes become U+FFFD. Raises as :meth:`read_bytes`."""
+        """Return the content of a regular file as UTF-8, with U+FFFD for invalid bytes; see :meth:`read_bytes`."""
         data = await self.read_bytes(path, limit=limit)
         return data.decode("utf-8", "replace")
 
     async def write_bytes(self, path: str | PurePosixPath, data: bytes, *, mode: int | None = None) -> None:
-        """Replace the content of a file; it and missing parent directories are made.
+        """Replace the content of a file; create the file and its parent directories if they are missing.
 
         Args:
             path: the file.
             data: its new content.
-            mode: permission bits; None leaves them (0644 for a new file).
+            mode: permission bits; None keeps those of the file (0644 for a new file).
 
         Raises:
             FileAccessError: the file cannot be written, or the disk limit is reached.
@@ -64,17 +65,17 @@ class AsyncFiles:
         await carry_out(self._core, file_operations.write(path, cwd=self._cwd, mode=mode, source=(data,)))
 
     async def write_text(self, path: str | PurePosixPath, text: str, *, mode: int | None = None) -> None:
-        """Replace the content of a file by text as UTF-8. Raises as :meth:`write_bytes`."""
+        """Replace the content of a file with text encoded as UTF-8; see :meth:`write_bytes`."""
         await self.write_bytes(path, encoded(text), mode=mode)
 
     async def list(self, path: str | PurePosixPath | None = None) -> tuple[FileInfo, ...]:
-        """List a directory, sorted by name; directories in it are not entered.
+        """List the entries of a directory, sorted by name and without descending into subdirectories.
 
         Args:
             path: the directory; the image's workdir if None.
 
         Returns:
-            Each entry as :meth:`stat` without following links tells it.
+            The status of each entry, as from :meth:`stat` with ``follow=False``.
 
         Raises:
             FileAccessError: there is no such directory, it lies in /proc, or it has more than a million entries.
@@ -83,14 +84,14 @@ class AsyncFiles:
         return await carry_out(self._core, file_operations.list_directory("." if path is None else path, cwd=self._cwd))
 
     async def stat(self, path: str | PurePosixPath, *, follow: bool = True) -> FileInfo:
-        """Return what the file system says about a path.
+        """Return the status of a path.
 
         Args:
             path: the path.
-            follow: tell about what a symbolic link points to, not about the link.
+            follow: whether to follow a symbolic link, instead of describing the link itself.
 
         Returns:
-            Type, size, permissions, owner, time.
+            Type, size, permissions, owner and modification time.
 
         Raises:
             FileAccessError: there is no such file.
@@ -99,10 +100,10 @@ class AsyncFiles:
         return await carry_out(self._core, file_operations.stat(path, cwd=self._cwd, follow=follow))
 
     async def exists(self, path: str | PurePosixPath) -> bool:
-        """Return whether a path exists, links followed: a dangling link does not exist.
+        """Return whether a path exists, following links; False for a dangling link.
 
         Raises:
-            FileAccessError: a directory on the way cannot be searched, or is no directory.
+            FileAccessError: a directory on the way cannot be searched.
             SandboxGone: the sandbox has ended.
         """
         return await carry_out(self._core, file_operations.exists(path, cwd=self._cwd))
@@ -110,13 +111,13 @@ class AsyncFiles:
     async def mkdir(
         self, path: str | PurePosixPath, *, mode: int = 0o755, parents: bool = True, exist_ok: bool = True
     ) -> None:
-        """Make a directory; one that exists already is left as it is.
+        """Create a directory; leave an existing directory unchanged.
 
         Args:
             path: the directory.
             mode: its permission bits.
-            parents: make missing parents too, with mode 0755.
-            exist_ok: a directory that exists already is fine.
+            parents: whether to create missing parents too, with mode 0755.
+            exist_ok: whether to accept an existing directory.
 
         Raises:
             FileAccessError: the path exists, a parent is missing, or the directory cannot be created.
@@ -126,12 +127,12 @@ class AsyncFiles:
         await carry_out(self._core, operation)
 
     async def remove(self, path: str | PurePosixPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
-        """Remove a file, a link (never what it points to) or a directory.
+        """Remove a file, a directory, or a link (but not its target).
 
         Args:
             path: the path.
-            recursive: a directory goes with all that is below it.
-            missing_ok: nothing to remove is fine.
+            recursive: whether to remove a directory with everything below it.
+            missing_ok: whether to accept a missing path.
 
         Raises:
             FileAccessError: there is no such file, the directory is not empty, or it cannot be removed.
@@ -141,31 +142,31 @@ class AsyncFiles:
         await carry_out(self._core, operation)
 
     async def move(self, source: str | PurePosixPath, target: str | PurePosixPath) -> None:
-        """Rename a file, link or directory; missing parents of the target are made.
+        """Rename a file, link or directory; create missing parents of the target.
 
         Args:
-            source: what to move; a link is moved itself.
-            target: its new path; a file or an empty directory there is replaced.
+            source: the path to move; a link itself is moved, not its target.
+            target: the new path; an existing file or empty directory is replaced.
 
         Raises:
-            FileAccessError: there is no such source, or the target is a directory with something in it.
+            FileAccessError: there is no such source, or the target is a non-empty directory.
             SandboxGone: the sandbox has ended.
         """
         await carry_out(self._core, file_operations.move(source, target, cwd=self._cwd))
 
     async def upload(self, local: str | Path, path: str | PurePosixPath, *, mode: int | None = None) -> Transfer:
-        """Copy a host file or directory tree into the sandbox, in pieces, with modes, times and holes.
+        """Copy a host file or directory tree into the sandbox, with modes, modification times and holes.
 
-        A tree is merged into the directory at ``path``. Symbolic links arrive as links; FIFOs, sockets and devices are
-        skipped. A copy that fails half-way leaves what had arrived.
+        A tree is merged into the directory at ``path``. Symbolic links are copied as links; FIFOs, sockets and devices
+        are skipped. If the copy fails, the part copied so far remains.
 
         Args:
-            local: what to copy.
-            path: where to; missing parents are made.
+            local: host path to copy.
+            path: destination in the sandbox; missing parents are created.
             mode: permission bits for a file; None: those of the host file.
 
         Returns:
-            What was copied, and what was left out.
+            The number of files and bytes copied, and the skipped entries.
 
         Raises:
             InvalidValue: ``mode`` is given for a tree.
@@ -176,22 +177,22 @@ class AsyncFiles:
         return await carry_out(self._core, file_operations.upload(local, path, cwd=self._cwd, mode=mode), disk=True)
 
     async def download(self, path: str | PurePosixPath, local: str | Path, *, limit: int | None = 2 * GiB) -> Transfer:
-        """Copy a file or directory tree of the sandbox to the host, in pieces; it appears when it is complete.
+        """Copy a file or directory tree of the sandbox to the host; it appears there once it is complete.
 
-        Nothing on the host is followed or run. Relative links that stay in the tree are kept; other links, FIFOs,
-        sockets and devices are skipped and named.
+        The copy follows no link on the host and runs nothing there. Relative links that stay in the tree are kept;
+        other links, FIFOs, sockets and devices are skipped and reported.
 
         Args:
-            path: what to copy.
-            local: where to; it must not exist, or be a file if a file is copied.
-            limit: most bytes of all files together (a sparse file can be larger than any disk); more is an error.
-                None: no limit.
+            path: path in the sandbox to copy.
+            local: destination on the host. It must not exist; for a file it may be an existing file.
+            limit: maximum bytes of all files together, because a sparse file can be larger than any disk; more is an
+                error. None: no limit.
 
         Returns:
-            What was copied, and what was left out.
+            The number of files and bytes copied, and the skipped entries.
 
         Raises:
-            FileAccessError: there is no such path, it is neither file nor directory, or it is too large.
+            FileAccessError: there is no such path, it is neither a file nor a directory, or it is too large.
             SandboxGone: the sandbox has ended.
             OSError: the host path cannot be written.
         """

@@ -1,6 +1,7 @@
-"""The asynchronous sandbox.
+"""The handle on an asynchronous sandbox.
 
-Creating, stopping and sealing take milliseconds in the kernel. They run to their end even if the caller is cancelled.
+Creating, stopping and sealing a sandbox take milliseconds in the kernel. They run to completion even if the caller
+is cancelled.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from minisandbox.types import (
 
 
 class AsyncSandbox:
-    """One isolated, writable, throw-away workspace over an image. Make one with :meth:`create`.
+    """An isolated, writable, throw-away workspace based on an image. Create it with :meth:`create`.
 
-    It is an asynchronous context manager, may be shared by tasks of one event loop, and ends with the process that made
-    it.
+    It is an asynchronous context manager, may be shared by tasks of one event loop, and ends with the process that
+    created it.
 
     Args:
-        core: the sandbox that this is a handle on.
+        core: the backend of the sandbox.
     """
 
     def __init__(self, core: SandboxCore) -> None:
@@ -52,12 +53,12 @@ class AsyncSandbox:
 
     @property
     def id(self) -> str:
-        """Its name, unique on this machine."""
+        """Its id, unique on this machine."""
         return self._core.id
 
     @property
     def image(self) -> ImageSpec:
-        """What is inside."""
+        """Its image."""
         return self._core.image
 
     @property
@@ -72,7 +73,7 @@ class AsyncSandbox:
 
     @property
     def files(self) -> AsyncFiles:
-        """The file verbs."""
+        """The files of the sandbox: read, write, copy."""
         return AsyncFiles(self._core)
 
     @classmethod
@@ -87,23 +88,23 @@ class AsyncSandbox:
         upper: Path | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Self:
-        """Make a sandbox and wait until it is ready for commands. A cancellation stops what was made.
+        """Create a sandbox and wait until it is ready for commands. A cancellation stops the new sandbox.
 
         Args:
-            image: what is inside: an image, or the state of another sandbox.
-            limits: what it may use; the defaults of :class:`Limits` if None.
-            network: what it can reach; nothing but its own loopback if None.
-            mounts: host directories and files to show inside, read-only.
-            environment: variables that every command gets, over the image's.
-            upper: an existing, empty host directory that takes the writes instead of memory. After :meth:`stop` its
-                ``tree`` is a complete layer. Nothing but its disk limits how much that is, not ``Limits.disk``.
-            labels: what to call it, for people and for :meth:`list`.
+            image: an image, or a snapshot of another sandbox.
+            limits: resource limits; the defaults of :class:`Limits` if None.
+            network: network access; only its own loopback if None.
+            mounts: host directories and files to mount inside, read-only.
+            environment: variables for every command, which override the image's.
+            upper: an existing, empty host directory to write to instead of memory. After :meth:`stop` its ``tree`` is a
+                complete layer. Only the disk limits its size, not ``Limits.disk``.
+            labels: names and values that describe the sandbox, for the user and for :meth:`list`.
 
         Returns:
-            The sandbox, ready.
+            The sandbox, ready for commands.
 
         Raises:
-            InvalidValue: an argument cannot be used.
+            InvalidValue: an argument is invalid.
             HostError: this machine lacks a kernel feature.
             SandboxCreationError: the kernel refused a step; the error names it.
         """
@@ -118,37 +119,37 @@ class AsyncSandbox:
 
     @classmethod
     async def attach(cls, id: str) -> Self:  # noqa: A002 - the same word as the property and the command line
-        """Take hold of a live sandbox of this user, whichever process made it.
+        """Attach to a live sandbox of this user, even if another process created it.
 
-        Everything works but :meth:`snapshot`, :meth:`fork`, :meth:`reset` and :meth:`changes`, which are its owner's.
-        Leaving an ``async with`` block only closes the handle; :meth:`stop` ends the sandbox.
+        Only the owner can call :meth:`snapshot`, :meth:`fork`, :meth:`reset`, :meth:`changes` and :meth:`refusals`.
+        Leaving an ``async with`` block only closes the handle; :meth:`stop` stops the sandbox.
 
         Args:
-            id: its name.
+            id: id of the sandbox.
 
         Returns:
-            A handle on it.
+            A handle on the sandbox.
 
         Raises:
-            NotFound: no live sandbox has that name.
+            NotFound: no live sandbox has that id.
         """
         core: AttachedCore = await call_or_undo(AttachedCore.leave, AttachedCore.attach, id)
         return cls(core)
 
     @staticmethod
     async def list(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
-        """Return the live sandboxes of this user, whichever process made them.
+        """Return the live sandboxes of this user, of all processes.
 
         Args:
-            labels: only those that have all of these labels.
+            labels: return only sandboxes that have all of these labels.
 
         Returns:
-            What is known about each, the oldest first.
+            The recorded facts about each sandbox, oldest first.
         """
         return await call_blocking(live_sandboxes, labels=labels)
 
     async def __aenter__(self) -> Self:
-        """Use the sandbox in an ``async with`` block; its end stops it, or closes the handle of an attached one."""
+        """Use the sandbox in an ``async with`` block, whose end stops it, or closes the handle of an attached one."""
         return self
 
     async def __aexit__(
@@ -158,8 +159,8 @@ class AsyncSandbox:
         await call_blocking(self._core.leave)
 
     def __del__(self) -> None:
-        """Stop a sandbox that was never stopped and is garbage now."""
-        core = getattr(self, "_core", None)  # absent where creation failed
+        """Stop a sandbox that is garbage-collected without having been stopped."""
+        core = getattr(self, "_core", None)  # absent if creation failed
         if core is not None and core.abandoned:
             warn_abandoned(self, core.id)
             core.stop()
@@ -174,28 +175,30 @@ class AsyncSandbox:
         stdin: bytes | str | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a command and wait for its end.
+        """Run a command and wait until it has exited.
 
-        Returns when the command's own process has ended; background processes it leaves run until the sandbox stops.
-        A non-zero exit, a signal and a timeout are values, not exceptions. A cancellation ends the command's whole
+        It returns when the command's own process has exited; its background processes run until the sandbox stops. A
+        non-zero exit, a signal and a timeout are results, not exceptions. A cancellation kills the command's process
         tree; the sandbox stays usable.
 
         Args:
             command: text for ``bash -c`` (no login shell), or an argument list.
-            timeout: wall seconds after which the command's whole tree (and nothing else) is killed; None: no limit.
-            cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
-            env: variables for this command, over those of the sandbox.
+            timeout: wall-clock seconds after which the command's process tree, and nothing else, is killed; None: no
+                limit.
+            cwd: directory to start in; a relative path is below the image's workdir, which is also the default.
+            env: variables for this command, which override those of the sandbox.
             stdin: its standard input; empty if None.
-            user: name or uid of the user inside who runs it, without any capability, or ``"USER:GROUP"``; a uid that
-                ``/etc/passwd`` lacks has group 0; root, with its capabilities, if 0 or ``"root"``; the image's user,
-                most often root, if None. No protection from commands that ran as root before: a process that one of
-                them left running can become this user, and change what this command does and prints.
+            user: name or uid of the user inside that runs it, without any capability, or ``"USER:GROUP"``. A uid that
+                is not in ``/etc/passwd`` has group 0. 0 and ``"root"`` run it as root with the sandbox's capabilities.
+                None: the image's user, most often root. This does not protect the command from earlier commands that
+                ran as root: a process that one of them left running can become this user, and change what the command
+                does and prints.
 
         Returns:
-            How it ended and what it printed.
+            The exit status and output of the command.
 
         Raises:
-            InvalidValue: an argument cannot be used, there is no such user here, or its name stands for root.
+            InvalidValue: an argument is invalid, there is no such user, or the user's name is an alias of root.
             FileAccessError: ``cwd`` cannot be entered.
             SandboxGone: the sandbox has ended.
         """
@@ -213,23 +216,24 @@ class AsyncSandbox:
         pty: Terminal | None = None,
         lifetime: Literal["handle", "sandbox"] = "handle",
     ) -> AsyncProcess:
-        """Start a command and return while it runs. A cancellation ends it, whatever its lifetime.
+        """Start a command and return while it runs. A cancellation kills it, whatever its lifetime.
 
         Args:
             command: text for ``bash -c`` (no login shell), or an argument list.
-            timeout: wall seconds after which its whole tree is killed; None: no limit.
-            cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
-            env: variables for this command, over those of the sandbox.
-            user: name or uid of the user inside who runs it, as for :meth:`exec`.
+            timeout: wall-clock seconds after which its process tree is killed; None: no limit.
+            cwd: directory to start in; a relative path is below the image's workdir, which is also the default.
+            env: variables for this command, which override those of the sandbox.
+            user: name or uid of the user inside that runs it, as for :meth:`exec`.
             pty: size of a terminal to run it on; None: pipes.
-            lifetime: ``"handle"``: it ends when its handle is closed. ``"sandbox"``: it goes on until it or the sandbox
-                ends. Once its handle is closed, :meth:`process` attaches to it again, from this process or another.
+            lifetime: ``"handle"``: it is killed when its handle is closed. ``"sandbox"``: it runs until it exits or the
+                sandbox stops. Once its handle is closed, :meth:`process` can attach to it, from this process or
+                another.
 
         Returns:
-            The running process.
+            A handle on the running process.
 
         Raises:
-            InvalidValue: an argument cannot be used, or there is no such user here.
+            InvalidValue: an argument is invalid, or there is no such user.
             FileAccessError: ``cwd`` cannot be entered.
             SandboxGone: the sandbox has ended.
         """
@@ -241,23 +245,24 @@ class AsyncSandbox:
     async def process(self, id: str) -> AsyncProcess:  # noqa: A002 - the same word as the property
         """Attach to a running process that was started with ``lifetime="sandbox"``.
 
-        A process has one holder at a time. What it printed without a holder was kept, head and tail, and comes first.
+        Only one handle at a time can hold a process. The head and tail of the output that it printed without a handle
+        were kept, and come first.
 
         Args:
-            id: its name, as :attr:`AsyncProcess.id` and :meth:`processes` say it.
+            id: id of the process, from :attr:`AsyncProcess.id` or :meth:`processes`.
 
         Returns:
-            A handle on it.
+            A handle on the process.
 
         Raises:
             InvalidValue: another handle holds the process.
-            NotFound: there is no such process, or its result was taken.
+            NotFound: there is no such process, or another handle has received its result.
             SandboxGone: the sandbox has ended.
         """
         return await AsyncProcess._reached(self._core, id)
 
     async def processes(self) -> tuple[str, ...]:
-        """Return the names of the processes with ``lifetime="sandbox"``, to which :meth:`process` attaches."""
+        """Return the ids of the processes with ``lifetime="sandbox"``, to which :meth:`process` can attach."""
         return await call_blocking(self._core.processes)
 
     async def shell(
@@ -270,15 +275,15 @@ class AsyncSandbox:
         """Start a bash that keeps its state from one :meth:`AsyncShell.run` to the next.
 
         Args:
-            cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
-            env: variables for it, over those of the sandbox.
-            user: name or uid of the user inside who runs it, as for :meth:`exec`.
+            cwd: directory to start in; a relative path is below the image's workdir, which is also the default.
+            env: variables for the shell, which override those of the sandbox.
+            user: name or uid of the user inside that runs it, as for :meth:`exec`.
 
         Returns:
-            The shell, ready.
+            The shell, ready for scripts.
 
         Raises:
-            InvalidValue: an argument cannot be used, or there is no such user here.
+            InvalidValue: an argument is invalid, or there is no such user.
             FileAccessError: ``cwd`` cannot be entered.
             SandboxGone: the sandbox has ended.
         """
@@ -292,24 +297,24 @@ class AsyncSandbox:
         limit: int | None = 100 * MiB,
         timeout: float | None = 300.0,
     ) -> bytes:
-        """Return a git patch of what differs from a commit in a repository, new, deleted and binary files included.
+        """Return a git patch of the changes in a repository since a commit, with new, deleted and binary files.
 
-        The index and the work tree stay as they are. AsyncFiles that git ignores are left out. Git runs as the
-        owner of the repository's directory, and so do filters that its configuration names.
+        The index and the work tree are not changed. Ignored files are left out. Git runs as the owner of the
+        repository's directory, and so do filters that its configuration names.
 
         Args:
             path: the repository; the image's workdir if None.
-            base: the commit to compare with; the one the image was made of if None.
-            limit: most bytes; a larger patch is an error. None: no limit.
-            timeout: wall seconds that git has, each time that it is asked: twice if it cannot take what was written;
-                what an agent left in the repository can hold it. None: no limit.
+            base: the commit to compare with; the commit of the image if None.
+            limit: maximum size of the patch in bytes; a larger patch is an error. None: no limit.
+            timeout: wall-clock seconds for each run of git, because files that an agent left in the repository can
+                block it. Git runs a second time if the faster comparison of written files fails. None: no limit.
 
         Returns:
             The patch; empty if nothing differs.
 
         Raises:
             FileAccessError: the patch is larger than the limit.
-            CommandFailed: git could not compute it, for example because the repository was destroyed, or not in time.
+            CommandFailed: git failed, for example because the repository was destroyed, or took too long.
             SandboxGone: the sandbox has ended.
         """
         written = await call_blocking(find_written, self._core, path, base=base, timeout=timeout)
@@ -317,18 +322,18 @@ class AsyncSandbox:
         return await carry_out(self._core, operation)
 
     async def changes(self, *, timeout: float | None = 300.0) -> tuple[Change, ...]:
-        """Return every path that differs from the image, but for those that differ in extended attributes alone.
+        """Return every path that differs from the image, except in extended attributes alone.
 
-        What is mounted over the image, such as ``/run``, ``/dev/shm`` and your mounts, is no part of it.
+        Paths mounted on top of the image, such as ``/run``, ``/dev/shm`` and your mounts, are not compared.
 
         Args:
-            timeout: wall seconds that comparing may take. None: no limit.
+            timeout: wall-clock seconds that the comparison may take. None: no limit.
 
         Returns:
             The changes, sorted by path.
 
         Raises:
-            FileAccessError: something could not be compared, or not in time (``errno`` is ETIMEDOUT).
+            FileAccessError: a path could not be compared, or the timeout was reached (``errno`` is ETIMEDOUT).
             InvalidValue: the timeout is not a positive number.
             OwnerOnly: the sandbox was attached.
             SandboxGone: the sandbox has ended.
@@ -336,51 +341,51 @@ class AsyncSandbox:
         return await call_blocking(self._core.changes, PurePosixPath("/"), timeout)
 
     async def snapshot(self) -> Snapshot:
-        """Seal what was written so far, without copying it.
+        """Seal the current state of the sandbox, without copying it.
 
-        Ends all processes of the sandbox; the handle goes on over the sealed state. What is sealed stays in memory and
-        counts to ``Limits.disk``, what is deleted or overwritten afterwards included; the lifetime goes on.
+        It kills all processes of the sandbox, which then continues on top of the sealed state. Sealed files stay in
+        memory and count to ``Limits.disk``, even if they are deleted or overwritten later. The lifetime keeps running.
 
         Returns:
-            The state, from which sandboxes can be made and to which :meth:`reset` goes back.
+            The snapshot, to create sandboxes from and to :meth:`reset` to.
 
         Raises:
-            InvalidValue: sealed states leave nothing of ``Limits.disk``; the sandbox is unchanged.
+            InvalidValue: sealed states use up ``Limits.disk``; the sandbox is unchanged.
             OwnerOnly: the sandbox was attached.
-            SandboxCreationError: the kernel refused a step of going on; the error names it.
+            SandboxCreationError: the kernel refused a step when the sandbox was to continue; the error names it.
             SandboxGone: the sandbox has ended.
         """
         return await call_or_undo(Snapshot.close, self._core.snapshot)
 
     async def fork(self, count: int = 1) -> builtins.list[Self]:
-        """Make sandboxes that begin with what this one holds, with the same limits, network and labels.
+        """Create sandboxes from the current state of this one, with the same limits, network and labels.
 
-        Ends all processes of this sandbox, as :meth:`snapshot` does; nothing is copied. A cancellation stops the new
-        ones.
+        It kills all processes of this sandbox, as :meth:`snapshot` does, and copies nothing. A cancellation stops the
+        new sandboxes.
 
         Args:
-            count: how many.
+            count: number of sandboxes.
 
         Returns:
-            The new sandboxes; the caller stops each.
+            The new sandboxes; the caller stops each of them.
 
         Raises:
             InvalidValue: ``count`` is not a positive number.
             OwnerOnly: the sandbox was attached.
-            SandboxCreationError: the kernel refused a step; the error names it, and none is left over.
+            SandboxCreationError: the kernel refused a step, which the error names; no new sandbox remains.
             SandboxGone: the sandbox has ended.
         """
         cores = await call_or_undo(_stop_all, self._core.fork, count)
         return [type(self)(core) for core in cores]
 
     async def reset(self, to: Snapshot | None = None) -> None:
-        """Go back to an earlier state; ends all processes and forgets everything written since.
+        """Return to an earlier state: kill all processes and discard all files written since.
 
         Args:
-            to: a snapshot over the same image; what the sandbox was made from if None.
+            to: a snapshot of the same image; the initial state of the sandbox if None.
 
         Raises:
-            InvalidValue: the snapshot is closed, or of another image.
+            InvalidValue: the snapshot is closed, or belongs to another image.
             OwnerOnly: the sandbox was attached.
             SandboxCreationError: the kernel refused a step; the error names it.
             SandboxGone: the sandbox has ended.
@@ -388,7 +393,7 @@ class AsyncSandbox:
         await call_blocking(self._core.reset, to)
 
     async def usage(self) -> SandboxUsage:
-        """Return what the sandbox uses right now.
+        """Return the current resource use of the sandbox.
 
         Returns:
             CPU, memory, disk and processes.
@@ -399,10 +404,10 @@ class AsyncSandbox:
         return await carry_out(self._core, file_operations.usage())
 
     async def refusals(self) -> Refusals:
-        """Return what the allow-list of :meth:`minisandbox.Network.allow` has kept from the sandbox so far.
+        """Return the requests that the allow-list of :meth:`minisandbox.Network.allow` has refused so far.
 
         Returns:
-            How many requests were refused, and why the latest were.
+            The number of refused requests, and the reasons of the latest.
 
         Raises:
             OwnerOnly: the sandbox was attached.
@@ -411,10 +416,10 @@ class AsyncSandbox:
         return await call_blocking(self._core.refusals)
 
     async def info(self) -> SandboxInfo:
-        """Return what is known about the sandbox: its image, owner, labels, when it was made and when it expires.
+        """Return the recorded facts about the sandbox.
 
         Returns:
-            What is known.
+            Its image, owner, labels, creation time, expiry time and more.
 
         Raises:
             SandboxGone: the sandbox has ended.
@@ -422,12 +427,12 @@ class AsyncSandbox:
         return await call_blocking(self._core.info)
 
     async def stop(self) -> None:
-        """End every process of the sandbox and its mounts; calling it again does nothing.
+        """Kill every process of the sandbox and remove its mounts; calling it again does nothing.
 
-        In a process forked from the one that made the sandbox, it only forgets it: the sandbox is its parent's.
+        In a forked child it only drops the handle, because the sandbox belongs to the parent.
 
         Raises:
-            SandboxGone: a process of it hangs in the kernel and did not end.
+            SandboxGone: a process of the sandbox hangs in the kernel and did not exit.
         """
         await call_blocking(self._core.stop)
 

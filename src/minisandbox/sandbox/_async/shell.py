@@ -1,4 +1,4 @@
-"""The stateful shell of the asynchronous sandbox."""
+"""Handles on stateful shells of an asynchronous sandbox."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from minisandbox.types import ShellResult
 
 
 class AsyncShell:
-    """A bash that keeps its state from one :meth:`run` to the next. Made by :meth:`.AsyncSandbox.shell`.
+    """A bash that keeps its state from one :meth:`run` to the next. Create it with :meth:`.AsyncSandbox.shell`.
 
     It is an asynchronous context manager. Tasks of one event loop may share it; their scripts run one after the other.
 
     Args:
-        connection: to the supervisor of bash, which has answered.
+        connection: connection to the supervisor of bash, which has answered.
     """
 
     def __init__(self, connection: AsyncSharedConnection[ShellChannel]) -> None:
@@ -34,29 +34,29 @@ class AsyncShell:
             connection.begin()
             await connection.answered()
             return cls(connection)
-        except BaseException:  # an interrupt too: closing ends bash
+        except BaseException:  # even on an interrupt; closing kills bash
             connection.close()
             raise
 
     @property
     def cwd(self) -> PurePosixPath:
-        """Where the next script starts, as far as is known."""
+        """Working directory of the next script, as last reported."""
         return self._channel.cwd
 
     async def run(self, script: str, *, timeout: float | None = None) -> ShellResult:
-        """Run a script in the shell. A cancellation ends the script as a timeout does; the shell stays usable.
+        """Run a script in the shell. A cancellation stops the script as a timeout does; the shell stays usable.
 
-        Its standard input is empty. The working directory, variables, functions, options and aliases that it leaves
-        are there for the next script. A timeout kills bash and the commands that the script started; those of earlier
-        scripts go on. After that, and after ``exit``, ``exec`` or a failure under ``set -e``, the next script gets a
-        new bash. Of the state only the directory survives, and the result says so: ``restarted``.
+        The script's standard input is empty. The next script inherits its working directory, variables, functions,
+        options and aliases. A timeout kills bash and the commands that the script started, but not those of earlier
+        scripts. After a timeout, and after ``exit``, ``exec`` or a failure under ``set -e``, the next script runs in a
+        new bash. The new bash keeps only the working directory, and the result has ``restarted`` set.
 
         Args:
             script: text for bash, of any number of lines.
-            timeout: wall seconds from its start; None: no limit.
+            timeout: wall-clock seconds from the start of the script; None: no limit.
 
         Returns:
-            How it ended and what it printed.
+            The exit status and output of the script.
 
         Raises:
             InvalidValue: an argument cannot be used, or the shell was closed.
@@ -71,7 +71,7 @@ class AsyncShell:
             try:
                 await self._connection.say()
                 return await self._result(number, deadline)
-            except BaseException:  # an interrupt too: the result has no reader
+            except BaseException:  # even on an interrupt: nobody reads the result
                 self._channel.interrupt(number)
                 self._channel.forget(number)
                 self._connection.send()
@@ -83,7 +83,7 @@ class AsyncShell:
         socket = await open_job(self._connection.core)
         if self._channel.done and not self._connection.closed:
             self._connection.begin_again(socket)
-        else:  # another caller was quicker
+        else:  # another caller has already restarted it
             socket.close()
         self._connection.check_open()
 
@@ -95,11 +95,11 @@ class AsyncShell:
         return result
 
     async def close(self) -> None:
-        """End bash and what runs in it; calling it again does nothing."""
+        """Kill bash and its commands; calling it again does nothing."""
         self._connection.close()
 
     async def __aenter__(self) -> Self:
-        """Use the shell in an ``async with`` block; it is closed at its end."""
+        """Use the shell in an ``async with`` block, which closes it at the end."""
         return self
 
     async def __aexit__(

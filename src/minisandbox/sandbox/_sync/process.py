@@ -1,5 +1,5 @@
 # Generated from _async/process.py by tools/make_sync.py: change that file, then run the tool.
-"""Streaming processes of the synchronous sandbox."""
+"""Handles on running processes of a sandbox."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from minisandbox.types import ExecResult, Output, Terminal
 
 
 class Process:
-    """A started process. Made by :meth:`.Sandbox.start` and :meth:`.Sandbox.process`.
+    """A running process. Create it with :meth:`.Sandbox.start` or :meth:`.Sandbox.process`.
 
-    It is a context manager. Threads may share it: one reads while another writes.
-    Ctrl-C of a wait loses nothing of the output.
+    It is a context manager. Threads may share it, for example to read in one and write
+    in another. Ctrl-C during a wait loses no output.
 
-    Unread output makes the process wait. Its standard input is an open pipe until :meth:`close_stdin`. On a
-    terminal there is but one output, ``stdout``. Every verb raises :class:`.SandboxGone` once the sandbox has ended,
-    and :class:`.InvalidValue` once the handle was closed.
+    Unread output makes the process wait. Its standard input is an open pipe until :meth:`close_stdin`. A terminal has
+    only one output, ``stdout``. Every method raises :class:`.SandboxGone` once the sandbox has ended, and
+    :class:`.InvalidValue` once the handle was closed.
 
     Args:
-        connection: to the supervisor of the process, which has answered.
-        owned: whether the process ends with this handle.
+        connection: connection to the supervisor of the process, which has answered.
+        owned: whether the process is killed when this handle is closed.
     """
 
     def __init__(self, connection: SharedConnection[ProcessChannel], *, owned: bool) -> None:
@@ -51,7 +51,7 @@ class Process:
                 connection.begin(door)
                 connection.answered()
                 return cls(connection, owned=owned)
-            except BaseException:  # an interrupt too: the process would have no handle
+            except BaseException:  # even on an interrupt: the process would run without a handle
                 channel.kill()
                 connection.send()
                 connection.close()
@@ -66,13 +66,13 @@ class Process:
             connection.begin()
             connection.answered()
             return cls(connection, owned=False)
-        except BaseException:  # the connection is useless then
+        except BaseException:  # even on an interrupt
             connection.close()
             raise
 
     @property
     def id(self) -> str:
-        """Its name, unique in the sandbox: what :meth:`.Sandbox.process` takes."""
+        """Its id, unique in the sandbox, to pass to :meth:`.Sandbox.process`."""
         return self._channel.id
 
     @property
@@ -82,13 +82,14 @@ class Process:
 
     @property
     def command(self) -> str | tuple[str, ...]:
-        """What was run, as given."""
+        """The command, as given."""
         return self._channel.command
 
     def events(self) -> Iterator[Output | ExecResult]:
-        """Iterate over its output as it comes; the last item is how it ended.
+        """Iterate over the output of the process as it arrives, and finally its result.
 
-        Each piece goes to one reader. What was read is in the result too, head and tail.
+        If there are several readers, each piece goes to only one of them. The result contains the head and the tail of
+        the output too.
 
         Returns:
             An iterator over pieces of output; the last item is the result.
@@ -103,15 +104,15 @@ class Process:
         return events
 
     def write(self, data: bytes | str) -> None:
-        """Write to its standard input; waits while it does not read, with at most 1 MiB under way.
+        """Write to the standard input of the process; wait while 1 MiB of input is unread.
 
-        What is written after its end is dropped. Ctrl-C leaves what was not sent yet to be sent later.
+        Data written after the process has exited is dropped. After Ctrl-C, unsent data is still sent later.
 
         Args:
-            data: bytes, or text as UTF-8.
+            data: bytes, or text to encode as UTF-8.
 
         Raises:
-            InvalidValue: its standard input was closed.
+            InvalidValue: standard input was closed.
             SandboxGone: the sandbox has ended.
         """
         with self._connection.lock:
@@ -123,14 +124,14 @@ class Process:
                 self._connection.wait(None if has_capacity else self._deadline, listen=has_capacity)
 
     def close_stdin(self) -> None:
-        """End its standard input; on a terminal, type ^D. Calling it again does nothing."""
+        """Close standard input, or type ^D on a terminal; calling it again does nothing."""
         self._say(self._channel.close_stdin)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process itself, not to its children.
 
         Args:
-            number: for instance ``signal.SIGINT``.
+            number: the signal, for example ``signal.SIGINT``.
 
         Raises:
             InvalidValue: there is no such signal.
@@ -139,10 +140,10 @@ class Process:
         self._say(lambda: self._channel.signal(number))
 
     def resize(self, terminal: Terminal) -> None:
-        """Give its terminal another size.
+        """Resize the terminal of the process.
 
         Args:
-            terminal: the size.
+            terminal: the new size.
 
         Raises:
             InvalidValue: the process has no terminal.
@@ -151,7 +152,7 @@ class Process:
         self._say(lambda: self._channel.resize(terminal))
 
     def kill(self) -> None:
-        """End the process and everything that descends from it; :meth:`wait` returns when that is done."""
+        """Kill the process and all its descendants; :meth:`wait` returns when they have exited."""
         self._say(self._channel.kill)
 
     def _say(self, verb: Callable[[], None]) -> None:
@@ -161,16 +162,16 @@ class Process:
             self._connection.say()
 
     def wait(self, timeout: float | None = None) -> ExecResult:
-        """Read on until the process has ended. Ctrl-C leaves the process unchanged.
+        """Wait until the process has exited. Ctrl-C does not affect the process.
 
-        Output that comes meanwhile is kept for the result, head and tail as :meth:`.Sandbox.exec` does. A reader
-        of :meth:`events` gets its pieces all the same.
+        Output that arrives meanwhile is kept for the result, head and tail as for :meth:`.Sandbox.exec`. Readers
+        of :meth:`events` still get every piece.
 
         Args:
-            timeout: seconds after which to give up; the process runs on then. None: no limit.
+            timeout: seconds after which to give up; the process keeps running. None: no limit.
 
         Returns:
-            How it ended, and what this handle saw of its output.
+            The exit status, and the output that this handle has received.
 
         Raises:
             WaitTimeout: the process did not exit in time.
@@ -200,7 +201,7 @@ class Process:
         return True
 
     def _seen(self, result: ExecResult) -> ExecResult:
-        """Report that the result has arrived: it need not be kept for others."""
+        """Acknowledge the result, so that the supervisor need not keep it for other handles."""
         self._channel.acknowledge()
         self._connection.send()
         return result
@@ -212,7 +213,7 @@ class Process:
                     return self._seen(self._channel.result)
                 self._channel.check()
                 self._connection.wait()
-            self._connection.tell()  # a writer may have waited for room
+            self._connection.tell()  # a writer may wait for this piece to be consumed
             event = self._channel.events.popleft()
             return self._seen(event) if isinstance(event, ExecResult) else event
 
@@ -221,7 +222,7 @@ class Process:
             self._readers.discard(reader)
 
     def close(self) -> None:
-        """Release the process: with ``lifetime="handle"`` it is killed first; with ``"sandbox"`` it runs on.
+        """Close the handle. A process with ``lifetime="handle"`` is killed; with ``"sandbox"`` it keeps running.
 
         Calling it again does nothing.
         """
@@ -234,13 +235,13 @@ class Process:
             self._connection.close()
 
     def __enter__(self) -> Self:
-        """Use the process in a ``with`` block; it is closed at its end."""
+        """Use the process in a ``with`` block, which closes the handle at the end."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        """Close the process."""
+        """Close the handle."""
         self.close()
 
 

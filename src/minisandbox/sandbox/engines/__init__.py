@@ -1,7 +1,7 @@
-"""Container engines, podman and docker, as a backend of sandboxes: to compare verdicts, time and disk with.
+"""Run sandboxes in containers of podman or docker, to compare verdicts, time and disk use.
 
-One container per sandbox, one ``exec`` per command or file verb. Each runs the worker of a sandbox, so that everything
-above the core is shared. An engine cannot take snapshots, fork, list changes or filter the network.
+Each sandbox is one container, and each command or file operation one ``exec`` in it. The ``exec`` runs a sandbox
+worker, so only the core differs from other sandboxes. Containers have no snapshots, forks, changes or network filter.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def create_core(
     upper: Path | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> SandboxCore:
-    """Create a sandbox by the backend that its image names; see :meth:`minisandbox.Sandbox.create`.
+    """Create a sandbox with the backend that its image names; see :meth:`minisandbox.Sandbox.create`.
 
     Raises:
         InvalidValue: there is no such backend.
-        PackageError: another distribution's backend cannot be loaded.
+        PackageError: a backend plugin cannot be loaded.
     """
     create = Core.create if not isinstance(image, ImageSpec) or not image.backend else _backend(image.backend)
     return create(
@@ -43,7 +43,7 @@ def create_core(
 
 
 def _backend(name: str) -> Callable[..., SandboxCore]:
-    """Return the function that creates the sandboxes of a backend: an engine's, or another distribution's."""
+    """Return the function that creates sandboxes of a container engine or a backend plugin."""
     if name in ENGINES:
         from minisandbox.sandbox.engines.core import ContainerCore  # noqa: PLC0415 - few sandboxes need an engine
 
@@ -56,5 +56,5 @@ def _backend(name: str) -> Callable[..., SandboxCore]:
 
 
 def stop_core(core: SandboxCore) -> None:
-    """End a sandbox of any backend."""
+    """Stop a sandbox of any backend."""
     core.stop()

@@ -1,4 +1,4 @@
-"""The command line of a container engine."""
+"""Call the command line of a container engine."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from minisandbox.errors import HostError, InvalidValue, ProgramNotFound
 from minisandbox.types import ENGINES
 
 LABEL = "minisandbox"
-"""The label of every container, image and volume that we make."""
+"""Label of every container, image and volume that MiniSandbox creates."""
 _PATIENCE = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """An engine's client; it takes its configuration (``DOCKER_HOST``, ``CONTAINERS_CONF``) from our environment.
+    """The client of an engine, which reads ``DOCKER_HOST`` or ``CONTAINERS_CONF`` from this process's environment.
 
     Attributes:
         name: ``podman`` or ``docker``.
-        program: its path.
+        program: path of the client.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Client:
         """Return the client of an engine.
 
         Raises:
-            InvalidValue: there is no engine of that name.
+            InvalidValue: the engine is unknown.
             ProgramNotFound: the engine's client is not installed.
         """
         if name not in ENGINES:
@@ -46,23 +46,23 @@ class Client:
 
     @property
     def remote(self) -> bool:
-        """Whether the engine may run on another machine, which does not see our files."""
+        """Whether the engine may run on another machine, which cannot mount files of this one."""
         host = os.environ.get("DOCKER_HOST" if self.name == "docker" else "CONTAINER_HOST", "")
         return bool(host) and not host.startswith("unix:")
 
     def succeeds(self, *arguments: str) -> bool:
-        """Return whether a call succeeds."""
+        """Run the client, and return whether it succeeds."""
         return self._call(arguments, None).returncode == 0
 
     def output(self, *arguments: str) -> str:
-        """Return what a call prints, whether it succeeds or not."""
+        """Run the client, and return its output even if it fails."""
         return self._call(arguments, None).stdout.decode(errors="replace").strip()
 
     def run(self, *arguments: str, stdin: IO[bytes] | None = None) -> str:
-        """Return what a call prints.
+        """Run the client, and return its output.
 
         Raises:
-            HostError: the call failed.
+            HostError: the client failed.
         """
         done = self._call(arguments, stdin)
         if done.returncode != 0:
@@ -70,17 +70,17 @@ class Client:
         return done.stdout.decode(errors="replace").strip()
 
     def failure(self, verb: str, output: bytes) -> HostError:
-        """Return the error for a call that failed.
+        """Return the error for a failed run of the client.
 
         Args:
-            verb: of the call.
-            output: what it printed.
+            verb: subcommand of the client.
+            output: its error output.
         """
         text = output.decode(errors="replace").strip()[-1000:]
         return HostError(f"{self.name} {verb} failed", reason=text or None, hint=f"does '{self.name} info' work?")
 
     def open(self, *arguments: str, **streams: IO[bytes] | socket.socket | int) -> subprocess.Popen[bytes]:
-        """Start a call in a session of its own: Ctrl-C is for us to handle."""
+        """Start the client in a new session, so that Ctrl-C reaches only this process."""
         return subprocess.Popen([self.program, *arguments], start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return] # streams only
 
     def _call(self, arguments: tuple[str, ...], stdin: IO[bytes] | None) -> subprocess.CompletedProcess[bytes]:

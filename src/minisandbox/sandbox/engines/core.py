@@ -1,4 +1,4 @@
-"""The lifecycle of a sandbox that is a container: create, connect, stop."""
+"""Create, connect to and stop a sandbox that is a container."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ from minisandbox.sandbox.validation import check_creation
 from minisandbox.types import ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
 
 _PATIENCE = 120.0
-"""Seconds in which a container starts, and in which it ends."""
+"""Seconds to wait for a container to stop."""
 _ENDING = 0.5
-"""Seconds in which an engine notices that a container has ended."""
+"""Seconds to wait for the engine to notice that a container has ended."""
 _OWN_PROCESSES = 16
-"""The first process, and a worker with its carrier for each of a few jobs at once."""
+"""Processes added to the limit: the first process, and for each concurrent job a worker and its relay process."""
 
 
 class ContainerCore:
     """A live container of this process; see :class:`minisandbox.sandbox.backend.SandboxCore`.
 
-    Its first process ends when its standard input does, and the container with it: also when this process is killed.
+    The container's first process exits when its standard input closes, and the container ends with it. This works even
+    if this process is killed.
     """
 
     owned = True
@@ -46,13 +47,13 @@ class ContainerCore:
     def __init__(self, client: Client, image: ImageSpec, limits: Limits, network: Network) -> None:
         started = time.monotonic()
         self.id = f"box-{secrets.token_hex(6)}"
-        self.image = replace(image, clean=False)  # the engine does not tell what was written since
+        self.image = replace(image, clean=False)  # the engine cannot report written files
         self.limits = limits
         self.environment: dict[str, str] = {}
         self._client, self._network = client, network
         self._created = time.time()
         self._labels: tuple[tuple[str, str], ...] = ()
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the sandbox
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the sandbox
         self._pid = os.getpid()
         self._first: subprocess.Popen[bytes] | None = None
         self._jobs: list[subprocess.Popen[bytes]] = []
@@ -72,11 +73,11 @@ class ContainerCore:
         upper: Path | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> ContainerCore:
-        """Make a container and wait until it is ready; see :meth:`minisandbox.Sandbox.create`.
+        """Create a container and wait until it is ready; see :meth:`minisandbox.Sandbox.create`.
 
         Raises:
-            InvalidValue: an argument cannot be used.
-            Unsupported: an engine has no such thing: an allow-list, an upper.
+            InvalidValue: an argument is invalid.
+            Unsupported: containers do not support an argument: an allow-list, an upper, stacked mounts.
             HostError: the engine is missing, or refuses the image.
             SandboxCreationError: the engine did not start the container.
         """
@@ -91,7 +92,7 @@ class ContainerCore:
         sources = [(mount.source.resolve(), mount.target) for mount in check_mounts(mounts)]
         try:
             core._start(ensure_image(client, image)[0], sources)
-        except BaseException:  # a Ctrl-C too: nothing half-made stays
+        except BaseException:  # even on Ctrl-C, clean up
             core.stop()
             raise
         core.created_in = time.monotonic() - core._started
@@ -105,7 +106,7 @@ class ContainerCore:
         self._client.run("create", *options, "--entrypoint", runtime.COMMAND[0], reference, *command)
         if self._client.remote:
             copy_in(self._client, self.id, shown)
-        self._created = time.time()  # its lifetime counts from here
+        self._created = time.time()  # the lifetime starts here
         self._first = self._client.open(
             "start", "--attach", "--interactive", self.id,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
@@ -144,11 +145,11 @@ class ContainerCore:
 
     @property
     def abandoned(self) -> bool:
-        """Whether this process made it and never stopped it."""
+        """Whether this process created the container and has not stopped it."""
         return self._first is not None and self._pid == os.getpid()
 
-    def open_job(self, *, wait: bool = True) -> socket.socket:  # noqa: ARG002 - a job never has to wait here
-        """Connect to a worker that the engine starts inside, by a stream socket.
+    def open_job(self, *, wait: bool = True) -> socket.socket:  # noqa: ARG002 - a job never waits here
+        """Start a worker in the container, and return a stream socket that is connected to it.
 
         Raises:
             SandboxGone: the container has ended.
@@ -171,7 +172,7 @@ class ContainerCore:
         return ours
 
     def check_alive(self) -> None:
-        """Tell a call that was cut off from a container that has ended.
+        """Check whether the container has ended, after a call was cut off.
 
         Raises:
             SandboxGone: the container has ended.
@@ -181,7 +182,7 @@ class ContainerCore:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 first.wait(_ENDING)
         self._check_running()
-        # the client ends long after the container's processes: without asking, their end looks like the command's own
+        # ask the engine: its client exits long after the container, which would look like the exit of the command
         if "true" not in self._client.output("inspect", "--format", "{{.State.Running}}", self.id):
             raise self._gone()
 
@@ -193,7 +194,7 @@ class ContainerCore:
         return SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside")
 
     def info(self) -> SandboxInfo:
-        """What is known about it.
+        """Return the recorded facts about the sandbox.
 
         Raises:
             SandboxGone: the container has ended.
@@ -208,37 +209,37 @@ class ContainerCore:
         )  # fmt: skip
 
     def refusals(self) -> Refusals:
-        """Nothing is filtered, so nothing is refused."""
+        """Return no refusals, because containers have no network filter."""
         self._check_running()
         return Refusals()
 
     def processes(self) -> tuple[str, ...]:
-        """No process outlives its handle."""
+        """Return no processes, because none can outlive its handle."""
         self._check_running()
         return ()
 
     def process_listener(self, process_id: str) -> NoReturn:  # noqa: ARG002 - as of every core
-        """Refused: see :meth:`_refuse`."""
+        """Raise Unsupported; see :meth:`_refuse`."""
         self._refuse('a process with lifetime="sandbox"')
 
     def connect_process(self, process_id: str) -> NoReturn:  # noqa: ARG002 - as of every core
-        """Refused: see :meth:`_refuse`."""
+        """Raise Unsupported; see :meth:`_refuse`."""
         self._refuse("attaching to a process")
 
     def snapshot(self) -> Snapshot:
-        """Refused: see :meth:`_refuse`."""
+        """Raise Unsupported; see :meth:`_refuse`."""
         self._refuse("a snapshot")
 
     def fork(self, count: int) -> NoReturn:  # noqa: ARG002 - as of every core
-        """Refused: see :meth:`_refuse`."""
+        """Raise Unsupported; see :meth:`_refuse`."""
         self._refuse("fork")
 
     def reset(self, to: Snapshot | None) -> None:  # noqa: ARG002 - as of every core
-        """Refused: see :meth:`_refuse`."""
+        """Raise Unsupported; see :meth:`_refuse`."""
         self._refuse("reset")
 
     def changes(self, below: PurePosixPath, timeout: float | None, max_characters: int = 0) -> NoReturn:  # noqa: ARG002 - as of every core
-        """Refused: see :meth:`_refuse`."""
+        """Raise Unsupported; see :meth:`_refuse`."""
         self._refuse("changes")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -248,18 +249,18 @@ class ContainerCore:
         raise Unsupported(f"{what} of sandbox {self.id}", reason=f"it is a container of {self._client.name}", hint=hint)
 
     def leave(self) -> None:
-        """Do what leaving a ``with`` block does."""
+        """Stop the container at the end of a ``with`` block."""
         self.stop()
 
     def stop(self) -> None:
-        """End and remove the container; calling it again does nothing."""
+        """Stop and remove the container; calling it again does nothing."""
         with self._lock:
             first, self._first = self._first, None
             jobs, self._jobs = self._jobs, []
-        if self._pid != os.getpid():  # a fork inherited it
+        if self._pid != os.getpid():  # in a forked child: the container belongs to its parent
             return
         if first is None:
-            if not self._log.closed:  # the container may be half-made
+            if not self._log.closed:  # the container may exist, although it did not start
                 self._client.succeeds("rm", "--force", self.id)
         else:
             self._end(first)
@@ -268,7 +269,7 @@ class ContainerCore:
         self._log.close()
 
     def _end(self, first: subprocess.Popen[bytes]) -> None:
-        """Hang up, and wait until the engine has removed the container."""
+        """Close the first process's standard input, and wait until the engine has removed the container."""
         assert first.stdin is not None
         assert first.stdout is not None
         first.stdin.close()

@@ -1,4 +1,4 @@
-"""Images of the store as images of an engine, and host directories as mounts."""
+"""Import images of the store into an engine, and pass host directories to containers."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from minisandbox.sandbox.engines.client import LABEL, Client
 from minisandbox.sandbox.protocol.commands import process_channel
 from minisandbox.types import ExecResult, ImageSpec
 
-_turn = threading.Lock()  # the first of many sandboxes over an image makes it
+_turn = threading.Lock()  # so that only one of many sandboxes imports an image
 _PACK = "exec tar --create --one-file-system --numeric-owner --directory / --exclude ./usr --file - ."
 
 
 def reference_of(image: ImageSpec) -> str:
-    """Return the engine's reference of an image: a name with a hash of its layers."""
+    """Return the engine's reference for an image: its name and a hash of its layers."""
     content = "\n".join([str(image.host_usr), *map(str, image.layers)])
     name = re.sub("[^a-z0-9]+", "-", image.name.lower()).strip("-") or "image"
     return f"localhost/minisandbox/{name[:80]}:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
 def ensure_image(client: Client, image: ImageSpec) -> tuple[str, bool]:
-    """Import an image unless the engine has it.
+    """Import an image into the engine unless it is there already.
 
     Returns:
-        What the engine calls it, and whether this call imported it.
+        The engine's reference, and whether this call imported the image.
 
     Raises:
-        Unsupported: it shows this machine's /usr, and the engine runs elsewhere or a layer changes it.
-        HostError: the engine refused, or the image has no tar.
+        Unsupported: the image shows this machine's /usr, and the engine runs elsewhere or a layer changes /usr.
+        HostError: the engine refused, or the image lacks tar.
     """
     _check_usr(client, image)
     reference = reference_of(image)
@@ -52,7 +52,7 @@ def ensure_image(client: Client, image: ImageSpec) -> tuple[str, bool]:
 
 
 def image_size(client: Client, reference: str) -> int:
-    """Return the bytes that an engine counts for an image.
+    """Return the size of an image in bytes, as reported by the engine.
 
     Raises:
         HostError: the engine has no such image.
@@ -71,13 +71,13 @@ def _check_usr(client: Client, image: ImageSpec) -> None:
 
 
 def _import(client: Client, image: ImageSpec, reference: str) -> None:
-    """Pipe the merged tree from a sandbox into the engine."""
+    """Pipe a tar archive of the image's root from a sandbox into the engine."""
     command = ("import", "--change", f"LABEL {LABEL}=image", "-", reference)
     taker = client.open(*command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert taker.stdin is not None
     try:
         packed = _pack(image, taker.stdin)
-    except BaseException:  # a Ctrl-C too: half an archive makes no image
+    except BaseException:  # even on Ctrl-C, keep the engine from importing half an archive
         taker.kill()
         raise
     finally:
@@ -101,7 +101,7 @@ def _pack(image: ImageSpec, out: IO[bytes]) -> ExecResult:
                 if isinstance(event, ExecResult):
                     return event
                 if event.stream == "stdout":
-                    with suppress(BrokenPipeError):  # the engine has failed, and says why
+                    with suppress(BrokenPipeError):  # the engine has failed; its stderr has the reason
                         out.write(event.data)
     finally:
         core.stop()
@@ -109,7 +109,7 @@ def _pack(image: ImageSpec, out: IO[bytes]) -> ExecResult:
 
 
 def mount_options(sources: Sequence[tuple[Path, PurePosixPath]]) -> list[str]:
-    """Return the options that show host paths read-only, for an engine of this machine."""
+    """Return the options that mount host paths read-only, for an engine on this machine."""
     return [
         option
         for source, target in sources
@@ -118,7 +118,7 @@ def mount_options(sources: Sequence[tuple[Path, PurePosixPath]]) -> list[str]:
 
 
 def copy_in(client: Client, container: str, sources: Sequence[tuple[Path, PurePosixPath]]) -> None:
-    """Copy host paths into a container that has not started, for a remote engine.
+    """Copy host paths into a container before it starts, for a remote engine.
 
     Raises:
         HostError: the engine refused.

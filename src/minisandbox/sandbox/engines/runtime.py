@@ -1,7 +1,7 @@
-"""A small Python with the worker's code, mounted read-only into every container, because images may lack Python.
+"""Assemble a small Python with the worker's code to mount into every container, because images may lack Python.
 
-It holds this process's own interpreter, its shared libraries, the modules that a worker imports, and the dynamic
-linker, so that the C library of the image does not matter.
+It consists of this process's interpreter, its shared libraries, the modules that a worker imports, and the dynamic
+linker, so that it does not depend on the C library of the image.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from minisandbox.errors import HostError
 from minisandbox.sandbox import scratch
 
 TARGET = "/.minisandbox"
-"""Where it lies inside."""
+"""Path of the runtime in containers."""
 COMMAND = (
     f"{TARGET}/linker", "--library-path", f"{TARGET}/shared", f"{TARGET}/bin/python", "-I", "-S", "-B", "-c",
     "from minisandbox.launch.container import main; main()",
 )  # fmt: skip
-"""What starts it, followed by the arguments of :func:`minisandbox.launch.container.main`."""
+"""Command that starts the runtime; the arguments of :func:`minisandbox.launch.container.main` follow it."""
 _MODULES = (
     "import json, sys; sys.path.append(sys.argv[1]); import minisandbox.launch.container, encodings.ascii, runpy; "
     "files = (getattr(module, '__file__', None) for module in list(sys.modules.values())); "
@@ -36,7 +36,7 @@ _LIBRARY = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x", re.MULTILINE)
 
 
 def runtime() -> Path:
-    """Return its directory on this machine, which is this process's and removed after its end.
+    """Return the runtime's directory on this machine, which is removed after this process has exited.
 
     Raises:
         HostError: this interpreter cannot be copied.

@@ -1,1 +1,1 @@
-"""The protocol between controller and workers, sans-I/O: requests, and validation of the answers."""
+"""The controller's side of the worker protocol, without I/O: build requests and validate answers."""

@@ -1,10 +1,10 @@
-"""Streaming processes and stateful shells: the controller's half, without any I/O.
+"""The controller's side of the protocol of processes and shells, without I/O.
 
-A *channel* speaks over one job's connection for as long as its process or shell lives. Verbs queue requests;
-``outgoing()`` returns the bytes that may be sent now; ``feed()`` takes what was received. The driver of a channel sends
-``start()`` first, then ``outgoing()`` after every verb and after every ``feed()``. At the end of the stream it calls
-``hung_up()``; a ConnectionResetError is such an end. Bytes that cannot be sent (BrokenPipeError) are dropped: the
-peer's last answer is still to be received.
+A *channel* uses one job's connection for as long as its process or shell lives. Its methods queue requests;
+``outgoing()`` returns the bytes to send now; ``feed()`` accepts received bytes. The driver of a channel sends
+``start()`` first, then ``outgoing()`` after every request and every ``feed()``. At the end of the stream, including a
+ConnectionResetError, it calls ``hung_up()``. On a BrokenPipeError it drops the unsent bytes and keeps receiving,
+because the peer's last answer may still arrive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _END_OF_FILE = b"\x04"
 
 
 class _Channel:
-    """Framing, what waits to be sent, the error answer."""
+    """Base of the channels: frames, the send queue, the error answer."""
 
     def __init__(self, max_answer: int) -> None:
         self._max_answer = max_answer
@@ -41,16 +41,16 @@ class _Channel:
         self._error: frames.Header | None = None
 
     def outgoing(self) -> bytes:
-        """Return what may be sent now; it counts as sent."""
+        """Remove the queued bytes from the channel and return them for sending."""
         data = bytes(self._queue)
         self._queue.clear()
         return data
 
     def feed(self, data: bytes) -> None:
-        """Take received bytes.
+        """Process received bytes.
 
         Raises:
-            SandboxGone: the bytes are not our protocol; the sandbox is not trusted any further.
+            SandboxGone: the bytes violate the protocol, so the sandbox cannot be trusted.
         """
         try:
             for header, payload in self._decoder.feed(data):
@@ -73,32 +73,32 @@ class _Channel:
 
 
 class ProcessChannel(_Channel):
-    """One started process, seen from one connection.
+    """One started or attached process on one connection.
 
     Args:
         command: text for ``bash -c``, or an argument list.
-        id: its name within the sandbox.
-        env: the whole environment (:func:`.wire.environment_for`).
+        id: id of the process, unique in the sandbox.
+        env: the complete environment (:func:`.wire.environment_for`).
         cwd: absolute directory inside.
-        timeout: wall seconds, or None.
-        user: name or uid, or None for the sandbox's own.
+        timeout: wall-clock seconds, or None.
+        user: name or uid, or None for the sandbox's default user.
         pty: size of a terminal to run it on, or None for pipes.
-        lifetime: whether it ends with the connection, or with the sandbox. For the latter, the first byte of
-            ``start()`` travels with a listening socket (SCM_RIGHTS), at which another handle can attach to it.
+        lifetime: ``handle`` or ``sandbox``: what the process ends with. For ``sandbox``, send a listening socket
+            (SCM_RIGHTS) with the first byte of ``start()``, so that other handles can attach to the process.
         output: bytes kept per stream.
 
     Attributes:
-        id: its name within the sandbox.
-        command: what was run, as given; of an attached process, known once ``started``.
-        pid: its number inside, once ``started``; before that 0.
-        started: whether it runs, or has run.
-        done: whether nothing more will come: it has ended, could not be started, or cannot be attached to.
-        events: pieces of output in order, then the result; their consumer removes them.
-        result: how it ended, or None.
-        left: once ``started``, seconds that were left of its timeout then; None without one.
+        id: id of the process, unique in the sandbox.
+        command: the command as given; for an attached process, known once ``started``.
+        pid: pid inside the sandbox; 0 before ``started``.
+        started: whether the process runs or has run.
+        done: whether nothing more will arrive: the process has exited, could not be started or attached to.
+        events: pieces of output in order, then the result; the consumer removes them.
+        result: the result once the process has exited, or None.
+        left: seconds that remained of the timeout when ``started`` was set, or None without a timeout.
 
     Raises:
-        InvalidValue: an argument cannot be used.
+        InvalidValue: an argument is invalid.
     """
 
     def __init__(
@@ -147,28 +147,29 @@ class ProcessChannel(_Channel):
 
     @classmethod
     def attach(cls, id: str, *, output: int) -> ProcessChannel:  # noqa: A002 - the contract's word
-        """Attach to a process with lifetime ``sandbox``, on a connection to its listening socket.
+        """Create the channel that attaches to a process with lifetime ``sandbox``, through its listening socket.
 
         Args:
-            id: its name within the sandbox.
+            id: id of the process.
             output: bytes kept per stream.
         """
         channel = cls.__new__(cls)
         _Channel.__init__(channel, _MAX_OUTPUT_FRAME)
         channel._prepare(id, "", output, None)
-        channel._credit = 0  # until it is known how much is under way already
+        channel._credit = 0  # until the supervisor reports how much input is pending
         return channel
 
     def start(self) -> bytes:
-        """Return what to send first on a new connection. ``feed`` answers until ``started`` or ``done``."""
+        """Return the first request on a new connection; feed answers until ``started`` or ``done`` is set."""
         return frames.encode({"verb": "attach"} if self._request is None else self._request)
 
     def check(self) -> None:
-        """Return if it runs, or has run and ended.
+        """Raise the error if the process could not be started or attached to.
 
         Raises:
             FileAccessError: its working directory cannot be entered.
-            InvalidValue: there is no such user, or it cannot be had here; or another handle holds the process.
+            InvalidValue: its user does not exist or is not available in this sandbox, or another handle holds the
+                process.
             NotFound: the process exited before this handle could attach.
         """
         if self._error is not None and self._request is None:
@@ -182,26 +183,26 @@ class ProcessChannel(_Channel):
             raise NotFound(f"process {self.id} has ended, and its result was taken")
 
     def acknowledge(self) -> None:
-        """Queue an acknowledgement of the result: a process with lifetime ``sandbox`` is then forgotten.
+        """Queue an acknowledgement of the result of a process with lifetime ``sandbox``.
 
-        Without it the result is kept for the next handle that attaches.
+        The supervisor keeps the result for the next handle that attaches until it receives this acknowledgement.
         """
         if self._lasting and self.result is not None:
             self._lasting = False
             self._say({"verb": "seen"})
 
-    # --- what to say ---
+    # --- requests ---
 
     @property
     def unsent(self) -> int:
-        """Bytes of standard input that wait until the process has read others: a writer waits for 0."""
+        """Bytes of standard input without credit, which wait until the process reads; a writer waits for 0."""
         return 0 if self.done else len(self._unsent)
 
     def write(self, data: bytes) -> None:
-        """Queue standard input; after :meth:`close_stdin` and after the end it is dropped.
+        """Queue standard input.
 
         Raises:
-            InvalidValue: its standard input was closed.
+            InvalidValue: standard input was closed.
         """
         if self._closing:
             raise InvalidValue(f"standard input of process {self.id} was closed")
@@ -212,7 +213,7 @@ class ProcessChannel(_Channel):
         """Queue the end of standard input (on a pty: ^D); calling it again does nothing."""
         if self._closing:
             return
-        if self._terminal:  # a terminal has no end: the program that reads gets this character (termios(3), VEOF)
+        if self._terminal:  # a terminal is not closed: VEOF ends the input (termios(3))
             self.write(_END_OF_FILE)
             return
         self._closing = True
@@ -229,11 +230,11 @@ class ProcessChannel(_Channel):
         self._say({"verb": "signal", "number": int(number)})
 
     def kill(self) -> None:
-        """Queue the end of the process and everything that descends from it."""
+        """Queue a request to kill the process and all its descendants."""
         self._say({"verb": "kill"})
 
     def resize(self, terminal: Terminal) -> None:
-        """Queue a new size of its terminal.
+        """Queue a new size of the terminal.
 
         Raises:
             InvalidValue: the process has no terminal.
@@ -253,7 +254,7 @@ class ProcessChannel(_Channel):
             self._close_said = True
             self._say({"verb": "close_stdin"})
 
-    # --- what is heard ---
+    # --- answers ---
 
     def _take(self, header: frames.Header, payload: bytes) -> None:
         event = header["event"]
@@ -308,7 +309,7 @@ class ProcessChannel(_Channel):
         self.done = True
 
     def hung_up(self) -> None:
-        """Handle that the peer closed: without a report of the process's end, its supervisor was killed from inside."""
+        """Handle the end of the stream. If no result was reported, a command inside has killed the supervisor."""
         if self._request is None and not self.started:
             self.done = True
         elif not self.done:
@@ -319,19 +320,19 @@ class ShellChannel(_Channel):
     """One stateful bash.
 
     Args:
-        env: the whole environment (:func:`.wire.environment_for`).
+        env: the complete environment (:func:`.wire.environment_for`).
         cwd: absolute directory inside.
-        user: name or uid, or None for the sandbox's own.
-        output: bytes kept of each of a run's stdout and stderr.
+        user: name or uid, or None for the sandbox's default user.
+        output: bytes kept of the stdout and of the stderr of each run.
 
     Attributes:
-        started: whether it takes scripts.
-        done: whether nothing more will come on this connection; ``start()`` begins again on a new one, in the last
-            known directory.
-        cwd: where the next run starts, as far as is known.
+        started: whether bash accepts scripts.
+        done: whether nothing more will arrive on this connection; ``start()`` starts a new bash on a new connection,
+            in the last reported directory.
+        cwd: working directory of the next run, as last reported.
 
     Raises:
-        InvalidValue: an argument cannot be used.
+        InvalidValue: an argument is invalid.
     """
 
     def __init__(self, *, env: Mapping[str, str], cwd: str, user: str | int | None, output: int) -> None:
@@ -347,7 +348,7 @@ class ShellChannel(_Channel):
         self._results: dict[int, ShellResult] = {}
 
     def start(self) -> bytes:
-        """Return what to send first on a new connection. ``feed`` answers until ``started`` or ``done``."""
+        """Return the first request on a new connection; feed answers until ``started`` or ``done`` is set."""
         request = {**self._request, "cwd": str(self.cwd), "again": self._has_run}
         self._decoder = frames.Decoder(self._max_answer)
         self._queue.clear()
@@ -369,13 +370,13 @@ class ShellChannel(_Channel):
 
         Args:
             script: text for bash, of any number of lines.
-            timeout: wall seconds from its start, or None.
+            timeout: wall-clock seconds from the start of the script, or None.
 
         Returns:
             The number of this run.
 
         Raises:
-            InvalidValue: an argument cannot be used.
+            InvalidValue: an argument is invalid.
         """
         check_type("script", script, str, "a str for bash")
         wire.check_runnable(script or ":", {}, timeout)
@@ -385,16 +386,16 @@ class ShellChannel(_Channel):
         return self._number
 
     def interrupt(self, run: int) -> None:
-        """Queue the end of a run, as a timeout would end it; its result says SIGINT. It may have ended before."""
+        """Queue a request to kill a run, as a timeout does; its result is SIGINT unless it has just ended."""
         if run in self._running:
             self._say({"verb": "interrupt", "run": run})
 
     def take(self, run: int) -> ShellResult | None:
-        """Return the result of a run, once; None before its end."""
+        """Remove and return the result of a run; return None if the run has not ended."""
         return self._results.pop(run, None)
 
     def forget(self, run: int) -> None:
-        """Nobody will take the result of this run."""
+        """Drop a run whose result nobody will take."""
         self._running.pop(run, None)
         self._results.pop(run, None)
 
@@ -406,7 +407,7 @@ class ShellChannel(_Channel):
             run = header["run"]
             assert isinstance(run, int)
             script = self._running.pop(run, None)
-            if script is not None:  # otherwise its caller has stopped waiting
+            if script is not None:  # None if the caller has stopped waiting
                 restarted = header["restarted"] is True
                 self._end(run, wire.exec_result(script, header, payload), restarted=restarted)
 
@@ -421,7 +422,7 @@ class ShellChannel(_Channel):
         self.done = True
 
     def hung_up(self) -> None:
-        """Handle that the peer closed: bash and its supervisor were killed from inside, with the current script."""
+        """Handle the end of the stream: a command inside has killed bash, its supervisor and the current script."""
         self.done = True
         for run in sorted(self._running):
             self._end(run, wire.killed(self._running.pop(run)), restarted=True)

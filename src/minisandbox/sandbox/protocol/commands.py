@@ -1,4 +1,4 @@
-"""The verbs that run commands, as operations and channels; sync and async handles use them."""
+"""Build the operations and channels that run commands, for sync and async handles."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from minisandbox.types import ExecResult, Terminal
 
 
 def directory(core: SandboxCore, path: str | PurePosixPath | None) -> str:
-    """Return the absolute directory in which a command starts.
+    """Return the absolute working directory of a command.
 
     Raises:
-        InvalidValue: the path cannot be one inside.
+        InvalidValue: the path is invalid.
     """
     if path is not None:
         check_path("cwd", path)
@@ -28,7 +28,7 @@ def directory(core: SandboxCore, path: str | PurePosixPath | None) -> str:
 
 
 def user_of(core: SandboxCore, user: str | int | None) -> str | int | None:
-    """Return as whom a command runs: the given user, or the image's; None for root."""
+    """Return the user of a command: the given user, else the image's, or None for root."""
     image = core.image.user
     return user if user is not None or not image else int(image) if image.isdigit() else image
 

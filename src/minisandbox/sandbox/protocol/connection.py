@@ -1,4 +1,4 @@
-"""A long-lived connection that sends and receives without blocking; the sync and async handles add the waiting."""
+"""A long-lived connection that never blocks; the sync and async handles add the waiting."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from minisandbox.sandbox.protocol.wire import encoded
 
 Channel = TypeVar("Channel", bound="AnyChannel")
 MOST_UNREAD = 256
-"""Pieces of output that may wait to be read while something else is waited for; a piece has at most 128 KiB."""
+"""Maximum pieces of unread output while a caller waits for another event; a piece has at most 128 KiB."""
 KILL_PATIENCE = 5.0
-"""Seconds that closing a handle waits for the end of what was killed."""
+"""Seconds that closing a handle waits for the killed process to exit."""
 LOOK_AGAIN = 0.5
-"""Seconds after which a waiting reader checks whether the active reader still reads; there is no notification."""
+"""Seconds after which wait() checks again whether other readers are active, because they send no notification."""
 GRACE = 60.0
-"""Seconds after a deadline within which its end must have been reported, however busy the machine is; and within which
-what is started must have answered."""
+"""Seconds after a deadline within which the result must arrive, even on a busy machine. A new process or shell must
+answer within this time too."""
 _PIECE = 1 << 18
 
 
@@ -34,32 +34,32 @@ class AnyChannel(Protocol):
     done: bool
 
     def start(self) -> bytes:
-        """Return what to send first."""
+        """Return the first request on a new connection."""
 
     def outgoing(self) -> bytes:
-        """Return what to send now."""
+        """Return the bytes to send now."""
 
     def feed(self, data: bytes) -> None:
-        """Take what was received."""
+        """Process received bytes."""
 
     def hung_up(self) -> None:
-        """Handle that the peer closed."""
+        """Handle the end of the stream."""
 
     def check(self) -> None:
-        """Raise what keeps it from going on."""
+        """Raise the error if the process or shell could not be started."""
 
 
 class Connection(Generic[Channel]):
-    """A channel, its socket, and the bytes that wait to be sent. Not safe for threads.
+    """A channel with its socket and its unsent bytes. Not thread-safe.
 
     Args:
         core: the sandbox.
-        channel: the protocol spoken on it.
-        connection: its socket.
-        name: of the other end, for messages.
+        channel: the protocol of the connection.
+        connection: the socket.
+        name: name of the process or shell, for messages.
 
     Attributes:
-        socket: the connection's current socket.
+        socket: the current socket.
         over: whether the peer has hung up.
     """
 
@@ -76,7 +76,7 @@ class Connection(Generic[Channel]):
         """Send the first request.
 
         Args:
-            door: a process's listening socket: travels with the first byte to the supervisor, which keeps it.
+            door: listening socket of a process, sent with the first byte to the supervisor, which holds it open.
         """
         self.socket.setblocking(False)
         self._pending[:] = self.channel.start()
@@ -94,16 +94,16 @@ class Connection(Generic[Channel]):
 
     @property
     def unsent(self) -> bool:
-        """Whether bytes wait until the socket takes them."""
+        """Whether bytes wait until the socket accepts them."""
         return bool(self._pending)
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed on this side."""
+        """Whether this side has closed the connection."""
         return self.socket.fileno() < 0
 
     def check(self) -> None:
-        """Return if something may still arrive, or the last answer has arrived.
+        """Raise the error if the connection has failed.
 
         Raises:
             InvalidValue: the handle was closed.
@@ -113,7 +113,7 @@ class Connection(Generic[Channel]):
             raise self._failure
 
     def check_open(self) -> None:
-        """Return if requests may be sent.
+        """Raise an error if no requests can be sent.
 
         Raises:
             InvalidValue: the handle was closed.
@@ -127,7 +127,7 @@ class Connection(Generic[Channel]):
         return InvalidValue(f"{self.name}: this handle was closed")
 
     def send(self) -> None:
-        """Send what the socket takes now."""
+        """Send as many bytes as the socket accepts now."""
         self._pending += self.channel.outgoing()
         while self._pending and not self.over:
             try:
@@ -140,10 +140,10 @@ class Connection(Generic[Channel]):
         self._pending.clear()
 
     def listen(self) -> None:
-        """Take what has arrived; the end of the stream has to be followed by :meth:`conclude`."""
+        """Receive available bytes. At the end of the stream, the caller must call :meth:`conclude`."""
         try:
             data = self.socket.recv(_PIECE)
-        except (BlockingIOError, ConnectionResetError):  # the latter once, if the peer closed with our bytes unread
+        except (BlockingIOError, ConnectionResetError):  # reset: once, if the peer left bytes unread
             return
         except OSError:
             data = b""
@@ -163,14 +163,15 @@ class Connection(Generic[Channel]):
 
     @property
     def inconclusive(self) -> bool:
-        """Whether the peer has hung up without a last answer, and the reason is not known yet."""
+        """Whether the peer has hung up without a last answer and the reason is not known yet."""
         return self.over and not self.channel.done and self._failure is None
 
     def conclude(self, ended: SandboxGone | None) -> None:
-        """Take the reason why the peer has hung up without a last answer.
+        """Record the reason why the peer has hung up without a last answer.
 
         Args:
-            ended: the sandbox's end; None: it lives, and so the peer was killed from inside.
+            ended: the error if the sandbox has ended; None if it runs, so that a command inside must have killed the
+                peer.
         """
         if not self.inconclusive:
             return
@@ -180,7 +181,7 @@ class Connection(Generic[Channel]):
             self._failure = ended
 
     def reason(self) -> SandboxGone | None:
-        """Return why the sandbox has ended, or None if it lives; blocks for a moment."""
+        """Return the error if the sandbox has ended, or None if it runs; may block briefly."""
         try:
             self.core.check_alive()
         except SandboxGone as error:
@@ -188,10 +189,10 @@ class Connection(Generic[Channel]):
         return None
 
     def hang_up(self) -> None:
-        """Shut the socket down, so that callers that wait on it see its end."""
+        """Shut down the socket, so that callers that wait on it wake up."""
         if self._failure is None and not self.channel.done:
             self._failure = self._closed_error()
-        with contextlib.suppress(OSError):  # not connected any more
+        with contextlib.suppress(OSError):  # already disconnected
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -201,20 +202,20 @@ class Connection(Generic[Channel]):
 
 
 class Queue:
-    """The callers that wait for a shell, which runs one script at a time, and their deadlines."""
+    """Computes the deadlines of callers that share a shell, which runs one script at a time."""
 
     def __init__(self) -> None:
         self._under_way = 0
         self._until = 0.0
 
     def join(self, timeout: float | None) -> float | None:
-        """Stand in line.
+        """Add a script to the queue.
 
         Args:
-            timeout: wall seconds that this script may take; None: no limit.
+            timeout: wall-clock seconds that the script may take; None: no limit.
 
         Returns:
-            When it must have ended, as time.monotonic() counts; None if that is unknown.
+            The time.monotonic() at which its result must have arrived, or None without a limit.
         """
         begin = max(time.monotonic(), self._until if self._under_way else 0.0)
         self._until = math.inf if timeout is None else begin + timeout + GRACE
@@ -222,26 +223,26 @@ class Queue:
         return None if math.isinf(self._until) else self._until
 
     def leave(self) -> None:
-        """Note that the script has ended, or that its caller was interrupted."""
+        """Remove a script that has ended, or whose caller was interrupted."""
         self._under_way -= 1
 
 
 def has_room(channel: ProcessChannel, deadline: float | None = None) -> bool:
-    """Return whether more unread output may be taken.
+    """Return whether more unread output may be received.
 
     Args:
-        channel: the process's.
-        deadline: when its timeout ends it, as time.monotonic() counts. From then on there is always room: its last word
-            comes after its output, and who writes to it is the only one who could hear it.
+        channel: channel of the process.
+        deadline: time.monotonic() at which the process times out. From then on the answer is True, because a blocked
+            writer can only learn of the timeout from the result, which follows all output.
     """
     return len(channel.events) < MOST_UNREAD or (deadline is not None and time.monotonic() >= deadline)
 
 
 def as_bytes(data: bytes | str) -> bytes:
-    """Return data to be written as bytes."""
+    """Encode text as UTF-8; return bytes unchanged."""
     return encoded(data) if isinstance(data, str) else bytes(data)
 
 
 def still_runs(channel: ProcessChannel, timeout: float | None) -> WaitTimeout:
-    """Return the error for a wait that was too short."""
+    """Return the error for a process that is still running after the timeout of a wait."""
     return WaitTimeout(f"process {channel.id} still runs after {timeout} s", hint="wait longer, or kill it")

@@ -1,4 +1,4 @@
-"""The environment of commands: built from an allow-list, never the host's."""
+"""Build the environment variables of commands from fixed defaults, never from the host's environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULTS: Mapping[str, str] = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
     "TMPDIR": "/tmp",  # noqa: S108 - the sandbox's own
-    # nothing may wait for a person: no pager, no editor, no question
+    # nothing may wait for user input: no pager, no editor, no prompt
     "PAGER": "cat",
     "MANPAGER": "cat",
     "GIT_PAGER": "cat",
@@ -42,7 +42,7 @@ _PROXY = {
 
 
 def network_environment(network: Network) -> dict[str, str]:
-    """Return the variables that point programs to the proxy, in both spellings, if there is a proxy."""
+    """Return the variables that point programs to the network proxy, in both spellings, or {} without a proxy."""
     if network.mode != "allow":
         return {}
     return {spelled: value for name, value in _PROXY.items() for spelled in (name, name.upper())}

@@ -1,4 +1,4 @@
-"""The calls of the file verbs and of ``usage``: requests to a worker, and how its answers are checked."""
+"""Build the requests of file operations and ``usage``, and check the worker's answers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FILE_TYPES = {
 }
 
 Piece = bytes | int
-"""Content on its way: bytes, or the size of a hole."""
+"""A piece of file content: bytes, or the size of a hole."""
 
 
 def checked_path(path: str | PurePosixPath) -> str:
-    """Return a path as the worker takes it.
+    """Return a path as a string that can be sent to the worker.
 
     Raises:
-        InvalidValue: no file can have it.
+        InvalidValue: the path contains a NUL or a lone surrogate.
     """
     check_path("path", path)
     text = str(path)
@@ -53,7 +53,7 @@ def request(verb: str, path: str | PurePosixPath, cwd: str, **options: object) -
     """Return the header of a request.
 
     Raises:
-        InvalidValue: the path or a mode cannot be used.
+        InvalidValue: the path or a mode is invalid.
     """
     mode = options.get("mode")
     if mode is not None and (type(mode) is not int or not 0 <= mode <= 0o7777):
@@ -65,7 +65,7 @@ class _FileCall(Call):
     """Base of the calls of this module.
 
     Attributes:
-        about: what an error's text is about, if that is more than the path that the worker names.
+        about: subject of the error message, if the path that the worker names is not enough.
     """
 
     def __init__(self, header: frames.Header, *, max_answer: int = 0) -> None:
@@ -78,7 +78,7 @@ class _FileCall(Call):
         super()._take(header, payload)
 
     def _check(self) -> None:
-        """Raise what the worker answered, or that it did not."""
+        """Raise the error that the worker answered, or SandboxGone if there was no answer."""
         if not self.done:
             raise SandboxGone("a file verb was cut off", reason="its worker was killed from inside")
         if self._error is None:
@@ -90,19 +90,19 @@ class _FileCall(Call):
 
 
 class DoneCall(_FileCall):
-    """A verb that has nothing to tell but that it is done."""
+    """Request an operation without a result."""
 
-    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - it has none
+    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - there is none
         _expect(header, "done")
         self.done = True
 
     def result(self) -> None:
-        """Return if it is done, or raise."""
+        """Raise the error if the operation failed."""
         self._check()
 
 
 class UploadCall(DoneCall):
-    """Send a tree."""
+    """Send a directory tree."""
 
     def __init__(self, header: frames.Header, source: Upload) -> None:
         super().__init__(header)
@@ -116,7 +116,7 @@ class UploadCall(DoneCall):
 
 
 class DownloadCall(_FileCall):
-    """Receive a tree."""
+    """Receive a file or directory tree."""
 
     def __init__(self, header: frames.Header, target: Download) -> None:
         super().__init__(header, max_answer=trees.CHUNK)
@@ -130,7 +130,7 @@ class DownloadCall(_FileCall):
             self._target.take(header, payload)
 
     def result(self) -> None:
-        """Return if it has come completely, or raise."""
+        """Raise the error if the tree was not received completely."""
         self._check()
 
 
@@ -158,7 +158,7 @@ class ReadCall(_FileCall):
             self.done = True
 
     def result(self) -> int:
-        """Return the result of the call, or raise its error."""
+        """Return the result, or raise the error."""
         self._check()
         return self._size
 
@@ -169,9 +169,9 @@ class WriteCall(_FileCall):
     Args:
         path: path inside.
         cwd: absolute directory inside.
-        mode: permission bits, or None to leave them.
+        mode: permission bits, or None to keep them.
         source: pieces of the content.
-        mtime: nanoseconds since the epoch, or None for now.
+        mtime: modification time in nanoseconds since the epoch, or None for now.
     """
 
     def __init__(
@@ -203,18 +203,18 @@ class WriteCall(_FileCall):
         for start in range(0, len(view), trees.CHUNK):
             yield frames.encode({"event": "data"}, bytes(view[start : start + trees.CHUNK]))
 
-    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - it has none
+    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - there is none
         _expect(header, "done")
         self.done = True
 
     def result(self) -> int:
-        """Return the result of the call, or raise its error."""
+        """Return the result, or raise the error."""
         self._check()
         return self._size
 
 
 class EntriesCall(_FileCall):
-    """Ask about one path or all of a directory."""
+    """Request the status of one path, or of all entries of a directory."""
 
     def __init__(self, verb: str, path: str | PurePosixPath, cwd: str, *, max_entries: int, **options: object) -> None:
         super().__init__(request(verb, path, cwd, most=max_entries, **options))
@@ -224,7 +224,7 @@ class EntriesCall(_FileCall):
         self._infos: list[FileInfo] = []
         self._text = 0
 
-    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - it has none
+    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - there is none
         if header["event"] == "end" and not self._single:
             self.done = True
             return
@@ -263,19 +263,19 @@ class EntriesCall(_FileCall):
         )
 
     def result(self) -> list[FileInfo]:
-        """Return the result of the call, or raise its error."""
+        """Return the result, or raise the error."""
         self._check()
         return self._infos
 
 
 class UsageCall(_FileCall):
-    """Ask what the sandbox uses."""
+    """Request the current resource use of the sandbox."""
 
     def __init__(self) -> None:
         super().__init__({"verb": "usage"})
         self._usage: SandboxUsage | None = None
 
-    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - it has none
+    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - there is none
         _expect(header, "usage")
         cpu = header["cpu"]
         assert isinstance(cpu, float)
@@ -285,7 +285,7 @@ class UsageCall(_FileCall):
         self.done = True
 
     def result(self) -> SandboxUsage:
-        """Return the result of the call, or raise its error."""
+        """Return the result, or raise the error."""
         self._check()
         assert self._usage is not None
         return self._usage

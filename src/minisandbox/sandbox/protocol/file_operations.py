@@ -1,12 +1,12 @@
-"""The file verbs and ``usage`` as the controller sees them, without any socket: operations that yield calls.
+"""Implement file operations and ``usage`` as generators of calls, without I/O of their own.
 
-An operation is a generator. Its driver carries out each :class:`.wire.Call` that it yields, resumes it with
-``send(None)`` once the peer has answered or hung up, and takes its return value. Whatever goes wrong in between, it
-must be closed (``operation.close()``): what a copy had begun on the host is then removed. Every verb raises
+The driver of an operation runs each :class:`.wire.Call` that the generator yields, resumes it once the peer has
+answered or hung up, and takes its return value. It must always close the generator (``operation.close()``), because
+this removes a partial copy on the host. Every operation raises
 
-* :class:`.InvalidValue` before the first call, where an argument cannot be used;
-* :class:`.FileAccessError` where the kernel refused inside;
-* :class:`.SandboxGone` where the worker was killed, or answered what makes no sense.
+* :class:`.InvalidValue` before the first call, if an argument is invalid;
+* :class:`.FileAccessError`, if the kernel refused inside;
+* :class:`.SandboxGone`, if the worker was killed or its answer is malformed.
 
 Uploads and downloads read and write host files inside ``Call.outgoing()`` and ``Call.feed()``, at most 1 MiB at a time.
 """
@@ -41,19 +41,19 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def read(path: str | PurePosixPath, *, cwd: str, limit: int | None, sink: BinaryIO) -> Operation[int]:
-    """Read a regular file into a stream, holes as zeros.
+    """Read a regular file into a stream, with holes as zeros.
 
     Args:
-        path: path inside; relative ones are below ``cwd``; links are followed, inside.
+        path: path inside; a relative path is below ``cwd``; links are followed inside.
         cwd: absolute directory inside.
-        limit: most bytes to take, or None.
-        sink: where the bytes go.
+        limit: maximum bytes to read, or None.
+        sink: stream to write the content to.
 
     Returns:
-        How many bytes.
+        The number of bytes.
 
     Raises:
-        FileAccessError: there is no such file, it is not a regular one, or it is larger than the limit.
+        FileAccessError: there is no such file, it is not a regular file, or it is larger than the limit.
     """
     call = ReadCall(path, cwd=cwd, limit=limit, sink=sink)
     yield call
@@ -61,16 +61,16 @@ def read(path: str | PurePosixPath, *, cwd: str, limit: int | None, sink: Binary
 
 
 def write(path: str | PurePosixPath, *, cwd: str, mode: int | None, source: Iterable[bytes]) -> Operation[int]:
-    """Write a regular file from a stream, made with its missing parent directories.
+    """Write a regular file from a stream; create the file and its parent directories if they are missing.
 
     Args:
-        path: path inside; links are followed, inside.
+        path: path inside; links are followed inside.
         cwd: absolute directory inside.
-        mode: permission bits, or None to leave them (0644 for a new file).
+        mode: permission bits, or None to keep them (0644 for a new file).
         source: pieces of the content, of any size.
 
     Returns:
-        How many bytes.
+        The number of bytes.
 
     Raises:
         FileAccessError: the path cannot be written, or the sandbox's disk limit is reached.
@@ -81,11 +81,11 @@ def write(path: str | PurePosixPath, *, cwd: str, mode: int | None, source: Iter
 
 
 def list_directory(path: str | PurePosixPath, *, cwd: str) -> Operation[tuple[FileInfo, ...]]:
-    """Return a directory's entries, sorted by the bytes of their names; not recursive.
+    """Return the entries of a directory, sorted by the bytes of their names, without descending.
 
     Raises:
-        FileAccessError: there is no such directory, it lies in /proc, it has more than a million entries, or
-            their names and targets are too long together.
+        FileAccessError: there is no such directory, it lies in /proc, it has more than a million entries, or the
+            names and link targets exceed the limit together.
     """
     call = EntriesCall("list", path, cwd, max_entries=MOST_ENTRIES)
     yield call
@@ -93,7 +93,7 @@ def list_directory(path: str | PurePosixPath, *, cwd: str) -> Operation[tuple[Fi
 
 
 def stat(path: str | PurePosixPath, *, cwd: str, follow: bool = True) -> Operation[FileInfo]:
-    """Return a path's status, as :func:`os.stat` (``follow``) or :func:`os.lstat`.
+    """Return the status of a path, as :func:`os.stat` (with ``follow``) or :func:`os.lstat`.
 
     Raises:
         FileAccessError: there is no such file, or it is a link of /proc.
@@ -104,7 +104,7 @@ def stat(path: str | PurePosixPath, *, cwd: str, follow: bool = True) -> Operati
 
 
 def exists(path: str | PurePosixPath, *, cwd: str) -> Operation[bool]:
-    """Return whether a path exists, links followed: a dangling link does not exist."""
+    """Return whether a path exists, following links; False for a dangling link."""
     try:
         yield from stat(path, cwd=cwd)
     except FileAccessError as error:
@@ -117,14 +117,14 @@ def exists(path: str | PurePosixPath, *, cwd: str) -> Operation[bool]:
 def make_directory(
     path: str | PurePosixPath, *, cwd: str, mode: int = 0o755, parents: bool = True, exist_ok: bool = True
 ) -> Operation[None]:
-    """Make a directory, with exactly this mode; one that exists already is left as it is.
+    """Create a directory with exactly this mode; leave an existing directory unchanged.
 
     Args:
         path: path inside.
         cwd: absolute directory inside.
         mode: permission bits.
-        parents: make missing parents too, with mode 0755.
-        exist_ok: a directory (or a link to one) that exists already is fine.
+        parents: whether to create missing parents too, with mode 0755.
+        exist_ok: whether to accept an existing directory, or a link to one.
 
     Raises:
         FileAccessError: the path exists, a parent is missing, or the directory cannot be created.
@@ -137,13 +137,13 @@ def make_directory(
 def remove(
     path: str | PurePosixPath, *, cwd: str, recursive: bool = False, missing_ok: bool = False
 ) -> Operation[None]:
-    """Remove a file, a link (never what it points to) or a directory.
+    """Remove a file, a directory, or a link (but not its target).
 
     Args:
         path: path inside.
         cwd: absolute directory inside.
-        recursive: a directory goes with all that is below it; links in it are removed and not followed.
-        missing_ok: nothing to remove is fine.
+        recursive: whether to remove a directory with everything below it; links in it are removed, not followed.
+        missing_ok: whether to accept a missing path.
 
     Raises:
         FileAccessError: there is no such file, the directory is not empty, or it cannot be removed.
@@ -154,15 +154,15 @@ def remove(
 
 
 def move(source: str | PurePosixPath, target: str | PurePosixPath, *, cwd: str) -> Operation[None]:
-    """Rename, as rename(2): a file or an empty directory at the target is replaced; links themselves are moved.
+    """Rename a path as rename(2) does: replace a file or an empty directory at the target, and move links themselves.
 
-    Missing parents of the target are made. The kernel cannot rename to another mount, and overlayfs cannot rename a
+    Missing parents of the target are created. The kernel cannot rename to another mount, and overlayfs cannot rename a
     directory of the image. Then the tree is copied next to the target, renamed into place, and removed at its source.
-    Owners, modes, times and holes are kept; hard links become files of their own.
+    The copy keeps owners, modes, times and holes; hard links become separate files.
 
     Raises:
-        FileAccessError: there is no such source, the target is a directory with something in it, or lies below the
-            source, or the disk limit is reached.
+        FileAccessError: there is no such source, the target is a non-empty directory or lies below the source, or the
+            disk limit is reached.
     """
     call = DoneCall(request("move", source, cwd, target=checked_path(target)))
     call.about = f"{source} to {target}"
@@ -173,15 +173,15 @@ def move(source: str | PurePosixPath, target: str | PurePosixPath, *, cwd: str) 
 def upload(local: str | Path, path: str | PurePosixPath, *, cwd: str, mode: int | None = None) -> Operation[Transfer]:
     """Copy a host file or directory tree into the sandbox, with modes, modification times and holes.
 
-    A file replaces the content of what is at ``path`` (a link there is followed, inside). A tree is merged into the
-    directory at ``path``. Below it nothing is followed: links, files and other things that stand in the way of a file
-    or link are replaced; what stands in the way of a directory, or a directory in the way of a file, is an error.
-    Symbolic links arrive as links, whatever they point to; hard links as files of their own; FIFOs, sockets and
-    devices are skipped. A copy that fails half-way leaves what had arrived.
+    A file replaces the content of the file at ``path``, following a link inside. A tree is merged into the directory at
+    ``path``, where no links are followed. A file or link replaces any existing entry except a directory. A conflict
+    between a directory and another kind of entry is an error. Symbolic links are copied as links, whatever they point
+    to; hard links become separate files; FIFOs, sockets and devices are skipped. If the copy fails, the part copied so
+    far remains.
 
     Args:
-        local: host path; if it is itself a link, what it points to is copied.
-        path: path inside; missing parents are made.
+        local: host path; a link is replaced by its target.
+        path: path inside; missing parents are created.
         cwd: absolute directory inside.
         mode: permission bits for a file; None: those of the host file.
 
@@ -190,7 +190,7 @@ def upload(local: str | Path, path: str | PurePosixPath, *, cwd: str, mode: int 
         FileAccessError: a file cannot be written, or the disk limit is reached.
         OSError: the host file or tree cannot be read.
     """
-    status = Path(local).stat()  # looked at before it is opened: opening a device can do something
+    status = Path(local).stat()  # before opening it: opening a device can have side effects
     if not _stat.S_ISDIR(status.st_mode) and not _stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "neither a file nor a directory", str(local))
     descriptor = os.open(local, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -223,22 +223,22 @@ def _upload_tree(
 
 
 def download(path: str | PurePosixPath, local: str | Path, *, cwd: str, limit: int | None) -> Operation[Transfer]:
-    """Copy a file or directory tree of the sandbox to the host; it appears under its name when it is complete.
+    """Copy a file or directory tree of the sandbox to the host; it appears under its name once it is complete.
 
-    The tree is written next to its destination, through descriptors of its directories, following no link. Modes are
-    kept as far as the umask allows, without setuid, setgid and sticky, and the owner can always read and write;
-    modification times and holes are kept; hard links become files of their own. Links are kept if they are relative
-    and cannot lead out of the tree; others, FIFOs, sockets, devices, and /proc are skipped and named.
+    The tree is written next to its destination, through descriptors of its directories and without following links.
+    Modes are kept as far as the umask allows, without setuid, setgid and sticky bits, and the owner can always read and
+    write. Modification times and holes are kept; hard links become separate files. Links are kept if they are relative
+    and cannot lead out of the tree. Other links, FIFOs, sockets, devices and /proc are skipped and reported.
 
     Args:
-        path: path inside; if it is a link, what it points to is copied.
-        local: host path; must not exist, or be a file if a file is copied.
+        path: path inside; a link is replaced by its target.
+        local: host path; it must not exist, but for a file it may be an existing file.
         cwd: absolute directory inside.
-        limit: most bytes of all files together, holes included; None: no limit.
+        limit: maximum bytes of all files together, holes included; None: no limit.
 
     Raises:
-        FileAccessError: there is no such path, it is neither file nor directory, or holds more than the limit or than
-            a million entries.
+        FileAccessError: there is no such path, it is neither a file nor a directory, or it exceeds the limit or a
+            million entries.
         OSError: the host path cannot be written.
     """
     local = Path(local)
@@ -256,7 +256,7 @@ def download(path: str | PurePosixPath, local: str | Path, *, cwd: str, limit: i
 
 
 def usage() -> Operation[SandboxUsage]:
-    """Return what the sandbox uses right now. Files in an upper on disk do not count as ``disk``."""
+    """Return the current resource use of the sandbox; files in an upper given by the caller do not count as disk."""
     call = UsageCall()
     yield call
     return call.result()

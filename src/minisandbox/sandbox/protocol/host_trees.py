@@ -1,7 +1,7 @@
-"""The host's side of uploads and downloads.
+"""Read and write host files for uploads and downloads.
 
-What a sandbox sends is not trusted: nothing it says reaches beyond one fresh file or directory, which appears under its
-final name when it is complete.
+The data that a sandbox sends is untrusted. It can only fill one new file or directory, which gets its final name once
+it is complete.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from minisandbox.types import Transfer
 
 MOST_ENTRIES = 1_000_000
 _MOST_SKIPPED = 1 << 24
-"""Characters that the names of what was skipped may take together."""
+"""Limit for the paths of all skipped entries together, in characters."""
 _DEEPEST = 4000
 _LATEST = 1 << 62
 _ANY_TIME = 1 << 93
-"""Nanoseconds of 64 bits of seconds, the most that stat(2) has."""
+"""Limit for times in nanoseconds: stat(2) has 64 bits of seconds."""
 _LONGEST_REASON = 200
 
 
 class Download:
-    """A file or tree that is being received.
+    """Receives a file or directory tree.
 
     Args:
-        local: where it goes.
-        limit: most bytes of all files together, or None.
+        local: destination on the host.
+        limit: maximum bytes of all files together, or None.
 
     Raises:
-        OSError: the directory that it goes to cannot be opened.
+        OSError: the destination's parent directory cannot be opened.
     """
 
     def __init__(self, local: Path, limit: int | None) -> None:
@@ -51,7 +51,7 @@ class Download:
         self._skipped: list[tuple[str, str]] = []
 
     def take(self, header: frames.Header, payload: bytes) -> None:
-        """Take one frame.
+        """Process one frame.
 
         Raises:
             AssertionError, LookupError, ValueError: the frame is malformed or unexpected.
@@ -65,7 +65,7 @@ class Download:
                 self._builder.data(payload)
             case "hole":
                 size = header["size"]
-                assert isinstance(size, int) and size > 0  # noqa: PT018 - one claim about one value
+                assert isinstance(size, int) and size > 0  # noqa: PT018 - both parts are about one value
                 self._count(size)
                 self._builder.hole(size)
             case "eof":
@@ -89,7 +89,7 @@ class Download:
         name = _text(header, "name")
         if self._builder.depth == 0:
             name = self._begin(event, name)
-        # file systems have later times than utime(2) sets
+        # clamp the time: file systems can hold later times than utime(2) can set
         mtime = max(-_LATEST, min(_number(header, "mtime", -_ANY_TIME, _ANY_TIME), _LATEST))
         attributes = Attributes(_number(header, "mode", 0, 0o7777), mtime)
         try:
@@ -98,7 +98,7 @@ class Download:
             raise ValueError(f"{name[:300]!r} twice") from error
 
     def _begin(self, event: str, name: str) -> str:
-        """Take the first frame, whose name is empty; return the partial name of the root."""
+        """Check the first frame, whose name is empty; return the temporary name of the root."""
         if self._kind or name or event not in ("directory", "file"):
             raise ValueError(f"{event} {name[:300]!r} outside of the tree")
         self._kind = event
@@ -143,13 +143,13 @@ class Download:
         """Check that the last frame completed the tree.
 
         Raises:
-            ValueError: something is missing.
+            ValueError: the tree is incomplete.
         """
         if not self._kind or not self._builder.idle:
             raise ValueError("the end in the middle")
 
     def publish(self) -> Transfer:
-        """Give the complete copy its name."""
+        """Rename the complete copy to its final name."""
         try:
             self._check_destination()
         except FileExistsError as error:
@@ -174,13 +174,13 @@ class Download:
 def leaves_tree(target: str, depth: int) -> str:
     """Return why a symbolic link is skipped, or "" if it is kept.
 
-    Only leading ``..`` can be counted: after another name, which may be a link itself, ``..`` leads where that leads
-    from. So a target of at most as many leading ``..`` as the link is deep, and none later, stays in the tree, whatever
-    its other links are, because the same holds for them.
+    Only leading ``..`` can be counted: after another name, which may be a link itself, ``..`` leads to the parent of
+    that link's target. So a target is safe if it has at most as many leading ``..`` as the link is deep, and none
+    later. The same holds for all other links of the tree, so it stays in the tree whatever links it passes through.
 
     Args:
-        target: where the link points.
-        depth: directories between the tree's root and the link.
+        target: target of the link.
+        depth: number of directories between the tree's root and the link.
     """
     if not target or "\0" in target:
         return "a link to nothing"
@@ -196,7 +196,7 @@ def leaves_tree(target: str, depth: int) -> str:
 def _text(header: frames.Header, key: str) -> str:
     value = header[key]
     assert isinstance(value, str)
-    value.encode("utf-8", "surrogateescape")  # a lone surrogate that stands for no byte is an error
+    value.encode("utf-8", "surrogateescape")  # raises for a lone surrogate that encodes no byte
     return value
 
 
@@ -209,10 +209,10 @@ def _number(header: frames.Header, key: str, minimum: int, maximum: int) -> int:
 
 
 class Upload:
-    """A host tree that is being sent.
+    """Sends a host directory tree.
 
     Args:
-        descriptor: of its directory, taken over.
+        descriptor: descriptor of the directory; this object closes it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -221,10 +221,10 @@ class Upload:
         self._skipped: list[tuple[str, str]] = []
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the frames of the tree, several in one piece.
+        """Yield the encoded frames of the tree, with small frames joined into larger pieces.
 
         Raises:
-            OSError: something cannot be read.
+            OSError: an entry cannot be read.
         """
         yield from trees.batches(trees.tree_frames(self._steps(), self._tally))
 
@@ -238,9 +238,9 @@ class Upload:
 
     @property
     def transfer(self) -> Transfer:
-        """What was sent so far."""
+        """The files and bytes sent so far, and the skipped entries."""
         return Transfer(self._tally.files, self._tally.size, tuple(self._skipped))
 
     def close(self) -> None:
-        """Close the tree."""
+        """Close the descriptors."""
         self._cursor.close()

@@ -1,4 +1,4 @@
-"""How a repository's changes become a patch; git runs inside the sandbox, never on the host."""
+"""Create a git patch of a repository's changes; git runs inside the sandbox, never on the host."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from minisandbox.sandbox.protocol.wire import Operation
 from minisandbox.sandbox.validation import check_path, check_timeout
 from minisandbox.types import Change, ChangeKind, ExecResult, FileType, Outcome
 
-# A temporary index leaves the agent's own alone; it and the finished patch lie in a directory that the caller names and
-# removes: what a timeout ends cannot tidy up.
-# A submodule that is checked out comes along as files, compared with the commit that the base names: its own commits
-# are not ours to carry. Others are left out. Repositories that the agent made or cloned inside (git would record a
-# commit of theirs, or fail) come along as the files that they consist of.
+# The script uses a temporary index, so that the agent's index does not change. The index and the patch lie in a
+# directory that the caller names and removes, because a script killed by a timeout cannot clean up.
+# A checked-out submodule is added as files and compared with the commit that the base names, because a patch cannot
+# carry commits of a submodule. Other submodules are left out. A repository that the agent created or cloned inside is
+# added as files too; otherwise git would record its commit or fail.
 _BEGIN = r"""
 set -e -o pipefail
 base=$1 work=$2
@@ -78,8 +78,8 @@ for path in "${nested[@]}"; do
         | git update-index --add --remove -z --stdin >&2
 done
 """
-# Compares only files written since the commit: $3 is the number of existing paths; the paths of deleted files follow.
-# A file that git ignores is ignored if it is not in the index.
+# Compare only the files written since the commit. $3 is the number of existing files; after their paths follow those of
+# deleted files. An ignored file is skipped unless it is in the index.
 _WRITTEN = r"""there=("${@:4:$3}") gone=("${@:4+$3}")
 if [ ${#gone[@]} != 0 ]; then printf '%s\0' "${gone[@]}" | git update-index --force-remove -z --stdin >&2; fi
 if [ ${#there[@]} != 0 ]; then
@@ -99,15 +99,17 @@ _WRITTEN_PATCH = _BEGIN + _WRITTEN + _END
 
 
 _LOOKING = 30.0
-"""Seconds after which git is asked to look at everything instead."""
+"""Seconds after which the search for written files gives up and git compares the whole repository."""
 _MOST_WRITTEN = 1 << 16
-"""Characters of paths beyond which git looks at everything: they are a command's arguments."""
+"""Limit for the paths of written files in characters, because they are arguments of a command. Beyond it, git compares
+the whole repository."""
 _MOST_FOUND = 4 * _MOST_WRITTEN
-"""Characters of paths, directories and what git itself wrote among them, beyond which git looks at everything."""
+"""Limit for all changed paths in characters, with directories and git's own files. Beyond it, git compares the whole
+repository."""
 _SHAPING = (".git", ".gitignore", ".gitattributes", ".gitmodules")
-"""Names of what decides how git looks at other files."""
+"""Names of files that affect how git treats other files."""
 _GITS_OWN = ("COMMIT_EDITMSG", "FETCH_HEAD", "HEAD", "ORIG_HEAD", "index", "logs", "packed-refs")
-"""Names in ``.git`` of what git itself writes and what shapes no patch."""
+"""Names in ``.git`` of files that git itself writes and that do not affect a patch."""
 _HELD = (
     "something may hold git for ever, such as a FIFO in place of a file of the repository; changes() asks nothing "
     "inside; a large repository may need a larger timeout"
@@ -116,11 +118,11 @@ _HELD = (
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The files of a repository that differ from its commit, or did not and were written all the same.
+    """The files of a repository that were written since its commit, and so may differ from it.
 
     Attributes:
-        there: their paths in the repository.
-        deleted: paths that are no file any more.
+        there: paths of existing files, relative to the repository.
+        deleted: paths of deleted files.
     """
 
     there: tuple[str, ...]
@@ -128,7 +130,7 @@ class Written:
 
     @property
     def any(self) -> bool:
-        """Whether there is one."""
+        """Whether any file was written or deleted."""
         return bool(self.there or self.deleted)
 
     def arguments(self) -> list[str]:
@@ -137,15 +139,15 @@ class Written:
 
 
 def written_files(changes: Iterable[Change], repository: PurePosixPath) -> Written | None:
-    """Return the files that git has to compare in a repository whose commit is in the image.
+    """Return the files that git must compare in a repository whose commit is in the image.
 
     Args:
-        changes: what differs from the image.
-        repository: where it is, absolute.
+        changes: changes to the image.
+        repository: absolute path of the repository.
 
     Returns:
-        The files; None if git has to look at everything, because what was written may decide how it looks at files that
-        were not, or is more than a change of files.
+        The written files, or None if git must compare the whole repository: a change may affect how git treats
+        unchanged files, a change is not one of files, or there are too many.
     """
     there: list[str] = []
     deleted: list[str] = []
@@ -180,10 +182,10 @@ def _is_gits_own(path: PurePosixPath, kind: ChangeKind) -> bool:
 
 
 def _checked_patch(result: ExecResult, patch: bytes) -> bytes:
-    """Return the patch, if the script that made it succeeded.
+    """Return the patch if the script succeeded.
 
     Raises:
-        CommandFailed: it did not.
+        CommandFailed: the script failed.
     """
     if not result.ok:
         shown = replace(result, command="git diff")  # the command is pages long
@@ -194,9 +196,9 @@ def _checked_patch(result: ExecResult, patch: bytes) -> bytes:
 def find_written(
     core: SandboxCore, path: str | PurePosixPath | None, *, base: str | None, timeout: float | None
 ) -> Written | None:
-    """Return the files that git has to compare for a patch, or None if it has to compare all.
+    """Return the files that git must compare for a patch, or None if it must compare the whole repository.
 
-    It blocks for as long as it takes to make a sandbox that looks.
+    It blocks until a second sandbox has listed the changes.
     """
     check_timeout(timeout)
     if path is not None:
@@ -208,7 +210,7 @@ def find_written(
         return None
     try:
         changes = core.changes(image.workdir, _LOOKING if timeout is None else min(timeout, _LOOKING), _MOST_FOUND)
-    except (MiniSandboxError, OSError):  # the full comparison reports the error, if it fails, too
+    except (MiniSandboxError, OSError):  # the full comparison reports the error if it fails too
         return None
     return written_files(changes, image.workdir) if core.alive else None
 
@@ -227,14 +229,14 @@ def make_patch(
     Args:
         core: the sandbox.
         path: the repository.
-        written: what of it git has to look at; None: all of it.
-        base: the commit.
-        limit: most bytes of the patch.
-        timeout: wall seconds that git has.
+        written: the files to compare; None: the whole repository.
+        base: the commit to compare with; None: the commit of the image.
+        limit: maximum size of the patch in bytes, or None.
+        timeout: wall-clock seconds for each run of git, or None.
     """
     if written is not None and not written.any:
         return b""
-    work = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - in the sandbox, and cannot be guessed
+    work = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - inside the sandbox, with an unguessable name
     script, more = (_WHOLE_PATCH, []) if written is None else (_WRITTEN_PATCH, written.arguments())
     command = ["bash", "-c", script, "patch", base or core.image.base_commit, work, *more]
     result = yield from _run_as_owner(core, command, path, timeout)
@@ -255,11 +257,11 @@ def make_patch(
 def _run_as_owner(
     core: SandboxCore, command: Sequence[str], path: str | PurePosixPath | None, timeout: float | None
 ) -> Operation[ExecResult]:
-    """Run git as the owner of a repository: git refuses others', and runs programs that its settings name."""
+    """Run git as the owner of the repository: git refuses other users, and runs programs named in its configuration."""
     owner = 0
     with contextlib.suppress(FileAccessError):  # git will say why
         owner = (yield from file_operations.stat(".", cwd=directory(core, path))).uid
     if owner != 0:
-        with contextlib.suppress(InvalidValue):  # there is only one id, and the owner has none
+        with contextlib.suppress(InvalidValue):  # the sandbox has a single id: run as root
             return (yield from run(core, command, cwd=path, timeout=timeout, user=owner))
     return (yield from run(core, command, cwd=path, timeout=timeout, user=0))

@@ -1,7 +1,8 @@
-"""The controller's half of the protocol, without any I/O: sync and async handles drive these calls.
+"""The controller's side of the protocol of single requests, without I/O; sync and async handles drive these calls.
 
-A *call* is one job on a socket of its own. ``outgoing()`` yields what to send; ``feed()`` takes what was received until
-``done``; then ``result()`` gives the value or raises. ``hung_up()`` is for a peer that closed before it answered.
+A *call* is one job on a separate socket. ``outgoing()`` yields the bytes to send; ``feed()`` processes received bytes
+until ``done``; then ``result()`` returns the value or raises. ``hung_up()`` handles a peer that closes before it has
+answered.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from minisandbox.types import LIMITS_HIT, ExecResult, Outcome, Usage
 
 _PATIENCE = 300.0
 _DEADLINE_GRACE = 60.0
-"""Seconds after a command's deadline within which its end must have been reported, however busy the machine is."""
+"""Seconds after a command's timeout within which its result must arrive, even on a busy machine."""
 DROPPED_LINE = 80
-"""Bytes that the line about missing output may add."""
+"""Maximum bytes of the line that reports dropped output."""
 NONSENSE = (AssertionError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
-"""What taking apart an answer that is not of our protocol raises."""
+"""Exceptions that decoding a malformed answer can raise."""
 _ACCOUNT = ("HOME", "USER", "LOGNAME")
 _LARGEST_ID = (1 << 32) - 2
 _LONGEST_ESCAPE = 12  # bytes of JSON for one character: two surrogates
-_LARGEST_REQUEST = frames.MAX_HEADER - (64 << 10)  # with space for the other fields: directory, user, ...
+_LARGEST_REQUEST = frames.MAX_HEADER - (64 << 10)  # leaves space for the other fields: directory, user, ...
 
 
 class Call:
-    """Base of all calls: framing, the error answer, the end.
+    """Base of all calls: frames, the error answer, the end of the stream.
 
     Attributes:
-        done: whether it was answered.
-        patience: seconds without a byte after which the sandbox counts as hanging; None: it may take for ever.
+        done: whether the call was answered.
+        patience: seconds without received data after which the sandbox counts as hanging; None: no limit.
     """
 
     patience: float | None = _PATIENCE
@@ -48,14 +49,14 @@ class Call:
         self.done = False
 
     def outgoing(self) -> Iterator[bytes]:
-        """Return what to send, in pieces."""
+        """Yield the bytes to send, in pieces."""
         yield frames.encode(self._request, self._payload)
 
     def feed(self, data: bytes) -> None:
-        """Take received bytes.
+        """Process received bytes.
 
         Raises:
-            SandboxGone: the bytes are not our protocol; the sandbox is not trusted any further.
+            SandboxGone: the bytes violate the protocol, so the sandbox cannot be trusted.
         """
         try:
             for header, payload in self._decoder.feed(data):
@@ -64,10 +65,10 @@ class Call:
             raise malformed(f"verb {self._request.get('verb')!r}", error) from error
 
     def hung_up(self) -> None:
-        """Handle that the peer closed before it had answered, while the sandbox lives.
+        """Handle a peer that closed before it had answered, while the sandbox is running.
 
         Raises:
-            SandboxGone: of most calls nothing can be said then.
+            SandboxGone: the result of the call is unknown; subclasses may return one instead.
         """
         raise SandboxGone("the sandbox did not answer a request", reason="its worker was killed from inside")
 
@@ -90,8 +91,8 @@ def malformed(what: str, error: Exception) -> SandboxGone:
     """Return the error for an answer that breaks the protocol.
 
     Args:
-        what: the request that it answers.
-        error: what taking it apart raised.
+        what: the request that was answered.
+        error: exception that decoding the answer raised.
     """
     return SandboxGone(
         f"the sandbox's answer to {what} is malformed: {error!r}",
@@ -102,15 +103,15 @@ def malformed(what: str, error: Exception) -> SandboxGone:
 
 T = TypeVar("T")
 Operation = Generator[Call, None, T]
-"""A composite verb: yields the calls it needs, each to be carried through by who drives it; returns its value."""
+"""A generator that yields calls for its driver to run, and returns the value of the operation."""
 
 
 def raise_error(error: frames.Header) -> None:
-    """Raise what an ``error`` answer stands for.
+    """Raise the exception for an ``error`` answer.
 
     Raises:
-        InvalidValue: the user that was asked for cannot be had.
-        FileAccessError: anything else.
+        InvalidValue: the requested user is not available.
+        FileAccessError: any other error.
     """
     number, message = error.get("errno"), error.get("message")
     path, operation = str(error.get("path")), error.get("operation")
@@ -151,16 +152,16 @@ def _no_such_user(user: str, number: object) -> InvalidValue:
 def environment_for(
     base: Mapping[str, str], env: Mapping[str, str] | None, user: str | int | None = None
 ) -> dict[str, str]:
-    """Return the whole environment of a command.
+    """Return the complete environment of a command.
 
     Args:
-        base: what every command of the sandbox finds.
-        env: what this command gets over it.
-        user: who runs it. HOME, USER and LOGNAME are then those of that user, filled in inside, unless ``env`` names
-            them.
+        base: variables of every command in the sandbox.
+        env: variables of this command, which override them.
+        user: user of the command, or None. The worker then sets HOME, USER and LOGNAME for that user, unless ``env``
+            sets them.
 
     Raises:
-        InvalidValue: ``env`` are no variables.
+        InvalidValue: ``env`` is not a mapping of strings to strings.
     """
     validation.check_texts("env", env)
     inherited = base if user is None else {name: value for name, value in base.items() if name not in _ACCOUNT}
@@ -177,10 +178,10 @@ def command_request(
     user: str | int | None,
     output: int,
 ) -> frames.Header:
-    """Return what the requests of ``exec``, ``start`` and ``shell`` share.
+    """Return the fields that the requests ``exec``, ``start`` and ``shell`` share.
 
     Raises:
-        InvalidValue: an argument cannot be used.
+        InvalidValue: an argument is invalid.
     """
     validation.check_command(command)
     argv = command if isinstance(command, str) else tuple(command)
@@ -202,7 +203,7 @@ def command_request(
 
 
 def _check_size(request: frames.Header) -> None:
-    """Reject a request that is too large: the sandbox would hang up, as if the command had been killed."""
+    """Reject a request that is too large, because the worker would hang up as if the command had been killed."""
     size = len(frames.encode(request))
     if size > _LARGEST_REQUEST:
         raise InvalidValue(
@@ -217,15 +218,15 @@ class ExecCall(Call):
 
     Args:
         command: text for ``bash -c``, or an argument list.
-        env: the whole environment (:func:`environment_for`).
+        env: the complete environment (:func:`environment_for`).
         cwd: absolute directory inside.
-        timeout: wall seconds, or None.
-        stdin: bytes for its standard input, or None for an empty one.
+        timeout: wall-clock seconds, or None.
+        stdin: its standard input, or None for an empty one.
         output: bytes kept per stream.
-        user: name or uid that it runs as, or None for the sandbox's own.
+        user: name or uid to run it as, or None for the sandbox's default user.
 
     Raises:
-        InvalidValue: an argument cannot be used.
+        InvalidValue: an argument is invalid.
     """
 
     def __init__(
@@ -251,7 +252,7 @@ class ExecCall(Call):
         self.done = True
 
     def hung_up(self) -> None:
-        """Handle that the command's supervisor was killed from inside: nothing else is known of the command."""
+        """Record a result for a command whose supervisor was killed from inside the sandbox."""
         self._result = killed(self.command)
         self.done = True
 
@@ -260,7 +261,7 @@ class ExecCall(Call):
 
         Raises:
             FileAccessError: its working directory cannot be entered.
-            InvalidValue: its user cannot be had.
+            InvalidValue: its user is not available.
         """
         self._raise_error()
         assert self._result is not None
@@ -268,10 +269,10 @@ class ExecCall(Call):
 
 
 def check_runnable(command: str | tuple[str, ...], env: Mapping[str, str], timeout: float | None) -> None:
-    """Reject a command that cannot be run.
+    """Check the values of a command, its environment and its timeout.
 
     Raises:
-        InvalidValue: an argument cannot be used.
+        InvalidValue: an argument is invalid.
     """
     parts = (command,) if isinstance(command, str) else command
     if not parts or not parts[0]:
@@ -284,10 +285,10 @@ def check_runnable(command: str | tuple[str, ...], env: Mapping[str, str], timeo
 
 
 def encoded(text: str) -> bytes:
-    """Text as the bytes that it stands for: UTF-8, and surrogate escapes (PEP 383).
+    """Encode text as UTF-8, with surrogate escapes (PEP 383).
 
     Raises:
-        InvalidValue: the text has an unpaired surrogate that encodes no byte; JSON can spell one.
+        InvalidValue: the text contains an unpaired surrogate that encodes no byte, as JSON can.
     """
     try:
         return text.encode("utf-8", "surrogateescape")
@@ -309,13 +310,13 @@ def _check_user(user: object) -> None:
 
 
 def as_list(value: object) -> list[object]:
-    """Return a list from an answer."""
+    """Check that a value of an answer is a list."""
     assert isinstance(value, list)
     return value
 
 
 def killed(command: str | tuple[str, ...]) -> ExecResult:
-    """Return the result of a command whose supervisor was killed from inside: nothing else is known."""
+    """Return the result of a command whose supervisor was killed from inside the sandbox, with SIGKILL as status."""
     return ExecResult(command, Outcome.SIGNALED, None, int(signal.SIGKILL), b"", b"")
 
 
