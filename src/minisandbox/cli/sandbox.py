@@ -199,7 +199,7 @@ def run_kill(args: argparse.Namespace) -> int:
     labels = options.parse_pairs(args.label, "--label")
     chosen = [options.find(text) for text in args.id] if args.id else live_sandboxes(labels=labels)
     for info in dict.fromkeys(chosen):
-        with contextlib.suppress(NotFound):  # stopped meanwhile
+        with contextlib.suppress(NotFound):  # the sandbox was stopped meanwhile
             Sandbox.attach(info.id).stop()
         put(info.id, flush=True)
     return exits.OK

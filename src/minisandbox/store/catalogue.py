@@ -87,7 +87,7 @@ class Catalogue:
         """
         records = []
         for name in self.image_names():
-            with suppress(NotFound):  # removed meanwhile
+            with suppress(NotFound):  # the image was removed meanwhile
                 records.append(self.image(name))
         return records
 

@@ -164,7 +164,7 @@ def read_entries(layer: Path) -> Iterator[Entry]:
             raise StoreError(f"{where} has format {head['format']!r}", hint="use a later MiniSandbox")
         for line in lines:
             yield decode(line)
-    except (ValueError, TypeError, KeyError, EOFError, OSError, RecursionError) as error:  # OSError: gzip's own checks
+    except (ValueError, TypeError, KeyError, EOFError, OSError, RecursionError) as error:  # OSError: damaged gzip
         raise StoreError(
             f"the list of files {where} is damaged", reason=str(error), hint="build the image again"
         ) from error

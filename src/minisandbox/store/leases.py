@@ -216,6 +216,6 @@ def use_of(layer: Path, published: float) -> Use:
     """
     try:
         info = os.stat(layer / USED, follow_symlinks=False)
-    except OSError:  # never used
+    except OSError:  # the layer was never used
         return Use(0, published)
     return Use(info.st_size, max(published, info.st_mtime))

@@ -111,7 +111,7 @@ class StoreSizes:
         self.layers: dict[str, LayerSize] = {}
         self.damaged: list[str] = []
         for key in store.layer_keys():
-            with suppress(NotFound):  # removed meanwhile
+            with suppress(NotFound):  # the layer was removed meanwhile
                 try:
                     self.layers[key] = measure_layer(store, key)
                 except StoreError:

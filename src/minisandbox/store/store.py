@@ -138,7 +138,7 @@ class Store(Catalogue):
             StoreError: a record is damaged.
         """
         for key in self.layer_keys():
-            with suppress(NotFound):  # removed meanwhile
+            with suppress(NotFound):  # the layer was removed meanwhile
                 yield self.layer(key)
 
     def layer_keys(self) -> list[str]:
@@ -199,7 +199,7 @@ class Store(Catalogue):
             if hold is not None:
                 hold.add([self.layer_directory(key)])
             record = self.layer(key)
-        except NotFound:  # removed meanwhile
+        except NotFound:  # the layer was removed meanwhile
             return None
         except StoreError:
             if not self.writable:

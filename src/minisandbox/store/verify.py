@@ -113,7 +113,7 @@ def verify(
         except NotFound:
             if keys is not None:
                 raise
-            continue  # removed meanwhile
+            continue  # the layer was removed meanwhile
         if progress is not None:
             progress(VerifyEvent(number, len(chosen), key, 0 if fault is None else fault.count))
     if full and keys is None:

@@ -142,7 +142,7 @@ class _Freezing:
                 blob = ensure_blob(self.store.root, key, COLD)
         except DiskFull:
             raise
-        except (NotFound, StoreError):  # removed meanwhile, or damaged, which `image verify` reports
+        except (NotFound, StoreError):  # the layer was removed meanwhile, or is damaged, which `image verify` reports
             return False
         layer = self.store.layer_directory(key)
         fd = open_exclusive(layer)

@@ -214,7 +214,7 @@ def _made(root: Path, key: str, compression: str, folder: Path) -> LayerBlob:
             done = pack(tar_of(root, key), compression, file)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:  # Ctrl-C included
+    except BaseException:  # Ctrl-C included: leave no partial blob
         path.unlink(missing_ok=True)
         raise
     return LayerBlob(path, done.diff_id, done.digest, done.size)

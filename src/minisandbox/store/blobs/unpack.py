@@ -111,7 +111,7 @@ def unpack(
 
     Raises:
         ImageRefused: the archive is malformed, hostile or too large.
-        OSError: the kernel refused; ENOSPC if the disk is full.
+        OSError: a system call failed, for example with ENOSPC because the disk is full.
     """
     try:
         done = unpack_members(TarReader(stream), tree, below, keep_owners=keep_owners, bounds=bounds)
@@ -156,7 +156,7 @@ class _Unpacker:
         self._top = _Node(DIRECTORY)
         self._open: tuple[tuple[str, ...], int] = ((), -1)
         self._removed = self._names = self._text = self._content = 0
-        self._unchecked = _CHECK_EVERY  # the first write checks
+        self._unchecked = _CHECK_EVERY  # so that the first write checks the free space
         self._member = Member(b"", FILE, 0, 0, 0, 0, 0)
 
     def run(self) -> None:

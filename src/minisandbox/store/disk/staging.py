@@ -49,7 +49,7 @@ def reclaim(root: Path) -> int:
 
 def _reclaim_one(root: Path, path: Path) -> bool:
     fd = None
-    with _gate(root), suppress(OSError):  # removed meanwhile, or not a directory
+    with _gate(root), suppress(OSError):  # the path was removed meanwhile, or is not a directory
         fd = open_locked(path, DIRECTORY)
     if fd is None:
         return False
@@ -64,4 +64,4 @@ def _reclaim_one(root: Path, path: Path) -> bool:
 
 
 def _gate(root: Path) -> AbstractContextManager[None]:
-    return hold_flock(root / "staging/.gate", LOCK_FILE)  # held for microseconds, never across a wait
+    return hold_flock(root / "staging/.gate", LOCK_FILE)  # callers hold this lock for microseconds only
