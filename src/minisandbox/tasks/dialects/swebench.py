@@ -1,7 +1,7 @@
 """Convert SWE-bench rows: full, Lite, Verified and Multilingual, in the hub's layout or that of swebench 5.
 
-Builds and tests come from the ``swebench`` package (4.1.0), corrected where they no longer work. Rows in other
-languages than Python use the dataset's own images, and the benchmark's test command, log parser and rule.
+Tests come from the ``swebench`` package (4.1.0), corrected where they no longer work. Python rows are built from
+pins if there are exported ones, and otherwise use the dataset's own images, as rows in other languages do.
 """
 
 from __future__ import annotations
