@@ -46,7 +46,7 @@ class AsyncFiles:
         return sink.getvalue()
 
     async def read_text(self, path: str | PurePosixPath, *, limit: int | None = 100 * MiB) -> str:
-        """Return the content of a regular file as UTF-8, with U+FFFD for invalid bytes; see :meth:`read_bytes`."""
+        """Return the content of a regular file as UTF-8; invalid bytes become U+FFFD. Raises as :meth:`read_bytes`."""
         data = await self.read_bytes(path, limit=limit)
         return data.decode("utf-8", "replace")
 
@@ -65,7 +65,7 @@ class AsyncFiles:
         await carry_out(self._core, file_operations.write(path, cwd=self._cwd, mode=mode, source=(data,)))
 
     async def write_text(self, path: str | PurePosixPath, text: str, *, mode: int | None = None) -> None:
-        """Replace the content of a file with text encoded as UTF-8; see :meth:`write_bytes`."""
+        """Replace the content of a file with text encoded as UTF-8. Raises as :meth:`write_bytes`."""
         await self.write_bytes(path, encoded(text), mode=mode)
 
     async def list(self, path: str | PurePosixPath | None = None) -> tuple[FileInfo, ...]:

@@ -262,7 +262,7 @@ class AsyncSandbox:
         return await AsyncProcess._reached(self._core, id)
 
     async def processes(self) -> tuple[str, ...]:
-        """Return the ids of the processes with ``lifetime="sandbox"``, to which :meth:`process` can attach."""
+        """Return the names of the processes with ``lifetime="sandbox"``, to which :meth:`process` can attach."""
         return await call_blocking(self._core.processes)
 
     async def shell(

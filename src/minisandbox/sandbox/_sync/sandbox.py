@@ -263,7 +263,7 @@ class Sandbox:
         return Process._reached(self._core, id)
 
     def processes(self) -> tuple[str, ...]:
-        """Return the ids of the processes with ``lifetime="sandbox"``, to which :meth:`process` can attach."""
+        """Return the names of the processes with ``lifetime="sandbox"``, to which :meth:`process` can attach."""
         return call_blocking(self._core.processes)
 
     def shell(
