@@ -1,4 +1,5 @@
 """Network access by allow-list: one gateway process per controller, one proxy process per connected sandbox.
 
-Standard library only: what is imported here is the start-up time and the memory of every gateway.
+It imports only the standard library and the launcher, because every import delays the start of the gateway and takes
+memory in it.
 """

@@ -1,8 +1,8 @@
 """The gateway of one controller: it forks a proxy process for each sandbox with an allow-list.
 
-The gateway holds the socket that listens inside each sandbox. When a program connects, the gateway forks a proxy
-(:mod:`.proxy`), which accepts and serves this sandbox alone. The gateway watches the socket again when the proxy has
-ended. It has one thread and no event loop, so that it can fork, and reads nothing that a sandbox sends.
+The gateway holds the listening socket inside each sandbox. When a program connects, the gateway forks a proxy
+(:mod:`.proxy`), which accepts connections of this sandbox alone. When the proxy has exited, the gateway watches the
+socket again. The gateway is single-threaded without asyncio, so that it can fork, and reads no data from a sandbox.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from . import proxy, rules
 
 _MOST_MESSAGE = 1 << 18
 _DESCRIPTORS = 4
-"""How many come with each sandbox: its listener, its pidfd, and the two of :class:`.proxy.Reports`."""
+"""Descriptors received per sandbox: its listener, its pidfd, and the two of :class:`.proxy.Reports`."""
 _OWN, _EACH = 16, _DESCRIPTORS + 1
-"""Descriptors of the gateway's own, and for each sandbox: one is for the pidfd of a later proxy."""
+"""Descriptors that the gateway needs for itself, and per sandbox, including a pidfd of its proxy."""
 _RETRY = 0.5
-"""Seconds until a failed fork is tried again, and until a killed proxy gets a successor."""
+"""Seconds until a failed fork is retried, and until a killed proxy is replaced."""
 KILLED = "its network proxy was killed: open connections are cut off, the next one starts another"
 
 _Reaction = Callable[[int], None]
@@ -52,7 +52,7 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
     sc.overwrite_arguments("minisandbox-gateway")
-    # proxies parse what sandboxes send: an exploit there must gain nothing
+    # proxies parse data from sandboxes: drop all privileges, so that an exploit gains nothing
     leave_root()
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
@@ -65,14 +65,14 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """One sandbox, from its creation or reset until its first process ends.
+    """One run of a sandbox, until its pid 1 exits.
 
     Attributes:
-        terms: what its proxy is to do.
-        listener: the socket that listens inside; -1 when the sandbox has ended.
-        sandbox: pidfd of its first process.
-        reports: where its proxy reports refusals.
-        pid: its proxy; 0 while it has no proxy.
+        terms: configuration of its proxy.
+        listener: listening socket inside the sandbox; -1 once the sandbox has ended.
+        sandbox: pidfd of its pid 1.
+        reports: receives its proxy's reports of refusals.
+        pid: pid of its proxy; 0 without a proxy.
     """
 
     terms: proxy.ProxyTerms
@@ -97,17 +97,17 @@ class _Gateway:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def serve(self) -> NoReturn:
-        """React to events until the controller ends."""
+        """Handle events until the controller exits."""
         while True:
             ready = [(number, events, self._reactions[number]) for number, events in self._poll.poll(self._timeout())]
             for number, events, reaction in ready:
-                if self._reactions.get(number) is reaction:  # another reaction may have closed and reused the number
+                if self._reactions.get(number) is reaction:  # a callback may have closed and reused the descriptor
                     reaction(events)
             while self._resting and self._resting[0][0] <= time.monotonic():
                 self._watch_listener(self._resting.popleft()[1])
 
     def _timeout(self) -> float | None:
-        """Return the milliseconds until a listener is watched again."""
+        """Return the milliseconds until the next listener must be watched again, or None."""
         return max(0.0, self._resting[0][0] - time.monotonic()) * 1000 + 1 if self._resting else None
 
     def _close(self) -> NoReturn:
@@ -128,7 +128,7 @@ class _Gateway:
     # --- sandboxes ---------------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Receive a sandbox to serve from the controller."""
+        """Receive the registration of a sandbox from the controller."""
         size = socket.CMSG_SPACE(_DESCRIPTORS * array.array("i").itemsize)
         try:
             data, ancillary, _, _ = self._connection.recvmsg(_MOST_MESSAGE, size, socket.MSG_CMSG_CLOEXEC)
@@ -151,7 +151,7 @@ class _Gateway:
             self._connection.send(message["id"].encode())
 
     def _admit(self, message: dict[str, Any], listener: int, sandbox: int, reports: int, counter: int) -> None:
-        """Serve a sandbox until its first process ends."""
+        """Serve a sandbox until its pid 1 exits."""
         allowed = rules.Rules(tuple(message["hosts"]), bool(message["private"]))
         terms = proxy.ProxyTerms(allowed, rules.Upstream(*message["upstream"]), float(message["unused"]))
         tenant = _Tenant(terms, listener, sandbox, proxy.Reports(socket.socket(fileno=reports), counter))
@@ -167,7 +167,7 @@ class _Gateway:
         self._resting.append((time.monotonic() + _RETRY, tenant))
 
     def _dismiss(self, tenant: _Tenant) -> None:
-        """Release a sandbox that has ended: a listening socket keeps its network namespace alive."""
+        """Release a sandbox that has ended, because its listening socket keeps the network namespace alive."""
         for descriptor in (tenant.sandbox, tenant.listener):
             self._unwatch(descriptor)
             os.close(descriptor)
@@ -180,9 +180,9 @@ class _Gateway:
     # --- proxies -----------------------------------------------------------------------------------------------------
 
     def _start_proxy(self, tenant: _Tenant, events: int) -> None:
-        """Fork a proxy, which accepts the connection that waits."""
+        """Fork a proxy, which accepts the pending connection."""
         self._unwatch(tenant.listener)
-        if events & ~select.POLLIN:  # the socket was shut down, and would report that for ever
+        if events & ~select.POLLIN:  # the socket was shut down; poll(2) would report that forever
             return
         try:
             tenant.pid, pidfd = self._fork(tenant)
@@ -193,7 +193,7 @@ class _Gateway:
         self._watch(pidfd, lambda _: self._reap(tenant, pidfd))
 
     def _fork(self, tenant: _Tenant) -> tuple[int, int]:
-        """Fork a proxy; returns its pid and a pidfd of it."""
+        """Fork a proxy; return its pid and its pidfd."""
         gateway = os.getpid()
         pid = os.fork()
         if not pid:
@@ -209,7 +209,7 @@ class _Gateway:
             raise
 
     def _reap(self, tenant: _Tenant, pidfd: int) -> None:
-        """Reap a proxy that has ended, and watch its sandbox's listener again."""
+        """Reap a proxy that has exited, and watch its sandbox's listener again."""
         self._unwatch(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(tenant.pid, 0)

@@ -1,8 +1,9 @@
 """The proxy of one sandbox: a host process that forwards connections to allowed hosts.
 
-The sandbox has a network namespace of its own without a route. A socket made in there listens for its programs. This
-process holds that socket's descriptor, accepts, and connects outwards in the host's network. Nothing of it is inside.
-:mod:`.rules` decides what a request may ask for. The gateway (:mod:`.gateway`) forks a proxy at the first connection.
+The sandbox has a separate network namespace without a route to the outside. Its programs connect to a listening socket
+in that namespace. The proxy runs outside, holds the socket's descriptor, accepts, and connects to servers in the host's
+network. :mod:`.rules` decides which requests are allowed. The gateway (:mod:`.gateway`) forks a proxy at the first
+connection.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from minisandbox.launch.kernel import syscalls as sc
 from . import rules, sni
 
 MOST_CONNECTIONS = 256
-"""Connections at once."""
+"""Maximum concurrent connections."""
 _MOST_FILES = 2 * MOST_CONNECTIONS + 128
-"""Descriptors: two for each connection, and what this process and its lookups need."""
+"""Maximum descriptors: two per connection, and some for this process and its name lookups."""
 _MOST_UNSENT = 1 << 17
-"""Bytes that wait for a slow server: the kernel would keep 4 MB per connection, which it charges to no sandbox."""
+"""Maximum unsent bytes for a slow server. The kernel would buffer 4 MB per connection, charged to no sandbox."""
 _CHUNK = 1 << 16
-"""Bytes that are read at once."""
+"""Maximum bytes per read."""
 _CONNECT_PATIENCE = 10.0
 _HEAD_PATIENCE = 30.0
 _IDLE_PATIENCE = 300.0
 _LINGER = 1.0
 _MOST_LEFT = 16
 _LINES = 100
-"""Refusals whose reasons are all reported; after them, one reason a second."""
+"""Number of refusals whose reasons are all reported; later reasons are limited to one per second."""
 _RESOLVERS = 4
 _RETRY = 0.1
 _SECOND = "a second request on the same connection"
@@ -49,9 +50,9 @@ class ProxyTerms:
     """The configuration of a proxy.
 
     Attributes:
-        allowed: what the sandbox may reach.
-        upstream: the proxies through which this machine reaches the world.
-        unused: seconds without a connection after which the process ends.
+        allowed: hosts that the sandbox may reach.
+        upstream: the upstream proxies of this machine.
+        unused: seconds without a connection after which the proxy exits.
     """
 
     allowed: rules.Rules
@@ -60,11 +61,11 @@ class ProxyTerms:
 
 
 class Reports:
-    """Reports of refusals: an exact counter, and messages as long as the controller reads them.
+    """Reports refusals: counts all of them, and sends messages that are dropped if the controller does not read.
 
     Args:
-        texts: datagram socket, not blocking.
-        counter: eventfd(2).
+        messages: non-blocking datagram socket.
+        counter: descriptor of an eventfd(2).
     """
 
     def __init__(self, messages: socket.socket, counter: int) -> None:
@@ -78,7 +79,7 @@ class Reports:
         return {self._texts.fileno(), self._counter}
 
     def refused(self, why: str) -> None:
-        """Report a refusal. Called before the client gets an answer, so that code which saw it finds it counted."""
+        """Report a refusal. Call this before answering the client, so that a visible refusal is always counted."""
         os.eventfd_write(self._counter, 1)
         now = time.monotonic()
         if self._told < _LINES or now >= self._last_told + 1:
@@ -86,7 +87,7 @@ class Reports:
             self.say(f"{rules.REFUSED}{why}")
 
     def say(self, text: str) -> None:
-        """Send a text, unless the controller has too many to read."""
+        """Send a message, or drop it if the controller has too many unread messages."""
         with contextlib.suppress(OSError):
             self._texts.send(text.encode("ascii", "replace"))
 
@@ -97,16 +98,16 @@ class Reports:
 
 
 def main(terms: ProxyTerms, listener: int, reports: Reports, gateway: int) -> NoReturn:
-    """Serve one sandbox until the gateway ends this process, or no program has connected for a while.
+    """Serve one sandbox until the gateway kills this process, or no program has connected for a while.
 
     Args:
-        terms: what it is to do.
-        listener: listens inside the sandbox.
-        reports: where it reports refusals.
-        gateway: pid of the gateway, which this process was forked from.
+        terms: configuration of the proxy.
+        listener: listening socket inside the sandbox.
+        reports: receives the reports of refusals.
+        gateway: pid of the gateway, the parent of this process.
     """
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == gateway:  # otherwise the gateway ended before the call above
+    if os.getppid() == gateway:  # otherwise the gateway exited before the prctl call
         sc.overwrite_arguments("minisandbox-network")
         _close_all_but({0, 1, 2, listener, *reports.filenos()})
         _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -135,9 +136,9 @@ class SandboxProxy:
     """The proxy of one sandbox.
 
     Args:
-        terms: what it is to do.
-        reports: where it reports refusals.
-        resolvers: threads that look up names.
+        terms: configuration of the proxy.
+        reports: receives the reports of refusals.
+        resolvers: threads for name lookups.
     """
 
     def __init__(self, terms: ProxyTerms, reports: Reports, resolvers: ThreadPoolExecutor) -> None:
@@ -152,9 +153,9 @@ class SandboxProxy:
         """Accept connections.
 
         Args:
-            listener: where they come in.
-            end: called when no program has connected for a while. It is never called between a connection's accept and
-                its end: what was not accepted yet stays in the listener's queue, for the gateway to see.
+            listener: listening socket inside the sandbox.
+            end: called when no program has connected for a while, and never while a connection is open. Connections
+                that are not accepted yet stay in the listener's queue, where the gateway sees them.
         """
         self._loop = asyncio.get_running_loop()
         self._listener = listener
@@ -164,10 +165,10 @@ class SandboxProxy:
         self._loop.add_reader(listener, self._accept)
 
     def _accept(self) -> None:
-        """Accept one connection; other work is done between two, however many a sandbox opens."""
+        """Accept a single connection per event, so that a flood of connections cannot block other tasks."""
         try:
             client, _ = self._listener.accept()
-        except BlockingIOError:  # the client reset it before we came
+        except BlockingIOError:  # the client has reset the connection already
             return
         except OSError:  # out of descriptors
             self._loop.remove_reader(self._listener)
@@ -231,14 +232,14 @@ class SandboxProxy:
                     else:
                         head = request.head(absolute=hop is not None and not hop.authorization)
                         await self._forward(client, server, head, request.length)
-            except* rules.RefusedError as refused:  # too late for an answer
+            except* rules.RefusedError as refused:  # too late to answer the client
                 self._reports.refused(str(refused.exceptions[0]))
                 client.reset()
             except* OSError:
                 client.reset()
 
     async def _tunnel(self, client: _Peer, server: _Peer, target: rules.HostPort) -> None:
-        """Carry everything both ways until both have closed their sides."""
+        """Copy data in both directions until both peers have closed."""
         await client.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
         if target.port == rules.HTTPS and not self._allowed.names_port(target):
             while not sni.is_complete(client.data, target):
@@ -250,7 +251,7 @@ class SandboxProxy:
             group.create_task(_copy(server, client))
 
     async def _forward(self, client: _Peer, server: _Peer, head: bytes, length: int | None) -> None:
-        """Carry one request to the server, and all that comes back."""
+        """Forward one request to the server, and its response to the client."""
         await server.send(head)
         async with asyncio.TaskGroup() as group:
             body = group.create_task(_copy_body(client, server, length))
@@ -258,17 +259,17 @@ class SandboxProxy:
             body.cancel()
         await client.finish()
 
-    # --- the way out -------------------------------------------------------------------------------------------------
+    # --- outgoing ----------------------------------------------------------------------------------------------------
 
     def _hop(self, request: rules.ProxyRequest) -> rules.Hop | None:
-        """Return the upstream proxy for a request, if any. An address is checked even then."""
+        """Return the upstream proxy for a request, or None; check a target that is an IP address even with a proxy."""
         hop = self._terms.upstream.way(request)
         if hop is not None and rules.is_address(request.target.host):
             self._allowed.check_address(request.target.host)
         return hop
 
     async def _connect(self, target: rules.HostPort) -> socket.socket:
-        """Connect to an address that was checked: the name is looked up once."""
+        """Look up the target once, check its addresses, and connect to one that is allowed."""
         addresses, refused = [], None
         for address in await self._resolve(target.host):
             try:
@@ -276,7 +277,7 @@ class SandboxProxy:
                 addresses.append(address)
             except rules.RefusedError as error:
                 refused = error
-        if refused is not None and not addresses:  # code inside must not learn the host's names for addresses
+        if refused is not None and not addresses:  # code inside must not learn which address a name has on the host
             message = f"{target}: its address is refused; the sandbox's owner sees why"
             raise rules.RefusedError(f"{target}: {refused}", message)
         return await _connect_any(addresses, target)
@@ -284,8 +285,9 @@ class SandboxProxy:
     async def _connect_through(self, hop: rules.Hop, request: rules.ProxyRequest) -> _Peer:
         """Connect through an upstream proxy.
 
-        With a password, plain requests use CONNECT too: in an error page for a plain request the upstream could repeat
-        the password (CVE-2025-62168 of Squid). So could early data after its answer to CONNECT.
+        With a password, plain requests use CONNECT too, because the upstream could repeat the password in an error page
+        for a plain request (CVE-2025-62168 of Squid). Early data after its response to CONNECT is refused, because it
+        could contain the password too.
         """
         connection = await _connect_any(await self._resolve(hop.host), rules.HostPort(hop.host, hop.port))
         server = _Peer(connection)
@@ -300,7 +302,7 @@ class SandboxProxy:
             any_protocol = request.method == "CONNECT" and self._allowed.names_port(request.target)
             if server.data and not any_protocol:
                 raise _UnreachableError(f"{request.target}: it answers before it was asked")
-        except BaseException as error:  # a cancellation too
+        except BaseException as error:  # even on cancellation
             connection.close()
             if isinstance(error, OSError | rules.RefusedError):
                 raise _UnreachableError(f"{request.target}: the proxy of this machine: {error}") from None
@@ -308,7 +310,7 @@ class SandboxProxy:
         return server
 
     async def _resolve(self, host: str) -> list[str]:
-        """Return the addresses of a name. Slow names delay only other lookups of this sandbox."""
+        """Return the addresses of a name. Slow lookups delay only other lookups of this sandbox."""
         if rules.is_address(host):
             return [host]
         await self._resolving.acquire()
@@ -317,7 +319,7 @@ class SandboxProxy:
         except RuntimeError:
             self._resolving.release()
             raise _UnreachableError(f"{host}: no thread is left to look it up") from None
-        lookup.add_done_callback(lambda _: self._resolving.release())  # the thread continues when we are cancelled
+        lookup.add_done_callback(lambda _: self._resolving.release())  # a cancellation does not stop the thread
         try:
             return await asyncio.shield(lookup)
         except OSError as error:
@@ -333,13 +335,13 @@ def _refusal(why: str) -> bytes:
 
 
 def _look_up(host: str) -> list[str]:
-    # bytes: for text Python would load its codec for international names, which are encoded already
+    # pass bytes: for a string Python would load its IDNA codec, but the name is encoded already
     results = socket.getaddrinfo(host.encode(), None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return list(dict.fromkeys(str(entry[4][0]) for entry in results))
 
 
 def _is_own(address: str) -> bool:
-    """Return whether an address is this machine's: packets to it then come from the same address (none is sent)."""
+    """Return whether an address belongs to this machine, because the kernel then uses it as source address too."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         probe.connect((address, 9))
@@ -348,7 +350,7 @@ def _is_own(address: str) -> bool:
 
 
 async def _connect_any(addresses: list[str], target: rules.HostPort) -> socket.socket:
-    """Connect to the first address that answers; each has its share of the time."""
+    """Connect to the first address that answers; the remaining time is divided among the remaining addresses."""
     why = "no address"
     for number, address in enumerate(addresses):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -362,8 +364,8 @@ async def _connect_any(addresses: list[str], target: rules.HostPort) -> socket.s
             return connection
         except (OSError, TimeoutError) as error:
             connection.close()
-            why = os.strerror(error.errno) if error.errno else "does not answer"  # asyncio's text has the address
-        except BaseException:  # a cancellation too
+            why = os.strerror(error.errno) if error.errno else "does not answer"  # asyncio's message has the address
+        except BaseException:  # even on cancellation
             connection.close()
             raise
     raise _UnreachableError(f"{target}: {why}")
@@ -376,11 +378,11 @@ class _Peer:
     """A connection to a client or a server.
 
     Args:
-        connection: its socket, not blocking.
+        connection: its non-blocking socket.
 
     Attributes:
-        data: bytes that were received and not used yet.
-        deadline: moved on with each piece that is sent.
+        data: received bytes that are not consumed yet.
+        deadline: idle timeout, which is extended with each piece that is sent.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -390,10 +392,10 @@ class _Peer:
         self._loop = asyncio.get_running_loop()
 
     async def fill(self) -> None:
-        """Receive more.
+        """Receive more data.
 
         Raises:
-            ConnectionResetError: the peer closed its side.
+            ConnectionResetError: the peer has closed its side.
         """
         piece = await self._loop.sock_recv(self.connection, _CHUNK)
         if not piece:
@@ -401,10 +403,10 @@ class _Peer:
         self.data += piece
 
     async def read_head(self) -> bytes:
-        """Receive a head; returns it without its empty line, or nothing if the peer sent nothing and hung up.
+        """Receive a head and return it without its empty line, or b"" if the peer closed without sending data.
 
         Raises:
-            RefusedError: the head is too long, or was truncated.
+            RefusedError: the head is too long or truncated.
         """
         while (end := self.data.find(b"\r\n\r\n", 0, rules.MOST_HEAD)) < 0:
             if len(self.data) >= rules.MOST_HEAD:
@@ -421,7 +423,7 @@ class _Peer:
         return head
 
     async def read_line(self) -> bytes:
-        """Receive a line of a body in chunks."""
+        """Receive a line of a chunked body."""
         while b"\r\n" not in self.data:
             if len(self.data) > rules.MOST_CHUNK_LINE:
                 raise rules.RefusedError("a line of a body in chunks that does not end")
@@ -430,7 +432,7 @@ class _Peer:
         return line
 
     async def read(self, count: int) -> AsyncIterator[bytes]:
-        """Receive so many bytes, in pieces."""
+        """Receive this many bytes, in pieces."""
         while count:
             if not self.data:
                 await self.fill()
@@ -439,21 +441,21 @@ class _Peer:
             yield piece
 
     async def send(self, data: bytes) -> None:
-        """Send everything, and let other tasks run: two fast peers must not keep the loop."""
+        """Send all data, then yield to other tasks, because two fast peers must not monopolise the event loop."""
         await self._loop.sock_sendall(self.connection, data)
         if self.deadline is not None:
             self.deadline.reschedule(self._loop.time() + _IDLE_PATIENCE)
         await asyncio.sleep(0)
 
     async def answer(self, data: bytes) -> None:
-        """Send the last that the peer gets."""
+        """Send a final response and close the connection."""
         with contextlib.suppress(OSError):
             async with asyncio.timeout(_LINGER):
                 await self._loop.sock_sendall(self.connection, data)
         await self.finish()
 
     async def finish(self) -> None:
-        """Close our side, and read for a moment: unread data would turn our answer into a reset (tcp(7))."""
+        """Close the sending side, and read briefly, because unread data would turn the close into a reset (tcp(7))."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
             async with asyncio.timeout(_LINGER):
@@ -462,7 +464,7 @@ class _Peer:
                         break
 
     def reset(self) -> None:
-        """Have the close that follows reset the connection: the peer did not get everything (socket(7), SO_LINGER)."""
+        """Make close() reset the connection, so that the peer notices missing data (socket(7), SO_LINGER)."""
         with contextlib.suppress(OSError):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -475,15 +477,15 @@ async def _copy(source: _Peer, sink: _Peer) -> None:
 
 
 async def _copy_body(client: _Peer, server: _Peer, length: int | None) -> None:
-    """Send a request's body on, and refuse anything that follows it.
+    """Forward the body of a request, and refuse any data after it.
 
     Args:
-        client: where it comes from.
-        server: where it goes.
-        length: its bytes; None for a body in chunks, which are written anew.
+        client: peer to read the body from.
+        server: peer to send the body to.
+        length: bytes of the body; None for a chunked body, whose chunk lines are written anew.
     """
     async for piece in _chunks(client) if length is None else client.read(length):
-        with contextlib.suppress(OSError):  # a server that has answered need not read everything
+        with contextlib.suppress(OSError):  # a server may answer without reading the whole body
             await server.send(piece)
     with contextlib.suppress(ConnectionResetError):
         if not client.data:

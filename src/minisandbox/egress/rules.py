@@ -1,7 +1,7 @@
-"""The proxy's rules: which requests it accepts, allows and forwards. Pure: no sockets.
+"""Parse the proxy's requests and decide which to allow and how to forward them; no I/O.
 
-Requests are parsed strictly. What two programs could read in two ways is refused, so that the server sees what was
-checked here (RFC 9112, section 11). What a TLS tunnel asks for: :mod:`.sni`.
+Requests are parsed strictly. An ambiguous request is refused, so that the server cannot read it differently from this
+check (RFC 9112, section 11). :mod:`.sni` checks the server names of TLS tunnels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 REFUSED = "refused: "
-"""What the report of a refusal starts with."""
+"""Prefix of the report of a refusal."""
 MOST_HEAD = 1 << 16
 MOST_CHUNK_LINE = 1024
 _MOST_LENGTH = 1 << 62
@@ -41,7 +41,7 @@ _FRAMING = {"host", "content-length", "transfer-encoding"}
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
-"""The first half of an interface identifier whose second half is an IPv4 address (RFC 5214, section 6.1)."""
+"""First half of an ISATAP interface identifier; its second half is an IPv4 address (RFC 5214, section 6.1)."""
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NEVER = tuple(
     (ipaddress.ip_network(text), what)
@@ -49,7 +49,7 @@ _NEVER = tuple(
         ("0.0.0.0/8", "this host"), ("169.254.0.0/16", "link-local"), ("192.0.0.0/24", "reserved"),
         ("192.0.2.0/24", "documentation"), ("198.51.100.0/24", "documentation"), ("203.0.113.0/24", "documentation"),
         ("192.88.99.0/24", "6to4"), ("224.0.0.0/4", "multicast"), ("240.0.0.0/4", "reserved"),
-        # services of clouds for their machines, in ranges that look harmless
+        # metadata services of clouds, in ranges that are public or private otherwise
         ("168.63.129.16/32", "metadata"), ("100.100.100.200/32", "metadata"),
         ("fd00:ec2::/64", "metadata"), ("fd20:ce::254/128", "metadata"), ("fd00:42::42/128", "metadata"),
         ("::ffff:0:0/96", "IPv4-mapped"), ("2001::/23", "reserved"), ("2001:db8::/32", "documentation"),
@@ -67,11 +67,11 @@ _PRIVATE = tuple(
 
 
 class RefusedError(Exception):
-    """A request is not carried out.
+    """A request is refused.
 
     Args:
-        why: in one line.
-        told: the part that code inside may read; "" for all of it.
+        why: the reason, in one line.
+        public_message: message for code inside the sandbox; "" for the full reason.
     """
 
     def __init__(self, why: str, public_message: str = "") -> None:
@@ -83,7 +83,7 @@ class HostPort(NamedTuple):
     """The destination of a request.
 
     Attributes:
-        host: a name in lower case without a trailing dot, or an IP address in its one spelling.
+        host: a name in lower case without a trailing dot, or an IP address in canonical form.
         port: the port.
     """
 
@@ -98,7 +98,7 @@ def parse_authority(text: str, default_port: int | None = None) -> HostPort:
     """Read ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``.
 
     Raises:
-        RefusedError: the text has another form, or no port and there is no default.
+        RefusedError: the text has another form, or there is neither a port nor a default.
     """
     match = _AUTHORITY.fullmatch(text)
     port = int(match[2]) if match and match[2] else default_port
@@ -110,7 +110,7 @@ def parse_authority(text: str, default_port: int | None = None) -> HostPort:
 def _host(text: str) -> str:
     name = text.strip("[]").lower().removesuffix(".")
     try:
-        # inet_aton(3) takes names that end in a number as addresses; 127.1 and 0x7f000001 are this host
+        # inet_aton(3) reads names that end in a number as addresses: 127.1 and 0x7f000001 are loopback
         if text.startswith("[") or _NUMBER.fullmatch(name.rpartition(".")[2]):
             return str(ipaddress.IPv6Address(name) if text.startswith("[") else ipaddress.IPv4Address(name))
     except ValueError:
@@ -126,7 +126,7 @@ def is_address(host: str) -> bool:
 
 
 def shown(text: str | bytes) -> str:
-    """Return bytes from a sandbox in a form that fits one line of a log."""
+    """Return text from a sandbox as printable ASCII that fits one line of a log."""
     printable = ascii(text.decode("latin-1") if isinstance(text, bytes) else text)[1:-1]
     return printable if len(printable) <= 200 else f"{printable[:200]}..."
 
@@ -139,35 +139,35 @@ class Rules:
     """The hosts that one sandbox may reach.
 
     Attributes:
-        hosts: patterns as :meth:`minisandbox.types.Network.allow` spells them.
-        private: whether private and loopback addresses are fine.
+        hosts: patterns as in :meth:`minisandbox.types.Network.allow`.
+        private: whether private and loopback addresses are allowed.
     """
 
     hosts: tuple[str, ...]
     private: bool = False
 
     def check_name(self, target: HostPort) -> None:
-        """Refuse a target that no pattern names.
+        """Check that a pattern allows a target.
 
         Raises:
-            RefusedError: no pattern does.
+            RefusedError: no pattern matches.
         """
         if not any(_fits(pattern, target) for pattern in self.hosts):
             raise RefusedError(f"{target} is not on this sandbox's allow-list")
 
     def names_port(self, target: HostPort) -> bool:
-        """Return whether a pattern that allows a target names its port: its tunnels then carry any protocol."""
+        """Return whether a matching pattern names the target's port, so that tunnels may carry any protocol."""
         return any(_names_port(pattern) and _fits(pattern, target) for pattern in self.hosts)
 
     def check_address(self, address: str, *, local: bool = False) -> None:
-        """Refuse an address that is not a public one, or not one that was opted in to.
+        """Check that an address is public, or private with :attr:`private` set.
 
         Args:
-            address: the address, as text.
-            local: whether it is one of this machine's own.
+            address: the IP address.
+            local: whether it belongs to this machine.
 
         Raises:
-            RefusedError: the address is of a special kind.
+            RefusedError: the address is not allowed.
         """
         kind, never = _kind(ipaddress.ip_address(address))
         if not kind and local:
@@ -195,9 +195,10 @@ def _fits(pattern: str, target: HostPort) -> bool:
 
 
 def _kind(address: _Address) -> tuple[str, bool]:
-    """Return the kind of special address ("" for a public one), and whether it is refused even on request.
+    """Return the kind of a special address, or "" for a public one, and whether it is always refused.
 
-    The ranges are those of IANA's special-purpose registries; ``ipaddress`` knows others in each version of Python.
+    The ranges are those of IANA's special-purpose registries. ``ipaddress`` is not used, because its ranges depend on
+    the version of Python.
     """
     if address.version == 6 and int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
         return "ISATAP", True
@@ -206,7 +207,7 @@ def _kind(address: _Address) -> tuple[str, bool]:
             if address.version == network.version and address in network:
                 return kind, never
     if isinstance(address, ipaddress.IPv6Address):
-        if address in _NAT64:  # a name's only addresses in a network without IPv4 (RFC 6052)
+        if address in _NAT64:  # in a network without IPv4, names may have only these addresses (RFC 6052)
             kind, never = _kind(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
             return (f"NAT64 of {kind}" if kind else ""), bool(kind) or never
         if address not in _GLOBAL_UNICAST:
@@ -222,12 +223,12 @@ class ProxyRequest:
     """The head of a request.
 
     Attributes:
-        method: ``CONNECT``, or a method that is passed on.
-        target: where it goes.
+        method: ``CONNECT``, or a method to forward.
+        target: destination of the request.
         path: the path and query; "" for CONNECT.
-        fields: header fields that are passed on, in order, ``Host`` not among them.
-        length: bytes of its body; None for one in chunks.
-        version: of the protocol: what a client of 1.0 gets must not come in chunks.
+        fields: header fields to forward, in order, without ``Host``.
+        length: bytes of the body; None for a chunked body.
+        version: version of HTTP, which is forwarded because an HTTP/1.0 client cannot read a chunked response.
     """
 
     method: str
@@ -238,10 +239,10 @@ class ProxyRequest:
     version: str = "1.1"
 
     def head(self, *, absolute: bool = False) -> bytes:
-        """Return the head that is sent on.
+        """Return the head to forward.
 
         Args:
-            absolute: whether the next to read it is a proxy too.
+            absolute: whether to use an absolute URL, because the next hop is a proxy too.
         """
         host = str(self.target).removesuffix(":80")
         lines = [
@@ -253,10 +254,10 @@ class ProxyRequest:
 
 
 def parse_request(head: bytes) -> ProxyRequest:
-    """Read a request's head.
+    """Parse the head of a request.
 
     Args:
-        head: all up to the empty line, which is left out.
+        head: the request up to, but without, the empty line.
 
     Raises:
         RefusedError: the request is ambiguous, malformed, or not for a proxy.
@@ -319,7 +320,7 @@ def _body_length(fields: Sequence[tuple[str, str]], *, new: bool) -> int | None:
 
 
 def _passed_on(fields: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the fields that are not for this connection only."""
+    """Return the header fields to forward: all but hop-by-hop fields and ``Host``."""
     options = {option.strip().lower() for name, value in fields if name == "connection" for option in value.split(",")}
     if options & _FRAMING:
         raise RefusedError("a Connection header that names Host or the body's length")
@@ -328,10 +329,10 @@ def _passed_on(fields: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]
 
 
 def chunk_size(line: bytes) -> int:
-    """Return the size that the line before a chunk states.
+    """Return the size in the line before a chunk.
 
     Raises:
-        RefusedError: the line contains no size.
+        RefusedError: the line is malformed.
     """
     match = _CHUNK_SIZE.fullmatch(line)
     if match is None:
@@ -340,7 +341,7 @@ def chunk_size(line: bytes) -> int:
 
 
 def answer(status: str, why: str) -> bytes:
-    """Return a response with one line of text, which the status line repeats: many clients show only that."""
+    """Return a response with one line of text. The status line repeats it, because many clients show only that line."""
     body = f"{why}\n".encode("ascii", "replace")
     head = f"HTTP/1.1 {status} {why}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
     return f"{head}Connection: close\r\n\r\n".encode("ascii", "replace") + body
@@ -351,12 +352,12 @@ def answer(status: str, why: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The proxies through which this machine reaches the world, from its environment.
+    """The upstream proxies of this machine, from environment variables.
 
     Attributes:
-        tunnel: URL of the one for CONNECT, or "".
-        plain: URL of the one for plain HTTP, or "".
-        bypass: what is reached without them, as ``no_proxy`` says it.
+        tunnel: URL of the proxy for CONNECT, or "".
+        plain: URL of the proxy for plain HTTP, or "".
+        bypass: hosts to reach directly, in the format of ``no_proxy``.
     """
 
     tunnel: str = ""
@@ -365,7 +366,7 @@ class Upstream:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Upstream:
-        """Read the usual variables; the lower case ones come first."""
+        """Read the standard proxy variables; lower case takes precedence over upper case."""
 
         def value(*names: str) -> str:
             both = (environ.get(spelled, "") for name in names for spelled in (name, name.upper()))
@@ -376,7 +377,7 @@ class Upstream:
     def way(self, request: ProxyRequest) -> Hop | None:
         """Return the upstream proxy for a request, or None for a direct connection."""
         url = self.tunnel if request.method == "CONNECT" else self.plain
-        # this machine's loopback is not the proxy's
+        # a loopback address means this machine, not the proxy's
         direct = not url or _is_loopback(request.target.host) or self._bypassed(request.target)
         return None if direct else parse_hop(url)
 
@@ -418,10 +419,10 @@ class Hop(NamedTuple):
 
 
 def parse_hop(url: str) -> Hop:
-    """Read the address of a proxy: ``http://user:password@host:port``.
+    """Parse the URL of a proxy: ``http://user:password@host:port``.
 
     Raises:
-        ValueError: the text is malformed.
+        ValueError: the URL is malformed, or not an http:// URL.
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -438,7 +439,7 @@ def parse_hop(url: str) -> Hop:
 
 
 def not_a_tunnel(head: bytes) -> str:
-    """Return the fault of an answer to CONNECT; "" if a tunnel follows it (RFC 9110, section 9.3.6)."""
+    """Return why a response to CONNECT is not a tunnel, or "" if it is one (RFC 9110, section 9.3.6)."""
     status = re.match(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: |\r|$)", head)
     if not status or not status[1].startswith(b"2"):
         return status[1].decode() if status else "no HTTP"

@@ -1,6 +1,6 @@
-"""Read the server name from the first message of a TLS connection. Pure: no sockets.
+"""Check the server name in the ClientHello of a TLS tunnel; no I/O.
 
-Later messages are not read. A client can name another host inside the encrypted part of a connection anyway.
+Later messages are not checked, because a client can name another host in the encrypted part of the connection anyway.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from .rules import MOST_HEAD, HostPort, RefusedError, shown
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME = 22, b"\x01", b"\0\0"
 _LONGEST_RECORD = 1 << 14
 _MOST_RECORDS = 64
-"""Records that the ClientHello may come in: clients use one or two."""
+"""Maximum records that a ClientHello may span; clients use one or two."""
 _NOT_TLS = "a tunnel to port 443 that carries no TLS"
 
 
 def is_complete(data: bytes, target: HostPort) -> bool:
-    """Return whether a tunnel's first bytes hold a whole ClientHello, and check its server name.
+    """Return whether a tunnel's first bytes contain a complete ClientHello, and check its server name.
 
     Args:
-        data: everything that the client has sent so far.
-        target: where the tunnel goes.
+        data: all bytes that the client has sent so far.
+        target: target of the tunnel.
 
     Raises:
         RefusedError: the bytes are not TLS, or name another host.
@@ -36,7 +36,7 @@ def is_complete(data: bytes, target: HostPort) -> bool:
 
 
 def _first_message(data: bytes) -> bytes:
-    """Join what has arrived of the first handshake message, which may span records (RFC 8446, section 5.1)."""
+    """Return the received part of the first handshake message, joined from its records (RFC 8446, section 5.1)."""
     message, records = b"", 0
     while data and _is_short(message):
         header, length, records = data[:5], int.from_bytes(data[3:5]), records + 1
@@ -51,7 +51,7 @@ def _first_message(data: bytes) -> bytes:
 
 
 def _is_short(message: bytes) -> bool:
-    """Return whether a part of a handshake message is missing."""
+    """Return whether a handshake message is incomplete."""
     return len(message) < 4 or len(message) < _end(message)
 
 
@@ -60,10 +60,10 @@ def _end(message: bytes) -> int:
 
 
 def server_name(hello: bytes) -> str:
-    """Return the host that a ClientHello names, or "" if it names no host (RFC 6066, section 3).
+    """Return the host that a ClientHello names, or "" if it names none (RFC 6066, section 3).
 
     Raises:
-        RefusedError: the message is malformed, or names a host twice: servers differ in which name they use.
+        RefusedError: the message is malformed, or names a host twice, because servers differ in which name they use.
     """
     _, remaining = _cut(hello, 34)  # version, random
     for width in (1, 2, 1):  # session, cipher suites, compression methods
@@ -82,7 +82,7 @@ def server_name(hello: bytes) -> str:
 
 
 def _last_field(data: bytes, width: int) -> bytes:
-    """Return a field with a length prefix of so many bytes, which nothing may follow."""
+    """Return the field behind a length prefix of ``width`` bytes; refuse any data after it."""
     content, more = _field(data, width)
     if more:
         raise RefusedError(_NOT_TLS)
@@ -90,7 +90,7 @@ def _last_field(data: bytes, width: int) -> bytes:
 
 
 def _field(data: bytes, width: int) -> tuple[bytes, bytes]:
-    """Return a field with a length prefix of so many bytes, and what follows it."""
+    """Split data into the field behind a length prefix of ``width`` bytes and the remaining bytes."""
     length, remaining = _cut(data, width)
     return _cut(remaining, int.from_bytes(length))
 
