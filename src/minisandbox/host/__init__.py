@@ -1,1 +1,1 @@
-"""The machine: what it supports (:mod:`.doctor`), and cleanup after dead owners (:mod:`.reaper`)."""
+"""Examine the machine (:mod:`.doctor`), and track live sandboxes and clean up after dead owners (:mod:`.reaper`)."""

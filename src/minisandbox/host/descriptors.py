@@ -1,4 +1,4 @@
-"""Make sure that the standard streams are open."""
+"""Keep descriptors 0 to 2 occupied."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _STREAMS = 3
 def hold_streams() -> None:
     """Open /dev/null on closed standard streams.
 
-    If descriptors 0 to 2 are closed, as in daemons, the next files get these numbers: messages for stderr would go to a
-    socket of ours, and programs that we start would replace it by their streams.
+    If descriptors 0 to 2 are closed, as in some daemons, the next open files get these numbers. Messages to stderr
+    would then go to a socket, and child processes would replace the socket with their streams.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < _STREAMS:
         pass

@@ -1,4 +1,4 @@
-"""The doctor: try each feature, and name what depends on it and the command that enables it."""
+"""Try each kernel feature, and report what depends on it and how to enable it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CheckStatus(StrEnum):
     DEGRADED = "degraded"
     MISSING = "missing"
     UNTRIED = "untried"
-    """It was not tried: another feature that it needs is missing."""
+    """The feature was not tried, because another feature that it needs is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Check:
     """One feature of this machine.
 
     Attributes:
-        name: what it is called, in the output and in :func:`missing_for`.
-        status: ok; degraded (there, but less than it could be); missing; untried (another check stands in its way).
-        detail: what was seen.
-        needed_for: what depends on it: ``sandbox`` (nothing works without), ``images``, or words for people.
-        fix: the line that would enable it, or "" if it is there or could not be tried.
+        name: name of the feature, in the output and in :func:`missing_for`.
+        status: ok; degraded (available with restrictions); missing; untried (a feature that it needs is missing).
+        detail: result of the check.
+        needed_for: what depends on it: ``sandbox`` (required by everything), ``images``, or a description.
+        fix: the command line that enables it, or "" if it is available or could not be tried.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Check:
     fix: str = ""
 
 
-# What depends on each trial. In the order of printing.
+# What depends on each trial, in the order of the output.
 _NEEDED_FOR: dict[str, tuple[str, ...]] = {
     "user-namespaces": ("ordinary users",),
     "namespaces": ("sandbox",),
@@ -73,9 +73,9 @@ _NEEDED_FOR: dict[str, tuple[str, ...]] = {
     "seccomp": ("the system-call filter",),
     "pidfd": ("sandbox",),
 }
-# What is tried with files on the store's file system.
+# Trials that use files on the store's file system.
 _ON_STORE = frozenset({"overlay-tmpfs", "overlay-store", "idmap-store"})
-# What happens in no user namespace of ours, as root or not: these have reasons of their own to fail.
+# Trials that need no user namespace, so that their failures have other causes.
 _INDEPENDENT = frozenset({"user-namespaces", "seccomp", "pidfd"})
 _ON_DISK = (
     "the store's disk: this kernel's tmpfs cannot take what sandboxes write; a watchdog counts their files about once "
@@ -85,15 +85,16 @@ _TITLE = {"sandbox": "a sandbox", "images": "building images"}
 
 
 def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] | None = None) -> tuple[Check, ...]:
-    """Try every feature; takes a fraction of a second and leaves nothing behind.
+    """Try every feature. It takes a fraction of a second and leaves no files or processes behind.
 
     Args:
-        store: where the store is or would be; its file system is tried. None: the directory for temporary files.
-        make_sandbox: makes sandboxes with a store of their own in a directory, runs a command in each and removes all;
-            tried last, if nothing else that a sandbox needs is missing.
+        store: current or future location of the store, whose file system is tried. None: the directory for temporary
+            files.
+        make_sandbox: creates sandboxes with a temporary store in the given directory, runs a command in each and
+            removes all. It is called last, and only if no required feature is missing.
 
     Returns:
-        The checks, in a fixed order; the last is the mode in which sandboxes would run here.
+        The checks in a fixed order; the last is the mode in which sandboxes would run.
     """
     near = environment.nearest_directory(store)
     directory = near if environment.is_writable(near) else environment.nearest_directory(None)
@@ -129,7 +130,7 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
 
 
 def _real_sandbox(directory: Path, make_sandbox: Callable[[Path], None], blocking: list[str]) -> Check:
-    """Judge a whole sandbox: the kernel may refuse one of its hundreds of calls that no trial makes."""
+    """Check that a complete sandbox works, because the kernel may refuse a system call that no trial makes."""
     if blocking:
         return Check(
             "real-sandbox", CheckStatus.UNTRIED, f"could not be tried without {', '.join(blocking)}", ("sandbox",)
@@ -144,36 +145,36 @@ def _real_sandbox(directory: Path, make_sandbox: Callable[[Path], None], blockin
 
 
 def environment_check(name: str, finding: environment.Finding, needed_for: tuple[str, ...]) -> Check:
-    """Create a check from a finding, without a trial."""
+    """Create a check from a finding of :mod:`.environment`."""
     return Check(name, CheckStatus(finding.status), finding.detail, needed_for, finding.fix)
 
 
 def is_ready(checks: Sequence[Check]) -> bool:
-    """Whether sandboxes can be made and images be built here."""
+    """Return whether this machine can run sandboxes and build images."""
     return not any(_blocks(check, feature) for check in checks for feature in ("sandbox", "images"))
 
 
 def missing_for(feature: str, store: Path | None = None) -> str | None:
-    """Say why something cannot be had on this machine.
+    """Return why a feature is not available on this machine.
 
     Args:
-        feature: ``sandbox``, ``images``, ``root`` (sandboxes with id ranges of their own), ``ordinary user`` (with one
-            uid), or the name of a check.
+        feature: ``sandbox``, ``images``, ``root`` (each sandbox has an id range), ``ordinary user`` (each sandbox has
+            one uid), or the name of a check.
         store: as for :func:`run_checks`.
 
     Returns:
-        The reason, with the fix; None if nothing is missing.
+        The reason with the fix, or None if the feature is available.
     """
     return explain(feature, run_checks(store))
 
 
 def explain(feature: str, checks: Sequence[Check]) -> str | None:
-    """Say what in ``checks`` stands in the way of ``feature``; as :func:`missing_for`."""
+    """Return why a feature is not available according to ``checks``, or None; see :func:`missing_for`."""
     if feature in ("root", "ordinary user"):
         mode = checks[-1].detail
         return None if mode.startswith(feature) else f"{feature} mode is not the one of this process ({mode})"
     blocking = [check for check in checks[:-1] if check.name == feature or _blocks(check, feature)]
-    # a check that could not be tried is only worth a word if the one that stands in its way is not named
+    # report an untried check only if the check that blocks it is not reported
     failed = [check for check in blocking if check.status not in (CheckStatus.OK, CheckStatus.UNTRIED)]
     untried = [check for check in blocking if check.status is CheckStatus.UNTRIED]
     reasons = [f"{check.name}: {check.detail}" + (f" (fix: {check.fix})" if check.fix else "") for check in failed]
@@ -230,7 +231,7 @@ def _no_answer(reason: str) -> TrialAnswer:
 
 
 def _judge(name: str, answer: TrialAnswer, store: Check) -> Check:
-    """Turn a trial into a check; how bad a failure is depends on what needs the feature in this mode."""
+    """Turn a trial into a check. A failure is missing or degraded, depending on what needs the feature in this mode."""
     trial, needed_for = answer.trials[name], _NEEDED_FOR[name]
     if name == "overlay-store" and _writes_to_disk(answer):
         needed_for = ("sandbox", *needed_for)
@@ -250,13 +251,13 @@ def _judge(name: str, answer: TrialAnswer, store: Check) -> Check:
 
 
 def _writes_to_disk(answer: TrialAnswer) -> bool:
-    """Return whether sandboxes write to the store's disk, by the launcher's two trials."""
+    """Return whether uppers lie on the store's disk, as the launcher decides from the same two trials."""
     trials = (answer.trials[name] for name in ("idmap-tmpfs", "tmpfs-xattrs"))
     return any(trial.errno == errno.ENOTSUP for trial in trials)
 
 
 def _upper(answer: TrialAnswer) -> Check:
-    """Report where sandboxes write to, and its cost."""
+    """Report whether uppers lie in memory or on disk."""
     if _without_user_namespaces(answer) or not answer.trials["tmpfs-xattrs"].tried:
         return Check("upper", CheckStatus.UNTRIED, "could not be tried without user-namespaces", ("sandbox",))
     if not _writes_to_disk(answer):
@@ -269,7 +270,7 @@ def _upper(answer: TrialAnswer) -> Check:
 
 
 def _without_user_namespaces(answer: TrialAnswer) -> bool:
-    """Return whether this user cannot create user namespaces; root may be allowed to."""
+    """Return whether this process cannot create user namespaces; root may, even if ordinary users may not."""
     trials = answer.trials
     if trials["user-namespaces"].ok or not trials["user-namespaces"].tried:
         return False
@@ -296,5 +297,5 @@ def _blocking(checks: Sequence[Check]) -> Iterator[str]:
 
 
 def describe_need(check: Check) -> str:
-    """Return what depends on a check, in words."""
+    """Return a description of the features that depend on a check."""
     return ", ".join(_TITLE.get(need, need) for need in check.needed_for)

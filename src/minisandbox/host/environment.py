@@ -1,4 +1,4 @@
-"""Machine properties that need no trial: kernel release, cgroups, limits, programs, disks."""
+"""Examine the kernel release, control groups, limits, programs and disks of the machine, mostly without trials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INSTANCES = 128
 _MACHINE_FILES = _OWN_PROCESSES * _FILES + 65536  # all processes of one sandbox with default limits, and the host's
 _FREE_WANTED = 10 * _GIB
 _WANTED = set(cgroups.NEEDED)
-_ESCAPED = re.compile(rb"\\([0-7]{3})")  # how mountinfo has white space in paths
+_ESCAPED = re.compile(rb"\\([0-7]{3})")  # white space in paths of mountinfo
 _NETWORK = frozenset(
     {
         "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gpfs", "lustre", "nfs", "nfs4", "panfs", "pvfs2", "smb3",
@@ -40,8 +40,8 @@ class Finding:
 
     Attributes:
         status: ``ok``, ``degraded`` or ``missing``.
-        detail: what was seen.
-        fix: the line that would better it, or "".
+        detail: result of the examination.
+        fix: the command line that would improve it, or "".
     """
 
     status: str
@@ -74,7 +74,7 @@ def rlimits() -> Finding:
     if resource.RLIM_INFINITY != files < _FILES:
         line = f"echo '{fixes.user_name()} - nofile 65536' | sudo tee -a /etc/security/limits.conf  # then log in again"
         return Finding("degraded", f"{detail}; a sandbox's commands get {_FILES} files by default", line)
-    if resource.RLIM_INFINITY != processes < _PROCESSES and os.getuid() != 0:  # root's sandboxes are users of their own
+    if resource.RLIM_INFINITY != processes < _PROCESSES and os.getuid() != 0:  # root's sandboxes have separate uids
         line = f"echo '{fixes.user_name()} - nproc 65536' | sudo tee -a /etc/security/limits.conf  # then log in again"
         return Finding("degraded", f"{detail}; one sandbox may have {_OWN_PROCESSES} by default, of the same", line)
     return Finding("ok", detail)
@@ -85,7 +85,7 @@ def _limit(value: int) -> str:
 
 
 def file_max() -> Finding:
-    """Report how many files the whole machine may have open; sandboxes have no limit of their own."""
+    """Report how many files the whole machine may have open, because sandboxes have no separate limit."""
     maximum = fixes.read_sysctl("fs.file-max")
     if maximum is None:
         return Finding("degraded", "/proc/sys/fs/file-max cannot be read")
@@ -162,7 +162,7 @@ def store(directory: Path) -> Finding:  # noqa: PLR0911 - one return for each fi
     elsewhere = "export MINISANDBOX_STORE=DIRECTORY  # on "
     if kind == "overlay" and fixes.in_container():
         return Finding("missing", f"{detail}; no store can lie on a container's own file system", _VOLUME)
-    if not size or kind == "overlay" or is_network(kind):  # proc, sysfs and the like keep no files
+    if not size or kind == "overlay" or is_network(kind):  # file systems without a size, such as proc, keep no files
         return Finding("missing", f"{detail}; no store can lie there", elsewhere + "a local ext4, xfs or btrfs")
     if kind in _UNFIT_STORES:
         return Finding("degraded", detail, elsewhere + "a local ext4, xfs or btrfs")
@@ -176,7 +176,7 @@ def store(directory: Path) -> Finding:  # noqa: PLR0911 - one return for each fi
 def is_network(kind: str) -> bool:
     """Return whether a type of file system may be shared with other machines.
 
-    FUSE is among them: most of its file systems are (sshfs, gcsfuse, juicefs), and the kernel does not tell which.
+    FUSE counts, because most of its file systems are (sshfs, gcsfuse, juicefs), and the kernel does not report which.
     """
     return kind in _NETWORK or kind.startswith("fuse.")
 
@@ -189,7 +189,7 @@ def file_system(directory: Path) -> str:
     for line in Path("/proc/thread-self/mountinfo").read_bytes().splitlines():
         fields = os.fsdecode(line).split()
         point = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]))
-        # by device first; btrfs subvolumes show another number than stat(2) does, so the longest prefix decides there
+        # prefer the same device, then the longest prefix: btrfs subvolumes have another number here than in stat(2)
         inside = directory == Path(point) or Path(point) in directory.parents
         weight = len(point) + (10_000 if fields[2] == number else 0)
         if inside and weight > longest:
@@ -220,13 +220,13 @@ _CPU_OF_USERS = (
 
 
 def control_groups(root: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> Finding:
-    """Report whether the launcher can create control groups for memory, processes and CPU; tried with empty ones.
+    """Report whether the launcher can limit memory, processes and CPU, by creating an empty control group.
 
-    In version 2 that moves the processes of this one's group to a leaf, as the first sandbox would.
+    In version 2 this moves the processes of this process's group to a leaf, as the first sandbox would.
 
     Args:
-        root: where control groups are mounted.
-        membership: the file that tells this process's groups (cgroups(7)).
+        root: mount point of control groups.
+        membership: the file that lists this process's groups (cgroups(7)).
     """
     roots = _usable_roots(root, membership)
     if roots.version:
@@ -262,7 +262,7 @@ def _version_2(mount: Path, membership: Path) -> str:
     paths = [line.split(":", 2)[2] for line in _lines(membership) if line.startswith("0::")]
     group = Path(cgroups.own_group(str(mount), paths[0] if paths else ""))
     if _controllers(group) >= _WANTED and os.access(group, os.W_OK):
-        return _ENABLE.format(directory=group)  # ours, but with processes in it that we cannot move
+        return _ENABLE.format(directory=group)  # writable, but with processes that cannot be moved
     return _CONTAINER if fixes.in_container() else _DELEGATE
 
 
@@ -271,7 +271,7 @@ def _controllers(group: Path) -> set[str]:
 
 
 def _usable_roots(root: str, membership: str) -> cgroups.CgroupRoots:
-    """Return where groups can be created, after trying it."""
+    """Return the directories in which groups can be created, after trying it."""
     name = f"{registry.owner_name()}{registry.DOCTOR}"  # the reaper removes groups that outlive this process
     roots = cgroups.find_roots(root, membership)
     try:

@@ -1,4 +1,4 @@
-"""The command that enables each missing feature on this machine."""
+"""Find the command that enables a missing feature on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from minisandbox.launch.kernel import syscalls
 
 _SYSCTLS = (
-    # name, value that is in the way, value that is not
+    # name, value that forbids user namespaces, value that permits them
     ("kernel.unprivileged_userns_clone", "0", "1"),  # Debian, Arch
     ("user.max_user_namespaces", "0", "65536"),  # RHEL 7, hardened set-ups
 )
@@ -40,27 +40,27 @@ _UNMASKED = (
 _KERNEL = "boot a kernel >= {version} (see: uname -r)"
 _LOOK = "look for what the kernel refused: sudo dmesg | tail  # or a policy: SELinux, AppArmor, seccomp"
 _IDMAPPED_LAYERS = (5, 19)
-"""From here on overlayfs takes idmapped layers (fs/overlayfs/super.c), as root's sandboxes have them."""
+"""First kernel whose overlayfs supports idmapped layers (fs/overlayfs/super.c), which root's sandboxes use."""
 
 
 _DEVICES = {"null": "1 3", "zero": "1 5", "full": "1 7", "random": "1 8", "urandom": "1 9", "tty": "5 0"}
-"""Numbers of the devices that sandboxes show (devices.txt of the kernel)."""
+"""Major and minor numbers of the devices in sandboxes (the kernel's devices.txt)."""
 
 
 def kernel_version() -> tuple[int, int]:
-    """Return the kernel's version; (0, 0) if its release is malformed."""
+    """Return the kernel's version, or (0, 0) if its release string is malformed."""
     numbers = re.match(r"(\d+)\.(\d+)", platform.release())
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def fix_for(name: str) -> str:  # noqa: PLR0911 - one return for each cause
-    """Return the line that enables what the trial ``name`` missed.
+    """Return how to enable the feature of a failed trial.
 
     Args:
-        name: a name of :data:`minisandbox.host.probes.PROBES`.
+        name: name of the trial, mostly one of :data:`minisandbox.host.probes.PROBES`.
 
     Returns:
-        A command line, or what to do if no single command does it.
+        A command line, or an instruction if no single command is enough.
     """
     if name in ("user-namespaces", "namespaces"):
         return _user_namespaces()
@@ -101,7 +101,7 @@ _FIXED = {
 def _user_namespaces() -> str:
     closed = [f"{name}={good}" for name, bad, good in _SYSCTLS if read_sysctl(name) == bad]
     lines = [f"sudo sysctl -w {' '.join(closed)}"] if closed else []
-    if read_sysctl(_APPARMOR) == "1":  # for this interpreter alone: the sysctl would lift it for every program
+    if read_sysctl(_APPARMOR) == "1":  # a profile for this interpreter, because the sysctl affects every program
         lines.append(_PROFILE.format(program=Path(sys.executable).resolve()))
     if lines:
         return " && ".join(lines)
@@ -113,7 +113,7 @@ def _user_namespaces() -> str:
 
 
 def _devices() -> str:
-    """Give everyone the devices of this machine that some may not use; "" if all may."""
+    """Return a command that makes the needed devices usable by every user, or "" if they are already."""
     lines = []
     for name, numbers in _DEVICES.items():
         mode = os.stat(f"/dev/{name}").st_mode if os.path.exists(f"/dev/{name}") else 0
@@ -150,7 +150,7 @@ def _install(debian: str, fedora: str, arch: str) -> str:
 
 
 def user_name() -> str:
-    """Return this user's name, or its number if it has no name."""
+    """Return this user's name, or the uid if it has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -158,7 +158,7 @@ def user_name() -> str:
 
 
 def read_sysctl(name: str) -> str | None:
-    """Return a kernel parameter's value, or None if this kernel does not have it."""
+    """Return the value of a kernel parameter, or None if it cannot be read."""
     try:
         return Path("/proc/sys", *name.split(".")).read_text(encoding="ascii").strip()
     except OSError:
@@ -166,7 +166,7 @@ def read_sysctl(name: str) -> str | None:
 
 
 def in_container() -> bool:
-    """Return whether this looks like a container: an engine's files, or a seccomp filter on this process."""
+    """Guess whether this process runs in a container, from an engine's files or a seccomp filter."""
     if (
         any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
         or "KUBERNETES_SERVICE_HOST" in os.environ

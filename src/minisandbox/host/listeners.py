@@ -1,7 +1,7 @@
-"""Listening sockets by which other processes of this user reach a sandbox or a process of it.
+"""Create and connect to the listening sockets of sandboxes and of their processes.
 
-They lie in the private directory of the sandbox's owner. A path of a socket has at most 107 bytes (unix(7)), so
-directories are named through descriptors.
+Through them, other processes of this user attach to a sandbox. They lie in the private directory of the sandbox's
+owner. The path of a unix socket has at most 107 bytes (unix(7)), so the directory is named by a descriptor.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from minisandbox.host.os_errors import ELSEWHERE, runtime_os_errors
 
 _BACKLOG = 256
 _PATIENCE = 60.0
-"""Seconds to wait where too many others do already."""
+"""Seconds to wait while the listener's queue is full."""
 
 
 def name_of(sandbox_id: str, process_id: str = "") -> str:
-    """Return the name of the listener of a sandbox, or of a process of it."""
+    """Return the file name of the listener of a sandbox, or of a process in it."""
     return f"{sandbox_id}.{process_id}.door" if process_id else f"{sandbox_id}.door"
 
 
 def make(directory: Path, name: str, elsewhere: str = ELSEWHERE) -> socket.socket:
-    """Make a non-blocking listening socket.
+    """Create a non-blocking listening socket.
 
     Args:
-        directory: where it will lie.
-        name: what it is called.
-        elsewhere: how to have it made in another place.
+        directory: directory of the socket.
+        name: file name of the socket.
+        elsewhere: hint for an error: how to choose another directory.
 
     Raises:
-        HostError: the listener cannot be created there.
+        HostError: the listener cannot be created in the directory.
     """
     with runtime_os_errors(f"make the socket {name}", directory, elsewhere), _opened(directory) as descriptor:
         return listen(descriptor, name)
 
 
 def listen(directory: int, name: str) -> socket.socket:
-    """Make a listener in an open directory.
+    """Create a non-blocking listening socket in an open directory.
 
     Args:
-        directory: a descriptor of it.
-        name: what the listener is called.
+        directory: descriptor of the directory.
+        name: file name of the socket.
 
     Raises:
-        OSError: the listener cannot be created there; FileNotFoundError if the directory was removed.
+        OSError: the listener cannot be created; FileNotFoundError if the directory was removed.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         listener.bind(f"{_path_of(directory)}/{name}")
         listener.listen(_BACKLOG)
-    except BaseException:  # a Ctrl-C too: nothing half-made stays
+    except BaseException:  # even on Ctrl-C, clean up
         listener.close()
         raise
     return listener
@@ -65,25 +65,25 @@ def connect(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
     """Connect to a listener.
 
     Args:
-        directory: where it lies.
-        name: what it is called.
-        wait: whether to wait where too many others do already.
+        directory: directory of the socket.
+        name: file name of the socket.
+        wait: whether to wait while the listener's queue is full.
 
     Raises:
-        BlockingIOError: too many others wait (connect(2): EAGAIN), and this one may not.
+        BlockingIOError: the listener's queue is full (connect(2): EAGAIN), and ``wait`` is False.
         TimeoutError: the listener has accepted no connection for a minute.
         OSError: the listener does not exist, or its owner has exited.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # not settimeout(): connect(2) on a unix socket that does not block never waits
+        # not settimeout(), which makes the socket non-blocking: connect(2) would fail instead of waiting
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_PATIENCE))
         connection.setblocking(wait)
         with _opened(directory) as descriptor:
             connection.connect(f"{_path_of(descriptor)}/{name}")
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
-    except BaseException as error:  # a Ctrl-C too: nothing half-made stays
+    except BaseException as error:  # even on Ctrl-C, clean up
         connection.close()
         if wait and isinstance(error, BlockingIOError):
             raise TimeoutError(errno.ETIMEDOUT, f"no connection was accepted for {_PATIENCE:.0f} s") from None
@@ -97,7 +97,7 @@ def _timeval(seconds: float) -> bytes:
 
 
 def process_ids(directory: Path, sandbox_id: str) -> tuple[str, ...]:
-    """Return the processes of a sandbox that have a live listener."""
+    """Return the ids of the processes of a sandbox that have a live listener."""
     prefix, suffix = f"{sandbox_id}.", ".door"
     listening = _listening_names()
     return tuple(
@@ -114,13 +114,13 @@ def _files(directory: Path, prefix: str, suffix: str) -> list[str]:
 
 
 def _listening_names() -> set[str]:
-    """Return the last parts of the paths of all bound unix sockets (proc_net(5)): to connect would count as a visit."""
+    """Return the file names of all bound unix sockets (proc_net(5)); a test connection would disturb the listener."""
     with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as table:
         return {line.rstrip("\n").rpartition("/")[2] for line in table}
 
 
 def remove(directory: Path, sandbox_id: str) -> None:
-    """Remove the listeners of a sandbox and its processes, as far as that can be done."""
+    """Remove the listeners of a sandbox and its processes, ignoring errors."""
     for name in (name_of(sandbox_id), *_files(directory, f"{sandbox_id}.", ".door")):
         with contextlib.suppress(OSError):
             os.unlink(directory / name)
@@ -136,5 +136,5 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 def _path_of(descriptor: int) -> str:
-    """Return a short path of an open directory, by this thread: the process's first thread may have exited."""
+    """Return a short path of an open directory; not by /proc/self, because the main thread may have exited."""
     return f"/proc/thread-self/fd/{descriptor}"

@@ -1,4 +1,4 @@
-"""Translate the OSErrors of directories for records, sockets and locks."""
+"""Convert OSErrors about directories for records, sockets and locks to a HostError with a hint."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ _OWN_LIMITS = (errno.EMFILE, errno.ENFILE)
 
 @contextmanager
 def runtime_os_errors(what: str, path: Path, elsewhere: str = ELSEWHERE) -> Iterator[None]:
-    """Turn an ``OSError`` of the body into a :class:`HostError` that says what failed; our own errors pass.
+    """Convert an ``OSError`` of the body to a :class:`HostError` that names the failed action.
+
+    A :class:`.MiniSandboxError` is passed on unchanged.
 
     Args:
         what: the failed action and its object, such as ``"record sandbox box-1"``.
-        path: the directory that it is done in.
-        elsewhere: how to have it done in another place; empty if there is no other.
+        path: directory in which it failed.
+        elsewhere: hint for choosing another directory; empty if there is no choice.
 
     Raises:
         HostError: the kernel refused.

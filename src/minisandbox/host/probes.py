@@ -1,8 +1,8 @@
-"""Try each kernel feature that a sandbox needs, in a child process whose exit undoes everything.
+"""Try each kernel feature that a sandbox needs, in a child process whose exit undoes all changes.
 
-Runs in a process that :mod:`.doctor` starts and that has no threads: namespace work needs that (unshare(2)), and a
-caller must not find itself in another namespace afterwards. The trials make what the launcher makes, with the code of
-the launcher, so that a trial that works means a sandbox that works.
+:mod:`.doctor` starts this module in a separate process, because new namespaces need a process without threads
+(unshare(2)) and must not affect the caller. The trials use the launcher's own code, so that a successful trial means
+that sandboxes work.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from minisandbox.launch.kernel.identity import (
 )
 from minisandbox.launch.kernel.mounts import Executor
 
-_DEADLINE = 5.0  # seconds for one trial: each takes milliseconds, unless the kernel hangs
+_DEADLINE = 5.0  # seconds for one trial, which takes milliseconds unless the kernel hangs
 _NOBODY = 65534
 _SIZE = 16 << 20
 PREFIX = ".minisandbox-doctor-"
-_LEFTOVER = 3600.0  # seconds after which a directory of ours must belong to a killed doctor
+_LEFTOVER = 3600.0  # seconds after which a trial's directory must belong to a killed doctor
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2  # linux/prctl.h, linux/seccomp.h
 
 
@@ -49,7 +49,7 @@ class Lab:
     """Directories that trials may write to.
 
     Attributes:
-        store: a directory on the store's file system, made for this run and removed after it.
+        store: a temporary directory on the store's file system, removed after the run.
         locks: a directory for locks of id ranges.
     """
 
@@ -61,7 +61,7 @@ Probe = Callable[[Lab], str]
 
 
 class Unfit(OSError):
-    """The kernel did not refuse, but what it did is not what is needed."""
+    """The kernel accepted a system call, but its effect is not sufficient."""
 
     def __init__(self, message: str) -> None:
         super().__init__(errno.ENOTSUP, message)
@@ -70,11 +70,11 @@ class Unfit(OSError):
         return str(self.strerror)
 
 
-# --- worlds: where a trial happens -----------------------------------------------------------------------------------
+# --- namespaces of the trials ----------------------------------------------------------------------------------------
 
 
 def _as_launcher() -> bool:
-    """Stand where the launcher makes mounts; returns whether images would be idmapped there."""
+    """Enter the namespaces in which the launcher mounts; return whether images are idmapped there."""
     mapped = has_privileges()
     if not mapped:
         enter_outer_namespace()
@@ -95,7 +95,7 @@ def _executor(identity: Identity) -> Executor:
 
 
 def _in_fork(action: Callable[[], str]) -> str:
-    """Run ``action`` in a child, the first of a new process namespace if one was unshared; return its answer."""
+    """Run ``action`` in a child and return its result; after unshare(CLONE_NEWPID) the child is pid 1."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -136,7 +136,7 @@ class _Relayed(OSError):
 
 
 def _result(read: int, child: int) -> dict[str, object]:
-    """Return the result that the child wrote to a pipe; kill the child if it misses the deadline."""
+    """Return the result that a child writes to a pipe; kill the child at the deadline."""
     data = b""
     deadline = time.monotonic() + _DEADLINE
     while select.select([read], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -158,12 +158,12 @@ def _result(read: int, child: int) -> dict[str, object]:
 
 
 def _user_namespace(_: Lab) -> str:
-    """Make a user namespace as an ordinary user does, and mount in it: AppArmor lets the first pass, not the second."""
-    if has_privileges():  # root without them (in a container) is as ordinary as anybody
+    """Create a user namespace as an ordinary user, and mount in it, because AppArmor may forbid only the mount."""
+    if has_privileges():  # without them, root (in a container) has the rights of an ordinary user
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-        sc.prctl(sc.PR_SET_DUMPABLE, 1)  # /proc/self belongs to root after a change of uid otherwise (proc(5))
+        sc.prctl(sc.PR_SET_DUMPABLE, 1)  # otherwise root owns /proc/self after the change of uid (proc(5))
     enter_outer_namespace()
     sc.unshare(sc.CLONE_NEWNS)
     sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
@@ -208,7 +208,7 @@ def _many_layers(lab: Lab) -> str:
         for name in ("lower-1", "lower-2"):
             sc.fsconfig(fs, "lowerdir+", str(_make_lower(lab, name)))
         sc.fsconfig(fs, "userxattr")
-        sc.fsmount(fs, 0, "overlay")  # before Linux 6.5 only this refuses an option that is unknown
+        sc.fsmount(fs, 0, "overlay")  # before Linux 6.5, unknown options fail only here
     except sc.CallError as error:
         if error.errno == errno.EINVAL:
             raise Unfit("overlays take their layers in one text, which holds about 400 (lowerdir=)") from error
@@ -225,7 +225,7 @@ def _make_lower(lab: Lab, name: str) -> Path:
 
 
 def _use_overlay(root: Path) -> None:
-    """Read, copy up, delete, replace: what every sandbox does to its files."""
+    """Read, modify, delete and replace files in an overlay, as sandboxes do."""
     with (root / "changed").open("a", encoding="ascii") as file:
         file.write("upper\n")
     (root / "removed").unlink()
@@ -321,7 +321,7 @@ def _devices(lab: Lab) -> str:
 
 
 def _use_device(name: str) -> str:
-    """Open a device as commands do, write to it if it is the empty one; return why not, or ""."""
+    """Open a device as commands do, and write to it if it is ``null``; return the error, or ""."""
     try:
         descriptor = os.open(f"dev/{name}", (os.O_RDONLY if "random" in name else os.O_RDWR) | os.O_NOCTTY)
         if name == "null":
@@ -369,7 +369,7 @@ def _seccomp(_: Lab) -> str:
     try:
         sc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER)
     except sc.CallError as error:
-        if error.errno == errno.EFAULT:  # the kernel wanted to read the filter: it knows filters
+        if error.errno == errno.EFAULT:  # the kernel supports filters: it tried to read one
             return "system-call filters"
         raise
     raise Unfit("the kernel took a filter that is not there")
@@ -392,7 +392,7 @@ def _loopback(_: Lab) -> str:
 
 
 def _id_ranges(_: Lab) -> str:
-    """Map the range that /etc/subuid gives to this user, as the launcher does."""
+    """Map this user's range of /etc/subuid, as the launcher does."""
     if has_privileges():
         return "not needed: root gives each sandbox a range of its own"
     mappers = [shutil.which(name) or "" for name in ("newuidmap", "newgidmap")]
@@ -456,20 +456,20 @@ def _try(probe: Probe, lab: Lab) -> dict[str, object]:
 def _make_directory(near: str) -> str:
     try:
         return tempfile.mkdtemp(prefix=PREFIX, dir=near)
-    except OSError:  # an unwritable store is another check's finding; the kernel can be tried all the same
+    except OSError:  # another check reports an unwritable store
         return tempfile.mkdtemp(prefix=PREFIX)
 
 
 def _remove_leftovers(near: str) -> None:
     for path in Path(near).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
+        with contextlib.suppress(OSError):  # it belongs to another user, or was just removed
             if path.stat().st_uid == os.geteuid() and time.time() - path.stat().st_mtime > _LEFTOVER:
                 _remove(str(path))
 
 
 def _remove(directory: str) -> None:
-    """Remove what trials wrote; overlayfs leaves directories of mode 000 behind."""
+    """Remove a directory of trials, in which overlayfs leaves directories with mode 000."""
     for path, names, _ in os.walk(directory):
-        for name in names:  # there are no symbolic links: only our trials wrote here
+        for name in names:  # there are no symbolic links, because only trials wrote here
             os.chmod(os.path.join(path, name), 0o700)
     shutil.rmtree(directory, ignore_errors=True)

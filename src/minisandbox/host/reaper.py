@@ -12,7 +12,7 @@ from minisandbox.launch.kernel import cgroups
 
 _GROUP, _RECORDS = "control group", "records"
 _PATIENCE = 0.2
-"""Seconds for the control groups of a dead owner; groups with live processes are left to the next start."""
+"""Seconds to retry removing the control groups of a dead owner; busy groups are left to the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Leftover:
     owner: str
 
     def remove(self) -> bool:
-        """Remove it unless it is in use; returns whether it is gone."""
+        """Remove the resource unless it is in use; return whether it is gone."""
         if self.kind == _GROUP:
             cgroups.remove_owner(str(self.path), _PATIENCE)
         elif not registry.control_groups(self.path):  # the next reaper needs their paths
@@ -39,9 +39,9 @@ class Leftover:
 
 
 def leftovers(runtime: Path) -> Iterator[Leftover]:
-    """Find what dead owners left behind: control groups, and records of this user.
+    """Yield the control groups and records of dead owners.
 
-    An owner may have run in another control group than this process, so each records where its groups lie.
+    An owner may have run in another control group than this process, so each owner records the paths of its groups.
     """
     dead = [directory for directory in registry.owner_directories(runtime) if registry.is_dead(directory.name)]
     groups = {Path(group): name for name, group in cgroups.owners(cgroups.find_roots()) if registry.is_dead(name)}
@@ -51,7 +51,7 @@ def leftovers(runtime: Path) -> Iterator[Leftover]:
 
 
 def reap(runtime: Path) -> list[Leftover]:
-    """Remove what dead owners left behind; returns what is gone."""
+    """Remove the control groups and records of dead owners; return those that were removed."""
     return [leftover for leftover in leftovers(runtime) if leftover.remove()]
 
 

@@ -1,9 +1,9 @@
 """The registry of live sandboxes and their owners.
 
-An owner is a process, named by its pid, its start time, the machine's boot and its namespaces of pids and of time: a
-pid alone may be reused, after a restart both numbers come again, and in a container they are its
-own. Each owner keeps a directory with one record per live sandbox and the paths of its control groups. The owner
-removes both, or :mod:`.reaper` does once it is dead. A range of host ids is held by a lock, which the kernel drops.
+An owner is a process that creates sandboxes. Its name consists of its pid, its start time, the boot id, and its pid and
+time namespaces: pids are reused, start times repeat after a reboot, and containers have separate pids. Each owner has a
+directory with one record per live sandbox and the paths of its control groups. The owner removes the directory and the
+groups; if it is killed, :mod:`.reaper` does. Ranges of host ids are reserved by locks, which the kernel releases.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from minisandbox.launch.jobs import descendants
 from minisandbox.launch.kernel import cgroups
 
 T = TypeVar("T")
-_START_TIME = 19  # from the state on (proc_pid_stat(5): field 22)
+_START_TIME = 19  # field 22 of proc_pid_stat(5), counted from the state
 DOCTOR = ".doctor"
-"""Ends the name of a control group that is made only to see whether one can be."""
+"""Suffix of the name of control groups that the doctor creates as a trial."""
 _MACHINES = Path("/run/minisandbox")
 _UNKNOWN = "unknown"
 _GROUPS = "groups"
@@ -36,10 +36,10 @@ _GROUPS = "groups"
 
 
 def runtime_directory() -> Path:
-    """Return the private directory for this user's live records, created if missing.
+    """Return the private directory for this user's records, and create it if it is missing.
 
-    ``$MINISANDBOX_RUNTIME``, or ``minisandbox`` in ``$XDG_RUNTIME_DIR``, or ``/run/minisandbox`` if this user may
-    write there, or one in ``/tmp``.
+    It is ``$MINISANDBOX_RUNTIME``, else ``minisandbox`` in ``$XDG_RUNTIME_DIR``, else ``/run/minisandbox`` if this user
+    may write to ``/run``, else a directory in ``/tmp``.
 
     Raises:
         HostError: the directory cannot be created, belongs to another user, or others may write to it.
@@ -47,20 +47,20 @@ def runtime_directory() -> Path:
     chosen = os.environ.get("MINISANDBOX_RUNTIME")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if chosen:
-        path = Path(chosen).absolute()  # the launcher works elsewhere
+        path = Path(chosen).absolute()  # absolute, because the launcher has another working directory
     elif runtime and os.access(runtime, os.W_OK) and os.stat(runtime).st_uid == os.geteuid():
         path = Path(runtime, "minisandbox")
     elif os.access("/run", os.W_OK):
         path = _MACHINES
     else:
-        path = Path(f"/tmp/minisandbox-{os.geteuid()}")  # noqa: S108 - checked below: ours alone, or refused
+        path = Path(f"/tmp/minisandbox-{os.geteuid()}")  # noqa: S108 - _private rejects other users' directories
     return _private(path)
 
 
 def ranges_directory(runtime: Path) -> Path:
-    """Return the directory for locks of id ranges; all processes of root share one.
+    """Return the directory for locks of id ranges, which all processes of root share.
 
-    The ids are the machine's: two sandboxes with the same would share what the kernel counts by user.
+    Host ids are global to the machine, and two sandboxes with the same ids would share resources counted per user.
 
     Raises:
         HostError: the directory cannot be created, belongs to another user, or others may write to it.
@@ -72,8 +72,8 @@ def ranges_fault(directory: Path, error: OSError) -> HostError:
     """Return the error for locks of id ranges that cannot be created.
 
     Args:
-        directory: of :func:`ranges_directory`.
-        error: what the kernel said.
+        directory: the directory from :func:`ranges_directory`.
+        error: the error of the kernel.
     """
     return runtime_os_error(
         "make locks of id ranges", directory, error, "" if directory.is_relative_to(_MACHINES) else ELSEWHERE
@@ -82,7 +82,7 @@ def ranges_fault(directory: Path, error: OSError) -> HostError:
 
 def _private(path: Path, elsewhere: str = ELSEWHERE, what: str = "make a runtime directory") -> Path:
     with runtime_os_errors(what, path, elsewhere):
-        for directory in (*reversed(path.parents), path):  # whatever the umask: others could put things of theirs there
+        for directory in (*reversed(path.parents), path):  # create parents as private too, whatever the umask
             if not directory.exists():
                 directory.mkdir(mode=0o700, exist_ok=True)
         status = path.lstat()
@@ -96,7 +96,7 @@ def _private(path: Path, elsewhere: str = ELSEWHERE, what: str = "make a runtime
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it does not exist or has ended in all its threads."""
+    """Return a process's start time in clock ticks since boot, or None if there is no such process or it has exited."""
     fields = descendants.stat_fields(pid)
     return None if not fields or descendants.has_ended(pid, fields[0]) else int(fields[_START_TIME])
 
@@ -118,7 +118,7 @@ def boot_id() -> str:
     """Return the kernel's id of the current boot (random(4)), without dashes."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
-    except OSError:  # hidden in some containers; a restart then only shows by pids and start times
+    except OSError:  # hidden in some containers; pids and start times must do
         return _UNKNOWN
 
 
@@ -126,19 +126,19 @@ def owner_name(pid: int | None = None) -> str:
     """Return the name of a process as an owner: pid, start time, boot, and namespaces.
 
     Args:
-        pid: which process; this one if None.
+        pid: pid of the process; this process if None.
     """
     number = os.getpid() if pid is None else pid
     return f"{number}-{start_time(number)}-{boot_id()}-{_namespaces()}"
 
 
 def is_alive(owner: str) -> bool:
-    """Return whether the owner of that name, or the doctor that it runs, is visibly alive."""
+    """Return whether an owner, or the owner of a doctor's group, is alive and in this process's namespaces."""
     return not is_dead(owner) and owner.removesuffix(DOCTOR).endswith(f"-{_namespaces()}")
 
 
 def is_dead(owner: str) -> bool:
-    """Return whether an owner is certainly dead. Owners in other namespaces count as alive until a reboot."""
+    """Return whether an owner is certainly dead; owners in other namespaces count as alive until a reboot."""
     parts = owner.removesuffix(DOCTOR).split("-")
     if len(parts) != 4 or not (parts[0].isascii() and parts[0].isdigit()):
         return True
@@ -160,24 +160,24 @@ def _namespaces() -> str:
 
 @dataclass(frozen=True, slots=True)
 class OwnerRecord:
-    """One live sandbox.
+    """The record of one live sandbox.
 
     Attributes:
-        id: its name.
-        owner: pid of the process that owns it.
+        id: its id.
+        owner: pid of its owner process.
         image: name of its image.
-        created: seconds since the epoch.
-        pid: host pid of its first process.
+        created: creation time in seconds since the epoch.
+        pid: host pid of its pid 1.
         network: ``off``, ``allow`` or ``host``.
-        labels: what its maker calls it.
-        expires: when its lifetime is over, in seconds since the epoch, or None.
-        workdir: where its commands start.
-        base_commit: the commit that its patches compare with.
-        environment: what its commands find.
-        output: bytes kept of each of a command's streams.
-        enforcement: what holds the limits that depend on the machine.
+        labels: labels given by the caller.
+        expires: end of its lifetime in seconds since the epoch, or None.
+        workdir: default working directory of commands.
+        base_commit: commit that patches are compared with by default.
+        environment: environment variables of every command.
+        output: bytes kept per output stream of a command.
+        enforcement: mechanisms that enforce the machine-dependent limits.
         upper: ``memory``, ``disk`` or ``given``.
-        user: as whom commands run that name no user; "" for root.
+        user: default user of commands; "" for root.
     """
 
     id: str
@@ -198,13 +198,13 @@ class OwnerRecord:
 
 
 class Records:
-    """The records of this process's own sandboxes.
+    """Manages the directory with the records of this process's sandboxes.
 
     Args:
         runtime: the runtime directory.
 
     Raises:
-        HostError: their directory cannot be made.
+        HostError: the directory cannot be created.
     """
 
     def __init__(self, runtime: Path) -> None:
@@ -213,14 +213,14 @@ class Records:
         self._make("make a directory for records of sandboxes")
 
     def _make(self, what: str) -> None:
-        """Make and open the directory; its descriptor saves the check of its parents at each use."""
+        """Create and open the directory; the open descriptor saves checking its parents at each use."""
         _private(self.directory.parent, what=what)
         with runtime_os_errors(what, self.directory):
             self.directory.mkdir(mode=0o700, exist_ok=True)
             opened = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             if self._descriptor < 0:
                 self._descriptor = opened
-            else:  # other threads may be using the number
+            else:  # keep the number, because other threads may use it
                 os.dup2(opened, self._descriptor, inheritable=False)
                 os.close(opened)
             name = f"{cgroups.PREFIX}{self.directory.name}"
@@ -228,7 +228,7 @@ class Records:
             _write(self._descriptor, _GROUPS, json.dumps(groups))
 
     def _inside(self, what: str, act: Callable[[int], T]) -> T:
-        """Act in the directory, made again where cleaners of /tmp removed it after days without a change.
+        """Call ``act`` with the directory; create it again if a cleaner of /tmp has removed it.
 
         Raises:
             HostError: the kernel refused.
@@ -241,20 +241,20 @@ class Records:
                 return act(self._descriptor)
 
     def add(self, record: OwnerRecord) -> None:
-        """Make a sandbox visible to ``sandbox ls``.
+        """Write the record of a sandbox, which makes it visible to ``sandbox ls``.
 
         Raises:
-            HostError: its record cannot be written.
+            HostError: the record cannot be written.
         """
         row = json.dumps({name: getattr(record, name) for name in OwnerRecord.__slots__})
         self._inside(f"record sandbox {record.id}", lambda directory: _write(directory, f"{record.id}.json", row))
 
     def listener(self, name: str) -> socket.socket:
-        """Make a listener next to the records; see :func:`.listeners.listen`."""
+        """Create a listener in the directory; see :func:`.listeners.listen`."""
         return self._inside(f"make the socket {name}", lambda directory: listeners.listen(directory, name))
 
     def remove(self, sandbox_id: str) -> None:
-        """Remove the record and listeners of a sandbox. The reaper removes what cannot be removed now."""
+        """Remove the record and listeners of a sandbox, ignoring errors; the reaper removes the remaining files."""
         with contextlib.suppress(OSError):
             os.unlink(self.directory / f"{sandbox_id}.json")
         listeners.remove(self.directory, sandbox_id)
@@ -279,30 +279,30 @@ def _write(directory: int, name: str, text: str) -> None:
 
 
 def live_records(runtime: Path) -> Iterator[OwnerRecord]:
-    """Yield the live sandboxes of every process of this user; remove the records of dead owners."""
+    """Yield the records of all live sandboxes of this user; remove the records of dead owners."""
     for _, record in located_records(runtime):
         yield record
 
 
 def located_records(runtime: Path) -> Iterator[tuple[Path, OwnerRecord]]:
-    """Yield the live sandboxes with the directories that hold their listeners."""
+    """Yield the live sandboxes of this user with the directories of their listeners."""
     for directory in owner_directories(runtime):
         if is_dead(directory.name) and not control_groups(directory):
             remove_directory(directory)
         for path in sorted(directory.glob("*.json")) if is_alive(directory.name) else ():
             with contextlib.suppress(
                 FileNotFoundError, ValueError, TypeError, RecursionError
-            ):  # being written, or gone
+            ):  # just being written, or removed
                 record = OwnerRecord(**json.loads(path.read_text(encoding="utf-8")))
                 if not has_ended(record.pid):
                     yield directory, record
 
 
 def control_groups(directory: Path) -> tuple[Path, ...]:
-    """Return the control groups of an owner that are still there, wherever they lie.
+    """Return the existing control groups of an owner, as listed in its directory.
 
     Args:
-        directory: the owner's.
+        directory: the owner's directory.
     """
     try:
         paths = json.loads((directory / _GROUPS).read_text(encoding="utf-8", errors="surrogateescape"))
@@ -322,7 +322,7 @@ def owner_directories(runtime: Path) -> list[Path]:
 
 
 def _is_own_directory(path: Path) -> bool:
-    """Return whether a path is a directory of this user; one that was just removed does not count."""
+    """Return whether a path is an existing directory of this user."""
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
@@ -330,9 +330,9 @@ def _is_own_directory(path: Path) -> bool:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove an owner's directory, which holds nothing but records; a racing remover is welcome.
+    """Remove an owner's directory and the files in it, ignoring errors.
 
-    Whatever else may lie there must not keep this user from making sandboxes.
+    Several processes may remove it at once, and unexpected content must not keep this user from creating sandboxes.
     """
     with contextlib.suppress(OSError):
         for path in directory.iterdir():
