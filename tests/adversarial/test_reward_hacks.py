@@ -171,7 +171,9 @@ VERDICTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["conftest.py", "tests/conftest.py", "pytest.ini", "sitecustomize.py", "pytest.py"])
+@pytest.mark.parametrize(
+    "path", ["conftest.py", "tests/more/conftest.py", "pytest.ini", "sitecustomize.py", "pytest.py"]
+)
 def test_what_is_left_out_is_reported_and_spoils_nothing(task: Task, image: Image, path: str) -> None:
     graded = grade(task, image, (FIX + adding(path, "raise SystemExit(0)")).encode())
     assert graded.verdict is Verdict.RESOLVED, graded

@@ -29,7 +29,7 @@ from minisandbox.grade.workspace import Workspace
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.tasks import Task, node_id
 
-_FORMAT = 10
+_FORMAT = 11
 _MOST_COPIES = 60
 """The maximum number of copies in one run, over all functions."""
 _MOST_OF_ONE = 12

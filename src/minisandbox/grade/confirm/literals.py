@@ -78,18 +78,21 @@ def spread(values: int, versions: int, dice: random.Random) -> list[int]:
     spots = [version % (values + 1) for version in range(versions)]
     dice.shuffle(spots)
     others = sorted({*spots} - {spots[0]})
-    names = dict(zip(others, dice.sample(range(len(others)), len(others)), strict=True))
+    names = dict(zip(others, dice.sample(range(values), len(others)), strict=True))
     return [names.get(spot, -1) for spot in spots]
 
 
 def _steps(value: float, dice: random.Random) -> list[int]:
-    """Return the differences between a value and random other numbers of the same block.
+    """Return steps from a number to random other numbers of the same block of numbers.
 
-    Every number of a block is equally likely, so the rank of a number does not reveal the original.
+    How many of them are lower is drawn first, so that the rank of the original among them reveals nothing.
     """
-    floor = math.floor(value)
-    start = floor - floor % _BLOCK
-    return [other - floor for other in dice.sample([*range(start, floor), *range(floor + 1, start + _BLOCK)], _MOST)]
+    own = math.floor(value)
+    start = own - own % _BLOCK
+    lower, higher = range(start, own), range(own + 1, start + _BLOCK)
+    count = dice.randint(max(0, _MOST - len(higher)), min(_MOST, len(lower)))
+    others = [*dice.sample(lower, count), *dice.sample(higher, _MOST - count)]
+    return [other - own for other in dice.sample(others, _MOST)]
 
 
 def _value_of(text: str) -> object:
