@@ -114,7 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if any(map(item.get_closest_marker, marks)) or item.nodeid in passed_before]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        removed = set(left_out)
+        items[:] = [item for item in items if item not in removed]
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=rank)
 

@@ -147,6 +147,7 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.R
     by_test: dict[str, list[Variant]] = {}
     sources: dict[str, PythonSource | None] = {}
     shared: dict[str, dict[object, tuple[str, ...]]] = {}
+    strings: dict[str, dict[str, str | bytes]] = {}
     searches: dict[int, list[Variant]] = {}
     for test in dict.fromkeys(base_of(test) for test in tests):
         path, _, name = test.partition("::")
@@ -157,12 +158,28 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.R
         if source is None or function is None:
             continue
         if id(function) not in searches:  # tests that inherit a method share its variants
-            search = _Search(source, function, path, dice, shared.setdefault(path, {}))
+            if path not in strings:
+                strings[path] = _equated_strings(source)
+            search = _Search(source, function, path, dice, shared.setdefault(path, {}), strings[path])
             searches[id(function)] = [*search.variants()]
         variants = [*searches[id(function)], *_snapshot_variants(files, test, function.name, dice)]
         dice.shuffle(variants)
         by_test[test] = sorted(variants, key=_strength, reverse=True)
     return by_test
+
+
+def _equated_strings(source: PythonSource) -> dict[str, str | bytes]:
+    """Return the strings that tests in a file compare results with for equality, by their source text."""
+    strings: dict[str, str | bytes] = {}
+    for _, function in source.functions():
+        leaves = [leaf for expected in equated(function) for leaf in leaves_of(expected)]
+        for name in {leaf.id for leaf in leaves if isinstance(leaf, ast.Name)}:
+            values = [*assigned_to(function, name), *looped_over(function, name)]
+            leaves += [leaf for value in values for leaf in leaves_of(value)]
+        for literal in (literal for leaf in leaves for literal in literals_in(leaf)):
+            if isinstance(value := getattr(literal, "value", None), str | bytes):
+                strings[source.text(literal)] = value
+    return strings
 
 
 def _strength(variant: Variant) -> int:
@@ -184,6 +201,7 @@ class _Search:
         dice: the random generator.
         shared: the new values by position in the file. All tests of the file share them, because a value in only one
             test would be recognisable as new.
+        strings: the strings that tests in the file compare results with, by their source text.
     """
 
     def __init__(
@@ -193,9 +211,10 @@ class _Search:
         path: str,
         dice: random.Random,
         shared: dict[object, tuple[str, ...]],
+        strings: Mapping[str, str | bytes],
     ) -> None:
         self._source, self._function = source, function
-        self._path, self._dice, self._shared = path, dice, shared
+        self._path, self._dice, self._shared, self._strings = path, dice, shared, strings
 
     def variants(self) -> Iterator[Variant]:
         """Yield the variants in the order of the file; if there are none, a variant with an appended assertion."""
@@ -416,10 +435,10 @@ class _Search:
         if key not in self._shared:
             others = self._others(literal)
             if isinstance(value, str | bytes) and others:
-                written, pool = self._source.text(literal), self._pool()
+                written = self._source.text(literal)
                 alike = [
                     text
-                    for text, other in pool.items()
+                    for text, other in self._strings.items()
                     if type(other) is type(value)
                     and other != value
                     and text.count("\n") == written.count("\n")
@@ -428,19 +447,6 @@ class _Search:
                 others = (*self._dice.sample(alike, min(2, len(alike))), *others)[:_TEXTS]
             self._shared[key] = others
         return self._shared[key]
-
-    def _pool(self) -> dict[str, str | bytes]:
-        """Return the strings that tests in the file compare results with for equality, by their source text."""
-        pool: dict[str, str | bytes] = {}
-        for _, function in self._source.functions():
-            leaves = [leaf for expected in equated(function) for leaf in leaves_of(expected)]
-            for name in {leaf.id for leaf in leaves if isinstance(leaf, ast.Name)}:
-                values = [*assigned_to(function, name), *looped_over(function, name)]
-                leaves += [leaf for value in values for leaf in leaves_of(value)]
-            for literal in (literal for leaf in leaves for literal in literals_in(leaf)):
-                if isinstance(value := getattr(literal, "value", None), str | bytes):
-                    pool[self._source.text(literal)] = value
-        return pool
 
     def _appended(self) -> Variant | None:
         """Append a false assertion to the test."""
