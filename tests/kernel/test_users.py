@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from tests.identities import has_one_id
 from tests.kernel.driving import Driver, Shell
 from tests.waiting import PATIENCE, until
 
@@ -39,10 +40,6 @@ def town(peopled: Sandbox) -> Sandbox:
         pytest.skip("sandboxes have one id here: no newuidmap, or no range in /etc/subuid")
     assert peopled.exec("chown 1100 /opt/ann; chmod 700 /secret").ok
     return peopled
-
-
-def has_one_id(box: Sandbox) -> bool:
-    return box.exec("awk '{n += $3} END {print n}' /proc/self/uid_map").stdout == "1\n"
 
 
 def run(

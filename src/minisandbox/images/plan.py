@@ -18,7 +18,7 @@ from minisandbox.images.runner import BuildStep, PlannedStep
 from minisandbox.images.sources.localsource import SourceSnapshot, take_snapshot
 from minisandbox.images.sources.mirrors import Mirrors
 from minisandbox.images.steps import system_step
-from minisandbox.spec import Context, CopyFiles, Lock, RunCommand
+from minisandbox.spec import Context, CopyFiles, Lock, RunCommand, Variables
 from minisandbox.store import Store, step_key
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.store import check_name
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from minisandbox.images.dockerfile.trees import ContextTree
     from minisandbox.images.progress import Progress
 
-Variables = tuple[tuple[str, str], ...]
 _T = TypeVar("_T")
 
 

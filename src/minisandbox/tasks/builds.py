@@ -108,11 +108,6 @@ def source_row(source: Source | None) -> dict[str, object] | None:
     return None
 
 
-def github_source(repo: str, commit: str) -> GitSource:
-    """Return the source of a commit of the GitHub repository ``owner/name``."""
-    return GitSource(github(repo), commit)
-
-
 def github(repo: str) -> str:
     """Return the URL of the GitHub repository ``owner/name``."""
     return f"https://github.com/{repo}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from minisandbox.errors import TaskFileError
+from minisandbox.spec import Variables
 from minisandbox.tasks.confining import problem_of
 from minisandbox.tasks.context import LoadContext
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Read = TypeVar("Read")
-Variables = tuple[tuple[str, str], ...]
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KINDS: tuple[tuple[type, str], ...] = (

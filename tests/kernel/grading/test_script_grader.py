@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.identities import has_one_id
 
 from minisandbox.agents import Agent, Ending, OracleAgent, Session
 from minisandbox.grade import LIVE, Grade, Reason, Verdict, grade, grade_untouched, grade_work, validate
@@ -148,7 +149,7 @@ def test_the_script_runs_as_its_user_in_its_directory_with_its_variables(scripte
     )
     found = grade_untouched(own, smith_image)
     with Sandbox.create(smith_image.spec()) as box:
-        if box.exec("awk '{n += $3} END {print n}' /proc/self/uid_map").stdout == "1\n":
+        if has_one_id(box):
             assert found.reason is Reason.INFRASTRUCTURE
             assert "this sandbox has one id only" in found.detail
             return

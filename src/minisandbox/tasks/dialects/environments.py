@@ -15,8 +15,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from minisandbox.errors import InvalidValue, TaskFileError
-from minisandbox.spec import OciBase, PythonRecipe
-from minisandbox.tasks.builds import Build, ContainerBuild, github, github_source
+from minisandbox.spec import GitSource, OciBase, PythonRecipe, is_commit
+from minisandbox.tasks.builds import Build, ContainerBuild, github
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import BEFORE, FIRST
 
@@ -28,7 +28,6 @@ _CONDA = (
     ("PATH", f"{_TESTBED}/bin:/opt/miniconda3/bin:{_SYSTEM}"),
 )
 
-_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -108,7 +107,7 @@ def of_repository(
         utf8: whether the locale is UTF-8.
     """
     environment = (("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")) if utf8 else ()
-    source = github_source(repo, commit)
+    source = GitSource(github(repo), commit)
     return replace(pins, source=source, install=install, environment=environment, system=system)
 
 
@@ -250,7 +249,7 @@ def full_commit(repo: str, revision: str, mirrors: Path | None, field: str) -> s
     Raises:
         TaskFileError: the revision is not a full commit, and no local repository resolves it.
     """
-    if _COMMIT.fullmatch(revision):
+    if is_commit(revision):
         return revision
     if mirrors is not None:
         from minisandbox.images.sources.mirrors import find_commit  # noqa: PLC0415 - loading task files must not import the sandbox
