@@ -20,8 +20,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from minisandbox.git import run_git
 from minisandbox.images import Budget, build, build_all, find_interpreter
-from minisandbox.images.sources.hostgit import run_git
 from minisandbox.spec import GitSource, PythonRecipe
 from minisandbox.store import Store
 

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from minisandbox.git import run_git
 from minisandbox.images import Image, build
-from minisandbox.images.sources.hostgit import run_git
 from minisandbox.sandbox import Sandbox
 from minisandbox.spec import GitSource, PythonRecipe
 from minisandbox.store import Store

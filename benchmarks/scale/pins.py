@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from minisandbox.images.python.pins import Pins, read_pins
+from minisandbox.spec import Pins, read_pins
 
 _MINOR = re.compile(r"(\d+)\.(\d+)")
 

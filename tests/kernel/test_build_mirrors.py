@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from minisandbox.errors import SourceError
+from minisandbox.git import run_git
 from minisandbox.images import build
 from minisandbox.images.plan import Planner
-from minisandbox.images.sources.hostgit import run_git
 from minisandbox.images.sources.mirrors import Mirrors, mirror_name
 from minisandbox.sandbox import Sandbox
 from minisandbox.spec import GitSource, PythonRecipe

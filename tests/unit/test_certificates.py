@@ -17,15 +17,15 @@ from tests.unit.private_server import make_authority, serve_files
 
 from minisandbox import certificates, wheels
 from minisandbox.errors import HostError, MiniSandboxError
+from minisandbox.git import run_git
 from minisandbox.images.oci.http import RegistryClient
-from minisandbox.images.oci.reference import Remote
 from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.web import Web
-from minisandbox.images.sources.hostgit import run_git
 from minisandbox.index_settings import IndexSettings, host_settings, uv_variables
 from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.refusals import Failed
 from minisandbox.models.transport import Transport
+from minisandbox.spec import Remote
 
 pytestmark = [
     pytest.mark.once,

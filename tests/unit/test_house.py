@@ -36,6 +36,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "compression": (),
     "syntax": (),
     "certificates": (),
+    "git": ("host",),
+    "reading": (),
     "index_settings": ("store",),
     "redaction": (),
     "wheels": (),
@@ -48,7 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "images": ("spec.", "sandbox", "store", "host", "launch"),
     "testing": ("sandbox", "store", "host", "launch"),
     "pool": ("sandbox", "images", "store", "host"),
-    "tasks": ("spec.", "images"),
+    "tasks": ("spec.",),
     "grade": ("spec.", "tasks", "images", "sandbox", "pool", "store"),
     "models": (),
     "agents": ("models", "tasks", "sandbox."),
@@ -59,7 +61,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 FREE = ("integrations", "cli", "__main__")
 SHARED = (
     "errors", "types", "plugins", "patches", "compression", "syntax", "certificates", "index_settings", "redaction",
-    "wheels",
+    "wheels", "git", "reading",
 )  # fmt: skip
 WITHOUT_THIRD_PARTY = ("launch", "egress", "host", "store", "sandbox")
 # What Python has itself from 3.14 on; loaded where something is compressed, and only then (docs/dependencies.md).

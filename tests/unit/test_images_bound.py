@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from minisandbox.images.sources.hostgit import run_git
+from minisandbox.git import run_git
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
 
 FETCH = """
 import sys
-from minisandbox.images.sources.hostgit import run_git
+from minisandbox.git import run_git
 run_git(["ls-remote", sys.argv[1]], timeout=600, fetches=True)
 """
 

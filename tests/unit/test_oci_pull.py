@@ -27,7 +27,8 @@ from minisandbox.images import import_images, load_image, pull
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.manifest import find_manifest, parse_platform
 from minisandbox.images.oci.pull import stored
-from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference, places_of
+from minisandbox.images.oci.reference import image_name, places_of
+from minisandbox.spec import Local, Remote, parse_reference
 from minisandbox.store import Store
 from minisandbox.store.blobs import streams as blobs
 from minisandbox.store.verify import verify

@@ -19,9 +19,10 @@ from tests.unit.store_tools import add_image, add_layer, key_of, own_modules
 
 from minisandbox.errors import MiniSandboxError, StoreError
 from minisandbox.images import export_images
+from minisandbox.reading import read_regular
 from minisandbox.store import Store, leases, records
 from minisandbox.store.blobs.freezing import freeze
-from minisandbox.store.disk.reading import read_below, read_regular
+from minisandbox.store.disk.reading import read_below
 from minisandbox.store.entries import NAME, Entry, encode
 from minisandbox.store.overview import ImageStatus, image_rows
 from minisandbox.store.verify import verify

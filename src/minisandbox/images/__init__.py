@@ -19,11 +19,11 @@ _NAMES = {
     "python.installed": "PythonEnvironment python_environments",
     "python.interpreters": "Interpreter find_interpreter installed_interpreters",
     "python.lock": "lock_of read_lock",
-    "python.pins": "Pins read_pins",
     "schedule": "Budget Building Built build_all",
 }
 """The public names of each module, separated by spaces."""
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+_HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
+_HOME |= dict.fromkeys(("Pins", "read_pins"), "minisandbox.spec")
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
 
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from minisandbox.images.python.interpreters import installed_interpreters as installed_interpreters
     from minisandbox.images.python.lock import lock_of as lock_of
     from minisandbox.images.python.lock import read_lock as read_lock
-    from minisandbox.images.python.pins import Pins as Pins
-    from minisandbox.images.python.pins import read_pins as read_pins
     from minisandbox.images.schedule import Budget as Budget
     from minisandbox.images.schedule import Building as Building
     from minisandbox.images.schedule import Built as Built
     from minisandbox.images.schedule import build_all as build_all
+    from minisandbox.spec import Pins as Pins
+    from minisandbox.spec import read_pins as read_pins
     from minisandbox.store.sizes import ImageSize as ImageSize
 
 
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 - needed only once a name is used
 
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -143,7 +143,8 @@ def find_record(store: Store, name: str) -> ImageRecord:
     """Return the record of an image by its name or by the reference that it was pulled by; see :func:`load_image`."""
     if not is_reference(name):
         return store.image(name)
-    from minisandbox.images.oci.reference import image_name, is_of, origin, parse_reference  # noqa: PLC0415 - most names are not references
+    from minisandbox.images.oci.reference import image_name, is_of, origin  # noqa: PLC0415 - most names are not references
+    from minisandbox.spec import parse_reference  # noqa: PLC0415 - most names are not references
 
     other = None
     with suppress(NotFound):
@@ -166,7 +167,8 @@ def find_record(store: Store, name: str) -> ImageRecord:
 
 def archived(store: Store, reference: str) -> list[ImageRecord]:
     """Return the records of images that were imported from archives under a reference, newest first."""
-    from minisandbox.images.oci.reference import Remote, called, parse_reference  # noqa: PLC0415 - most names are not references
+    from minisandbox.images.oci.reference import called  # noqa: PLC0415 - most names are not references
+    from minisandbox.spec import Remote, parse_reference  # noqa: PLC0415 - most names are not references
 
     parsed = parse_reference(reference)
     if not isinstance(parsed, Remote):

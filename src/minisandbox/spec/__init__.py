@@ -14,10 +14,8 @@ from minisandbox.spec.index import (
     PythonRequest,
     parse_moment,
 )
-from minisandbox.spec.python import (
-    Buildable,
-    PythonRecipe,
-)
+from minisandbox.spec.pins import Pins, read_pins
+from minisandbox.spec.python import Buildable, PythonRecipe
 from minisandbox.spec.recipe import (
     NETWORKS,
     Base,
@@ -47,6 +45,16 @@ from minisandbox.spec.recipe import (
     check_repository_path,
     check_requirement,
 )
+from minisandbox.spec.reference import (
+    DOCKER_HUB,
+    Local,
+    Remote,
+    has_host,
+    is_repository,
+    parse_reference,
+    parse_remote,
+    split_local,
+)
 from minisandbox.spec.sources import (
     GitSource,
     ImageSource,
@@ -59,6 +67,7 @@ from minisandbox.spec.sources import (
 
 __all__ = [
     "CPU",
+    "DOCKER_HUB",
     "EVERYTHING",
     "LOCK_FORMAT",
     "NETWORKS",
@@ -81,13 +90,16 @@ __all__ = [
     "InstallPython",
     "InstallRequirements",
     "InstallSystem",
+    "Local",
     "LocalSource",
     "Lock",
     "OciBase",
     "Package",
+    "Pins",
     "PythonRecipe",
     "PythonRequest",
     "Recipe",
+    "Remote",
     "ResolvedMount",
     "Run",
     "RunCommand",
@@ -101,7 +113,13 @@ __all__ = [
     "check_environment",
     "check_repository_path",
     "check_requirement",
+    "has_host",
     "is_commit",
+    "is_repository",
     "parse_moment",
+    "parse_reference",
+    "parse_remote",
+    "read_pins",
     "shown",
+    "split_local",
 ]

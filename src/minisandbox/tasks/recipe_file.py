@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import InvalidValue, TaskFileError
-from minisandbox.spec import Base, Buildable, HostBase, OciBase, Recipe, Run, ScratchBase
+from minisandbox.spec import Base, Buildable, HostBase, OciBase, Recipe, Run, ScratchBase, split_local
 from minisandbox.tasks.fields import Fields
 from minisandbox.tasks.rows import build_spec
 
@@ -61,10 +61,8 @@ def _over_base(table: Mapping[str, object], folder: Path) -> Recipe:
 def _base(text: str, platform: str, folder: Path) -> Base:
     if text in ("host", "scratch"):
         return HostBase() if text == "host" else ScratchBase()
-    kind, colon, path = text.partition(":")
-    if colon and kind in ("oci", "oci-archive", "docker-archive"):
-        text = f"{kind}:{folder / path}"
-    return OciBase(text, platform)
+    local = split_local(text)
+    return OciBase(text if local is None else f"{local[0]}:{folder / local[1]}", platform)
 
 
 def _runs(fields: Fields) -> Iterator[Run]:

@@ -9,7 +9,18 @@ from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import InvalidValue, PackageError
 from minisandbox.plugins import load_plugin, plugin_names
-from minisandbox.spec import DockerfileBase, GitSource, LocalSource, OciBase, PythonRecipe, SdistSource, Source
+from minisandbox.spec import (
+    DockerfileBase,
+    GitSource,
+    LocalSource,
+    OciBase,
+    PythonRecipe,
+    SdistSource,
+    Source,
+    parse_reference,
+    read_pins,
+    split_local,
+)
 from minisandbox.tasks.builds import CONTAINER_KEYS, DOCKERFILE_KEYS, PYTHON_KEYS, SOURCES, Build, ContainerBuild
 from minisandbox.tasks.confining import address_problem, problem_of
 from minisandbox.tasks.context import LoadContext
@@ -182,13 +193,11 @@ def _build(fields: Fields) -> Build:
 
 
 def _reference(fields: Fields) -> str:
-    from minisandbox.images.oci.reference import parse_reference  # noqa: PLC0415 - loading task files must not import the sandbox
-
     reference, base = fields.text("image"), fields.context.base or Path()
-    kind, colon, path = reference.partition(":")
-    if colon and kind in ("oci", "oci-archive", "docker-archive"):
-        fields.confine("image", problem_of(base / path.partition(":")[0], fields.context.places))
-        reference = f"{kind}:{base / path}"
+    if (local := split_local(reference)) is not None:
+        kind, location = local
+        fields.confine("image", problem_of(base / location.partition(":")[0], fields.context.places))
+        reference = f"{kind}:{base / location}"
     try:
         parse_reference(reference)
     except InvalidValue as error:
@@ -223,8 +232,6 @@ def _requirements(fields: Fields) -> tuple[str, ...]:
         if (problem := problem_of(path, fields.context.places)) is not None:
             what, reason, hint = problem
             raise InvalidValue(f"{path} {what}", reason=reason, hint=hint)
-
-    from minisandbox.images.python.pins import read_pins  # noqa: PLC0415 - loading task files must not import the sandbox
 
     try:
         return (*read_pins((fields.context.base or Path()) / name, check).requirements, *listed)

@@ -27,8 +27,8 @@ from minisandbox.images import Image, load_image, pull
 from minisandbox.images.oci import http
 from minisandbox.images.oci.manifest import choose, container, own_platform, parse_platform
 from minisandbox.images.oci.pull import stored
-from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.images.oci.registry import open_registry
+from minisandbox.spec import Remote, parse_reference
 from minisandbox.store import Store
 from minisandbox.store.blobs import streams as blob_module
 from minisandbox.store.verify import verify

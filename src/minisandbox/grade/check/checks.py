@@ -12,9 +12,8 @@ from minisandbox.grade.leaks import telling_lines
 from minisandbox.grade.report import MISSING
 from minisandbox.grade.validation import Cause, Validation, not_seen_failing
 from minisandbox.grade.verdict import Grade, Reason
-from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.patches import touched_files
-from minisandbox.spec import DockerfileBase, GitSource, OciBase, PythonRecipe, is_commit
+from minisandbox.spec import DockerfileBase, GitSource, OciBase, PythonRecipe, Remote, is_commit, parse_reference
 from minisandbox.tasks import ContainerBuild, Form, LogGrader, ScriptGrader, Task, file_of
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, RegistryError
-from minisandbox.images.oci.reference import DOCKER_HUB
+from minisandbox.spec import DOCKER_HUB
 from minisandbox.types import JSONValue
 
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

@@ -20,8 +20,8 @@ from minisandbox import __version__
 from minisandbox.errors import MiniSandboxError, NotFound, RegistryError
 from minisandbox.images.http_client import ATTEMPTS, HttpClient, retry_after, split_url
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
-from minisandbox.images.oci.reference import DOCKER_HUB, Remote
 from minisandbox.redaction import redact
+from minisandbox.spec import DOCKER_HUB, Remote
 
 TIMEOUT = 30.0
 """Seconds for a connection, and for each read of a response."""

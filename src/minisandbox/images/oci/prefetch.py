@@ -26,10 +26,9 @@ from minisandbox.images.oci.pull import (
     stored,
     take,
 )
-from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.images.oci.registry import Registry
 from minisandbox.images.progress import BuildEvent, Progress, StepState
-from minisandbox.spec import OciBase
+from minisandbox.spec import OciBase, Remote, parse_reference
 from minisandbox.store import Store
 from minisandbox.types import human_size
 

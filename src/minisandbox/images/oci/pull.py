@@ -19,16 +19,8 @@ from minisandbox.images.image import DEFAULT_PATH, Image, archived, image_of, is
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE, REPLACE, parse_copy, renamed, take_copy
 from minisandbox.images.oci.layout import DockerArchive, LayoutDirectory, OciLayout, open_archive
-from minisandbox.images.oci.reference import (
-    ARCHIVE_NAMES,
-    Local,
-    Remote,
-    archive_names,
-    image_name,
-    is_of,
-    origin,
-    parse_reference,
-)
+from minisandbox.images.oci.reference import ARCHIVE_NAMES, archive_names, image_name, is_of, origin
+from minisandbox.spec import Local, Remote, parse_reference
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import LayerStream

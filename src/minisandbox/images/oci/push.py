@@ -20,7 +20,8 @@ from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.export import check_portable, described, write_image
 from minisandbox.images.oci.http import RegistryClient
 from minisandbox.images.oci.pull import PULLED, Tell
-from minisandbox.images.oci.reference import Remote, parse_reference, places_of
+from minisandbox.images.oci.reference import places_of
+from minisandbox.spec import Remote, parse_reference
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import remove_copies
 from minisandbox.store.blobs.kept import LayerBlob, ensure_blob, known_blob, note_place, read_blobs

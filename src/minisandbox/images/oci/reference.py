@@ -1,4 +1,4 @@
-"""References to container images, and the registries and mirrors that they resolve to."""
+"""Match references to the images of the store, and resolve them to registries and mirrors."""
 
 from __future__ import annotations
 
@@ -7,112 +7,17 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
-from minisandbox.store.blobs.streams import DIGEST, is_digest
+from minisandbox.spec import DOCKER_HUB, Local, Remote, has_host, is_repository, parse_reference, parse_remote
 from minisandbox.types import JSONValue
 
-DOCKER_HUB = "docker.io"
 ARCHIVE_NAMES = "names"
 """The key of an image's note that lists the references by which its archive names it."""
-_LOCAL = ("oci", "oci-archive", "docker-archive")
-_HOST = re.compile(r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
-# distribution, reference/regexp.go
-_REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_LONGEST = 255
 _NAME_MOST = 200
 _MANUAL = "see containers-registries.conf(5)"
-_FORMS = "write [HOST/]NAME[:TAG][@DIGEST], oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE[:TAG]"
-
-
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """An image in a registry.
-
-    Attributes:
-        host: the registry, with its port.
-        repository: the repository.
-        tag: the tag of the image; "" if the reference has only a digest.
-        digest: the digest of the image, or "".
-        insecure: whether requests to the registry may do without TLS.
-    """
-
-    host: str
-    repository: str
-    tag: str
-    digest: str = ""
-    insecure: bool = False
-
-    def __str__(self) -> str:
-        """Return the reference as a string that :func:`parse_reference` reads."""
-        tag = f":{self.tag}" if self.tag else ""
-        return f"{self.host}/{self.repository}{tag}" + (f"@{self.digest}" if self.digest else "")
-
-    @property
-    def version(self) -> str:
-        """The digest, or else the tag, with which the manifest is requested."""
-        return self.digest or self.tag
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """An image in files of this machine.
-
-    Attributes:
-        kind: ``oci``, ``oci-archive`` or ``docker-archive``.
-        path: the directory or file.
-        tag: the image's tag; "" if there is only one image.
-    """
-
-    kind: str
-    path: Path
-    tag: str
-
-    def __str__(self) -> str:
-        """Return the reference as a string that :func:`parse_reference` reads."""
-        return f"{self.kind}:{self.path}" + (f":{self.tag}" if self.tag else "")
-
-
-def parse_reference(text: str) -> Remote | Local:
-    """Parse a reference to a container image.
-
-    Raises:
-        InvalidValue: the reference is malformed.
-    """
-    kind, colon, location = text.partition(":")
-    if colon and kind in _LOCAL:
-        return _local(kind, location)
-    return _remote(text.removeprefix("docker://"))
-
-
-def _local(kind: str, location: str) -> Local:
-    path, _, tag = location.partition(":")
-    if not path or "\0" in location:
-        raise InvalidValue(f"{kind}:{location} names no path", hint=_FORMS)
-    return Local(kind, Path(path).expanduser().absolute(), tag)
-
-
-def _has_host(text: str) -> bool:
-    host, slash, _ = text.partition("/")
-    return bool(slash) and ("." in host or ":" in host or host == "localhost")
-
-
-def _remote(text: str) -> Remote:
-    name, _, digest = text.partition("@")
-    host, _, path = (name if _has_host(name) else f"{DOCKER_HUB}/{name}").partition("/")
-    repository, colon, tag = path.partition(":")
-    if host in (DOCKER_HUB, "index.docker.io"):
-        host, repository = DOCKER_HUB, repository if "/" in repository else f"library/{repository}"
-    fits = _HOST.fullmatch(host) and _REPOSITORY.fullmatch(repository) and len(repository) <= _LONGEST
-    if not fits or (colon and not _TAG.fullmatch(tag)) or ("@" in text and not digest):
-        lower = "; names of repositories are in lower case" if repository != repository.lower() else ""
-        raise InvalidValue(f"{text!r} is not a reference to a container image", hint=_FORMS + lower)
-    if digest and not is_digest(digest):
-        raise InvalidValue(f"{digest!r} is not a digest", reason=DIGEST, hint="give all of it")
-    return Remote(host, repository, tag or ("" if digest else "latest"), digest)
 
 
 def image_name(text: str) -> str:
@@ -158,7 +63,7 @@ def archive_names(names: Iterable[str]) -> str:
     for name in names:
         with suppress(InvalidValue):
             if ":" in name or "/" in name:
-                references.append(str(_remote(name)))
+                references.append(str(parse_remote(name)))
     return " ".join(dict.fromkeys(references))
 
 
@@ -167,8 +72,8 @@ def called(text: str, notes: Mapping[str, str]) -> bool:
 
     A name without a host also matches names below ``localhost/``, which podman and buildah give to images they build.
     """
-    names = (text,) if _has_host(text) else (text, f"localhost/{text}")
-    return any(str(_remote(name)) in notes.get(ARCHIVE_NAMES, "").split() for name in names)
+    names = (text,) if has_host(text) else (text, f"localhost/{text}")
+    return any(str(parse_remote(name)) in notes.get(ARCHIVE_NAMES, "").split() for name in names)
 
 
 def origin(notes: Mapping[str, str]) -> str:
@@ -242,7 +147,7 @@ def _serves(mirror: Mapping[str, JSONValue], reference: Remote, digests_only: bo
 
 def _placed(reference: Remote, row: Mapping[str, JSONValue], suffix: str, file: Path) -> Remote:
     host, _, repository = f"{row.get('location') or ''}{suffix}".partition("/")
-    if not _HOST.fullmatch(host) or not _REPOSITORY.fullmatch(repository):
+    if not is_repository(host, repository):
         raise InvalidValue(f"{file}: {row.get('location')!r} is not the place of a registry", hint=_MANUAL)
     return Remote(host, repository, reference.tag, reference.digest, row.get("insecure") is True)
 

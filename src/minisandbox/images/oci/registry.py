@@ -18,7 +18,8 @@ from minisandbox.errors import DiskFull, ImageRefused, MiniSandboxError, NotFoun
 from minisandbox.images.http_client import ATTEMPTS, backoff, read_bounded
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.http import RateLimit, RegistryClient
-from minisandbox.images.oci.reference import Remote, places_of
+from minisandbox.images.oci.reference import places_of
+from minisandbox.spec import Remote
 from minisandbox.store import Store
 from minisandbox.store.blobs.streams import Blob, check_digest, check_hash, new_hash, require_room
 from minisandbox.store.collect import BLOB, PART, remove_download

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import ProgramNotFound, SourceError
-from minisandbox.images.sources.hostgit import run_git
+from minisandbox.git import run_git
 from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.spec import LocalSource
 

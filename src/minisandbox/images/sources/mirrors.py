@@ -11,14 +11,12 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from minisandbox.errors import DiskFull, InvalidValue, SourceError
+from minisandbox.git import find_clones, has_commit, name_parts, run_git
 from minisandbox.images.python.index import without_credentials
-from minisandbox.images.sources.hostgit import run_git
 from minisandbox.images.sources.submodules import Module, read_modules, resolve_url
 from minisandbox.spec import GitSource, shown
 from minisandbox.store import Store
@@ -141,7 +139,7 @@ class Mirrors:
             # a remote .gitmodules must not name a repository of this machine
             return self._repository(submodule, timeout, local=_is_local(source.url))
         except SourceError as error:
-            name = "/".join(_words(submodule)) or "OWNER/NAME"
+            name = "/".join(name_parts(submodule.url)) or "OWNER/NAME"
             raise SourceError(
                 f"cannot fetch submodule {path!r} of {_shown(source)}: "
                 f"commit {submodule.commit} of {_shown(submodule)}",
@@ -152,11 +150,11 @@ class Mirrors:
     def describe(self, source: GitSource) -> str:
         """Return the ``git describe`` output for a commit; "" if no local repository has the commit and a tag."""
         places = (*self._local_clones(source), self._mirror(source))
-        repository = next((path for path in places if _has(path, source)), None)
+        repository = next((path for path in places if has_commit(path, source.commit)), None)
         return "" if repository is None else _described(repository, source)
 
     def _local_clones(self, source: GitSource) -> list[Path]:
-        return [] if self.clones is None else _repositories(self.clones, source)
+        return [] if self.clones is None else find_clones(self.clones, source.url)
 
     def _mirror(self, source: GitSource) -> Path:
         return self.store.root / "repositories" / mirror_name(_place(source))
@@ -166,49 +164,14 @@ class Mirrors:
         local_clones, mirror = self._local_clones(source), self._mirror(source)
         is_refused = _is_local(source.url) and not local
         for path in local_clones if is_refused else (*local_clones, mirror):
-            if _has(path, source):
+            if has_commit(path, source.commit):
                 return path
         if is_refused:
             raise SourceError("a repository of a server may not name a path of this machine")
         with self.store.lock(f"repository-{mirror.name}"):
-            if not _has(mirror, source):
+            if not has_commit(mirror, source.commit):
                 _fetch(source, mirror, timeout, local_clones)
         return mirror
-
-
-def _repositories(folder: Path, source: GitSource) -> list[Path]:
-    """Return the git repositories in a directory or one level below; names similar to the source come first."""
-    repositories: list[Path] = []
-    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if _is_repository(entry):
-            repositories.append(entry)
-        elif entry.is_dir():
-            repositories += filter(_is_repository, sorted(entry.iterdir()))
-    return sorted(repositories, key=_likeness(source))
-
-
-def _is_repository(path: Path) -> bool:
-    return (path / "HEAD").is_file() or (path / ".git").exists()
-
-
-def _likeness(source: GitSource) -> Callable[[Path], int]:
-    """Return a sort key of paths: 0 if a path has the source's OWNER and NAME, 1 for NAME alone, else 2."""
-    name_parts = _words(source)
-    name = re.compile(
-        r"(?:.*[^a-z0-9])?" + r"[^a-z0-9]+".join(map(re.escape, name_parts)).lower() if name_parts else "(?!)"
-    )
-    last = name_parts[-1].lower() if name_parts else ""
-
-    def likeness(path: Path) -> int:
-        spelled = f"{path.parent.name}/{path.name.removesuffix('.git')}".lower().removesuffix("/repo")
-        return 0 if name.fullmatch(spelled) else 1 if last and last in spelled else 2
-
-    return likeness
-
-
-def _words(source: GitSource) -> list[str]:
-    """Return the last two parts of a repository's URL: OWNER and NAME."""
-    return [word for word in re.split(r"[/:]", urlsplit(source.url).path.removesuffix(".git")) if word][-2:]
 
 
 def _described(repository: Path, source: GitSource) -> str:
@@ -216,40 +179,6 @@ def _described(repository: Path, source: GitSource) -> str:
     command = ["-C", str(repository), "describe", "--tags", "--long", "--match", "*[0-9]*", source.commit]
     done = _run(command, source, timeout=FETCH_TIMEOUT, check=False)
     return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
-
-
-def read_committed(folder: Path, url: str, commit: str, path: str) -> str | None:
-    """Return the text of a file at a commit, from a directory of clones; None if no clone has the file.
-
-    Args:
-        folder: the directory of clones (``--repo-mirrors``).
-        url: the repository's URL; clones with similar names are tried first.
-        commit: the full object name of the commit.
-        path: the file's path, relative to the repository's root.
-    """
-    source = GitSource(url, commit)
-    for repository in _repositories(folder, source):
-        if _has(repository, source):
-            done = _run(["-C", str(repository), "show", f"{commit}:{path}"], source, timeout=FETCH_TIMEOUT, check=False)
-            return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
-    return None
-
-
-def find_commit(folder: Path, url: str, revision: str) -> str | None:
-    """Return the full object name of a revision's commit, from a directory of clones; None if no clone has it.
-
-    Args:
-        folder: the directory of clones (``--repo-mirrors``).
-        url: the repository's URL; clones with similar names are tried first.
-        revision: a branch, or ``COMMIT^`` for the parent of a commit.
-    """
-    source = GitSource(url, "0" * 40)
-    for repository in _repositories(folder, source):
-        command = ["rev-parse", "--verify", "--quiet", "--end-of-options", revision + "^{commit}"]
-        done = _run(["-C", str(repository), *command], source, timeout=FETCH_TIMEOUT, check=False)
-        if done.returncode == 0:
-            return done.stdout.decode().strip()
-    return None
 
 
 def mirror_name(url: str) -> str:
@@ -270,14 +199,6 @@ def origin(source: GitSource) -> str:
 
 def _digest(plain: str) -> str:
     return hashlib.sha256(plain.encode()).hexdigest()[:32]
-
-
-def _has(repository: Path, source: GitSource) -> bool:
-    """Return whether a repository has a commit and its tree, without fetching."""
-    if not repository.is_dir():
-        return False
-    probe = ["-C", str(repository), "cat-file", "-e", f"{source.commit}^{{tree}}"]
-    return _run(probe, source, timeout=FETCH_TIMEOUT, check=False).returncode == 0
 
 
 def _fetch(source: GitSource, mirror: Path, timeout: float, local_clones: list[Path]) -> None:
@@ -324,7 +245,7 @@ def _fetch_branches(source: GitSource, mirror: Path, timeout: float) -> None:
         timeout=timeout,
         fetches=True,
     )
-    if not _has(mirror, source):
+    if not has_commit(mirror, source.commit):
         raise SourceError(
             f"{_shown(source)} has no commit {source.commit}",
             reason="its server does not give out that commit by its name, and no branch or tag leads to it",

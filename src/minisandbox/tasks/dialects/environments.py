@@ -15,7 +15,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from minisandbox.errors import InvalidValue, TaskFileError
-from minisandbox.spec import GitSource, OciBase, PythonRecipe, is_commit
+from minisandbox.git import find_commit
+from minisandbox.spec import GitSource, OciBase, PythonRecipe, is_commit, read_pins
 from minisandbox.tasks.builds import Build, ContainerBuild, github
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import BEFORE, FIRST
@@ -122,8 +123,6 @@ def exported(folder: Path | None, *names: str) -> PythonRecipe | None:
         InvalidValue: an export cannot be read.
     """
     for path in _exports(folder, names):
-        from minisandbox.images.python.pins import read_pins  # noqa: PLC0415 - loading task files must not import the sandbox
-
         pins = read_pins(path)
         if not pins.python:
             raise InvalidValue(f"{path} names no python", reason="it is no `conda env export`", hint="export it again")
@@ -252,8 +251,6 @@ def full_commit(repo: str, revision: str, mirrors: Path | None, field: str) -> s
     if is_commit(revision):
         return revision
     if mirrors is not None:
-        from minisandbox.images.sources.mirrors import find_commit  # noqa: PLC0415 - loading task files must not import the sandbox
-
         commit = find_commit(mirrors, github(repo), revision)
         if commit is not None:
             return commit

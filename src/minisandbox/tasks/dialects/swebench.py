@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from minisandbox.errors import NotFound, TaskFileError
+from minisandbox.git import read_committed
 from minisandbox.spec import PythonRecipe
 from minisandbox.tasks import harness
 from minisandbox.tasks.builds import github
@@ -102,8 +103,6 @@ def _quoted(requirement: str) -> str:
 
 def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: Path | None) -> list[str]:
     """Return the requirements listed in the repository, at the commit that swebench reads."""
-    from minisandbox.images.sources.mirrors import read_committed  # noqa: PLC0415 - loading task files must not import the sandbox
-
     repo, identity = str(row["repo"]), row["instance_id"]
     commit = str(row.get("environment_setup_commit") or row["base_commit"])
     if mirrors is None:

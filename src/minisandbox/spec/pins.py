@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, StoreError
-from minisandbox.spec import check_requirement
-from minisandbox.store.disk.reading import read_regular
+from minisandbox.reading import read_regular
+from minisandbox.spec.recipe import check_requirement
 
 _MOST = 16 << 20
 _MOST_FILES = 100
