@@ -15,7 +15,7 @@ import pytest
 from minisandbox import errors
 from minisandbox.agents import actions, edits, session  # noqa: F401 - they define errors
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import Column, clean_line, human_seconds, plain, print_table
+from minisandbox.cli.common.output import clean_line, human_seconds, plain, print_table
 from minisandbox.cli.common.sandbox_options import parse_limits
 from minisandbox.cli.image.verbs import VERBS
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
@@ -375,5 +375,5 @@ def test_a_name_from_inside_stays_in_its_line(capsys: pytest.CaptureFixture[str]
     assert clean_line(name).isprintable()
     [line] = describe(errors.FileAccessError(f"cannot download {name}: no", path=name))
     assert line == clean_line(f"minisandbox: cannot download {name}: no")
-    print_table([Column("file")], [[name]])
+    print_table(["file"], [[name]])
     assert len(capsys.readouterr().out.splitlines()) == 2

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeVar
 
 from minisandbox.agents.formats import FORMATS
-from minisandbox.agents.session import AgentLimits
 from minisandbox.errors import InvalidValue
 
 SHELLS = ("stateless", "stateful")
@@ -70,43 +68,5 @@ class AgentOptions:
     def given(self) -> frozenset[str]:
         """Return the names of the options that differ from their defaults."""
         default = type(self)()
-        return frozenset(one.name for one in fields(self) if getattr(self, one.name) != getattr(default, one.name))
-
-
-T = TypeVar("T", bound="AgentOptions | AgentLimits")
-
-
-def from_mapping(kind: type[T], values: Mapping[str, object]) -> T:
-    """Create :class:`AgentOptions` or :class:`.AgentLimits` from a mapping of a configuration file.
-
-    Raises:
-        InvalidValue: a key is unknown, or a value is of the wrong type or out of range.
-    """
-    types = {one.name: str(one.type) for one in fields(kind)}
-    read: dict[str, object] = {}
-    for name, value in values.items():
-        if name not in types:
-            raise InvalidValue(f"agents have no option {name!r}", hint=f"they are {', '.join(types)}")
-        type_name, optional, _ = types[name].partition(" | None")
-        if isinstance(value, bool) or (not isinstance(value, _KINDS[type_name]) and not (optional and value is None)):
-            raise InvalidValue(f"option {name!r} is {value!r}", hint=f"it is of type {types[name]}")
-        read[name] = Path(value) if type_name == "Path" and isinstance(value, str) else value
-    return kind(**read)  # type: ignore[arg-type] # checked against the annotations
-
-
-def to_mapping(options: AgentOptions | AgentLimits) -> dict[str, object]:
-    """Return options in JSON types for a run's configuration; :func:`from_mapping` is the inverse."""
-    values = {one.name: getattr(options, one.name) for one in fields(options)}
-    return {
-        name: str(value) if isinstance(value, Path) else dict(value) if isinstance(value, Mapping) else value
-        for name, value in values.items()
-    }
-
-
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "str": str,
-    "int": int,
-    "float": (int, float),
-    "Path": (str, Path),
-    "Mapping[str, str]": Mapping,
-}
+        names = (field.name for field in fields(self))
+        return frozenset(name for name in names if getattr(self, name) != getattr(default, name))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
+from minisandbox.cli.common.output import add_json_option, print_json, print_table, put
 from minisandbox.errors import InvalidValue
 from minisandbox.rollouts.cluster.node import Status
 from minisandbox.rollouts.cluster.on_ray import (
@@ -132,23 +132,15 @@ def run_status(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
         return exits.OK
-    columns = (
-        "node",
-        "sandboxes",
-        "build slots",
-        "I/O budget",
-        "batches",
-        "queued",
-        "live",
-        "grading",
-        "images",
-        "sending",
-        "came",
-        "left",
-    )
+    titles = (
+        "node", "sandboxes", "build slots", "I/O budget", "batches", "queued", "live", "grading", "images", "sending",
+        "came", "left",
+    )  # fmt: skip
     print_table(
-        [Column(name, number=name not in ("node", "I/O budget"), whole=name == "node") for name in columns],
+        titles,
         [["none" if value is None else str(value) for value in row.values()] for row in rows],
+        numbers={*titles} - {"node", "I/O budget"},
+        unwrapped=["node"],
     )
     if not rows:
         put("no node offers sandboxes; run `minisandbox cluster worker --address HOST:PORT` on each")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.output import (
-    Column,
     Progress,
     add_json_option,
     human_seconds,
@@ -20,7 +19,7 @@ from minisandbox.cli.common.output import (
     require_positive,
 )
 from minisandbox.cli.common.run_options import add_grading_arguments, grading_options
-from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.common.task_sets import add_jobs_option, add_tasks_arguments, load
 from minisandbox.errors import GradingError
 from minisandbox.grade import GradingOptions, Status, Validated, run_validations
 from minisandbox.sandbox.engines.client import Client
@@ -35,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_tasks_arguments(parser)
     parser.add_argument("--backend", choices=ENGINES, default=ENGINES[0], help=f"the engine (default: {ENGINES[0]})")
     add_grading_arguments(parser)
-    parser.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
+    add_jobs_option(parser)
     add_json_option(parser)
     parser.set_defaults(run=run, kept="finished layers and the engine's images are kept")
 
@@ -116,11 +115,10 @@ def _print(rows: Sequence[Compared], args: argparse.Namespace, unique: int) -> N
         tasks = [{"instance_id": row.sandbox.instance_id, "equal": row.equal, **_fields(row)} for row in rows]
         print_json({"engine": args.backend, "tasks": tasks, "disk": unique, "engine_disk": engine_disk})
         return
-    numbers = ("seconds", "seconds", "import", "disk", "disk")
-    backends = ("sandbox", args.backend, args.backend, "sandbox", args.backend)
-    columns = [Column("task", whole=True), Column("sandbox"), Column(args.backend), Column("verdicts")]
-    columns += [Column(f"{name} {backend}", number=True) for name, backend in zip(numbers, backends, strict=True)]
-    print_table(columns, [_row(row) for row in rows])
+    engine = args.backend
+    numbers = ("seconds sandbox", f"seconds {engine}", f"import {engine}", "disk sandbox", f"disk {engine}")
+    titles = ("task", "sandbox", engine, "verdicts", *numbers)
+    print_table(titles, [_row(row) for row in rows], numbers=numbers, unwrapped=["task"])
     ours, theirs = sum(row.sandbox.seconds for row in rows), sum(row.engine.seconds for row in rows)
     put(f"\n{equal} of {len(rows)} verdicts are equal")
     put(f"sandbox: {human_seconds(ours)}, {human_size(unique)} of layers, each counted once")

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
+from minisandbox.cli.common.output import add_json_option, print_json, print_table, put
 from minisandbox.errors import HostError
 from minisandbox.host import doctor, probes
 from minisandbox.images import host_image, installed_interpreters
@@ -95,17 +95,21 @@ def _print_pythons(*, as_json: bool) -> int:
     if as_json:
         print_json(interpreters)
         return exits.OK
-    first = {p.minor: p for p in reversed(interpreters)}
-    rows = [(f"{p.version}{' *' * (first[p.minor] is p)}", str(p.executable)) for p in interpreters]
-    print_table([Column("version", whole=True), Column("path")], rows)
+    defaults = {interpreter.minor: interpreter for interpreter in reversed(interpreters)}
+    rows = [
+        (f"{interpreter.version}{' *' * (defaults[interpreter.minor] is interpreter)}", str(interpreter.executable))
+        for interpreter in interpreters
+    ]
+    print_table(("version", "path"), rows, unwrapped=["version"])
     put("\n* the default for its minor version; `uv python install` and `pyenv install` add others")
     return exits.OK
 
 
 def _print(checks: tuple[doctor.Check, ...], ready: bool) -> None:
     print_table(
-        (Column("status", whole=True), Column("feature", whole=True), Column("what was found"), Column("needed for")),
+        ("status", "feature", "what was found", "needed for"),
         ((check.status, check.name, check.detail, doctor.describe_need(check)) for check in checks),
+        unwrapped=("status", "feature"),
     )
     # Print the fixes below the table, because its line breaks would make them hard to copy.
     for check in checks:

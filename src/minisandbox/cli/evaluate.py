@@ -8,7 +8,6 @@ from pathlib import Path
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import (
-    Column,
     Once,
     Progress,
     add_json_option,
@@ -126,20 +125,27 @@ def _line(result: Evaluated, once: Once) -> str:
 def _print(evaluation: Evaluation, out: Path | None) -> None:
     """Print each prediction's verdict, then the scores by repository."""
     print_table(
-        [Column("task", whole=True), Column("verdict"), Column("reason"), Column("flags"), Column("seconds", True)],
+        ("task", "verdict", "reason", "flags", "seconds"),
         [
-            (r.instance_id, r.verdict, r.reason, ", ".join(flag.kind for flag in r.flags), f"{r.seconds:.1f}")
-            for r in evaluation.results
+            (
+                result.instance_id, result.verdict, result.reason, ", ".join(flag.kind for flag in result.flags),
+                f"{result.seconds:.1f}",
+            )
+            for result in evaluation.results
         ],
-    )
+        numbers=["seconds"],
+        unwrapped=["task"],
+    )  # fmt: skip
     put()
     counts = ("tasks", "predictions", "resolved")
     print_table(
-        [Column("repository", whole=True), *(Column(title, number=True) for title in (*counts, "accuracy"))],
+        ("repository", *counts, "accuracy"),
         [
             (repo, *(f"{score[name]}" for name in counts), f"{score['accuracy']:.1%}")
             for repo, score in repository_scores(evaluation).items()
         ],
+        numbers=(*counts, "accuracy"),
+        unwrapped=["repository"],
     )
     resolved, total = sum(result.resolved for result in evaluation.results), len(evaluation.tasks)
     unconfirmed = sum(result.verdict == Verdict.UNCONFIRMED for result in evaluation.results)

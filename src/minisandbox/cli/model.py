@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import secrets
 import signal
-import tempfile
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -149,19 +147,12 @@ def run_proxy(args: argparse.Namespace) -> int:
 
 def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:
     """Write the rows of sessions to a JSON Lines file atomically; return the number of rows."""
+    from minisandbox.tasks.formats.writing import written_whole  # noqa: PLC0415 - slow: imports the task readers
+
     count = 0
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        try:
-            for session in sessions:
-                for row in session.to_json():
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                    count += 1
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:  # Ctrl-C included: leave no partial file
-            with contextlib.suppress(OSError):
-                os.unlink(file.name)
-            raise
+    with written_whole(path) as part, part.open("w", encoding="utf-8") as file:
+        for count, row in enumerate((row for session in sessions for row in session.to_json()), start=1):  # noqa: B007 - the total is returned
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
     return count
 
 

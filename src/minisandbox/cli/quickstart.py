@@ -17,7 +17,6 @@ from minisandbox.agents import Agent, EmptyAgent, OracleAgent
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.output import (
-    Column,
     Progress,
     Repeats,
     add_json_option,
@@ -29,7 +28,8 @@ from minisandbox.cli.common.output import (
     require_positive,
 )
 from minisandbox.cli.common.set_runs import show_progress
-from minisandbox.cli.rollout import note_rollout
+from minisandbox.cli.common.task_sets import add_only_option
+from minisandbox.cli.rollout_display import Display
 from minisandbox.cli.tasks.verbs import DEFAULT
 from minisandbox.cli.validate import detail, line
 from minisandbox.errors import HostError
@@ -48,9 +48,7 @@ _UNUSED = 86400.0  # seconds before a directory is removed, because another quic
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser."""
-    parser.add_argument(
-        "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be repeated"
-    )
+    add_only_option(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: one per core, 8 at most)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="trajectories' directory (default: in the store)")
     parser.add_argument(
@@ -164,7 +162,7 @@ def _rollouts(tasks: Sequence[Task], agent: Agent, out: Path, builder: Builder, 
         image_of=builder.image_of,
         budgets=Budgets(workers=workers),
         config={"tasks": DEFAULT},
-        progress=lambda event: note_rollout(builder.progress, agent.name, event),
+        progress=Display(builder.progress, agent.name, quiet=False).record,
         notice=builder.progress.note,
     )
     return {summary.instance_id: summary for summary in summaries}
@@ -242,12 +240,9 @@ def _report(report: Quickstart, as_json: bool) -> None:
             }
         )
         return
-    columns = ("task", "built in", "shared", "unique", "ready in", "task is", *_AGENTS, "result")
     numbers = ("built in", "shared", "unique", "ready in")
-    print_table(
-        [Column(title, number=title in numbers, whole=True) for title in columns],
-        [_cells(row) for row in report.rows],
-    )
+    titles = ("task", *numbers, "task is", *_AGENTS, "result")
+    print_table(titles, [_cells(row) for row in report.rows], numbers=numbers, unwrapped=titles)
     repeats = Repeats()
     for row in report.rows:
         for problem in row.problems:

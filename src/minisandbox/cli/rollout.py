@@ -11,20 +11,19 @@ from dataclasses import fields
 from pathlib import Path
 
 from minisandbox.agents import Agent, AgentLimits, open_agent
-from minisandbox.agents.options import to_mapping
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.output import Progress as Output
 from minisandbox.cli.common.output import (
-    Column,
     add_json_option,
     human_seconds,
     plain,
+    plain_fields,
     print_table,
     put,
     require_positive,
     say,
 )
-from minisandbox.cli.common.output import Progress as Output
 from minisandbox.cli.common.rollout_options import (
     add_agent_arguments,
     add_model_arguments,
@@ -41,9 +40,15 @@ from minisandbox.cli.common.run_options import (
     grading_options,
     print_nodes,
 )
-from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.common.task_sets import (
+    add_selection_options,
+    add_tasks_arguments,
+    load,
+    matching_ids,
+    ordered_part,
+    parse_range,
+)
 from minisandbox.cli.rollout_display import BackgroundReporter, Display
-from minisandbox.cli.tasks.selection import found, parse_range
 from minisandbox.errors import GradingError, InvalidValue, RunError
 from minisandbox.grade import Verdict
 from minisandbox.models import Budget, ModelOptions, Sampling, open_model
@@ -53,7 +58,6 @@ from minisandbox.rollouts.cluster import Cluster
 from minisandbox.rollouts.setup import DEADLINE
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
-from minisandbox.tasks.choosing import shuffled
 
 _REPORT_TIMEOUT = 10.0  # seconds to wait for a slow reader of the output
 
@@ -61,11 +65,7 @@ _REPORT_TIMEOUT = 10.0  # seconds to wait for a slow reader of the output
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser."""
     add_tasks_arguments(parser)
-    group = parser.add_argument_group("selection of tasks")
-    group.add_argument("--id", metavar="REGEX", help="tasks whose id contains a match; ^ and $ anchor it")
-    group.add_argument("--repo", metavar="REGEX", help="tasks whose repository name contains a match")
-    group.add_argument("--shuffle", metavar="SEED", type=int, help="shuffle the tasks, reproducibly by seed")
-    group.add_argument("--range", metavar="A:B", help="of the selected tasks, those from A (from 0) to before B")
+    add_selection_options(parser.add_argument_group("selection of tasks"))
     add_agent_arguments(parser)
     add_model_arguments(parser)
     _add_run_options(parser)
@@ -158,14 +158,7 @@ def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
     Raises:
         InvalidValue: no task is selected.
     """
-    ids = [
-        task.instance_id
-        for task in tasks
-        if found(args.repo, task.repo, "--repo") and found(args.id, task.instance_id, "--id")
-    ]
-    if args.shuffle is not None:
-        ids = shuffled(ids, args.shuffle)
-    ids = ids[parse_range(args.range)]
+    ids = ordered_part(matching_ids(tasks, args), args.shuffle, parse_range(args.range))
     if not ids:
         raise InvalidValue("no task is selected", reason="--id, --repo and --range exclude all", hint="loosen one")
     return [tasks[name] for name in ids]
@@ -174,7 +167,7 @@ def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
 def _setup(args: argparse.Namespace, agent: Agent, choice: ModelOptions | None, budget: Budget | None) -> Setup:
     """Return the setup of the rollouts, and open its model with the remaining budget."""
     options = agent_options(args)
-    configuration: dict[str, object] = {"agent": args.agent, **to_mapping(options)}
+    configuration: dict[str, object] = {"agent": args.agent, **plain_fields(options)}
     limits, grading = agent_limits(args), grading_options(args)
     model = None
     if choice is not None:
@@ -191,7 +184,7 @@ def _setup(args: argparse.Namespace, agent: Agent, choice: ModelOptions | None, 
         timeout=grading.timeout,
         confirm=grading.confirm,
         deadline=args.deadline,
-        configuration={**configuration, "limits": to_mapping(limits)},
+        configuration={**configuration, "limits": plain_fields(limits)},
     )
 
 
@@ -217,11 +210,8 @@ def _remaining_budget(model: ModelOptions, out: Path) -> Budget:
 
 def _public(model: ModelOptions) -> dict[str, object]:
     """Return the options of a model that affect its responses, for the record of the run."""
-    return {
-        field.name: plain(getattr(model, field.name))
-        for field in fields(model)
-        if field.name in ("model", "api_base", "tokens", "sampling")
-    }
+    values = plain_fields(model)
+    return {name: values[name] for name in ("model", "api_base", "sampling", "tokens")}
 
 
 def _config(args: argparse.Namespace, setup: Setup) -> dict[str, str | int | float | bool | None]:
@@ -229,9 +219,9 @@ def _config(args: argparse.Namespace, setup: Setup) -> dict[str, str | int | flo
     options, asks = agent_options(args), setup.model is not None
     parts: dict[str, object] = {}
     if asks or options.given() - {"recording"}:
-        parts["agent options"] = to_mapping(options)
+        parts["agent options"] = plain_fields(options)
     if asks or setup.agent_limits != AgentLimits():
-        parts["limits"] = to_mapping(setup.agent_limits)
+        parts["limits"] = plain_fields(setup.agent_limits)
     if asks:
         parts["sampling"] = dataclasses.asdict(setup.sampling)
     return {
@@ -300,20 +290,10 @@ def _unconfirmed(failed: Sequence[Summary]) -> str:
     return f", {count} of them unconfirmed" if count else ""
 
 
-def note_rollout(output: Output, agent: str, event: Progress[Summary]) -> None:
-    """Print a line for a finished rollout."""
-    latest = event.latest
-    if not latest.resumed:
-        verdict = latest.verdict or f"not graded: {output.repeats.once(latest.instance_id, latest.detail)}"
-        output.note(f"{event.done}/{event.total} {agent} {latest.instance_id}: {verdict}")
-
-
 def print_summaries(summaries: Sequence[Summary]) -> None:
     """Print rollouts as a table."""
-    columns = ("task", "attempt", "verdict", "reason", "exit status", "turns", "sandbox", "agent", "grade")
-    numbers = ("attempt", "turns", "sandbox", "agent", "grade")
     print_table(
-        [Column(title, number=title in numbers, whole=title == "task") for title in columns],
+        ("task", "attempt", "verdict", "reason", "exit status", "turns", "sandbox", "agent", "grade"),
         [
             (
                 summary.instance_id, str(summary.attempt), summary.verdict or "none", summary.reason,
@@ -322,4 +302,6 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
             )
             for summary in summaries
         ],
+        numbers=("attempt", "turns", "sandbox", "agent", "grade"),
+        unwrapped=["task"],
     )  # fmt: skip

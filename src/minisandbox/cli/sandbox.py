@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common import sandbox_options as options
+from minisandbox.cli.common.fields import parse_pairs
 from minisandbox.cli.common.output import (
-    Column,
     add_json_option,
     clean_line,
     human_seconds,
-    plain,
+    plain_fields,
     print_json,
     print_table,
     put,
@@ -150,7 +150,7 @@ def _chosen(args: argparse.Namespace) -> Iterator[Sandbox]:
 
 
 def _new(args: argparse.Namespace) -> Sandbox:
-    limits, labels = options.parse_limits(args.limit), options.parse_pairs(args.label, "--label")
+    limits, labels = options.parse_limits(args.limit), parse_pairs(args.label, "--label")
     mounts = [options.parse_mount(text) for text in args.mount]
     network = options.parse_network(args)
     return Sandbox.create(_image(args.image), limits=limits, network=network, mounts=mounts, labels=labels)
@@ -166,23 +166,14 @@ def _image(name: str | None) -> ImageSpec:
 
 def run_ls(args: argparse.Namespace) -> int:
     """List live sandboxes."""
-    live = live_sandboxes(labels=options.parse_pairs(args.label, "--label"))
+    live = live_sandboxes(labels=parse_pairs(args.label, "--label"))
     if args.json:
-        print_json([{**_fields(info), "labels": dict(info.labels)} for info in live])
+        print_json([{**plain_fields(info), "labels": dict(info.labels)} for info in live])
         return exits.OK
     numbers = ("owner", "pid", "age", "expires in")
     titles = ("id", "image", "network", "labels", *numbers)
-    print_table(
-        [Column(title, number=title in numbers, whole=title == "id") for title in titles],
-        [_row(info, time.time()) for info in live],
-    )
+    print_table(titles, [_row(info, time.time()) for info in live], numbers=numbers, unwrapped=["id"])
     return exits.OK
-
-
-def _fields(info: SandboxInfo) -> dict[str, object]:
-    fields = plain(info)
-    assert isinstance(fields, dict)
-    return fields
 
 
 def _row(info: SandboxInfo, now: float) -> tuple[str, ...]:
@@ -196,7 +187,7 @@ def run_kill(args: argparse.Namespace) -> int:
     """End live sandboxes and print their ids."""
     if bool(args.id) + args.all + bool(args.label) != 1:
         raise InvalidValue("sandbox kill needs one choice", hint="give ids, or --all, or --label NAME=VALUE")
-    labels = options.parse_pairs(args.label, "--label")
+    labels = parse_pairs(args.label, "--label")
     chosen = [options.find(text) for text in args.id] if args.id else live_sandboxes(labels=labels)
     for info in dict.fromkeys(chosen):
         with contextlib.suppress(NotFound):  # the sandbox was stopped meanwhile

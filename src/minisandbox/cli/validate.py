@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import (
-    Column,
     Once,
     Progress,
     Repeats,
@@ -134,9 +133,14 @@ def _print(args: argparse.Namespace, results: Sequence[Validated], shown: Sequen
         print_json(validation_report(results, total))
         return
     once = Repeats().once
-    columns = [Column("task", whole=True), *map(Column, ("status", "cause", "detail")), Column("seconds", number=True)]
     print_table(
-        columns, [(r.instance_id, r.status, r.cause or "", _reason(r, once), f"{r.seconds:.1f}") for r in shown]
+        ("task", "status", "cause", "detail", "seconds"),
+        [
+            (result.instance_id, result.status, result.cause or "", _reason(result, once), f"{result.seconds:.1f}")
+            for result in shown
+        ],
+        numbers=["seconds"],
+        unwrapped=["task"],
     )
     if counts := changeable_counts(shown):
         put(f"\n{_changeable_line(counts)}")

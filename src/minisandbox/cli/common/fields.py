@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minisandbox.cli.common.sandbox_options import parse_pairs
+from minisandbox.errors import InvalidValue
 
 T = TypeVar("T")
 _READ: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "Path": Path}
@@ -73,6 +73,23 @@ class FieldOption:
         """
         value = getattr(args, self.flag.removeprefix("--").replace("-", "_"))
         return parse_pairs(value, self.flag) if self._field.type == "Mapping[str, str]" else value
+
+
+def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
+    """Parse the ``NAME=VALUE`` pairs of an option; a later value of a name overrides an earlier one."""
+    return dict(parse_pair(pair, option) for pair in pairs)
+
+
+def parse_pair(text: str, option: str) -> tuple[str, str]:
+    """Parse a ``NAME=VALUE`` pair.
+
+    Raises:
+        InvalidValue: the text is malformed.
+    """
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InvalidValue(f"{option} {text} is not NAME=VALUE", hint=f"for instance {option} NAME=VALUE")
+    return name, value
 
 
 def options_of(kind: type, flags: Mapping[str, str] | None = None, *, none: bool = False) -> tuple[FieldOption, ...]:

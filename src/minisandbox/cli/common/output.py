@@ -13,8 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Self, TextIO
 
@@ -22,8 +21,8 @@ from minisandbox.errors import InvalidValue, MiniSandboxError, clean
 
 Once = Callable[[str, str], str]
 """Type of the method :meth:`Repeats.once`."""
-_OWN = re.compile(r" of image '[^']*'|[^\s']*/logs/[^\s';]+")
-"""Parts of an error message, next to the task's id, that differ between tasks with the same error."""
+_IMAGE_OR_LOG = re.compile(r" of image '[^']*'|[^\s']*/logs/[^\s';]+")
+"""Parts of an error message that differ between tasks with the same error, in addition to the task's id."""
 _WIDE = 500  # columns if stdout is a file or a pipe, so that each row is one line for grep
 
 
@@ -75,6 +74,13 @@ def plain(value: object) -> object:
     return value
 
 
+def plain_fields(value: object) -> dict[str, object]:
+    """Return the fields of a dataclass in JSON types, by name."""
+    fields = plain(value)
+    assert isinstance(fields, dict)
+    return fields
+
+
 def put(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
     """Print text to stdout without control characters; all output but JSON and tables must use this function."""
     print(clean(text), end=end, flush=flush)
@@ -110,8 +116,8 @@ class _StdoutWithoutRay:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        rays = threading.current_thread().name.startswith("ray_")
-        return (sys.stderr if rays else self._stream).write(text)
+        is_ray = threading.current_thread().name.startswith("ray_")
+        return (sys.stderr if is_ray else self._stream).write(text)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
@@ -122,27 +128,20 @@ def clean_line(text: str) -> str:
     return clean(text).replace("\n", "\N{REPLACEMENT CHARACTER}")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        title: heading of the column.
-        number: whether the cells are numbers, which are aligned to the right.
-        whole: whether the cells are never wrapped.
-    """
-
-    title: str
-    number: bool = False
-    whole: bool = False
-
-
-def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+def print_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Collection[str] = (),
+    unwrapped: Collection[str] = (),
+) -> None:
     """Print a table to stdout, wrapped to fit a terminal; print one line per row if stdout is not a terminal.
 
     Args:
-        columns: the columns.
+        titles: the headings of the columns.
         rows: the cells of each row.
+        numbers: titles of columns with numbers, which are aligned to the right and not wrapped.
+        unwrapped: titles of further columns whose cells are not wrapped.
     """
     from rich.console import Console  # noqa: PLC0415 - slow to import, and only tables need rich
     from rich.table import Table  # noqa: PLC0415 - as above
@@ -150,14 +149,15 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
 
     rows = [[clean_line(cell) for cell in row] for row in rows]
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        justify = "right" if column.number else "left"
-        table.add_column(column.title, justify=justify, no_wrap=column.whole or column.number, overflow="fold")  # type: ignore[arg-type] # rich wants literals
+    unwrapped = {*numbers, *unwrapped}
+    for title in titles:
+        justify = "right" if title in numbers else "left"
+        table.add_column(title, justify=justify, no_wrap=title in unwrapped, overflow="fold")  # type: ignore[arg-type] # rich wants literals
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     if sys.stdout.isatty():
         # If the terminal is too narrow, let it break the lines: rich would shrink columns to one letter.
-        minimum = _least_width(columns, rows)
+        minimum = _least_width(titles, rows, unwrapped)
         Console(highlight=False, width=max(Console().width, minimum)).print(table)
         return
     console = Console(file=io.StringIO(), width=_WIDE, highlight=False)
@@ -166,13 +166,13 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
     print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
-def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """Return the minimum width of a table, at which its wrappable columns are still readable."""
-    total = 0
-    for column, *cells in zip(columns, *rows, strict=True):
-        natural = max(len(cell) for cell in (column.title, *cells))
-        total += 2 + (natural if column.whole or column.number else min(natural, _NARROW))
-    return total
+def _least_width(titles: Sequence[str], rows: Sequence[Sequence[str]], unwrapped: Collection[str]) -> int:
+    """Return the minimum width of a table, at which its wrapped columns are still readable."""
+    total_width = 0
+    for title, *cells in zip(titles, *rows, strict=True):
+        full_width = max(len(cell) for cell in (title, *cells))
+        total_width += 2 + (full_width if title in unwrapped else min(full_width, _NARROW))
+    return total_width
 
 
 _NARROW = 16
@@ -225,15 +225,8 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a permanent line, unless quiet."""
-        line = f"[{time.monotonic() - self._began:6.1f} s] {clean(text)}"
-        with self._lock:
-            if self._quiet:
-                return
-            if self._print is not None:
-                self._print(line)
-                return
-            self._wipe()
-            _write_error(f"{line}\n")
+        if not self._quiet:
+            self.announce(f"[{time.monotonic() - self._began:6.1f} s] {text}")
 
     def announce(self, text: str) -> None:
         """Print a permanent line even if quiet."""
@@ -254,15 +247,15 @@ class Progress:
                 _write_error(clean(text)[:100])
                 self._shown = True
 
-    def redirect(self, show: Callable[[str], None] | None) -> None:
+    def redirect(self, print_line: Callable[[str], None] | None) -> None:
         """Print lines by a live display, and drop statuses meanwhile.
 
         Args:
-            show: prints a line; None ends the redirection.
+            print_line: prints a line; None ends the redirection.
         """
         with self._lock:
             self._wipe()
-            self._print = show
+            self._print = print_line
 
     def close(self) -> None:
         """Erase the status line."""
@@ -300,8 +293,8 @@ class Repeats:
         if key not in self._first:
             self._first[key] = name
             return text
-        first = self._first[key]
-        return "the same error as before" if first == name else f"the same error as {first}"
+        first_name = self._first[key]
+        return "the same error as before" if first_name == name else f"the same error as {first_name}"
 
 
 def same_error(name: str, text: str) -> str:
@@ -311,15 +304,15 @@ def same_error(name: str, text: str) -> str:
         name: the task's id.
         text: the error.
     """
-    return _OWN.sub("", text.replace(name, ""))
+    return _IMAGE_OR_LOG.sub("", text.replace(name, ""))
 
 
-def raise_failures(failures: Mapping[str, MiniSandboxError], things: str = "tasks") -> None:
+def raise_failures(failures: Mapping[str, MiniSandboxError], noun: str = "tasks") -> None:
     """Print each error once, with the number of tasks that it affects, and raise the first error.
 
     Args:
         failures: the errors, by task; may be empty.
-        things: plural noun for the keys in messages.
+        noun: plural noun for the keys in messages.
 
     Raises:
         MiniSandboxError: the first error.
@@ -328,16 +321,16 @@ def raise_failures(failures: Mapping[str, MiniSandboxError], things: str = "task
     for name, error in failures.items():
         key = type(error), same_error(name, f"{error.what}; {error.reason}")
         groups.setdefault(key, []).append(name)
-    errors = [_summary(failures[names[0]], names, things) for names in groups.values()]
+    errors = [_summary(failures[names[0]], names, noun) for names in groups.values()]
     for error in errors[1:]:
         say(f"minisandbox: {error}")
     if errors:
         raise errors[0]
 
 
-def _summary(error: MiniSandboxError, names: list[str], things: str) -> MiniSandboxError:
+def _summary(error: MiniSandboxError, names: list[str], noun: str) -> MiniSandboxError:
     if len(names) == 1:
         return error.about(names[0])
     summary = copy.copy(error)
-    summary.what = f"{len(names)} {things}: {error.what.removeprefix(f'{names[0]}: ')} (first: {names[0]})"
+    summary.what = f"{len(names)} {noun}: {error.what.removeprefix(f'{names[0]}: ')} (first: {names[0]})"
     return summary

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import get_args
 
 from minisandbox.agents import AGENTS, AgentLimits, AgentOptions
-from minisandbox.cli.common.fields import FieldOption, options_of, read_options
-from minisandbox.cli.common.sandbox_options import parse_pair
+from minisandbox.cli.common.fields import FieldOption, options_of, parse_pair, read_options
 from minisandbox.errors import InvalidValue
 from minisandbox.models import ModelOptions, Prices, Sampling
 from minisandbox.models.dialect import TokensWanted

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from minisandbox.cli.common.fields import parse_pair, parse_pairs
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.sandbox import live_sandboxes
-from minisandbox.types import Limits, Mount, Network, SandboxInfo, parse_size
+from minisandbox.types import Limits, Mount, Network, SandboxInfo
 
-# The conversion of each limit's value; the names are those of Limits.
-_LIMITS: dict[str, Callable[[str], int | float]] = {
-    "memory": parse_size,
-    "cpu": float,
-    "disk": parse_size,
-    "processes": int,
-    "open_files": int,
-    "file_size": parse_size,
-    "output": parse_size,
-    "inotify": int,
-    "lifetime": float,
-}
-LIMIT_NAMES = ", ".join(_LIMITS)
+LIMIT_NAMES = ", ".join(Limits.__slots__)
 
 
 def add_creation(parser: argparse.ArgumentParser) -> None:
@@ -139,34 +129,24 @@ def parse_limits(pairs: Iterable[str]) -> Limits:
     Raises:
         InvalidValue: a name is unknown, or a value is invalid.
     """
-    values: dict[str, Any] = {}  # converted by _LIMITS
+    limits: dict[str, Any] = {}  # checked by Limits
     for pair in pairs:
-        name, value = parse_pair(pair, "--limit")
-        if name not in _LIMITS:
+        name, text = parse_pair(pair, "--limit")
+        if name not in Limits.__slots__:
             raise InvalidValue(f"--limit {pair}: unknown limit {name!r}", hint=f"the limits are {LIMIT_NAMES}")
+        limits[name] = _number_or_size(text)
         try:
-            values[name] = _LIMITS[name](value)
-        except ValueError as error:
-            hint = error.hint if isinstance(error, InvalidValue) else "give a number"
-            raise InvalidValue(f"--limit {pair}: invalid value {value!r}", hint=hint) from error
-    return Limits(**values)
+            Limits(**{name: limits[name]})
+        except InvalidValue as error:
+            raise InvalidValue(f"--limit {pair}: {error.what}", reason=error.reason, hint=error.hint) from error
+    return Limits(**limits)
 
 
-def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
-    """Parse the ``NAME=VALUE`` pairs of an option; a later value of a name overrides an earlier one."""
-    return dict(parse_pair(pair, option) for pair in pairs)
-
-
-def parse_pair(text: str, option: str) -> tuple[str, str]:
-    """Parse a ``NAME=VALUE`` pair.
-
-    Raises:
-        InvalidValue: the text is malformed.
-    """
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise InvalidValue(f"{option} {text} is not NAME=VALUE", hint=f"for instance {option} NAME=VALUE")
-    return name, value
+def _number_or_size(text: str) -> int | float | str:
+    for convert in (int, float):
+        with contextlib.suppress(ValueError):
+            return convert(text)
+    return text
 
 
 def parse_mount(text: str) -> Mount:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minisandbox.cli.common.output import say
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import DIALECTS, ENVIRONMENTS, TaskSet
+from minisandbox.tasks.choosing import shuffled
 from minisandbox.tasks.loading import Refused
 
 _SET_HELP = (
@@ -21,7 +23,7 @@ _SET_HELP = (
 def add_tasks_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
     """Declare the task set and the selection of its tasks."""
     add_source_options(parser, default=default)
-    _add_only_option(parser)
+    add_only_option(parser)
 
 
 def add_source_options(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
@@ -37,11 +39,12 @@ def add_source_options(parser: argparse.ArgumentParser, *, default: str | None =
 def add_tasks_option(parser: argparse.ArgumentParser) -> None:
     """Declare ``--tasks`` and the selection of its tasks, for commands that take other positional arguments."""
     parser.add_argument("--tasks", metavar="TASKS", help=_SET_HELP)
-    _add_only_option(parser)
+    add_only_option(parser)
     _add_reading_options(parser)
 
 
-def _add_only_option(parser: argparse.ArgumentParser) -> None:
+def add_only_option(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--only``."""
     parser.add_argument(
         "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be repeated"
     )
@@ -105,13 +108,75 @@ def add_run_arguments(parser: argparse.ArgumentParser, results: str = "tasks") -
         "-o", "--out", type=Path, metavar="DIR", help="directory for results and reports; an existing one is resumed"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: one per CPU)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
+    add_jobs_option(parser)
     parser.set_defaults(kept=f"finished layers are kept, and with -o finished {results}; the same command resumes")
+
+
+def add_jobs_option(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--jobs`` of commands that build images."""
+    parser.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
 
 
 def cpus() -> int:
     """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+# --- selection and order of tasks ------------------------------------------------------------------------------------
+
+
+def add_selection_options(group: argparse._ActionsContainer) -> None:
+    """Declare ``--id``, ``--repo``, ``--shuffle`` and ``--range``."""
+    group.add_argument("--id", metavar="REGEX", help="tasks whose id contains a match; ^ and $ anchor it")
+    group.add_argument("--repo", metavar="REGEX", help="tasks whose repository name contains a match")
+    add_shuffle_option(group)
+    group.add_argument("--range", metavar="A:B", help="of the selected tasks, those from A (from 0) to before B")
+
+
+def add_shuffle_option(group: argparse._ActionsContainer) -> None:
+    """Declare ``--shuffle``."""
+    group.add_argument("--shuffle", metavar="SEED", type=int, help="shuffle the tasks, reproducibly by seed")
+
+
+def matching_ids(tasks: TaskSet, args: argparse.Namespace) -> list[str]:
+    """Return the ids of the tasks that ``--id`` and ``--repo`` select, in the order of the set.
+
+    Raises:
+        InvalidValue: a regular expression is malformed.
+    """
+    return [
+        task.instance_id
+        for task in tasks
+        if _matches(args.repo, task.repo, "--repo") and _matches(args.id, task.instance_id, "--id")
+    ]
+
+
+def _matches(pattern: str | None, text: str, option: str) -> bool:
+    """Return whether a text contains a match of a regular expression; None matches every text."""
+    try:
+        return pattern is None or re.search(pattern, text) is not None
+    except re.error as error:
+        raise InvalidValue(f"{option} {pattern!r} is not a regular expression", reason=str(error)) from None
+
+
+def ordered_part(ids: Sequence[str], seed: int | None, part: slice) -> list[str]:
+    """Shuffle ids by the seed of ``--shuffle``, and return the part that ``--range`` selects."""
+    return (list(ids) if seed is None else shuffled(ids, seed))[part]
+
+
+def parse_range(text: str | None) -> slice:
+    """Parse ``A:B`` as a slice; None selects all.
+
+    Raises:
+        InvalidValue: the text is not a range.
+    """
+    match = re.fullmatch(r"(-?\d+)?:(-?\d+)?", text or ":")
+    if match is None:
+        raise InvalidValue(f"--range {text!r} is not a range", hint="for instance --range 0:100, or 100: for the rest")
+    return slice(*(None if bound is None else int(bound) for bound in match.groups()))
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
 
 
 def load_both(args: argparse.Namespace) -> tuple[TaskSet, TaskSet]:

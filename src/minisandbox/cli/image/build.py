@@ -11,7 +11,6 @@ from pathlib import Path
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.output import (
-    Column,
     Progress,
     add_json_option,
     human_seconds,
@@ -22,7 +21,7 @@ from minisandbox.cli.common.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.common.task_sets import add_jobs_option, add_tasks_arguments, load
 from minisandbox.cli.image import dockerfile
 from minisandbox.cli.image.listing import image_facts
 from minisandbox.errors import InvalidValue, MiniSandboxError
@@ -40,7 +39,7 @@ def add_build_options(make: argparse.ArgumentParser) -> None:
     make.description = "Build the images of tasks, of a recipe (a .toml file) or of a Dockerfile (--file)."
     add_tasks_arguments(make)
     make.add_argument("--name", help="the name of the recipe's image (default: the file's name)")
-    make.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
+    add_jobs_option(make)
     make.add_argument(
         "--memory", metavar="SIZE", help="memory for all build steps together, such as 16G; each gets up to 4G of it"
     )
@@ -180,7 +179,7 @@ def _directory(path: Path) -> Path:
 
 def _print_images(images: list[Image], built: dict[str, float]) -> None:
     sizes = image_sizes(images)
-    columns = ["image", "layers", "shared", "unique", *(["built in"] if built else []), "python"]
+    titles = ["image", "layers", "shared", "unique", *(["built in"] if built else []), "python"]
     rows = []
     for image in images:
         size, seconds = sizes[image.name], built.get(image.name, 0.0)
@@ -188,6 +187,5 @@ def _print_images(images: list[Image], built: dict[str, float]) -> None:
         layers = str(len(image.records()))
         python = str(image.notes.get("python", ""))
         rows.append([image.name, layers, human_size(size.shared), human_size(size.unique), *time_cell, python])
-    numbers = ("layers", "shared", "unique", "built in")
-    print_table([Column(title, number=title in numbers, whole=title == "image") for title in columns], rows)
+    print_table(titles, rows, numbers=("layers", "shared", "unique", "built in"), unwrapped=["image"])
     put(f"\n{len(images)} images, {human_size(total_size(images))} in total")

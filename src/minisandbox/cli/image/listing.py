@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import (
-    Column,
     add_json_option,
     clean_line,
     human_age,
@@ -107,12 +106,9 @@ def run_ls(args: argparse.Namespace) -> int:
 
 
 def _print_rows(rows: Sequence[ImageRow]) -> None:
-    columns = ("image", "status", "layers", "unique", "shared", "made", "used", "uses", "python")
+    titles = ("image", "status", "layers", "unique", "shared", "made", "used", "uses", "python")
     numbers = ("layers", "unique", "shared", "uses")
-    print_table(
-        [Column(title, number=title in numbers, whole=title != "python") for title in columns],
-        [_row_cells(row) for row in rows],
-    )
+    print_table(titles, [_row_cells(row) for row in rows], numbers=numbers, unwrapped=titles[:-1])
     for row in rows:
         if row.detail:
             put(f"{row.name}: {row.detail}")
@@ -157,17 +153,15 @@ def _print_sizes(args: argparse.Namespace, store: Store) -> int:
     """Print the store's disk usage by part."""
     if args.images or args.status:
         raise InvalidValue("image ls --sizes is for the whole store", hint="leave out images and --status")
-    found, apparent = parts(store), apparent_bytes(store)
-    total = sum(part.bytes for part in found)
+    store_parts, unshared_bytes = parts(store), apparent_bytes(store)
+    total = sum(part.bytes for part in store_parts)
     if args.json:
-        print_json({"store": store.root, "bytes": total, "image_bytes_unshared": apparent, "parts": found})
+        print_json({"store": store.root, "bytes": total, "image_bytes_unshared": unshared_bytes, "parts": store_parts})
         return exits.OK
     put(f"{store.root}\n")
-    numbers = ("size", "things")
-    columns = [Column(title, number=title in numbers) for title in ("part", *numbers, "what", "removed by")]
-    rows = [(part.name, human_size(part.bytes), str(part.count), part.purpose, part.removal) for part in found]
-    print_table(columns, rows)
-    put(f"\n{human_size(total)} in total; without sharing, the images' layers would take {human_size(apparent)}")
+    rows = [(part.name, human_size(part.bytes), str(part.count), part.purpose, part.removal) for part in store_parts]
+    print_table(("part", "size", "things", "what", "removed by"), rows, numbers=("size", "things"))
+    put(f"\n{human_size(total)} in total; without sharing, the images' layers would take {human_size(unshared_bytes)}")
     return exits.OK
 
 
@@ -232,25 +226,19 @@ def run_show(args: argparse.Namespace) -> int:
     for name, value in image.environment:
         put(clean_line(f"{name}={value}"))
     put()
-    columns = ("layer", "key", "size", "files", "made in", "made")
-    print_table(
-        [Column(title, number=title in ("size", "files", "made in"), whole=True) for title in columns],
-        [
-            (
-                _what(image, layer),
-                layer.key[:16],
-                human_size(layer.bytes),
-                str(layer.files),
-                human_seconds(layer.seconds),
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(layer.created)),
-            )
-            for layer in image.records()
-        ],
-    )
+    titles = ("layer", "key", "size", "files", "made in", "made")
+    rows = [_layer_cells(image, layer) for layer in image.records()]
+    print_table(titles, rows, numbers=("size", "files", "made in"), unwrapped=titles)
     return exits.OK
 
 
-def _what(image: Image, layer: LayerRecord) -> str:
+def _layer_cells(image: Image, layer: LayerRecord) -> tuple[str, ...]:
+    created = time.strftime("%Y-%m-%d %H:%M", time.localtime(layer.created))
+    size, seconds = human_size(layer.bytes), human_seconds(layer.seconds)
+    return _kind(image, layer), layer.key[:16], size, str(layer.files), seconds, created
+
+
+def _kind(image: Image, layer: LayerRecord) -> str:
     tests = " (tests)" if layer.key == image.tests_layer else ""
     return str(layer.step.get("kind", "?")) + tests + (", frozen" if image.store.is_frozen(layer.key) else "")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.output import (
-    Column,
     Progress,
     add_json_option,
     clean_line,
@@ -145,10 +144,13 @@ def _print_images(images: Sequence[Image], args: argparse.Namespace) -> None:
     if args.json:
         print_json([_facts(image) for image in images])
         return
-    rows = [(one.name, str(len(one.layers)), human_size(total_size([one])), one.notes["reference"]) for one in images]
-    columns = ("image", "layers", "size", "reference")
+    rows = [
+        (image.name, str(len(image.layers)), human_size(total_size([image])), image.notes["reference"])
+        for image in images
+    ]
+    titles = ("image", "layers", "size", "reference")
     if rows:
-        print_table([Column(title, number=title in ("layers", "size"), whole=True) for title in columns], rows)
+        print_table(titles, rows, numbers=("layers", "size"), unwrapped=titles)
     put(f"\n{len(images)} images, {human_size(total_size(images))} in total")
     for line in dict.fromkeys(line for image in images for line in _remarks(image)):
         put(clean_line(line))

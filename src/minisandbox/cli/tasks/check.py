@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import (
-    Column,
     Once,
     Progress,
     Repeats,
@@ -101,7 +100,7 @@ def _print(faults: Sequence[Finding]) -> None:
         text = sets.about(finding)
         text = once(finding.task, text) if finding.check in _NO_RESULT else text
         rows.append((finding.task, finding.severity, finding.check, text))
-    print_table((Column("task", whole=True), Column("severity"), Column("check"), Column("finding")), rows)
+    print_table(("task", "severity", "check", "finding"), rows, unwrapped=["task"])
     for name, findings in by_check.items():
         more = f" ({len(findings) - _MAX_SHOWN} more)" if len(findings) > _MAX_SHOWN else ""
         put(f"\n{name}{more}: {CHECKS[name].advice}", end="")

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import add_json_option, print_json, say
-from minisandbox.cli.common.task_sets import add_tasks_arguments, load
-from minisandbox.cli.tasks.selection import parse_range
+from minisandbox.cli.common.task_sets import add_shuffle_option, add_tasks_arguments, load, ordered_part, parse_range
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import TaskSet
-from minisandbox.tasks.choosing import shuffled
 from minisandbox.tasks.dialects.skyrl import row_of
 from minisandbox.tasks.formats.documents import Layout
 from minisandbox.tasks.saving import write_rows
@@ -31,7 +29,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add_tasks_arguments(export)
     export.add_argument("--to", choices=KINDS, required=True, help="the format")
     export.add_argument("--validation", metavar="TASKS", help="a task set for evaluation, taken whole")
-    export.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the tasks, reproducibly by seed")
+    add_shuffle_option(export)
     export.add_argument(
         "--range", metavar="N", nargs="+",
         help="then take the tasks from A (from 0) to before B: A B, or A:B",
@@ -45,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Export a task set."""
     part = _part(args.range)
     tasks = load(args)
-    ids = list(tasks.ids) if args.shuffle is None else shuffled(tasks.ids, args.shuffle)
-    parts = {"train": tasks.take(ids[part])}
+    parts = {"train": tasks.take(ordered_part(tasks.ids, args.shuffle, part))}
     if args.validation is not None:
         parts["validation"] = _validation(args)
         if both := sorted(set(parts["train"].ids) & set(parts["validation"].ids)):

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, say
+from minisandbox.cli.common.output import add_json_option, print_json, print_table, say
 from minisandbox.tasks import STATUSES_NAME, read_statuses, write_statuses
 from minisandbox.tasks.choosing import merged
 
@@ -33,6 +33,6 @@ def run(args: argparse.Namespace) -> int:
         keys = ("instance_id", "before", "after", "by")
         print_json({"tasks": len(statuses), "changed": [dict(zip(keys, row, strict=True)) for row in rows]})
     elif rows:
-        print_table((Column("task", whole=True), Column("before"), Column("after"), Column("by")), rows)
+        print_table(("task", "before", "after", "by"), rows, unwrapped=["task"])
     say(f"{args.out}: {len(statuses)} tasks; {len(changes)} changes")
     return exits.OK

@@ -8,11 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put, say
-from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.common.output import add_json_option, print_json, print_table, put, say
+from minisandbox.cli.common.task_sets import (
+    add_selection_options,
+    add_tasks_arguments,
+    load,
+    matching_ids,
+    ordered_part,
+    parse_range,
+)
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import TaskSet, read_statuses
-from minisandbox.tasks.choosing import MISSING, merged, parts_of, shuffled, unique_images, with_status
+from minisandbox.tasks.choosing import MISSING, merged, parts_of, unique_images, with_status
 from minisandbox.tasks.reading import layout_of_name
 
 _IMAGES = ("built", "failed", "missing", "broken")
@@ -36,10 +43,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help=f"a status in --statuses, or a glob; '{MISSING}' for tasks without one (default: passed)",
     )  # fmt: skip
     choose.add_argument("--image", choices=_IMAGES, action="append", help="state of the task's image in the store")
-    choose.add_argument("--repo", metavar="REGEX", help="tasks whose repository name contains a match")
-    choose.add_argument("--id", metavar="REGEX", help="tasks whose id contains a match; ^ and $ anchor it")
-    choose.add_argument("--shuffle", metavar="SEED", type=int, help="shuffle the tasks, reproducibly by seed")
-    choose.add_argument("--range", metavar="A:B", help="of the selected tasks, those from A (from 0) to before B")
+    add_selection_options(choose)
     choose.add_argument(
         "--split", metavar="NAME=SHARE", action="append",
         help="a random part (by --shuffle's seed, or 0), written to OUT-NAME; repeat it for each part",
@@ -67,20 +71,17 @@ def run_filter(args: argparse.Namespace) -> int:
         raise InvalidValue("--status needs --statuses", hint="name the run: --statuses DIR")
     if args.split and args.out is None:
         raise InvalidValue("--split needs --out", hint="name the output: --out tasks.jsonl")
-    fractions = dict(share(text) for text in args.split or ())
-    chosen_range = parse_range(args.range)
+    fractions = dict(_share(text) for text in args.split or ())
+    part = parse_range(args.range)
     tasks = load(args)
-    ids = _matching_ids(tasks, args)
-    if args.shuffle is not None:
-        ids = shuffled(ids, args.shuffle)
-    ids = ids[chosen_range]
+    ids = ordered_part(_chosen_ids(tasks, args), args.shuffle, part)
     if args.json:
         print_json(ids)
     elif args.out is None:
         put("".join(f"{instance_id}\n" for instance_id in ids), end="")
     parts = parts_of(ids, fractions, args.shuffle or 0) if fractions else {"": ids}
-    for name, part in parts.items():
-        _write(tasks, part, args.out, name)
+    for name, part_ids in parts.items():
+        _write(tasks, part_ids, args.out, name)
     return exits.OK
 
 
@@ -91,8 +92,8 @@ def run_unique(args: argparse.Namespace) -> int:
     if args.json:
         print_json(groups)
     elif args.out is None:
-        columns = (Column("task", whole=True), Column("repository"), Column("tasks", number=True))
-        print_table(columns, [(name, tasks[name].repo, str(len(ids))) for name, ids in groups.items()])
+        rows = [(name, tasks[name].repo, str(len(ids))) for name, ids in groups.items()]
+        print_table(("task", "repository", "tasks"), rows, numbers=["tasks"], unwrapped=["task"])
     _write(tasks, list(groups), args.out)
     return exits.OK
 
@@ -113,13 +114,9 @@ def part_name(out: Path, part: str) -> Path:
     return out.with_name(f"{stem}-{part}{dot}{endings}")
 
 
-def _matching_ids(tasks: TaskSet, args: argparse.Namespace) -> list[str]:
+def _chosen_ids(tasks: TaskSet, args: argparse.Namespace) -> list[str]:
     """Return the ids of tasks that meet the conditions, in the order of the set."""
-    ids = [
-        task.instance_id
-        for task in tasks
-        if found(args.repo, task.repo, "--repo") and found(args.id, task.instance_id, "--id")
-    ]
+    ids = matching_ids(tasks, args)
     if args.statuses:
         statuses, _ = merged([read_statuses(path) for path in args.statuses])
         ids = with_status(ids, statuses, args.status or ["passed"])
@@ -136,38 +133,8 @@ def _image_statuses() -> dict[str, str]:
     return {row.name: labels[row.status] for row in image_rows(Store.open())}
 
 
-def found(pattern: str | None, text: str, option: str) -> bool:
-    """Return whether a text contains a match of a regular expression; None matches every text.
-
-    Raises:
-        InvalidValue: the regular expression is malformed.
-    """
-    if pattern is None:
-        return True
-    try:
-        return re.search(pattern, text) is not None
-    except re.error as error:
-        raise InvalidValue(f"{option} {pattern!r} is not a regular expression", reason=str(error)) from None
-
-
-def parse_range(text: str | None) -> slice:
-    """Parse ``A:B`` as a slice; None selects all.
-
-    Raises:
-        InvalidValue: the text is not a range.
-    """
-    match = re.fullmatch(r"(-?\d+)?:(-?\d+)?", text or ":")
-    if match is None:
-        raise InvalidValue(f"--range {text!r} is not a range", hint="for instance --range 0:100, or 100: for the rest")
-    return slice(*(None if bound is None else int(bound) for bound in match.groups()))
-
-
-def share(text: str) -> tuple[str, float]:
-    """Parse ``NAME=SHARE``.
-
-    Raises:
-        InvalidValue: the text is malformed.
-    """
+def _share(text: str) -> tuple[str, float]:
+    """Parse ``NAME=SHARE``."""
     name, _, share = text.partition("=")
     try:
         if re.fullmatch(r"[A-Za-z0-9_.-]+", name):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
+from minisandbox.cli.common.output import add_json_option, print_json, print_table, put
 from minisandbox.cli.common.task_sets import add_source_options, add_tasks_arguments, load
 from minisandbox.cli.tasks import check, export, merge, selection
 from minisandbox.errors import clean
@@ -42,10 +42,11 @@ def run_ls(args: argparse.Namespace) -> int:
     if args.json:
         print_json([_summary(task) for task in tasks])
         return exits.OK
-    columns = ("id", "repository", "version", "form", "FAIL_TO_PASS", "PASS_TO_PASS")
     print_table(
-        [Column(title, number=title.endswith("_PASS"), whole=title == "id") for title in columns],
+        ("id", "repository", "version", "form", "FAIL_TO_PASS", "PASS_TO_PASS"),
         [tuple(str(value) for value in _summary(task).values()) for task in tasks],
+        numbers=("FAIL_TO_PASS", "PASS_TO_PASS"),
+        unwrapped=["id"],
     )
     return exits.OK
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import Column, Progress, add_json_option, print_json, print_table, say
+from minisandbox.cli.common.output import Progress, add_json_option, print_json, print_table, say
 from minisandbox.errors import InvalidValue
 from minisandbox.rollouts.examples import ALL_STYLES, open_examples
 from minisandbox.trajectories.choosing import (
@@ -234,4 +234,5 @@ def print_report(report: StageReport) -> None:
         first = next(example for example in report.dropped if example.reason == reason)
         rows.append((f"dropped: {reason}", str(count), f"{first.traj_id}: {first.detail}"))
     rows += [(f"note: {note}", str(count), "") for note, count in report.notes.items()]
-    print_table((Column(report.stage, whole=True), Column("examples", number=True), Column("for instance")), rows)
+    titles = (report.stage, "examples", "for instance")
+    print_table(titles, rows, numbers=["examples"], unwrapped=[report.stage])
