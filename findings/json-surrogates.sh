@@ -63,15 +63,4 @@ orjson reads: JSONDecodeError
 orjson writes: TypeError
 msgspec reads: DecodeError
 msgspec writes: UnicodeEncodeError
-0a1,10
-> json reads: True
-> json writes: True
-> pydantic model_validate: True
-> pydantic model_dump(mode='json'): True
-> pydantic model_dump_json: PydanticSerializationError
-> pydantic model_validate_json: ValidationError
-> orjson reads: JSONDecodeError
-> orjson writes: TypeError
-> msgspec reads: DecodeError
-> msgspec writes: UnicodeEncodeError
 END

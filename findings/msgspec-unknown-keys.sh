@@ -63,10 +63,4 @@ msgspec, dataclass: Plain(learning_rate=1e-05)
 msgspec, dataclass, strict: Plain(learning_rate=1e-05)
 pydantic, dataclass: ValidationError
 msgspec, bytes from 'make': Blob(content=b'\x99\xa9\x1e')
-0a1,5
-> msgspec, Struct: ValidationError
-> msgspec, dataclass: Plain(learning_rate=1e-05)
-> msgspec, dataclass, strict: Plain(learning_rate=1e-05)
-> pydantic, dataclass: ValidationError
-> msgspec, bytes from 'make': Blob(content=b'\x99\xa9\x1e')
 END

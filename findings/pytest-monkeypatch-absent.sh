@@ -44,8 +44,4 @@ diff - observed <<'END' || { echo "what monkeypatch restores has changed" >&2; e
 ABSENT: leaked
 SET_FIRST: None
 PRESENT: original
-0a1,3
-> ABSENT: leaked
-> SET_FIRST: None
-> PRESENT: original
 END

@@ -42,8 +42,4 @@ diff - observed <<'END' || { echo "what the parser finds has changed" >&2; exit 
 tests::adds: PASSED
 tests::subtracts: FAILED
 2 of 5 tests
-0a1,3
-> tests::adds: PASSED
-> tests::subtracts: FAILED
-> 2 of 5 tests
 END
