@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from minisandbox.errors import ContextExceeded
 from minisandbox.models import Message, OpenAIModel, Request, Sampling
 from minisandbox.models.capture import CaptureProxy
 from minisandbox.models.engine import EngineServer, TransformersEngine, recompute_logprobs
+from minisandbox.models.protocol import SeededModel, prompt_tokens
 
 pytestmark = pytest.mark.once
 USER = {"role": "user", "content": "Fix it."}
@@ -93,6 +95,46 @@ def test_our_client_knows_its_errors_and_reads_its_tokens() -> None:
             with pytest.raises(ContextExceeded):
                 await model.complete(Request((Message("user", "ab" * 5000),)))
             await model.close()
+
+    asyncio.run(run())
+
+
+def test_the_time_in_the_queue_is_measured_and_reported() -> None:
+    async def run() -> None:
+        async with served() as (engine, server, _):
+            model = OpenAIModel("tiny", server.base_url)
+            entered, leave = threading.Event(), threading.Event()
+
+            def hold() -> None:
+                with engine.paused():
+                    entered.set()
+                    leave.wait(60)
+
+            holding = asyncio.create_task(asyncio.to_thread(hold))
+            await asyncio.to_thread(entered.wait, 60)
+            requests = [Request((Message("user", "x"),), (), Sampling(max_tokens=2, seed=3)) for _ in range(2)]
+            calls = (model.complete(requests[0]), engine.complete(requests[1]))
+            answers = [asyncio.create_task(call) for call in calls]
+            while requests[1].queue.seconds < 0.1:  # readable while it waits
+                await asyncio.sleep(0.01)
+            leave.set()
+            await asyncio.gather(holding, *answers)
+            assert all(request.queue.seconds >= 0.05 for request in requests)
+            await model.close()
+
+    asyncio.run(run())
+
+
+def test_the_engine_counts_a_prompt_before_it_reads_it() -> None:
+    async def run() -> None:
+        async with served() as (engine, _, _client):
+            messages: tuple[Message, ...] = (Message("user", "how are you?"),)
+            for _ in range(3):
+                request = Request(messages, (TOOL,), Sampling(max_tokens=8, seed=3), "rollout")
+                counted = prompt_tokens(SeededModel(engine, 3), request)
+                completion = await engine.complete(request)
+                assert counted == completion.usage.prompt
+                messages = (*messages, completion.message, Message("user", "and now?"))
 
     asyncio.run(run())
 

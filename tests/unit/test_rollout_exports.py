@@ -18,6 +18,7 @@ from minisandbox.errors import NotFound
 from minisandbox.grade import Grade, Reason, Verdict, read_predictions
 from minisandbox.models import Message, TokenUsage, ToolCall
 from minisandbox.rollouts import Progress, RunDirectory, Summary, export_overview, export_sweagent
+from minisandbox.rollouts.sweagent import trajectory_file
 from minisandbox.tasks import read_statuses
 from minisandbox.trajectories import Failure, StepRecord, Timings, Trajectory, TurnRecord
 
@@ -103,6 +104,8 @@ def test_the_layout_of_swe_agent(run: Path, tmp_path: Path) -> None:
     assert [len(one["query"]) for one in traj["trajectory"]] == [2, 4]
     assert [one["role"] for one in traj["history"]] == ["system", "user", "assistant", "tool", "assistant"]
     assert traj["info"]["exit_status"] == "submitted"
+    stopped = trajectory_file(replace(DONE, exit_status="submitted (exit_steps)"))
+    assert stopped["info"]["exit_status"] == "submitted (exit_cost)"  # type: ignore[index] # SWE-agent's word for it
     assert traj["info"]["model_stats"] == {
         "instance_cost": 0.02, "tokens_sent": 30, "tokens_received": 10, "api_calls": 2,
     }  # fmt: skip

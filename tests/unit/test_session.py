@@ -11,7 +11,7 @@ from tests.unit.agent_tools import Scripted, in_session
 from minisandbox.agents import AgentLimits, Create, LimitReached, Session
 from minisandbox.agents.session import KEPT_OUTPUT
 from minisandbox.errors import InvalidValue
-from minisandbox.models import Message, Sampling
+from minisandbox.models import Completion, Message, Request, Sampling
 from minisandbox.testing import AsyncFakeSandbox
 
 
@@ -97,6 +97,96 @@ def test_nothing_begins_when_the_time_is_over(call: Callable[[Session], Awaitabl
             assert model.requests == []
 
     asyncio.run(body())
+
+
+class Queueing(Scripted):
+    """A model whose engine takes 100 s, of which its queue takes some.
+
+    Args:
+        now: the clock, which moves when the model works.
+        queued: seconds in the queue.
+    """
+
+    def __init__(self, now: list[float], queued: float) -> None:
+        super().__init__("x", "x")
+        self._now, self._queued = now, queued
+
+    async def complete(self, request: Request) -> Completion:
+        request.queue.add(self._queued)
+        self._now[0] += 100.0
+        await asyncio.sleep(0.1)  # the session looks at its deadline every 20 ms
+        return await super().complete(request)
+
+
+def test_waiting_for_the_engine_is_no_time_of_the_agent() -> None:
+    async def body() -> None:
+        now = [0.0]
+        async with await AsyncFakeSandbox.create() as box:
+            session = Session(box, model=Queueing(now, 99.0), limits=AgentLimits(seconds=2.0), clock=lambda: now[0])
+            await session.ask()
+            assert (session.elapsed, session.charged, session.record.turns[0].queued) == (100.0, 1.0, 99.0)
+            async with session.deadline(1.5):
+                await session.ask()
+            assert session.left()["seconds"] == 0.0
+            with pytest.raises(LimitReached):
+                await session.ask()
+
+    asyncio.run(body())
+
+
+def test_time_outside_of_the_queue_ends_a_pending_answer() -> None:
+    async def body() -> None:
+        now = [0.0]
+        async with await AsyncFakeSandbox.create() as box:
+            limits = AgentLimits(seconds=0.01)
+            session = Session(box, model=Queueing(now, 50.0), limits=limits, clock=lambda: now[0])
+            with pytest.raises(LimitReached):
+                await session.ask()
+            assert (session.charged, session.record.turns) == (50.0, [])
+
+    asyncio.run(body())
+
+
+class Counting(Scripted):
+    """A model that counts a token per character."""
+
+    def prompt_tokens(self, request: Request) -> int:
+        return sum(len(message.content) for message in request.messages)
+
+
+@pytest.mark.parametrize(("observation", "sent"), [("y" * 84, True), ("y" * 85, False)])
+def test_an_observation_that_overflows_the_context_is_not_sent(observation: str, sent: bool) -> None:
+    async def body(session: Session) -> None:
+        session.say(Message("user", "a" * 14))
+        await session.ask()  # answers with one character
+        session.say(Message("user", observation))
+        if sent:
+            await session.ask()
+            return
+        with pytest.raises(LimitReached, match="the limit of 100 tokens of context is reached") as caught:
+            await session.ask()
+        assert caught.value.exit_status == "exit_context"
+
+    model = Counting("x", "x")
+    in_session(body, model, limits=AgentLimits(context=100))
+    assert len(model.requests) == 1 + sent
+
+
+@pytest.mark.parametrize(("observation", "sent"), [("y" * 200, True), ("y" * 500, False), ("é" * 250, False)])
+def test_tokens_that_the_model_cannot_count_are_estimated(observation: str, sent: bool) -> None:
+    async def body(session: Session) -> None:
+        session.say(Message("user", "a" * 19))
+        await session.ask()  # by the usage, 15 tokens in 20 bytes
+        session.say(Message("user", observation))
+        if sent:
+            await session.ask()
+            return
+        with pytest.raises(LimitReached):
+            await session.ask()
+
+    model = Scripted("x", "x")
+    in_session(body, model, limits=AgentLimits(context=200))
+    assert len(model.requests) == 1 + sent
 
 
 def test_an_answer_gets_no_more_tokens_than_are_left() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -15,12 +17,16 @@ from minisandbox.agents.edits import EditError, carry_out, command_of
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError
 from minisandbox.models import Completion, Message, Model, Request, Sampling, TokenGraph, TokenRow
 from minisandbox.models.dialect import for_history
+from minisandbox.models.protocol import QueueTime, prompt_tokens
 from minisandbox.sandbox import AsyncSandbox, AsyncShell
 from minisandbox.tasks import Task
 from minisandbox.types import ExecResult, Outcome
 
 KEPT_OUTPUT = 64 << 10
 """Maximum bytes of stdout, and of stderr, that a record keeps per command: half from the head, half from the tail."""
+_TICK = 0.02  # seconds between two looks at a deadline that a queue has postponed
+_TOKENS_PER_BYTE = 1 / 3  # the least that is assumed: tokenizers write code and English with 3 to 4 bytes per token
+_PER_MESSAGE = 16  # tokens that a chat template adds to a message, at most
 _MISSING = b"\n[... %d bytes dropped ...]\n"  # equal to the sandbox's own marker
 
 
@@ -30,15 +36,18 @@ class AgentLimits:
 
     Attributes:
         steps: maximum responses of the model.
-        seconds: maximum wall time of the agent's loop.
+        seconds: maximum time of the agent's loop. The time that requests wait in queues (:class:`.QueueTime`) does not
+            count.
         tokens: maximum sampled tokens of all responses together.
-        context: maximum tokens of a request's prompt and response together. The session counts them after a response,
-            so messages added later count with the next response. An engine with the same limit enforces it exactly.
+        context: maximum tokens of a request's prompt and response together. A prompt that leaves no room for a response
+            is not sent. Its tokens are estimated if the model cannot count them, rather too many than too few.
         cost: maximum cost of all responses in US dollars.
     """
 
     steps: int | None = field(default=75, metadata={"metavar": "N", "help": "responses of the model"})
-    seconds: float | None = field(default=None, metadata={"metavar": "SECONDS", "help": "wall time of the agent"})
+    seconds: float | None = field(
+        default=None, metadata={"metavar": "SECONDS", "help": "time of the agent, queues excluded"}
+    )
     tokens: int | None = field(default=None, metadata={"metavar": "N", "help": "sampled tokens of all responses"})
     context: int | None = field(default=None, metadata={"metavar": "N", "help": "tokens of a prompt and its response"})
     cost: float | None = field(default=None, metadata={"metavar": "DOLLARS", "help": "cost of all responses"})
@@ -61,6 +70,9 @@ EXIT_OF_LIMIT: Mapping[LimitName, str] = {
 """The exit status of each limit. SWE-agent uses ``exit_cost`` also for steps and tokens."""
 
 
+_LIMIT_UNITS = {"cost": "dollars", "context": "tokens of context"}
+
+
 class LimitReached(MiniSandboxError):
     """A limit of the rollout ended the agent's loop. The changes made so far are its submission.
 
@@ -72,7 +84,7 @@ class LimitReached(MiniSandboxError):
     exit_code = 46
 
     def __init__(self, limit: LimitName, value: float) -> None:
-        super().__init__(f"the limit of {value:g} {'dollars' if limit == 'cost' else limit} is reached")
+        super().__init__(f"the limit of {value:g} {_LIMIT_UNITS.get(limit, limit)} is reached")
         self.limit: LimitName = limit
         self.exit_status = EXIT_OF_LIMIT[limit]
 
@@ -85,11 +97,13 @@ class Turn:
         message: the response's index in the history.
         completion: the response without tokens, because the record's graph stores each token once.
         began: seconds from the start of the session to the request.
+        queued: seconds for which the request waited in queues.
     """
 
     message: int
     completion: Completion
     began: float
+    queued: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +143,23 @@ class Record:
     tokens: TokenGraph = field(default_factory=TokenGraph)
     _with_tokens: list[int] = field(default_factory=list)
 
-    def add(self, completion: Completion, began: float, tools: Sequence[Mapping[str, object]] = ()) -> None:
+    def add(
+        self, completion: Completion, began: float, tools: Sequence[Mapping[str, object]] = (), queued: float = 0.0
+    ) -> None:
         """Append a response of the model, in a form that engines accept in the history of further requests.
 
         Args:
             completion: the response.
             began: seconds from the start of the session to the request.
             tools: the tools offered to the model.
+            queued: seconds for which the request waited in queues.
         """
         if completion.tokens is not None:
             self.tokens.add(completion.tokens)
             self._with_tokens.append(len(self.turns))
         # store tokens only in the graph: each prompt repeats the earlier ones, so whole prompts take quadratic space
         completion = replace(completion, tokens=None, message=for_history(completion.message, tools))
-        self.turns.append(Turn(len(self.messages), completion, began))
+        self.turns.append(Turn(len(self.messages), completion, began, queued))
         self.messages.append(completion.message)
 
     def rows(self) -> tuple[TokenRow, ...]:
@@ -191,6 +208,8 @@ class Session:
         self._clock = clock
         self._began = clock()
         self._used = {"tokens": 0.0, "cost": 0.0}
+        self._queued = 0.0
+        self._queue = QueueTime()  # of the pending request
         self._shell: AsyncShell | None = None
 
     @property
@@ -203,6 +222,11 @@ class Session:
         """Seconds since the session began."""
         return self._clock() - self._began
 
+    @property
+    def charged(self) -> float:
+        """Seconds of the agent's time: since the session began, without the time that requests waited in queues."""
+        return self.elapsed - self._queued - self._queue.seconds
+
     def left(self) -> dict[LimitName, float]:
         """Return how much remains of each limit that is set: steps, seconds, tokens, dollars.
 
@@ -210,7 +234,7 @@ class Session:
         """
         used: dict[LimitName, float] = {
             "steps": len(self.record.turns),
-            "seconds": self.elapsed,
+            "seconds": self.charged,
             "tokens": self._used["tokens"],
             "context": self._context(),
             "cost": self._used["cost"],
@@ -236,7 +260,8 @@ class Session:
             The response.
 
         Raises:
-            LimitReached: a limit allows no further response, or the time limit was reached before the response.
+            LimitReached: a limit allows no further response, the prompt fills the context, or the time limit was
+                reached before the response.
             ModelError: the model gave no usable response.
         """
         if self._model is None:
@@ -246,11 +271,21 @@ class Session:
                 raise self._reached(name)
         began = self.elapsed
         request = Request(tuple(self.record.messages), tuple(tools), self._next_sampling(), self._name)
-        async with self._until_deadline():
-            completion = await self._model.complete(request)
+        if (
+            self._limits.context is not None
+            and self._prompt_size(request, self._limits.context) >= self._limits.context
+        ):
+            raise self._reached("context")
+        self._queue = request.queue
+        try:
+            async with self._until_deadline():
+                completion = await self._model.complete(request)
+        finally:
+            queued, self._queue = request.queue.seconds, QueueTime()
+            self._queued += queued
         self._used["tokens"] += completion.usage.completion
         self._used["cost"] += completion.cost
-        self.record.add(completion, began, tools)
+        self.record.add(completion, began, tools, queued)
         return completion
 
     async def perform(
@@ -333,10 +368,35 @@ class Session:
         return replace(how, max_tokens=max(1, int(remaining)))
 
     @asynccontextmanager
+    async def deadline(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """Raise ``TimeoutError`` after some seconds of the agent's time, which stands still while a request is queued.
+
+        Args:
+            seconds: the time; None for no limit.
+        """
+        loop, scope, end = asyncio.get_running_loop(), asyncio.timeout(None), self.charged + (seconds or 0.0)
+        timer: asyncio.TimerHandle | None = None
+
+        def check() -> None:
+            nonlocal timer
+            if (remaining := end - self.charged) > 0:
+                timer = loop.call_later(max(remaining, _TICK), check)
+            else:
+                scope.reschedule(loop.time())
+
+        async with scope:
+            if seconds is not None:
+                check()
+            try:
+                yield scope
+            finally:
+                if timer is not None:
+                    timer.cancel()
+
+    @asynccontextmanager
     async def _until_deadline(self) -> AsyncIterator[None]:
-        deadline = asyncio.timeout(self._seconds())
         try:
-            async with deadline:
+            async with self.deadline(self._seconds()) as deadline:
                 yield
         except TimeoutError:
             if not deadline.expired():  # another timeout raised it
@@ -360,6 +420,33 @@ class Session:
     def _context(self) -> int:
         usage = self.record.turns[-1].completion.usage if self.record.turns else None
         return usage.prompt + usage.completion if usage else 0
+
+    def _prompt_size(self, request: Request, limit: int) -> int:
+        """Return the number of tokens of a request's prompt, exactly if the model can count them, or an estimate.
+
+        The messages since the latest response are estimated by the tokens per byte of the messages before them. If a
+        token per byte would not fill ``limit``, no better estimate is made.
+        """
+        tokens = self._context()
+        split = self.record.turns[-1].message + 1 if tokens else 0
+        new_bytes = _bytes_of(request.messages[split:])
+        if tokens + new_bytes + _PER_MESSAGE * (len(request.messages) - split) < limit:
+            return tokens
+        assert self._model is not None
+        count = prompt_tokens(self._model, request)
+        if count is not None:
+            return count
+        old_bytes = _bytes_of(request.messages[:split]) + sum(len(json.dumps(tool)) for tool in request.tools)
+        return tokens + math.ceil(new_bytes * max(_TOKENS_PER_BYTE, min(1.0, tokens / max(old_bytes, 1))))
+
+
+def _bytes_of(messages: Iterable[Message]) -> int:
+    texts = (
+        text
+        for message in messages
+        for text in (message.content, message.reasoning, *(call.name + call.arguments for call in message.tool_calls))
+    )
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
 def _result(command: str | tuple[str, ...], status: int, *, stdout: str = "", stderr: str = "") -> ExecResult:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import BadAnswer, InvalidValue, ModelError, ModelRefused, ModelUnavailable
-from minisandbox.models.dialect import PROBE, RequestBody, TokensWanted, read_answer, read_usage, request_fields
+from minisandbox.models.dialect import (
+    PROBE,
+    RequestBody,
+    TokensWanted,
+    read_answer,
+    read_queue_time,
+    read_usage,
+    request_fields,
+)
 from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.metering import Budget, Meter, Prices
 from minisandbox.models.protocol import Completion, Request, Sampling
@@ -158,16 +166,18 @@ class OpenAIModel:
         await self._turns.take()
         body = call.body(fields)
         data = json.dumps(body).encode()
+        request.queue.begin()
         async with self._gate.passage():
+            request.queue.end()
             self._meter.budget.check()
             call.tries += 1
             answer = await self._transport.post(data, request.session)
         if answer.status != 200:
             raise self._refusal(answer)
         await self._turns.take()
-        return self._completion(answer, call, wants_ids="return_token_ids" in body)
+        return self._completion(answer, call, request, wants_ids="return_token_ids" in body)
 
-    def _completion(self, answer: Answer, call: _Call, *, wants_ids: bool) -> Completion:
+    def _completion(self, answer: Answer, call: _Call, request: Request, *, wants_ids: bool) -> Completion:
         try:
             # Parse on the event loop: json holds the interpreter lock, so a thread would not help.
             # Decode as json decodes bytes, because the search for the key must see the same text as the parser.
@@ -181,6 +191,7 @@ class OpenAIModel:
         if refusal := error_in(body):
             raise self._refusal(replace(answer, status=refusal[0], body=refusal[1]))
         call.cost += self._meter.charge(read_usage(body))
+        request.queue.add(read_queue_time(body))
         completion = self._read(body, text)
         if wants_ids and completion.tokens is None:
             self._without_tokens(call)

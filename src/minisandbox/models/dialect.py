@@ -196,6 +196,13 @@ def read_usage(body: object) -> TokenUsage:
     return TokenUsage(*(count if isinstance(count, int) and 0 < count <= _MOST_TOKENS else 0 for count in counts))
 
 
+def read_queue_time(body: object) -> float:
+    """Return the seconds that a request waited in the server's queue: ``usage.queue_time``, as Groq reports it."""
+    usage = body.get("usage") if isinstance(body, Mapping) else None
+    seconds = usage.get("queue_time") if isinstance(usage, Mapping) else None
+    return float(seconds) if isinstance(seconds, int | float) and 0 < seconds < _MOST_TOKENS else 0.0
+
+
 def read_answer(body: object, largest: int | None = None) -> Completion:
     """Parse a response.
 

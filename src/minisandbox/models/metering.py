@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from minisandbox.errors import BudgetExceeded, InvalidValue
-from minisandbox.models.protocol import Completion, Model, Request, TokenUsage
+from minisandbox.models.protocol import Completion, Model, Request, TokenUsage, prompt_tokens
 
 _MILLION = 1_000_000
 
@@ -121,6 +121,10 @@ class Metered:
     def name(self) -> str:
         """The model's name."""
         return self._model.name
+
+    def prompt_tokens(self, request: Request) -> int | None:
+        """Return the number of tokens of a request's prompt (:func:`.prompt_tokens`)."""
+        return prompt_tokens(self._model, request)
 
     async def complete(self, request: Request) -> Completion:
         """Complete a conversation within the budget (:meth:`Model.complete`)."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, Self
 
@@ -146,6 +147,38 @@ class Sampling:
             raise InvalidValue(f"max_tokens is {self.max_tokens!r}", hint="give 1 or more")
 
 
+@dataclass(slots=True)
+class QueueTime:
+    """The time for which one request has waited in queues, readable while the request still waits.
+
+    The model that completes the request calls :meth:`begin` and :meth:`end`, from any thread. An agent's time limit
+    leaves this time out.
+    """
+
+    _total: float = 0.0
+    _since: float | None = None
+
+    def begin(self) -> None:
+        """Note that the request now waits in a queue."""
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        """Note that the request no longer waits; does nothing if it did not wait."""
+        if self._since is not None:
+            self.add(time.monotonic() - self._since)
+            self._since = None
+
+    def add(self, seconds: float) -> None:
+        """Add time that a server reports afterwards."""
+        self._total += seconds
+
+    @property
+    def seconds(self) -> float:
+        """The seconds waited so far."""
+        since = self._since  # read before the total, so that a concurrent end() is never missed
+        return self._total + (0.0 if since is None else time.monotonic() - since)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request to a model.
@@ -156,12 +189,14 @@ class Request:
         sampling: the sampling options.
         session: the name of the rollout. All its requests share it, so that a router can send them to the engine that
             has cached the conversation.
+        queue: measures the time that the request waits before the engine reads it.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, object], ...] = ()
     sampling: Sampling = Sampling()
     session: str = ""
+    queue: QueueTime = field(default_factory=QueueTime, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +286,15 @@ class Model(Protocol):
         ...
 
 
+def prompt_tokens(model: Model, request: Request) -> int | None:
+    """Return the number of tokens of a request's prompt, or None if the model cannot count them before sampling.
+
+    A model that can count them has a method ``prompt_tokens(request)``.
+    """
+    count: Callable[[Request], int | None] | None = getattr(model, "prompt_tokens", None)
+    return None if count is None else count(request)
+
+
 def seed_of(*parts: object) -> int:
     """Return a seed below 2**63: a hash of the string forms of the parts, equal in every process."""
     text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
@@ -273,6 +317,10 @@ class SeededModel:
     def name(self) -> str:
         """The model's name."""
         return self.model.name
+
+    def prompt_tokens(self, request: Request) -> int | None:
+        """Return the number of tokens of a request's prompt (:func:`prompt_tokens`)."""
+        return prompt_tokens(self.model, request)
 
     async def complete(self, request: Request) -> Completion:
         """Complete a conversation (:meth:`.Model.complete`)."""

@@ -199,9 +199,9 @@ async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
         box, model=setup.model, sampling=setup.sampling, limits=setup.agent_limits, attempt=state.attempt, name=name
     )
     seconds = min(setup.seconds, state.task.needs.seconds or setup.seconds)
-    scope = asyncio.timeout(seconds)
+    scope = asyncio.timeout(setup.deadline)
     try:
-        async with scope:
+        async with scope, state.session.deadline(seconds) as charged:
             state.ending = await setup.agent.run(state.task, state.session)
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is not None and task.cancelling():
@@ -210,8 +210,9 @@ async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
         error = RuntimeError("something that the agent awaited was cancelled, and the agent passed the cancellation on")
         state.fail("agent", error, exit_status=EXIT_ERROR)
     except Exception as error:  # noqa: BLE001 - a broken agent plug-in must not end the batch
-        if isinstance(error, TimeoutError) and scope.expired():
-            state.ending = Ending(EXIT_TIME, f"the agent was stopped after {seconds:g} s")
+        if isinstance(error, TimeoutError) and (scope.expired() or charged.expired()):
+            stopped = setup.deadline if scope.expired() else seconds
+            state.ending = Ending(EXIT_TIME, f"the agent was stopped after {stopped:g} s")
         else:
             _conclude(state, error)
 

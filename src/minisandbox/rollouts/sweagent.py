@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -56,7 +57,7 @@ def trajectory_file(trajectory: Trajectory) -> dict[str, object]:
         "trajectory": _turns(trajectory) or _steps(trajectory),
         "history": _history(trajectory),
         "info": {
-            "exit_status": trajectory.exit_status,
+            "exit_status": re.sub("exit_(steps|tokens)", "exit_cost", trajectory.exit_status),  # SWE-agent's only limit
             "submission": None if patch is None else patch.decode("utf-8", "surrogateescape"),
             "reward": trajectory.reward,
             "model_stats": {

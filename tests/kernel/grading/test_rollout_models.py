@@ -197,7 +197,7 @@ def test_a_budget_that_is_used_up_stops_the_batch_and_keeps_what_is_finished(
         ([FIX, LOOK], AgentLimits(steps=1), "submitted (exit_steps)", 1.0),
         ([LOOK, LOOK], AgentLimits(steps=1), "exit_steps", 0.0),
         ([FIX, LOOK], AgentLimits(tokens=90), "submitted (exit_tokens)", 1.0),
-        ([FIX, LOOK], AgentLimits(context=1), "submitted (exit_context)", 1.0),
+        ([FIX, LOOK], AgentLimits(context=1500), "submitted (exit_context)", 1.0),
         (["what?"] * 3, AgentLimits(), "exit_format", 0.0),
         ([FIX, "what?", "what?", "what?"], AgentLimits(), "submitted (exit_format)", 1.0),
         ([FIX, "```bash\nsleep 60\n```"], AgentLimits(seconds=3), "submitted (exit_total_execution_time)", 1.0),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ class Conversations:
         self._ends = re.compile("|".join(map(re.escape, sorted(filter(None, ends), key=len, reverse=True))) or r"(?!)")
         self._capacity = capacity
         self._held = 0
+        self._lock = threading.Lock()  # prompts are also counted outside the engine's thread
         self._known: OrderedDict[tuple[str, bytes], array[int]] = OrderedDict()
 
     def encode(self, text: str, session: str = "") -> array[int]:
@@ -38,12 +40,13 @@ class Conversations:
             session: the rollout, whose own conversations win over others with equal text and different tokens.
         """
         best, mark, end = array("i"), 0, 0
-        for start, position, digest in self._beginnings(text):
-            for key in ((session, digest), ("", digest)):
-                if key in self._known:
-                    self._known.move_to_end(key)
-                    best, mark, end = self._known[key], start, position
-                    break
+        with self._lock:
+            for start, position, digest in self._beginnings(text):
+                for key in ((session, digest), ("", digest)):
+                    if key in self._known:
+                        self._known.move_to_end(key)
+                        best, mark, end = self._known[key], start, position
+                        break
         # Tokenize the rest with the end token before it: alone, it might get a space mark, or spaces of that token.
         rest = array("i", self._encode(text[mark:]))
         if mark < end:
@@ -67,11 +70,12 @@ class Conversations:
         complete = match is not None and ids[-1:] == array("i", self._encode(match[0]))
         end = match.end() if match is not None and complete else ends[-1]
         digest = hashlib.sha256(text[:end].encode("utf-8", "surrogatepass")).digest()
-        for key in {(session, digest), ("", digest)}:
-            self._held += len(ids) - len(self._known.pop(key, ()))
-            self._known[key] = ids
-        while self._held > self._capacity:
-            self._held -= len(self._known.popitem(last=False)[1])
+        with self._lock:
+            for key in {(session, digest), ("", digest)}:
+                self._held += len(ids) - len(self._known.pop(key, ()))
+                self._known[key] = ids
+            while self._held > self._capacity:
+                self._held -= len(self._known.popitem(last=False)[1])
 
     def _beginnings(self, text: str) -> Iterator[tuple[int, int, bytes]]:
         """Yield each end token's start, a position where a conversation may end, and the hash of the text before it."""

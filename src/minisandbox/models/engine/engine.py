@@ -157,6 +157,14 @@ class TransformersEngine:
         """The model itself. Change it only in :meth:`paused`."""
         return self._model
 
+    def prompt_tokens(self, request: Request) -> int:
+        """Return the number of tokens of a request's prompt.
+
+        Raises:
+            ModelRefused: the chat template rejects the messages.
+        """
+        return len(self._conversations.encode(self._format.render(request), request.session))
+
     async def complete(self, request: Request) -> Completion:
         """Complete a conversation; cancelling the caller stops the sampling.
 
@@ -179,6 +187,7 @@ class TransformersEngine:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="model-engine", daemon=True)
                 self._thread.start()
+            request.queue.begin()
             self._jobs.append(job)
             self._changed.notify_all()
         return job.future
@@ -260,6 +269,7 @@ class TransformersEngine:
         return True
 
     def _admit(self, job: _Job) -> None:
+        job.request.queue.end()
         if job.future.cancelled():
             return
         try:

@@ -55,6 +55,9 @@ class EngineServer(HttpServer):
             return error_response(503, str(error), "ServiceUnavailableError")
         answer = answer_body(completion, tokens=wants_tokens(body), number=next(self._numbers))
         answer["created"] = int(time.time())
+        usage = answer["usage"]
+        assert isinstance(usage, dict)
+        usage["queue_time"] = round(asked.queue.seconds, 3)
         if body.get("stream"):
             return await stream_of(request, answer, body)
         return web.json_response(answer)
