@@ -18,8 +18,7 @@ from minisandbox.images.sources import mirrors
 from minisandbox.images.sources.localsource import take_snapshot
 from minisandbox.spec import GitSource, LocalSource, Source
 from minisandbox.tasks import TaskSet, rows, task_from_row
-from minisandbox.tasks.confining import problem_of
-from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.context import LoadContext, problem_of
 from minisandbox.tasks.dialects import convert
 from minisandbox.tasks.dialects.environments import exported
 

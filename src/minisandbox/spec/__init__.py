@@ -14,7 +14,7 @@ from minisandbox.spec.index import (
     PythonRequest,
     parse_moment,
 )
-from minisandbox.spec.pins import Pins, read_pins
+from minisandbox.spec.pins import Pins, included_file, read_pins, requirement_lines
 from minisandbox.spec.python import Buildable, PythonRecipe
 from minisandbox.spec.recipe import (
     NETWORKS,
@@ -114,12 +114,14 @@ __all__ = [
     "check_repository_path",
     "check_requirement",
     "has_host",
+    "included_file",
     "is_commit",
     "is_repository",
     "parse_moment",
     "parse_reference",
     "parse_remote",
     "read_pins",
+    "requirement_lines",
     "shown",
     "split_local",
 ]

@@ -96,9 +96,9 @@ def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pin
         return _read_conda(text)
     requirements: list[str] = []
     skipped: list[tuple[str, str]] = []
-    for line in _lines(text):
-        if nested := re.fullmatch(r"(?:-r|--requirement)[ =]\s*(\S+)", line):
-            inner = _read_pins(path.parent / nested[1], check, seen)
+    for line in requirement_lines(text):
+        if name := included_file(line):
+            inner = _read_pins(path.parent / name, check, seen)
             requirements += inner.requirements
             skipped += inner.skipped
         elif reason := _unusable(line):
@@ -108,12 +108,18 @@ def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pin
     return Pins(tuple(dict.fromkeys(requirements)), tuple(skipped))
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Yield the lines without comments and hashes; join continuation lines."""
+def requirement_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a requirements file without comments and hashes; join continuation lines."""
     for line in text.replace("\\\n", " ").splitlines():
         plain = _HASH.sub("", _COMMENT.sub("", line)).strip()
         if plain:
             yield plain
+
+
+def included_file(line: str) -> str:
+    """Return the name of the file that a line of a requirements file includes (``-r``), or ""."""
+    match = re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", line)
+    return match[1] if match else ""
 
 
 def _unusable(line: str) -> str:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from minisandbox.errors import TaskFileError
 from minisandbox.spec import Variables
-from minisandbox.tasks.confining import problem_of
-from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.context import LoadContext, problem_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -108,7 +107,7 @@ class Fields:
         return Fields(self.table(key), f"{self._prefix}{key}.", keys=keys, context=self.context)
 
     def confine(self, key: str, problem: tuple[str, str, str] | None) -> None:
-        """Raise the error for a problem that :mod:`.confining` found, if any."""
+        """Raise the error for a problem that :mod:`.context` found, if any."""
         if problem is not None:
             what, reason, hint = problem
             raise self.error(key, what, reason=reason, hint=hint)

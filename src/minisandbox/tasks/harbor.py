@@ -16,8 +16,7 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.spec import DockerfileBase, OciBase
 from minisandbox.tasks.builds import Build, ContainerBuild
-from minisandbox.tasks.confining import problem_of
-from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.context import LoadContext, problem_of
 from minisandbox.tasks.fields import Fields
 from minisandbox.tasks.graders import ScriptGrader
 from minisandbox.tasks.needs import Needs, Solution, network_of

@@ -22,8 +22,7 @@ from minisandbox.spec import (
     split_local,
 )
 from minisandbox.tasks.builds import CONTAINER_KEYS, DOCKERFILE_KEYS, PYTHON_KEYS, SOURCES, Build, ContainerBuild
-from minisandbox.tasks.confining import address_problem, problem_of
-from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.context import LoadContext, address_problem, problem_of
 from minisandbox.tasks.fields import HINTS, Fields, bad_field, keys_of
 from minisandbox.tasks.graders import KINDS, Grader, PytestGrader
 from minisandbox.tasks.needs import Needs, Solution, network_of

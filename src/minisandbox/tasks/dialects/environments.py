@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.git import find_commit
-from minisandbox.spec import GitSource, OciBase, PythonRecipe, is_commit, read_pins
+from minisandbox.spec import GitSource, OciBase, PythonRecipe, included_file, is_commit, read_pins, requirement_lines
 from minisandbox.tasks.builds import Build, ContainerBuild, github
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.corrections import BEFORE, FIRST
@@ -178,11 +178,10 @@ def requirements_text(text: str, include: dict[str, str]) -> list[str]:
         include: the contents of the files included by ``-r``, by name.
     """
     requirements: list[str] = []
-    for raw in text.replace("\\\n", " ").splitlines():
-        line = re.sub(r"(?:^|\s)#.*$", "", raw).strip()
-        if nested := re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", line):
-            requirements += requirements_text(include.get(nested[1], ""), include)
-        elif line and not line.startswith(("-", ".")):
+    for line in requirement_lines(text):
+        if name := included_file(line):
+            requirements += requirements_text(include.get(name, ""), include)
+        elif not line.startswith(("-", ".")):
             # withdrawn from the index; types-setuptools contains its files (swebench 4.1.0 makes the same replacement)
             requirements.append("types-setuptools" if name_of(line) == "types-pkg-resources" else line)
     return requirements

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.git import read_committed
-from minisandbox.spec import PythonRecipe
+from minisandbox.spec import PythonRecipe, included_file, requirement_lines
 from minisandbox.tasks import harness
 from minisandbox.tasks.builds import github
 from minisandbox.tasks.context import LoadContext
@@ -117,9 +117,9 @@ def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: P
         text = read_committed(mirrors, url, commit, path)
         if text is not None:
             folder = posixpath.dirname(path)
-            names = re.findall(r"^(?:-r|--requirement)[ =]?\s*(\S+)", text, re.MULTILINE)
-            places = {name: posixpath.normpath(posixpath.join(folder, name)) for name in names}
-            included = {name: read_committed(mirrors, url, commit, place) or "" for name, place in places.items()}
+            names = filter(None, map(included_file, requirement_lines(text)))
+            paths = {name: posixpath.normpath(posixpath.join(folder, name)) for name in names}
+            included = {name: read_committed(mirrors, url, commit, path) or "" for name, path in paths.items()}
             return requirements_text(text, included)
     raise TaskFileError(
         f"{' and '.join(files)} of {identity} cannot be read at {commit[:12]}",

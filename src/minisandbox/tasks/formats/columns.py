@@ -125,8 +125,7 @@ def _one_split(dataset: Any, split: str | None, source: str) -> Any:
 
 
 def _table(dataset: Any, path: Path) -> Table:
-    batches = (table for table in dataset.with_format("arrow").iter(batch_size=_BATCH))
-    return _rows(batches, path), dataset.features.arrow_schema
+    return _rows(dataset.with_format("arrow").iter(batch_size=_BATCH), path), dataset.features.arrow_schema
 
 
 def _rows(batches: Iterable[Any], path: Path) -> Iterator[Row]:

@@ -38,11 +38,19 @@ class Result:
     parsed: str = ""
 
 
-def _cargo(lines: list[str]) -> Iterator[Result]:
-    for line in lines:
-        match = re.match(r"test (.+?) \.\.\. (?!ignored|bench:)(.+)$", line)
-        if match:
-            yield Result(match[1], FAILED if match[2].endswith("FAILED") else PASSED, line)
+def _by_line(pattern: str, result_of: Callable[[re.Match[str]], Result]) -> Callable[[list[str]], Iterator[Result]]:
+    """Return a reader of a runner that prints each result on one line."""
+    compiled = re.compile(pattern)
+
+    def read(lines: list[str]) -> Iterator[Result]:
+        return (result_of(match) for line in lines if (match := compiled.match(line)))
+
+    return read
+
+
+def _tap_result(match: re.Match[str]) -> Result:
+    directive = {"TODO": TODO, "SKIP": SKIPPED}.get((match[3] or "").upper())
+    return Result(match[2], directive or (FAILED if match[1] else PASSED), match.string)
 
 
 def _go(lines: list[str]) -> Iterator[Result]:
@@ -67,55 +75,39 @@ def _phpunit(lines: list[str]) -> Iterator[Result]:
             header = line
 
 
-def _minitest(lines: list[str]) -> Iterator[Result]:
-    outcomes = {".": PASSED, "F": FAILED, "E": FAILED, "S": SKIPPED}
-    for line in lines:
-        match = re.match(r"(.+) = [\d.]+ s = ([.FES])$", line)
-        if match:
-            yield Result(match[1], outcomes[match[2]], line)
-
-
-def _tap(lines: list[str]) -> Iterator[Result]:
-    for line in lines:
-        match = re.match(r"\s*(not )?ok\b(?: \d+)?(?: -)? ?(.*?)(?: # (TODO|SKIP)\b.*)?$", line, re.IGNORECASE)
-        if match:
-            directive = {"TODO": TODO, "SKIP": SKIPPED}.get((match[3] or "").upper())
-            yield Result(match[2], directive or (FAILED if match[1] else PASSED), line)
-
-
-def _jest(lines: list[str]) -> Iterator[Result]:
-    for line in lines:
-        match = re.match(r"\s*([✓✕]) (.+?)(?: \([\d.]+ m?s\))?$", line)
-        if match:
-            yield Result(match[2], PASSED if match[1] == "✓" else FAILED, line, match[2])
-
-
-def _vitest(lines: list[str]) -> Iterator[Result]:
-    for line in lines:
-        match = re.match(rf"\s*([✓{_CROSS}↓]) (.+?)(?: \d+ms| \[skipped\])?$", line)
-        if match and not _VITEST_FILE.match(line):
-            yield Result(match[2], {"✓": PASSED, _CROSS: FAILED, "↓": SKIPPED}[match[1]], line, match[2])
-
-
-def _googletest(lines: list[str]) -> Iterator[Result]:
-    for line in lines:
-        match = re.match(r".*\[\s*(OK|FAILED)\s*\] (\S+?)(?:, where .*)? \(\d+ ms\)$", line)
-        if match:
-            yield Result(match[2], PASSED if match[1] == "OK" else FAILED, line, match[2])
-
-
-def _pytest(lines: list[str]) -> Iterator[Result]:
-    for line in lines:
-        match = re.match(r"(PASSED|FAILED) (\S.*)$", line)
-        if match:
-            yield Result(match[2].split(" - ")[0] if match[1] == FAILED else match[2], match[1], line)
-
+_MINITEST = {".": PASSED, "F": FAILED, "E": FAILED, "S": SKIPPED}
+_VITEST = {"✓": PASSED, _CROSS: FAILED, "↓": SKIPPED}
+_vitest_tests = _by_line(
+    rf"\s*([✓{_CROSS}↓]) (.+?)(?: \d+ms| \[skipped\])?$",
+    lambda match: Result(match[2], _VITEST[match[1]], match.string, match[2]),
+)
+_pytest = _by_line(
+    r"(PASSED|FAILED) (\S.*)$",
+    lambda match: Result(match[2].split(" - ")[0] if match[1] == FAILED else match[2], match[1], match.string),
+)
 
 _RUNNERS: Mapping[str, Callable[[list[str]], Iterator[Result]]] = {
-    "cargo": _cargo, "gotest": _go, "phpunit": _phpunit, "minitest": _minitest, "tap": _tap, "jest": _jest,
-    "vitest": _vitest, "googletest": _googletest, "pytest": _pytest, "pytest_options": _pytest, "pytest_v2": _pytest,
-    "matplotlib": _pytest, "seaborn": _pytest,
-}  # fmt: skip
+    "cargo": _by_line(
+        r"test (.+?) \.\.\. (?!ignored|bench:)(.+)$",
+        lambda match: Result(match[1], FAILED if match[2].endswith("FAILED") else PASSED, match.string),
+    ),
+    "gotest": _go,
+    "phpunit": _phpunit,
+    "minitest": _by_line(
+        r"(.+) = [\d.]+ s = ([.FES])$", lambda match: Result(match[1], _MINITEST[match[2]], match.string)
+    ),
+    "tap": _by_line(r"(?i)\s*(not )?ok\b(?: \d+)?(?: -)? ?(.*?)(?: # (TODO|SKIP)\b.*)?$", _tap_result),
+    "jest": _by_line(
+        r"\s*([✓✕]) (.+?)(?: \([\d.]+ m?s\))?$",
+        lambda match: Result(match[2], PASSED if match[1] == "✓" else FAILED, match.string, match[2]),
+    ),
+    "vitest": lambda lines: _vitest_tests([line for line in lines if not _VITEST_FILE.match(line)]),
+    "googletest": _by_line(
+        r".*\[\s*(OK|FAILED)\s*\] (\S+?)(?:, where .*)? \(\d+ ms\)$",
+        lambda match: Result(match[2], PASSED if match[1] == "OK" else FAILED, match.string, match[2]),
+    ),
+    **dict.fromkeys(("pytest", "pytest_options", "pytest_v2", "matplotlib", "seaborn"), _pytest),
+}
 """The runners, by the suffix of the parser's name in swebench."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
