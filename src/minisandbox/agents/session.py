@@ -441,12 +441,12 @@ class Session:
 
 
 def _bytes_of(messages: Iterable[Message]) -> int:
-    texts = (
+    fields = (
         text
         for message in messages
         for text in (message.content, message.reasoning, *(call.name + call.arguments for call in message.tool_calls))
     )
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in fields)
 
 
 def _result(command: str | tuple[str, ...], status: int, *, stdout: str = "", stderr: str = "") -> ExecResult:
