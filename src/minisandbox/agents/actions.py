@@ -101,7 +101,7 @@ class Submit:
 
 Edit = View | Create | StrReplace | Insert
 Action = Bash | Edit | Submit
-_EDITS: Mapping[str, type[Edit]] = {kind.VERB: kind for kind in (View, Create, StrReplace, Insert)}
+_EDITS = tuple(kind.VERB for kind in (View, Create, StrReplace, Insert))
 
 
 def name_of(action: Action) -> str:
@@ -113,9 +113,9 @@ def name_of(action: Action) -> str:
 
 def arguments_of(action: Action) -> dict[str, object]:
     """Return the arguments of an action's tool call; :func:`action_of` is the inverse."""
+    values = {field.name: getattr(action, field.name) for field in fields(action)}
     if isinstance(action, Bash | Submit):
-        return {one.name: getattr(action, one.name) for one in fields(action)}
-    values = {one.name: getattr(action, one.name) for one in fields(action)}
+        return values
     arguments = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return {"command": action.VERB} | {name: value for name, value in arguments.items() if value is not None}
 
@@ -132,9 +132,9 @@ def action_of(name: str, arguments: Mapping[str, object]) -> Action:
     """
     if name not in _PARAMETERS:
         raise FormatError(f"There is no tool {name[:80]!r}. The tools are {BASH}, {EDITOR} and {SUBMIT}.")
-    unknown = sorted(set(arguments) - set(_PARAMETERS[name]))
-    if unknown:
-        raise FormatError(f"The tool {name} has no parameter {unknown[0][:80]!r}.")
+    unknown_names = sorted(arguments.keys() - _PARAMETERS[name].keys())
+    if unknown_names:
+        raise FormatError(f"The tool {name} has no parameter {unknown_names[0][:80]!r}.")
     if name == SUBMIT:
         return Submit()
     if name == BASH:
@@ -155,84 +155,87 @@ def _edit(verb: str, arguments: Mapping[str, object]) -> Edit:
             return Create(path, _text(arguments, "file_text", verb))
         case "insert":
             return Insert(path, _line(arguments.get("insert_line")), _text(arguments, "new_str", verb))
-    old = _text(arguments, "old_str", verb)
-    if not old:
+    old_text = _text(arguments, "old_str", verb)
+    if not old_text:
         raise FormatError(f"{verb}: the text to replace is empty. Use insert to add lines.")
-    return StrReplace(path, old, "" if arguments.get("new_str") is None else _text(arguments, "new_str", verb))
+    return StrReplace(path, old_text, "" if arguments.get("new_str") is None else _text(arguments, "new_str", verb))
 
 
 def _text(arguments: Mapping[str, object], name: str, verb: str, *, blank: bool = True) -> str:
-    value = arguments.get(name)
-    if value is None:
+    text = arguments.get(name)
+    if text is None:
         raise FormatError(f"{verb}: the parameter {name!r} is missing.")
-    if not isinstance(value, str):
+    if not isinstance(text, str):
         raise FormatError(f"{verb}: the parameter {name!r} is not a text.")
-    if not blank and not value.strip():
+    if not blank and not text.strip():
         raise FormatError(f"{verb}: the parameter {name!r} is empty.")
-    if len(value) > MAX_TEXT:
+    if len(text) > MAX_TEXT:
         raise FormatError(f"{verb}: the parameter {name!r} has more than {MAX_TEXT} characters. Do it in parts.")
-    if "\0" in value:
+    if "\0" in text:
         raise FormatError(f"{verb}: the parameter {name!r} has a NUL character in it.")
     try:
-        value.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:  # JSON can contain unpaired surrogates
         raise FormatError(f"{verb}: the parameter {name!r} has a character in it that UTF-8 cannot encode.") from None
-    return value
+    return text
 
 
-def _range(value: object) -> tuple[int, int] | None:
-    if value is None:
+def _range(argument: object) -> tuple[int, int] | None:
+    if argument is None:
         return None
-    numbers = [one for one in value if type(one) is int] if isinstance(value, list | tuple) else []
-    if not isinstance(value, list | tuple) or len(value) != 2 or len(numbers) != 2:
+    if not isinstance(argument, list | tuple) or len(argument) != 2 or any(type(line) is not int for line in argument):
         raise FormatError("view: view_range is not two line numbers.")
-    return numbers[0], numbers[1]
+    return argument[0], argument[1]
 
 
-def _line(value: object) -> int:
-    if type(value) is not int:
+def _line(argument: object) -> int:
+    if type(argument) is not int:
         raise FormatError("insert: insert_line is not a line number.")
-    return value
-
-
-def _tool(name: str, description: str, required: tuple[str, ...], **parameters: object) -> dict[str, object]:
-    schema = {"type": "object", "properties": parameters, "required": list(required), "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    return argument
 
 
 _STRING = "string"
-TOOLS: tuple[Mapping[str, object], ...] = (
-    _tool(
-        BASH,
-        "Run a command in bash.",
-        ("command",),
-        command={"type": _STRING, "description": "The command; it may have several lines."},
-    ),
-    _tool(
-        EDITOR,
-        "View, create and edit files. view shows a file with line numbers, or lists a directory; create makes a new "
-        "file; str_replace replaces a text that must be in the file exactly once; insert adds lines.",
-        ("command", "path"),
-        command={"type": _STRING, "enum": list(_EDITS), "description": "What to do."},
-        path={"type": _STRING, "description": "The file or directory."},
-        file_text={"type": _STRING, "description": "For create: what the file holds."},
-        old_str={"type": _STRING, "description": "For str_replace: the text to replace, with its indentation."},
-        new_str={"type": _STRING, "description": "For str_replace and insert: the new text."},
-        insert_line={"type": "integer", "description": "For insert: the line after which the text goes; 0: the top."},
-        view_range={
+_PARAMETERS: Mapping[str, Mapping[str, object]] = {
+    BASH: {"command": {"type": _STRING, "description": "The command; it may have several lines."}},
+    EDITOR: {
+        "command": {"type": _STRING, "enum": list(_EDITS), "description": "What to do."},
+        "path": {"type": _STRING, "description": "The file or directory."},
+        "file_text": {"type": _STRING, "description": "For create: what the file holds."},
+        "old_str": {"type": _STRING, "description": "For str_replace: the text to replace, with its indentation."},
+        "new_str": {"type": _STRING, "description": "For str_replace and insert: the new text."},
+        "insert_line": {
+            "type": "integer",
+            "description": "For insert: the line after which the text goes; 0: the top.",
+        },
+        "view_range": {
             "type": "array",
             "items": {"type": "integer"},
             "minItems": 2,
             "maxItems": 2,
             "description": "For view: the first and the last line, from 1; -1 is the last line of the file.",
         },
+    },
+    SUBMIT: {},
+}
+"""The JSON schema of each parameter, by tool."""
+
+
+def _tool(name: str, description: str, *required: str) -> dict[str, object]:
+    schema = {
+        "type": "object", "properties": _PARAMETERS[name], "required": list(required), "additionalProperties": False,
+    }  # fmt: skip
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS: tuple[Mapping[str, object], ...] = (
+    _tool(BASH, "Run a command in bash.", "command"),
+    _tool(
+        EDITOR,
+        "View, create and edit files. view shows a file with line numbers, or lists a directory; create makes a new "
+        "file; str_replace replaces a text that must be in the file exactly once; insert adds lines.",
+        "command",
+        "path",
     ),
-    _tool(SUBMIT, "Submit the repository as it is now. This ends your work.", ()),
+    _tool(SUBMIT, "Submit the repository as it is now. This ends your work."),
 )
 """The tools in the chat completions API's format."""
-
-_PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    BASH: ("command",),
-    EDITOR: ("command", "path", "file_text", "old_str", "new_str", "insert_line", "view_range"),
-    SUBMIT: (),
-}

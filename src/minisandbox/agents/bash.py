@@ -46,29 +46,29 @@ class BashAgent:
             ModelError: the model gave no usable response.
         """
         session.say(*self._opening(task, session))
-        errors = 0
+        error_count = 0
         try:
-            while errors < self._options.format_errors:
+            while error_count < self._options.format_errors:
                 completion = await session.ask(self._format.tools)
                 try:
                     actions = self._read(completion)
                 except FormatError as error:
-                    errors += 1
+                    error_count += 1
                     session.say(*self._format.correct(completion.message, self._correction(error, session)))
                     continue
-                errors = 0
-                for number, action in enumerate(actions):
+                error_count = 0
+                for index, action in enumerate(actions):
                     if isinstance(action, Submit):
                         return Ending()
                     observation = _with_warning(await self._do(action, session), session)
-                    session.say(self._format.observe(completion.message, number, observation))
+                    session.say(self._format.observe(completion.message, index, observation))
         finally:
             await session.close()
-        return Ending(EXIT_FORMAT, f"{errors} responses in a row had no valid action")
+        return Ending(EXIT_FORMAT, f"{error_count} responses in a row had no valid action")
 
     def _opening(self, task: Task, session: Session) -> list[Message]:
         workdir = str(session.box.image.workdir)
-        system, first = self._prompts.render(
+        system_prompt, task_prompt = self._prompts.render(
             {
                 "problem_statement": task.problem_statement,
                 "workdir": workdir,
@@ -76,7 +76,7 @@ class BashAgent:
                 "command_timeout": f"{self._options.command_timeout:g}",
             }
         )
-        return [Message("system", system)] * bool(system) + [Message("user", first)]
+        return [Message("system", system_prompt)] * bool(system_prompt) + [Message("user", task_prompt)]
 
     def _read(self, completion: Completion) -> tuple[Action, ...]:
         if completion.finish_reason == "length":  # even an action that looks complete may be truncated
@@ -98,8 +98,8 @@ class BashAgent:
 
 
 def _with_warning(text: str, session: Session) -> str:
-    line = warning(session.left(), session.limits)
-    return f"{text}\n{line}" if line else text
+    warning_line = warning(session.left(), session.limits)
+    return f"{text}\n{warning_line}" if warning_line else text
 
 
 _UNITS: Mapping[LimitName, str] = {
@@ -109,7 +109,7 @@ _UNITS: Mapping[LimitName, str] = {
     "cost": "{:.2f} dollars",
 }
 _LAST_STEPS = 3
-_SHARE = 0.1
+_LOW_SHARE = 0.1  # of a limit; below it the model is warned
 
 
 def of_command(result: ExecResult, *, limit: int, timeout: float) -> str:
@@ -121,27 +121,27 @@ def of_command(result: ExecResult, *, limit: int, timeout: float) -> str:
         timeout: the command's time limit in seconds.
     """
     streams = [(name, text) for name, text in (("stdout", result.stdout), ("stderr", result.stderr)) if text]
-    head = f"no answer within {timeout:g} s: killed" if result.outcome is Outcome.TIMEOUT else result.fate
-    notes = [head if streams else f"{head}, no output"]
-    dropped = result.dropped_stdout + result.dropped_stderr
-    if dropped:
-        notes.append(f"{dropped} bytes of output were too many to be kept")
+    fate = f"no answer within {timeout:g} s: killed" if result.outcome is Outcome.TIMEOUT else result.fate
+    notes = [fate if streams else f"{fate}, no output"]
+    dropped_bytes = result.dropped_stdout + result.dropped_stderr
+    if dropped_bytes:
+        notes.append(f"{dropped_bytes} bytes of output were too many to be kept")
     notes += [f"the sandbox's limit on {name} was reached" for name in result.limits_hit if name != "output"]
     if result.left_running:
         notes.append(f"background processes left running: {result.left_running}")
     if isinstance(result, ShellResult) and result.restarted:
         notes.append(f"the shell was restarted in {result.cwd}; its variables, functions and options are lost")
-    parts = [f"[{'; '.join(notes)}]"]
-    for (name, text), share in zip(streams, _shares([len(text) for _, text in streams], limit), strict=True):
-        parts.append(f"<{name}>\n{shortened(text, share).rstrip(chr(10))}\n</{name}>")
-    return "\n".join(parts)
+    sections = [f"[{'; '.join(notes)}]"]
+    for (name, text), size in zip(streams, _stream_limits([len(text) for _, text in streams], limit), strict=True):
+        sections.append(f"<{name}>\n{shortened(text, size).rstrip(chr(10))}\n</{name}>")
+    return "\n".join(sections)
 
 
-def _shares(lengths: list[int], limit: int) -> list[int]:
+def _stream_limits(lengths: list[int], limit: int) -> list[int]:
     """Divide ``limit`` characters between the streams; a short stream leaves its unused share to the long stream."""
-    half = limit // len(lengths) if lengths else 0
-    spare = sum(max(0, half - length) for length in lengths)
-    return [half + spare if length > half else half for length in lengths]
+    equal_share = limit // len(lengths) if lengths else 0
+    unused = sum(max(0, equal_share - length) for length in lengths)
+    return [equal_share + unused if length > equal_share else equal_share for length in lengths]
 
 
 def shortened(text: str, limit: int) -> str:
@@ -149,10 +149,10 @@ def shortened(text: str, limit: int) -> str:
     text = text.replace("\0", "\ufffd")  # engines written in C truncate text at NUL
     if len(text) <= limit:
         return text
-    head, tail = limit - limit // 2, limit // 2
-    missing = text[head : len(text) - tail]
-    line = f"[... {len(missing)} characters left out, {missing.count(chr(10))} line ends among them ...]"
-    return f"{text[:head]}\n{line}\n{text[len(text) - tail :]}"
+    head_length, tail_start = limit - limit // 2, len(text) - limit // 2
+    omitted = text[head_length:tail_start]
+    marker = f"[... {len(omitted)} characters left out, {omitted.count(chr(10))} line ends among them ...]"
+    return f"{text[:head_length]}\n{marker}\n{text[tail_start:]}"
 
 
 def warning(remaining: Mapping[LimitName, float], limits: AgentLimits) -> str:
@@ -161,11 +161,15 @@ def warning(remaining: Mapping[LimitName, float], limits: AgentLimits) -> str:
     The warning leaves out time: otherwise the policy would observe the machine's load, and rollouts would not be
     reproducible.
     """
-    low = [_UNITS[name].format(amount) for name, amount in remaining.items() if _is_little(name, amount, limits)]
-    low = ["1 step" if one == "1 steps" else one for one in low]
-    return f"[only {', '.join(low)} left: submit before that]" if low else ""
+    amounts = [_UNITS[name].format(amount) for name, amount in remaining.items() if _is_little(name, amount, limits)]
+    amounts = ["1 step" if amount == "1 steps" else amount for amount in amounts]
+    return f"[only {', '.join(amounts)} left: submit before that]" if amounts else ""
 
 
 def _is_little(name: LimitName, amount: float, limits: AgentLimits) -> bool:
     limit = getattr(limits, name)
-    return name in _UNITS and limit is not None and amount <= max(_SHARE * limit, _LAST_STEPS if name == "steps" else 0)
+    return (
+        name in _UNITS
+        and limit is not None
+        and amount <= max(_LOW_SHARE * limit, _LAST_STEPS if name == "steps" else 0)
+    )

@@ -26,9 +26,9 @@ from minisandbox.types import FileInfo, FileType, MiB
 MAX_FILE = 4 * MiB
 """Maximum bytes of a file that the tool edits; larger files need commands."""
 
-_AROUND = 4
-_MOST_ENTRIES = 1000
-_MOST_PLACES = 10
+_CONTEXT_LINES = 4
+_MAX_ENTRIES = 1000
+_MAX_LINE_NUMBERS = 10
 
 
 class EditError(MiniSandboxError):
@@ -108,72 +108,78 @@ async def _view(edit: View, files: FileOperations) -> str:
             raise EditError(f"{edit.path} is a directory: it has no lines")
         return _listing(await files.list(edit.path))
     lines = _lines(await _read(edit.path, files))
-    first, last = edit.view_range or (1, -1)
-    last = len(lines) if last == -1 else min(last, len(lines))
+    first_line, last_line = edit.view_range or (1, -1)
+    end = len(lines) if last_line == -1 else min(last_line, len(lines))
     if not lines:
         return f"{edit.path} is empty"
-    if not 1 <= first <= last:
-        raise EditError(f"lines {first} to {(edit.view_range or (0, 0))[1]}: {edit.path} has lines 1 to {len(lines)}")
-    return _numbered(lines[first - 1 : last], first)
+    if not 1 <= first_line <= end:
+        raise EditError(f"lines {first_line} to {last_line}: {edit.path} has lines 1 to {len(lines)}")
+    return _numbered(lines[first_line - 1 : end], first_line)
 
 
 def _listing(entries: tuple[FileInfo, ...]) -> str:
-    names = [one.path.name + ("/" if one.type is FileType.DIRECTORY else "") for one in entries[:_MOST_ENTRIES]]
-    more = [f"... and {len(entries) - _MOST_ENTRIES} more"] if len(entries) > _MOST_ENTRIES else []
-    return _shown("\n".join(names + more)) or "an empty directory"
+    lines = [entry.path.name + ("/" if entry.type is FileType.DIRECTORY else "") for entry in entries[:_MAX_ENTRIES]]
+    if len(entries) > _MAX_ENTRIES:
+        lines.append(f"... and {len(entries) - _MAX_ENTRIES} more")
+    return _encodable("\n".join(lines)) or "an empty directory"
 
 
 async def _create(edit: Create, files: FileOperations) -> str:
     if await files.exists(edit.path):
         raise EditError(f"{edit.path} exists already; replace a text in it, or write it with a command")
-    text = _ended(edit.file_text)
+    text = _with_newline(edit.file_text)
     await files.write_bytes(edit.path, text.encode())
     return f"{edit.path} was created, with {len(_lines(text))} lines"
 
 
 async def _replace(edit: StrReplace, files: FileOperations) -> str:
     text = await _read(edit.path, files)
-    places = _places(text, edit.old_str)
-    at = next(places, None)
-    if at is None:
-        ends = "; its lines end in \\r\\n" if "\r\n" in text and "\r" not in edit.old_str else ""
-        raise EditError(f"{edit.path} does not hold the old text; it must be exactly as in the file{ends}")
-    if next(places, None) is not None:
+    offsets = _offsets(text, edit.old_str)
+    offset = next(offsets, None)
+    if offset is None:
+        crlf_hint = "; its lines end in \\r\\n" if "\r\n" in text and "\r" not in edit.old_str else ""
+        raise EditError(f"{edit.path} does not hold the old text; it must be exactly as in the file{crlf_hint}")
+    if next(offsets, None) is not None:
         raise EditError(_ambiguous(edit, text))
-    await _write(edit.path, text[:at] + edit.new_str + text[at + len(edit.old_str) :], files)
-    return _around(edit.path, text[:at] + edit.new_str + text[at + len(edit.old_str) :], at, len(edit.new_str))
+    edited = text[:offset] + edit.new_str + text[offset + len(edit.old_str) :]
+    await _write(edit.path, edited, files)
+    return _report(edit.path, edited, offset, len(edit.new_str))
 
 
-def _places(text: str, part: str) -> Iterator[int]:
-    """Yield the positions of all non-overlapping occurrences of ``part`` in ``text``."""
-    at = text.find(part)
-    while at >= 0:
-        yield at
-        at = text.find(part, at + len(part))
+def _offsets(text: str, fragment: str) -> Iterator[int]:
+    """Yield the offsets of all non-overlapping occurrences of a fragment in a text."""
+    offset = text.find(fragment)
+    while offset >= 0:
+        yield offset
+        offset = text.find(fragment, offset + len(fragment))
 
 
 def _ambiguous(edit: StrReplace, text: str) -> str:
-    lines: list[str] = []
-    line, seen = 1, 0
-    for at in _places(text, edit.old_str):
-        line, seen = line + text.count("\n", seen, at), at
-        lines.append(str(line))
-        if len(lines) > _MOST_PLACES:
-            lines[-1] = "..."
+    line_numbers: list[str] = []
+    line_number, line_offset = 1, 0
+    for offset in _offsets(text, edit.old_str):
+        line_number, line_offset = line_number + text.count("\n", line_offset, offset), offset
+        line_numbers.append(str(line_number))
+        if len(line_numbers) > _MAX_LINE_NUMBERS:
+            line_numbers[-1] = "..."
             break
-    return f"{edit.path} holds the old text at lines {', '.join(lines)}; take in more lines, so that it is there once"
+    return (
+        f"{edit.path} holds the old text at lines {', '.join(line_numbers)}; "
+        "take in more lines, so that it is there once"
+    )
 
 
 async def _insert(edit: Insert, files: FileOperations) -> str:
     text = await _read(edit.path, files)
     lines = text.split("\n")
-    count = len(_lines(text))
-    if not 0 <= edit.insert_line <= count:
-        raise EditError(f"line {edit.insert_line}: {edit.path} has lines 1 to {count}; 0 is before the first")
-    before = "".join(line + "\n" for line in lines[: edit.insert_line])
-    after, added = text[len(before) :], _ended(edit.new_str)
-    await _write(edit.path, before + added + after, files)
-    return _around(edit.path, before + added + after, len(before), len(added))
+    line_count = len(_lines(text))
+    if not 0 <= edit.insert_line <= line_count:
+        raise EditError(f"line {edit.insert_line}: {edit.path} has lines 1 to {line_count}; 0 is before the first")
+    head = "".join(line + "\n" for line in lines[: edit.insert_line])
+    inserted = _with_newline(edit.new_str)
+    edited = head + inserted + text[len(head) :]
+    await _write(edit.path, edited, files)
+    return _report(edit.path, edited, len(head), len(inserted))
 
 
 async def _read(path: str, files: FileOperations) -> str:
@@ -190,7 +196,7 @@ async def _write(path: str, text: str, files: FileOperations) -> None:
     await files.write_bytes(path, data)
 
 
-def _ended(text: str) -> str:
+def _with_newline(text: str) -> str:
     return text if not text or text.endswith("\n") else text + "\n"
 
 
@@ -198,20 +204,19 @@ def _lines(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _around(path: str, text: str, at: int, length: int) -> str:
-    """Format the changed lines, with context, as the report of an edit."""
-    first = text.count("\n", 0, at) + 1
-    last = first + text.count("\n", at, at + length)
-    lines = _lines(text)
-    start = max(1, first - _AROUND)
-    shown = lines[start - 1 : last + _AROUND]
-    return f"{path} was changed:\n{_numbered(shown, start)}" if shown else f"{path} is empty now"
+def _report(path: str, text: str, offset: int, length: int) -> str:
+    """Format the changed lines of the new text, with context, as the report of an edit."""
+    first_changed = text.count("\n", 0, offset) + 1
+    last_changed = first_changed + text.count("\n", offset, offset + length)
+    first_line = max(1, first_changed - _CONTEXT_LINES)
+    lines = _lines(text)[first_line - 1 : last_changed + _CONTEXT_LINES]
+    return f"{path} was changed:\n{_numbered(lines, first_line)}" if lines else f"{path} is empty now"
 
 
-def _numbered(lines: list[str], first: int) -> str:
-    return _shown("\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, start=first)))
+def _numbered(lines: list[str], first_line: int) -> str:
+    return _encodable("\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, start=first_line)))
 
 
-def _shown(text: str) -> str:
+def _encodable(text: str) -> str:
     """Replace bytes that are not UTF-8 by U+FFFD, because surrogates cannot be sent to a model."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -30,8 +30,9 @@ from minisandbox.agents.actions import (
 from minisandbox.models import Message, ToolCall
 
 EDIT = "edit"
-_WORDS = (BASH, EDIT, SUBMIT)
-_LEAST = 7
+_LANGUAGES = (BASH, EDIT, SUBMIT)
+"""The words at the opening fences of actions."""
+_MIN_MARKER = 7  # characters of the markers around SEARCH and REPLACE
 _THOUGHT = ("<think>", "</think>")
 
 
@@ -53,6 +54,11 @@ class _OneAction:
         del message
         return (Message("user", text),)
 
+    def _single(self, actions: Sequence[Action]) -> Action:
+        if len(actions) != 1:
+            raise FormatError(f"a response in this format has one action, not {len(actions)}")
+        return actions[0]
+
 
 class TextFormat(_OneAction):
     """Actions as fenced blocks; see ``docs/reference/action-formats.md``.
@@ -70,11 +76,10 @@ class TextFormat(_OneAction):
         Raises:
             FormatError: the response has no action, several actions, or a malformed action.
         """
-        blocks = [
-            (language, lines) for language, lines in _blocks(without_thought(message.content)) if language in _WORDS
-        ]
+        blocks = [block for block in _blocks(without_thought(message.content)) if block[0] in _LANGUAGES]
         if len(blocks) != 1:
-            raise FormatError(f"Your answer has {len(blocks) or 'no'} blocks of {', '.join(_WORDS)}; it must have one.")
+            names = ", ".join(_LANGUAGES)
+            raise FormatError(f"Your answer has {len(blocks) or 'no'} blocks of {names}; it must have one.")
         language, lines = blocks[0]
         if language == EDIT:
             return (_edit(lines),)
@@ -90,12 +95,10 @@ class TextFormat(_OneAction):
         Raises:
             FormatError: there is not exactly one action.
         """
-        if len(actions) != 1:
-            raise FormatError(f"a response in this format has one action, not {len(actions)}")
-        language, body = _block_of(actions[0])
+        language, body = _block_of(self._single(actions))
         lines = body.split("\n") if body else []
-        longest = max((_fence(line)[0] for line in lines if not _fence(line)[1]), default=0)
-        fence = "`" * max(3, longest + 1)
+        longest_fence = max((_fence(line)[0] for line in lines if not _fence(line)[1]), default=0)
+        fence = "`" * max(3, longest_fence + 1)
         return Message("assistant", "\n".join([fence + language, *lines, fence]))
 
 
@@ -113,9 +116,10 @@ def beside_action(text: str) -> str:
         text: a response that :meth:`TextFormat.parse` accepts.
     """
     lines = text.split("\n")
-    start, end = next(((start, end) for word, start, end in _spans(lines) if word in _WORDS), (len(lines) + 1, 0))
-    parts = ("\n".join(lines[: start - 1]), "\n".join(lines[end + 1 :]) if end else "")
-    return "\n\n".join(part.strip() for part in parts if part.strip())
+    spans = ((start, end) for language, start, end in _spans(lines) if language in _LANGUAGES)
+    start, end = next(spans, (len(lines) + 1, 0))
+    texts = ("\n".join(lines[: start - 1]), "\n".join(lines[end + 1 :]) if end else "")
+    return "\n\n".join(text.strip() for text in texts if text.strip())
 
 
 def _fence(line: str) -> tuple[int, str]:
@@ -133,19 +137,19 @@ def _blocks(text: str) -> Iterator[tuple[str, Sequence[str]]]:
 
 def _spans(lines: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Yield each fenced block: the word at the opening fence, and the start and end of the lines between the fences."""
-    opened, language, start = 0, "", 0
-    for number, line in enumerate(lines):
+    fence_length, language, start = 0, "", 0
+    for index, line in enumerate(lines):
         if not line.startswith("```"):
             continue
         length, info = _fence(line)
-        if opened and length >= opened and not info:
-            yield language, start, number
-            opened = 0
-        elif not opened and "`" not in info:  # a line of ```inline code``` is not a fence
-            opened, language, start = length, info, number + 1
-    if opened:
+        if fence_length and length >= fence_length and not info:
+            yield language, start, index
+            fence_length = 0
+        elif not fence_length and "`" not in info:  # a line of ```inline code``` is not a fence
+            fence_length, language, start = length, info, index + 1
+    if fence_length:
         raise FormatError(
-            f"The block that begins with {'`' * min(opened, 9)}{language[:40]} is not closed. "
+            f"The block that begins with {'`' * min(fence_length, 9)}{language[:40]} is not closed. "
             "If a block holds lines of ``` itself, begin and end it with ````."
         )
 
@@ -170,8 +174,8 @@ def _edit(lines: Sequence[str]) -> Action:
         arguments |= {"insert_line": numbers[0] if numbers else None, "new_str": "\n".join(body)}
         numbers = numbers[1:]
     elif verb == "str_replace":
-        old, new = _search_and_replace(body)
-        arguments |= {"old_str": "\n".join(old), "new_str": "\n".join(new)}
+        old_lines, new_lines = _search_and_replace(body)
+        arguments |= {"old_str": "\n".join(old_lines), "new_str": "\n".join(new_lines)}
     if numbers:
         raise FormatError(f"{EDIT}: there is more after the path than {verb} takes. Put a path with spaces in quotes.")
     return action_of(EDITOR, arguments)
@@ -186,14 +190,14 @@ def _header(line: str) -> tuple[str, str, list[int]]:
             path, end = json.JSONDecoder().raw_decode(arguments)
         except ValueError:
             raise FormatError(f"{EDIT}: the quotes of the path are not closed.") from None
-        tail = arguments[end:]
+        numbers = arguments[end:]
     else:
-        path, _, tail = arguments.partition(" ")
+        path, _, numbers = arguments.partition(" ")
     try:
-        return verb, path, [int(word) for word in tail.split()]
+        return verb, path, [int(number) for number in numbers.split()]
     except ValueError:
         raise FormatError(
-            f"{EDIT}: {tail.strip()[:80]!r} is no line number. Put a path with spaces in quotes."
+            f"{EDIT}: {numbers.strip()[:80]!r} is no line number. Put a path with spaces in quotes."
         ) from None
 
 
@@ -202,21 +206,26 @@ def _search_and_replace(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[s
     body = list(lines)
     while body and not body[-1].strip():
         body.pop()
-    first = body[0].rstrip() if body else ""
-    length = len(first) - len(first.lstrip("<"))
-    opening, middle, closing = (mark * length + word for mark, word in (("<", " SEARCH"), ("=", ""), (">", " REPLACE")))
-    marks = [number for number, line in enumerate(body) if line.rstrip() == middle]
-    if length < _LEAST or first != opening or body[-1].rstrip() != closing:
+    first_line = body[0].rstrip() if body else ""
+    length = len(first_line) - len(first_line.lstrip("<"))
+    opening, separator, closing = _markers(length)
+    separators = [index for index, line in enumerate(body) if line.rstrip() == separator]
+    if length < _MIN_MARKER or first_line != opening or body[-1].rstrip() != closing:
         raise FormatError(
             f"{EDIT}: after str_replace PATH come the lines <<<<<<< SEARCH, the old text, =======, the new text, "
             ">>>>>>> REPLACE."
         )
-    if len(marks) != 1 or any(line.rstrip() == closing for line in body[:-1]):
+    if len(separators) != 1 or any(line.rstrip() == closing for line in body[:-1]):
         raise FormatError(
-            f"{EDIT}: between SEARCH and REPLACE there must be one line {middle[:20]} that separates the texts. "
+            f"{EDIT}: between SEARCH and REPLACE there must be one line {separator[:20]} that separates the texts. "
             "If the text holds such lines itself, make all three markers longer."
         )
-    return body[1 : marks[0]], body[marks[0] + 1 : -1]
+    return body[1 : separators[0]], body[separators[0] + 1 : -1]
+
+
+def _markers(length: int) -> tuple[str, str, str]:
+    """Return the lines before, between and after the texts of a ``str_replace``."""
+    return "<" * length + " SEARCH", "=" * length, ">" * length + " REPLACE"
 
 
 # --- rendering --------------------------------------------------------------------------------------------------------
@@ -236,25 +245,25 @@ def _block_of(action: Action) -> tuple[str, str]:
             return EDIT, _joined(f"create {_quoted(path)}", text)
         case Insert(path, line, text):
             return EDIT, _joined(f"insert {_quoted(path)} {line}", text)
-        case StrReplace(path, old, new):
-            length = _LEAST
-            used_lines = {line.rstrip() for line in f"{old}\n{new}".split("\n")}
-            while "=" * length in used_lines or ">" * length + " REPLACE" in used_lines:
+        case StrReplace(path, old_text, new_text):
+            length = _MIN_MARKER
+            text_lines = {line.rstrip() for line in f"{old_text}\n{new_text}".split("\n")}
+            while text_lines & {*_markers(length)[1:]}:
                 length += 1
-            parts = ("<" * length + " SEARCH", old, "=" * length, new, ">" * length + " REPLACE")
-            return EDIT, _joined(f"str_replace {_quoted(path)}", *(part for part in parts if part))
+            opening, separator, closing = _markers(length)
+            return EDIT, _joined(f"str_replace {_quoted(path)}", opening, old_text, separator, new_text, closing)
 
 
-def _joined(*parts: str) -> str:
-    return "\n".join(part for part in parts if part)
+def _joined(*texts: str) -> str:
+    return "\n".join(text for text in texts if text)
 
 
 def _quoted(path: str) -> str:
-    plain = path.isprintable() and not any(mark.isspace() or mark in "\"`'" for mark in path)
-    return path if plain else json.dumps(path)
+    is_plain = path.isprintable() and not any(character.isspace() or character in "\"`'" for character in path)
+    return path if is_plain else json.dumps(path)
 
 
-MOST_CALLS = 16
+MAX_CALLS = 16
 """Maximum tool calls in one response. A response counts as one step, so the step limit does not bound its calls."""
 
 
@@ -277,8 +286,8 @@ class ToolFormat:
         """
         if not message.tool_calls:
             raise FormatError("Your answer calls no tool.")
-        if len(message.tool_calls) > MOST_CALLS:
-            raise FormatError(f"Your answer has {len(message.tool_calls)} calls; it may have {MOST_CALLS}.")
+        if len(message.tool_calls) > MAX_CALLS:
+            raise FormatError(f"Your answer has {len(message.tool_calls)} calls; it may have {MAX_CALLS}.")
         return tuple(_action(call) for call in message.tool_calls)
 
     def render(self, *actions: Action) -> Message:
@@ -304,8 +313,8 @@ def _action(call: ToolCall) -> Action:
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError) as error:
-        what = str(error) if isinstance(error, json.JSONDecodeError) else "it is too deep, or a number is too long"
-        raise FormatError(f"The arguments of {call.name[:80]!r} are not JSON: {what[:200]}.") from None
+        reason = str(error) if isinstance(error, json.JSONDecodeError) else "it is too deep, or a number is too long"
+        raise FormatError(f"The arguments of {call.name[:80]!r} are not JSON: {reason[:200]}.") from None
     if not isinstance(arguments, dict):
         raise FormatError(f"The arguments of {call.name[:80]!r} are not a JSON object.")
     return action_of(call.name, arguments)
@@ -338,11 +347,11 @@ class XmlFormat(_OneAction):
         name, position = _name(text, start + len(_FUNCTION))
         arguments: dict[str, object] = {}
         while (position := _next(text, position)) < len(text) and text.startswith(_PARAMETER, position):
-            key, begin = _name(text, position + len(_PARAMETER))
-            end = text.find(_PARAMETER_END, begin)
+            parameter, value_start = _name(text, position + len(_PARAMETER))
+            end = text.find(_PARAMETER_END, value_start)
             if end < 0:
-                raise FormatError(f"The parameter {key[:80]!r} is not closed by {_PARAMETER_END}.")
-            arguments[key] = _value(key, text[begin:end])
+                raise FormatError(f"The parameter {parameter[:80]!r} is not closed by {_PARAMETER_END}.")
+            arguments[parameter] = _value(parameter, text[value_start:end])
             position = end + len(_PARAMETER_END)
         if not text.startswith(_FUNCTION_END, position):
             raise FormatError(f"The function call is not closed by {_FUNCTION_END}, or holds more than parameters.")
@@ -356,14 +365,13 @@ class XmlFormat(_OneAction):
         Raises:
             FormatError: there is not exactly one action, or a value contains the end of a parameter.
         """
-        if len(actions) != 1:
-            raise FormatError(f"a response in this format has one action, not {len(actions)}")
-        lines = [f"{_FUNCTION}{name_of(actions[0])}>"]
-        for key, value in arguments_of(actions[0]).items():
-            text = value if isinstance(value, str) else json.dumps(value)
+        action = self._single(actions)
+        lines = [f"{_FUNCTION}{name_of(action)}>"]
+        for parameter, argument in arguments_of(action).items():
+            text = argument if isinstance(argument, str) else json.dumps(argument)
             if _PARAMETER_END in text:
-                raise FormatError(f"the value of {key!r} contains {_PARAMETER_END}")
-            lines.append(f"{_PARAMETER}{key}>\n{text}\n{_PARAMETER_END}")
+                raise FormatError(f"the value of {parameter!r} contains {_PARAMETER_END}")
+            lines.append(f"{_PARAMETER}{parameter}>\n{text}\n{_PARAMETER_END}")
         return Message("assistant", "\n".join([*lines, _FUNCTION_END]))
 
 
@@ -382,15 +390,15 @@ def _next(text: str, position: int) -> int:
     return position
 
 
-def _value(key: str, text: str) -> object:
+def _value(parameter: str, text: str) -> object:
     """Return a value without the newlines around it; parse numbers as JSON."""
     text = text.removeprefix("\n").removesuffix("\n")
-    if key not in _NUMBERS:
+    if parameter not in _NUMBERS:
         return text
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise FormatError(f"The parameter {key!r} is not a line number, or two as [1, 20].") from None
+        raise FormatError(f"The parameter {parameter!r} is not a line number, or two as [1, 20].") from None
 
 
 class ActionFormat(Protocol):

@@ -61,12 +61,12 @@ class AgentOptions:
         if not 0 < self.command_timeout <= 86_400:
             raise InvalidValue(f"command_timeout is {self.command_timeout!r}", hint="give seconds, up to 86400")
         for name, minimum in (("observation_chars", 100), ("format_errors", 1)):
-            value = getattr(self, name)
-            if type(value) is not int or value < minimum:
-                raise InvalidValue(f"{name} is {value!r}", hint=f"give {minimum} or more")
+            count = getattr(self, name)
+            if type(count) is not int or count < minimum:
+                raise InvalidValue(f"{name} is {count!r}", hint=f"give {minimum} or more")
 
     def given(self) -> frozenset[str]:
         """Return the names of the options that differ from their defaults."""
-        default = type(self)()
+        defaults = type(self)()
         names = (field.name for field in fields(self))
-        return frozenset(name for name in names if getattr(self, name) != getattr(default, name))
+        return frozenset(name for name in names if getattr(self, name) != getattr(defaults, name))

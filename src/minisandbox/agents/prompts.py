@@ -23,7 +23,7 @@ PLACEHOLDERS: Mapping[str, str] = {
 """The placeholders of prompts, with descriptions of their values."""
 
 _PLACEHOLDER = re.compile(r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}")
-_HERE = Path(__file__).parent / "prompts"
+_PACKAGED = Path(__file__).parent / "prompts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Template:
     source: str
 
     def __post_init__(self) -> None:
-        for line, name in self._placeholders():
+        for line_number, name in self._placeholders():
             if name not in PLACEHOLDERS:
                 raise InvalidValue(
-                    f"{self.source}:{line}: {{{name}}} is not a known placeholder",
+                    f"{self.source}:{line_number}: {{{name}}} is not a known placeholder",
                     hint=f"use {', '.join(PLACEHOLDERS)}; write {{{{{name}}}}} for the literal text",
                 )
 
@@ -89,14 +89,14 @@ class Prompts:
             InvalidValue: a file cannot be read or has unknown placeholders, or no file contains the issue.
         """
         names = ("system.md", "task.md", f"actions-{action_format}.md")
-        custom: dict[str, Path] = {}
+        custom_paths: dict[str, Path] = {}
         if path is not None and path.is_dir():
-            custom = {name: path / name for name in names if (path / name).exists()}
-            if not custom:
+            custom_paths = {name: path / name for name in names if (path / name).exists()}
+            if not custom_paths:
                 raise InvalidValue(f"{path} has no prompt", hint=f"it may have {', '.join(names)}")
         elif path is not None:
-            custom = {"task.md": path}
-        prompts = cls(*(_read(custom.get(name, _HERE / name)) for name in names))
+            custom_paths = {"task.md": path}
+        prompts = cls(*(_read(custom_paths.get(name, _PACKAGED / name)) for name in names))
         prompts._check()
         return prompts
 
@@ -106,8 +106,8 @@ class Prompts:
         Args:
             values: the values of all placeholders except ``actions``.
         """
-        filled = {**values, "actions": self.actions.render({**values, "actions": ""}).rstrip("\n")}
-        return self.system.render(filled).rstrip("\n"), self.task.render(filled).rstrip("\n")
+        all_values = {**values, "actions": self.actions.render({**values, "actions": ""}).rstrip("\n")}
+        return self.system.render(all_values).rstrip("\n"), self.task.render(all_values).rstrip("\n")
 
     def _check(self) -> None:
         if "problem_statement" not in self.system.names() | self.task.names():

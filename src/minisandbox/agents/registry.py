@@ -20,11 +20,11 @@ class _Entry:
     """An agent of this package.
 
     Attributes:
-        make: a function that creates the agent.
+        create: a function that creates the agent.
         options: the names of the options that the agent accepts.
     """
 
-    make: Callable[[AgentOptions], Agent]
+    create: Callable[[AgentOptions], Agent]
     options: frozenset[str]
 
 
@@ -34,9 +34,9 @@ def _replay(options: AgentOptions) -> Agent:
     return ReplayAgent.load(options.recording)
 
 
-_OF_BASH = frozenset({"action_format", "prompt", "shell", "command_timeout", "observation_chars", "format_errors"})
+_BASH_OPTIONS = frozenset({"action_format", "prompt", "shell", "command_timeout", "observation_chars", "format_errors"})
 _AGENTS: Mapping[str, _Entry] = {
-    "bash": _Entry(BashAgent, _OF_BASH),
+    "bash": _Entry(BashAgent, _BASH_OPTIONS),
     "oracle": _Entry(lambda _: OracleAgent(), frozenset()),
     "empty": _Entry(lambda _: EmptyAgent(), frozenset()),
     "replay": _Entry(_replay, frozenset({"recording"})),
@@ -64,41 +64,42 @@ def open_agent(name: str, options: AgentOptions | None = None) -> Agent:
     if entry is None and plugin is None and ":" not in name:
         names = (*AGENTS, *plugin_names("agents", AGENTS))
         raise NotFound(f"there is no agent {name!r}", hint=f"use {', '.join(names)}, or package.module:Class")
-    foreign = sorted(options.given() - accepted)
-    if foreign:
-        option = "agent_option" if foreign[0] == "extra" else foreign[0]
+    rejected = sorted(options.given() - accepted)
+    if rejected:
+        option = "agent_option" if rejected[0] == "extra" else rejected[0]
         hint = f"its options are {', '.join(sorted(accepted))}" if accepted else "leave it out"
         raise InvalidValue(f"the agent {name!r} has no option {option!r}", hint=hint)
-    return entry.make(options) if entry else _created(name, plugin or _imported(name), options)
+    return entry.create(options) if entry else _create(name, plugin or _import(name), options)
 
 
-def _imported(name: str) -> object:
-    module, _, attribute = name.partition(":")
+def _import(name: str) -> object:
+    module, _, class_name = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), class_name)
     except Exception as error:  # the module is the user's code, which may raise any exception
         raise NotFound(
-            f"the agent {name!r} cannot be imported: {_shown(error)}",
+            f"the agent {name!r} cannot be imported: {_describe(error)}",
             hint="its directory must be on PYTHONPATH; the form is package.module:Class",
         ) from error
 
 
-def _created(name: str, make: object, options: AgentOptions) -> Agent:
+def _create(name: str, agent_class: object, options: AgentOptions) -> Agent:
     try:
-        agent = make(**options.extra)  # type: ignore[operator] # a TypeError otherwise
+        agent: Agent = agent_class(**options.extra)  # type: ignore[operator] # a TypeError otherwise
     except MiniSandboxError:
         raise
     except Exception as error:  # user code again; it probably rejects an argument
         raise InvalidValue(
-            f"the agent {name!r} cannot be created: {_shown(error)}", hint="check --agent-option NAME=VALUE"
+            f"the agent {name!r} cannot be created: {_describe(error)}", hint="check --agent-option NAME=VALUE"
         ) from error
-    missing = [word for word in ("name", "needs_model", "run") if not hasattr(agent, word)]
-    if missing:
-        raise InvalidValue(f"{name!r} is not an agent: it has no {missing[0]!r}", hint="docs/how-to/write-an-agent.md")
-    made: Agent = agent
-    return made
+    for attribute in ("name", "needs_model", "run"):
+        if not hasattr(agent, attribute):
+            raise InvalidValue(
+                f"{name!r} is not an agent: it has no {attribute!r}", hint="docs/how-to/write-an-agent.md"
+            )
+    return agent
 
 
-def _shown(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Return an error's message, with the class of errors that are unusual for imports and calls."""
     return str(error) if isinstance(error, ImportError | AttributeError | TypeError) else repr(error)

@@ -47,7 +47,7 @@ class ReplayAgent:
         timeout: float = 300.0,
     ) -> None:
         self._commands = None if commands is None else tuple(commands)
-        self._per_task = {task: tuple(own) for task, own in (per_task or {}).items()}
+        self._per_task = {name: tuple(task_commands) for name, task_commands in (per_task or {}).items()}
         self._timeout = timeout
 
     @classmethod
@@ -66,10 +66,10 @@ class ReplayAgent:
             path = path / "trajectories" if (path / "trajectories").is_dir() else path
             files = sorted(path.glob("*.json"), reverse=True)  # the first attempt comes last and wins
             return cls(per_task=dict(_recorded(file) for file in files), timeout=timeout)
-        value = _read(path)
-        if isinstance(value, dict):
+        document = _read(path)
+        if isinstance(document, dict):
             return cls(per_task=dict([_recorded(path)]), timeout=timeout)
-        return cls(_commands(value, path), timeout=timeout)
+        return cls(_commands(document, path), timeout=timeout)
 
     async def run(self, task: Task, session: Session) -> Ending:
         """Run the commands.
@@ -81,8 +81,8 @@ class ReplayAgent:
         """
         commands = self._per_task.get(task.instance_id, self._commands)
         if commands is None:
-            recorded = ", ".join(sorted(self._per_task)[:3])
-            raise NotFound(f"there is no recording for {task.instance_id!r}", hint=f"recorded are {recorded or 'none'}")
+            names = ", ".join(sorted(self._per_task)[:3]) or "none"
+            raise NotFound(f"there is no recording for {task.instance_id!r}", hint=f"recorded are {names}")
         try:
             for command in commands:
                 await self._play(command, session)
@@ -113,29 +113,26 @@ def _read(path: Path) -> object:
 
 def _recorded(path: Path) -> tuple[str, tuple[Command, ...]]:
     """Read only the task id and the commands of a trajectory file; its full schema belongs to ``trajectories``."""
-    value = _read(path)
-    steps = value.get("steps") if isinstance(value, dict) else None
-    task = value.get("instance_id") if isinstance(value, dict) else None
+    document = _read(path)
+    steps, task = (document.get("steps"), document.get("instance_id")) if isinstance(document, dict) else (None, None)
     if not isinstance(steps, list) or not isinstance(task, str) or not all(isinstance(step, dict) for step in steps):
         raise InvalidValue(f"{path} is not a trajectory", hint='a list of commands is fine too: ["ls", "make"]')
     commands = _commands([step.get("command") for step in steps], path)
-    stateful = [step.get("stateful") is True for step in steps]
     return task, tuple(
-        InShell(command) if in_shell and isinstance(command, str) else command
-        for command, in_shell in zip(commands, stateful, strict=True)
+        InShell(command) if step.get("stateful") is True and isinstance(command, str) else command
+        for command, step in zip(commands, steps, strict=True)
     )
 
 
-def _commands(value: object, path: Path) -> tuple[Command, ...]:
-    if not isinstance(value, list):
+def _commands(entries: object, path: Path) -> tuple[Command, ...]:
+    if not isinstance(entries, list):
         raise InvalidValue(f"{path} is neither a list of commands nor a trajectory", hint='for instance ["ls", "make"]')
-    return tuple(_command(entry, f"{path}: command {number}") for number, entry in enumerate(value, start=1))
+    return tuple(_command(entry, f"{path}: command {number}") for number, entry in enumerate(entries, start=1))
 
 
-def _command(entry: object, where: str) -> Command:
+def _command(entry: object, subject: str) -> Command:
     if isinstance(entry, str) and "\0" not in entry:
         return entry
-    parts = tuple(part for part in entry if isinstance(part, str)) if isinstance(entry, list) else ()
-    if not parts or not isinstance(entry, list) or len(parts) != len(entry) or any("\0" in part for part in parts):
-        raise InvalidValue(f"{where} is neither a string nor a list of strings", hint="without NUL characters")
-    return parts
+    if not isinstance(entry, list) or not entry or any(not isinstance(part, str) or "\0" in part for part in entry):
+        raise InvalidValue(f"{subject} is neither a string nor a list of strings", hint="without NUL characters")
+    return tuple(entry)

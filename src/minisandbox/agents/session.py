@@ -27,7 +27,7 @@ KEPT_OUTPUT = 64 << 10
 _TICK = 0.02  # seconds between two looks at a deadline that a queue has postponed
 _TOKENS_PER_BYTE = 1 / 3  # the least that is assumed: tokenizers write code and English with 3 to 4 bytes per token
 _PER_MESSAGE = 16  # tokens that a chat template adds to a message, at most
-_MISSING = b"\n[... %d bytes dropped ...]\n"  # equal to the sandbox's own marker
+_MARKER = b"\n[... %d bytes dropped ...]\n"  # equal to the sandbox's own marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +164,8 @@ class Record:
 
     def rows(self) -> tuple[TokenRow, ...]:
         """Return the training rows; their turns are indices of ``turns``."""
-        numbers = self._with_tokens
-        return tuple(replace(row, turns=tuple(numbers[one] for one in row.turns)) for row in self.tokens.rows())
+        turns = self._with_tokens
+        return tuple(replace(row, turns=tuple(turns[index] for index in row.turns)) for row in self.tokens.rows())
 
 
 class Session:
@@ -308,18 +308,18 @@ class Session:
         Raises:
             LimitReached: the rollout's time limit was reached first; the command was killed and recorded.
         """
-        recorded = command if isinstance(command, str) else tuple(command)
+        command = command if isinstance(command, str) else tuple(command)
         remaining = self._seconds()
-        allowed = min((one for one in (timeout, remaining) if one is not None), default=None)
+        limit = min((seconds for seconds in (timeout, remaining) if seconds is not None), default=None)
         began = self.elapsed
         try:
             result = await (
-                self._in_shell(recorded, allowed) if stateful else self.box.exec(recorded, timeout=allowed, stdin=stdin)
+                self._in_shell(command, limit) if stateful else self.box.exec(command, timeout=limit, stdin=stdin)
             )
         except FileAccessError as error:  # the agent removed the workdir, or denied access to it
-            result = _result(recorded, 126, stderr=error.what)
-        self.record.steps.append(Step(recorded, _shortened(result), len(self.record.turns), began, stateful))
-        if result.outcome is Outcome.TIMEOUT and allowed != timeout:
+            result = _result(command, 126, stderr=error.what)
+        self.record.steps.append(Step(command, _shortened(result), len(self.record.turns), began, stateful))
+        if result.outcome is Outcome.TIMEOUT and limit != timeout:
             raise self._reached("seconds")
         return result
 
@@ -358,14 +358,14 @@ class Session:
 
         If all responses shared a seed, the rollouts of a group would be equal.
         """
-        how = self._sampling
-        if how.seed is not None:
-            digest = hashlib.sha256(f"{how.seed}\n{self._name}\n{len(self.record.turns)}".encode()).digest()
-            how = replace(how, seed=int.from_bytes(digest[:4]) >> 1)
+        sampling = self._sampling
+        if sampling.seed is not None:
+            digest = hashlib.sha256(f"{sampling.seed}\n{self._name}\n{len(self.record.turns)}".encode()).digest()
+            sampling = replace(sampling, seed=int.from_bytes(digest[:4]) >> 1)
         remaining = self.left().get("tokens")
-        if remaining is None or (how.max_tokens is not None and how.max_tokens <= remaining):
-            return how
-        return replace(how, max_tokens=max(1, int(remaining)))
+        if remaining is None or (sampling.max_tokens is not None and sampling.max_tokens <= remaining):
+            return sampling
+        return replace(sampling, max_tokens=max(1, int(remaining)))
 
     @asynccontextmanager
     async def deadline(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
@@ -450,27 +450,30 @@ def _bytes_of(messages: Iterable[Message]) -> int:
 
 
 def _result(command: str | tuple[str, ...], status: int, *, stdout: str = "", stderr: str = "") -> ExecResult:
-    out, err = (text.encode("utf-8", "surrogateescape") for text in (stdout, stderr))
-    return ExecResult(command, Outcome.EXITED, status, None, out, err)
+    stdout_bytes, stderr_bytes = (text.encode("utf-8", "surrogateescape") for text in (stdout, stderr))
+    return ExecResult(command, Outcome.EXITED, status, None, stdout_bytes, stderr_bytes)
 
 
 def _shortened(result: ExecResult) -> ExecResult:
     """Return a result with only the head and tail of its output, because hundreds of records are in memory at once."""
-    out, dropped_out = _ends(result.stdout_bytes, result.dropped_stdout)
-    err, dropped_err = _ends(result.stderr_bytes, result.dropped_stderr)
-    return replace(result, stdout_bytes=out, stderr_bytes=err, dropped_stdout=dropped_out, dropped_stderr=dropped_err)
+    stdout, dropped_stdout = _ends(result.stdout_bytes, result.dropped_stdout)
+    stderr, dropped_stderr = _ends(result.stderr_bytes, result.dropped_stderr)
+    return replace(
+        result, stdout_bytes=stdout, stderr_bytes=stderr, dropped_stdout=dropped_stdout, dropped_stderr=dropped_stderr
+    )
 
 
-def _ends(data: bytes, dropped: int) -> tuple[bytes, int]:
+def _ends(output: bytes, dropped_count: int) -> tuple[bytes, int]:
     """Return the head and tail of output, and the total number of dropped bytes."""
-    if len(data) <= KEPT_OUTPUT:
-        return data, dropped
-    marker = len(_MISSING % dropped) if dropped else 0  # the sandbox's marker, which is in the part dropped here
-    missing = dropped + len(data) - marker - KEPT_OUTPUT
-    if missing <= dropped:  # only the marker exceeds the limit
-        return data, dropped
+    if len(output) <= KEPT_OUTPUT:
+        return output, dropped_count
+    # the sandbox's marker is in the part that is dropped here
+    marker_length = len(_MARKER % dropped_count) if dropped_count else 0
+    total_count = dropped_count + len(output) - marker_length - KEPT_OUTPUT
+    if total_count <= dropped_count:  # only the marker exceeds the limit
+        return output, dropped_count
     half = KEPT_OUTPUT // 2
-    return data[:half] + _MISSING % missing + data[-half:], missing
+    return output[:half] + _MARKER % total_count + output[-half:], total_count
 
 
 SUBMITTED = "submitted"
