@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minisandbox.errors import InvalidValue
 from minisandbox.models import TokenGraph, Tokens
 
 
@@ -24,6 +27,21 @@ def test_a_conversation_that_grows_is_one_row() -> None:
     assert list(row.mask) == [0, 0, 1, 1, 0, 1]
     assert list(row.logprobs) == [0, 0, -3, -4, 0, -6]
     assert (row.turns, row.prompt_length) == ((0, 1), 2)
+
+
+def test_each_token_keeps_the_version_of_the_policy_that_sampled_it() -> None:
+    graph = TokenGraph()
+    graph.add(replace(tokens([1, 2], [3, 4]), versions=((7, 2),)))
+    graph.add(replace(tokens([1, 2, 3, 4], [5]), versions=((7, 1),)))
+    graph.add(replace(tokens([1, 2, 3, 4, 5, 6], [7, 8, 9]), versions=((8, 1), (9, 2))))  # changed meanwhile
+    graph.add(tokens([1, 2, 30], [40]))  # of an unknown version
+    grown, fork = graph.rows()
+    assert grown.versions == ((-1, 2), (7, 3), (-1, 1), (8, 1), (9, 2))
+    assert (grown.oldest_version, fork.oldest_version) == (7, None)
+    assert fork.versions == ()
+    assert replace(grown, mask=b"\0" * 7 + b"\1\1").oldest_version == 9
+    with pytest.raises(InvalidValue, match="policy versions"):
+        replace(tokens([1], [2]), versions=((7, 2),))
 
 
 def test_other_tokens_for_the_same_text_are_a_row_of_their_own() -> None:

@@ -10,8 +10,10 @@ import pytest
 from tests.unit.training_tools import DATA, FLAG, MESSAGES, example, saved_tokenizer, trajectory
 
 from minisandbox.cli.main import main
+from minisandbox.errors import NotFound
 from minisandbox.models.scripted import decode_answer
 from minisandbox.rollouts import RunDirectory
+from minisandbox.trajectories import PatchRecord
 from minisandbox.trajectories.sources import read_examples
 
 
@@ -70,6 +72,18 @@ def test_from_a_run_to_training_data(run: Path, tmp_path: Path, capsys: pytest.C
     assert rows[0]["messages"][2]["content"] == (
         "I look.\n\n<function=bash>\n<parameter=command>ls</parameter>\n</function>"
     )
+
+
+def test_the_patch_after_a_turn(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    changes = (PatchRecord(1, b"diff \xff\n"), PatchRecord(2, None, "it has 70000 bytes"))
+    with RunDirectory.open(tmp_path, {}) as directory:
+        directory.write(trajectory("a__b-1", 0, patches=changes))
+        directory.write(trajectory("a__b-1", 1))
+    command("show", tmp_path, "a__b-1#0", "--turn", 1)
+    assert capfdbinary.readouterr().out == b"diff \xff\n"
+    for name, turn, words in (("0", 2, b"70000"), ("0", 9, b"has no turn 9"), ("1", 1, b"--turn-patches")):
+        command("show", tmp_path, f"a__b-1#{name}", "--turn", turn, status=NotFound.exit_code)
+        assert words in capfdbinary.readouterr().err
 
 
 def test_other_rules(run: Path, tmp_path: Path) -> None:

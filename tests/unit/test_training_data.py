@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tracemalloc
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from tests.unit.training_tools import DATA, FLAG, MESSAGES, PATCH, byte_row, example, trajectory
 
 from minisandbox.errors import InvalidValue, RunError, TrajectoryError
-from minisandbox.models import Message, ToolCall
+from minisandbox.models import Message, TokenRow, ToolCall
 from minisandbox.rollouts import RunDirectory
 from minisandbox.rollouts.examples import open_examples
 from minisandbox.trajectories.choosing import Collect, Filter, Filtering, balance, chosen, drawn, normalised
@@ -49,9 +50,18 @@ def test_an_example_survives_its_file(tmp_path: Path) -> None:
     assert list(read_examples(tmp_path / "packed.jsonl.gz")) == [one, example()]
 
 
+def test_examples_of_version_1_are_read(tmp_path: Path) -> None:
+    row = TokenRow(array("i", [1, 2]), array("d", [0.0, -1.0]), b"\0\1", (0,), ((-1, 1), (7, 1)))
+    body = json.loads(example(rows=(row,)).to_line()) | {"version": 1}
+    del body["rows"][0]["versions"]
+    (tmp_path / "x.jsonl").write_text(json.dumps(body) + "\n")
+    (read,) = read_examples(tmp_path / "x.jsonl")
+    assert read == example(rows=(replace(row, versions=()),))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"version": 2}, "reads up to 1"), ({"format": "other"}, "no messages"), ({"new": 1}, "unknown field 'new'")],
+    [({"version": 3}, "reads up to 2"), ({"format": "other"}, "no messages"), ({"new": 1}, "unknown field 'new'")],
 )
 def test_what_is_no_example_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
     body = {**json.loads(example().to_line()), **change}

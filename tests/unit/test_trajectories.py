@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from minisandbox.errors import TrajectoryError
 from minisandbox.grade import Flag, Grade, Reason, Verdict
 from minisandbox.models import Message, TokenRow, TokenUsage, ToolCall
-from minisandbox.trajectories import VERSION, Failure, StepRecord, Timings, Trajectory, TurnRecord
+from minisandbox.trajectories import VERSION, Failure, PatchRecord, StepRecord, Timings, Trajectory, TurnRecord
 from minisandbox.trajectories.codec import row_from_json, row_to_json
 
 GRADE = Grade(
@@ -32,6 +32,7 @@ GRADE = Grade(
     2.5,
     "log \ufffd",
 )
+GOLDEN = Path(__file__).parents[1] / "golden" / "trajectories"
 STEPS = (
     StepRecord("make", "exited", 2, None, b"out \xff\x00", b"err", 0, 7, 0.25),
     StepRecord(("ls", "-l"), "timeout", None, 9, b"", b"", 0, 0, 1.0),
@@ -80,7 +81,8 @@ def test_what_a_model_said_survives() -> None:
         configuration={"prompt": "p"},
         messages=(Message("user", "hi"), Message("assistant", "", (call,), None, "hm"), Message("tool", "é", (), "c1")),
         turns=(TurnRecord(1, 0.5, 2.0, 2, TokenUsage(100, 20, 60), "tool_calls", 0.25),),
-        rows=(row, TokenRow(array("i"), array("d"), b"", ())),
+        rows=(replace(row, versions=((-1, 1), (7, 1), (-1, 1), (8, 1))), TokenRow(array("i"), array("d"), b"", ())),
+        patches=(PatchRecord(1, b"diff \xff"), PatchRecord(2, None, "it has 70000 bytes")),
         tries=(Failure("model", "ModelUnavailable", "503"),),
     )
     for indent in (None, 1):
@@ -100,7 +102,8 @@ def test_any_tokens_survive(tokens: list[tuple[int, float, bool]]) -> None:
     ("field", "value"),
     [
         ("length", 3), ("ids", "!"), ("ids", ""), ("logprobs", None), ("turns", ["0"]), ("loss", [[0, 9]]),
-        ("loss", [[1, 1]]), ("loss", [[1, 2], [0, 1]]), ("loss", "x"), ("more", 1),
+        ("loss", [[1, 1]]), ("loss", [[1, 2], [0, 1]]), ("loss", "x"), ("more", 1), ("versions", [[3, 1]]),
+        ("versions", [[3, 0], [3, 2]]), ("versions", [3, 2]),
     ],
 )  # fmt: skip
 def test_damaged_tokens_are_named(field: str, value: object) -> None:
@@ -166,20 +169,31 @@ def test_what_is_refused(change: Callable[[Body], object], words: str) -> None:
     assert "run/x.json" in str(caught.value)
 
 
-def older(version: int) -> Body:
-    """What a MiniSandbox without models wrote."""
-    body: Body = json.loads(TRAJECTORY.to_text()) | {"version": version}
-    for name in ("model", "sampling", "configuration", "messages", "turns", "rows", "tries"):
-        del body[name]
-    for name in ("queued", "image", "model", "commands"):
-        del body["timings"][name]  # type: ignore[attr-defined] # an object
-    for step in body["steps"]:  # type: ignore[attr-defined] # a list of objects
-        del step["turn"], step["began"], step["stateful"]
-    return body
+def golden(version: int) -> str:
+    """What MiniSandbox wrote when this was its version."""
+    return (GOLDEN / f"version_{version}.json").read_text()
 
 
-def test_version_2_is_read() -> None:
-    assert Trajectory.from_text(json.dumps(older(2))) == TRAJECTORY
+def test_each_version_is_read() -> None:
+    reads = {version: Trajectory.from_text(golden(version)) for version in range(1, VERSION + 1)}
+    assert reads[4].to_text() == golden(4)
+    without = replace(reads[4], patches=(), turns=tuple(replace(turn, queued=0.0) for turn in reads[4].turns))
+    assert replace(without, rows=tuple(replace(row, versions=()) for row in without.rows)) == reads[3]
+    assert reads[3].turns[0].queued == 0.0
+    steps = tuple(replace(step, turn=0, began=0.0, stateful=False) for step in reads[3].steps)
+    timings = replace(reads[3].timings, queued=0.0, image=0.0, model=0.0, commands=0.0)
+    bare = replace(reads[3], steps=steps, timings=timings, agent="replay", minisandbox="0.0.2")
+    bare = replace(bare, model="", sampling={}, configuration={}, messages=(), turns=(), rows=(), tries=())
+    assert reads[2] == bare
+    assert reads[1].grade is not None
+    assert reads[2].grade is not None
+    unexplained = replace(reads[2].grade, flags=tuple(replace(flag, detail="") for flag in reads[2].grade.flags))
+    assert reads[1] == replace(reads[2], minisandbox="0.0.1", grade=unexplained)
+
+
+def test_only_the_current_version_is_written() -> None:
+    for version in range(1, VERSION):
+        assert json.loads(Trajectory.from_text(golden(version)).to_text())["version"] == VERSION
 
 
 @pytest.mark.parametrize(
@@ -194,12 +208,11 @@ def test_version_2_is_read() -> None:
     ],
 )
 def test_version_1_is_read(old: str, reason: str, new: Verdict) -> None:
-    body: Any = older(1)
+    body: Any = json.loads(golden(1))
     body["grade"] |= {"verdict": old, "reason": reason}
-    for flag in body["grade"]["flags"]:
-        del flag["detail"]
-    read = Trajectory.from_text(json.dumps(body))
-    assert read == replace(TRAJECTORY, grade=replace(GRADE, verdict=new, reason=Reason(reason)))
+    grade = Trajectory.from_text(json.dumps(body)).grade
+    assert grade is not None
+    assert (grade.verdict, grade.reason) == (new, Reason(reason))
 
 
 @pytest.mark.parametrize(

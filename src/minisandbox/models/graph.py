@@ -8,10 +8,14 @@ row.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from minisandbox.models.protocol import Tokens
+
+NO_VERSION = -1
+"""Stands for the version of a token that was not sampled, or whose version is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +28,41 @@ class TokenRow:
         mask: per token, 1 if it carries loss, else 0: context, tokens that carry loss in an earlier row, and tokens
             sampled under a constraint.
         turns: the numbers of the row's responses, in order, from 0.
+        versions: the policy versions of all tokens, as runs of version and number of tokens; :data:`NO_VERSION` for
+            context and for tokens of an unknown version. Empty if no version is known.
     """
 
     ids: array[int]
     logprobs: array[float]
     mask: bytes
     turns: tuple[int, ...]
+    versions: tuple[tuple[int, int], ...] = ()
 
     @property
     def prompt_length(self) -> int:
         """The number of tokens before the first one that carries loss."""
         length = self.mask.find(1)
         return len(self.mask) if length < 0 else length
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version of the tokens that carry loss; None if that of a token is unknown."""
+        return oldest_version(self.versions, self.mask)
+
+
+def oldest_version(versions: Iterable[tuple[int, int]], mask: bytes) -> int | None:
+    """Return the oldest policy version of a row's tokens that carry loss; None if that of a token is unknown.
+
+    Args:
+        versions: the row's :attr:`TokenRow.versions`.
+        mask: the row's mask.
+    """
+    start, trained = 0, set()
+    for version, count in versions:
+        if any(mask[start : start + count]):
+            trained.add(version)
+        start += count
+    return None if not trained or NO_VERSION in trained else min(trained)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +73,7 @@ class _Node:
     context: array[int]
     sampled: array[int]
     logprobs: array[float]
+    versions: tuple[tuple[int, int], ...]
     before: _Node | None
     trained: bool
     after: list[_Node] = field(default_factory=list)
@@ -78,7 +106,9 @@ class TokenGraph:
             trained: whether the sampled tokens carry loss; False if they were sampled under a constraint.
         """
         before, start = self._latest_before(tokens.prompt)
-        node = _Node(self._count, tokens.prompt[start:], tokens.sampled, tokens.logprobs, before, trained)
+        context = tokens.prompt[start:]
+        versions = tokens.versions or ((NO_VERSION, len(tokens.sampled)),)
+        node = _Node(self._count, context, tokens.sampled, tokens.logprobs, versions, before, trained)
         (self._roots if before is None else before.after).append(node)
         self._count += 1
         self.held += len(node.context) + len(node.sampled)
@@ -119,6 +149,7 @@ def _row(leaf: _Node, trained: set[int]) -> TokenRow:
         path.append(node)
         node = node.before
     ids, logprobs, mask = array("i"), array("d"), bytearray()
+    runs: list[tuple[int, int]] = []
     for part in reversed(path):
         ids += part.context + part.sampled
         values = part.logprobs if part.trained else array("d", bytes(8 * len(part.sampled)))
@@ -126,4 +157,12 @@ def _row(leaf: _Node, trained: set[int]) -> TokenRow:
         carries = part.trained and part.turn not in trained
         mask += bytes(len(part.context)) + bytes([carries]) * len(part.sampled)
         trained.add(part.turn)
-    return TokenRow(ids, logprobs, bytes(mask), tuple(part.turn for part in reversed(path)))
+        runs += (NO_VERSION, len(part.context)), *part.versions
+    versions = _joined(runs) if any(version != NO_VERSION for version, _ in runs) else ()
+    return TokenRow(ids, logprobs, bytes(mask), tuple(part.turn for part in reversed(path)), versions)
+
+
+def _joined(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Join neighbouring runs of one version, and leave out empty runs."""
+    groups = groupby((run for run in runs if run[1]), key=lambda run: run[0])
+    return tuple((version, sum(count for _, count in group)) for version, group in groups)

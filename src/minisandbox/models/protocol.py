@@ -207,11 +207,14 @@ class Tokens:
         prompt: ids of the tokens read (``array('i')``).
         sampled: ids of the tokens sampled, including the one that ended the response (``array('i')``).
         logprobs: natural logarithms of the sampled tokens' probabilities (``array('d')``).
+        versions: the versions of the weights that sampled them, as runs of version and number of tokens; empty if
+            unknown.
     """
 
     prompt: array[int]
     sampled: array[int]
     logprobs: array[float]
+    versions: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.sampled) != len(self.logprobs):
@@ -219,6 +222,8 @@ class Tokens:
                 f"the response has {len(self.sampled)} sampled tokens, but {len(self.logprobs)} log-probabilities",
                 reason="the engine does not report both for every token",
             )
+        if self.versions and sum(count for _, count in self.versions) != len(self.sampled):
+            raise InvalidValue(f"the policy versions {self.versions} are not of {len(self.sampled)} sampled tokens")
 
 
 @dataclass(frozen=True, slots=True)

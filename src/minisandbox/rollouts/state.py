@@ -159,4 +159,5 @@ def _turn(turn: Turn) -> TurnRecord:
         completion.usage,
         completion.finish_reason,
         completion.cost,
+        turn.queued,
     )

@@ -1,5 +1,13 @@
 """Records of rollouts (trajectories), and their conversion to training data and other programs' formats."""
 
-from minisandbox.trajectories.trajectory import VERSION, Failure, StepRecord, Timings, Trajectory, TurnRecord
+from minisandbox.trajectories.trajectory import (
+    VERSION,
+    Failure,
+    PatchRecord,
+    StepRecord,
+    Timings,
+    Trajectory,
+    TurnRecord,
+)
 
-__all__ = ["VERSION", "Failure", "StepRecord", "Timings", "Trajectory", "TurnRecord"]
+__all__ = ["VERSION", "Failure", "PatchRecord", "StepRecord", "Timings", "Trajectory", "TurnRecord"]

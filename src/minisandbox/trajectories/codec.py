@@ -159,7 +159,8 @@ def row_to_json(row: TokenRow) -> dict[str, object]:
     """Convert a token row to compact JSON.
 
     Token ids and log-probabilities are little-endian arrays (32-bit integers, 64-bit floats), compressed by zlib and
-    encoded in base64. ``loss`` is a list of half-open spans ``[start, end]`` of the tokens that carry loss.
+    encoded in base64. ``loss`` is a list of half-open spans ``[start, end]`` of the tokens that carry loss, and
+    ``versions`` a list of runs ``[version, count]``.
 
     Args:
         row: the row.
@@ -170,10 +171,11 @@ def row_to_json(row: TokenRow) -> dict[str, object]:
         "ids": _packed(row.ids),
         "logprobs": _packed(row.logprobs),
         "loss": [[span.start(), span.end()] for span in re.finditer(rb"\x01+", row.mask)],
+        "versions": [list(run) for run in row.versions],
     }
 
 
-_KEYS = {"turns", "length", "ids", "logprobs", "loss"}
+_KEYS = {"turns", "length", "ids", "logprobs", "loss", "versions"}
 
 
 def row_from_json(value: object, location: str) -> TokenRow:
@@ -194,6 +196,7 @@ def row_from_json(value: object, location: str) -> TokenRow:
             hint="the file is damaged, or another program wrote it: export the run again",
         )
     turns, length, loss = value["turns"], value["length"], value["loss"]
+    versions = from_json(tuple[tuple[int, int], ...], value["versions"], location=f"{location}.versions")
     if not isinstance(turns, list) or not all(type(turn) is int for turn in turns):
         raise TrajectoryError(f"{location}.turns is not a list of turn indices")
     ids: array[int] = array("i", _unpacked(value["ids"], 4, f"{location}.ids"))
@@ -203,7 +206,9 @@ def row_from_json(value: object, location: str) -> TokenRow:
         logprobs.byteswap()
     if not len(ids) == len(logprobs) == length:
         raise TrajectoryError(f"{location} has {len(ids)} ids and {len(logprobs)} log-probabilities, not {length}")
-    return TokenRow(ids, logprobs, _mask(loss, length, f"{location}.loss"), tuple(turns))
+    if versions and (min(count for _, count in versions) < 1 or sum(count for _, count in versions) != length):
+        raise TrajectoryError(f"{location}.versions are not of {length} tokens")
+    return TokenRow(ids, logprobs, _mask(loss, length, f"{location}.loss"), tuple(turns), versions)
 
 
 def _packed(numbers: array[int] | array[float]) -> str:

@@ -12,9 +12,10 @@ from minisandbox.errors import TrajectoryError
 from minisandbox.grade import Flag
 from minisandbox.models import Message, TokenRow
 from minisandbox.trajectories.codec import from_json, to_json
+from minisandbox.trajectories.migration import upgrade_rows
 from minisandbox.trajectories.trajectory import Trajectory
 
-VERSION = 1
+VERSION = 2
 """Version of the file format. Increase it with any change that an older reader would misread."""
 
 FORMAT = "minisandbox-example"
@@ -106,6 +107,8 @@ class Example:
                 reason="a newer MiniSandbox wrote it",
                 hint="update MiniSandbox",
             )
+        if version == 1:
+            upgrade_rows(body)
         return from_json(cls, body, location=location)
 
 

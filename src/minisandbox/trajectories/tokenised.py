@@ -54,6 +54,7 @@ class TokenisedRow:
         logprobs: natural logarithms of the sampling probabilities, 0.0 for context (``array('d')``); None if
             unknown.
         reward: the example's reward.
+        versions: the policy versions of the tokens (:attr:`.TokenRow.versions`); empty if unknown.
     """
 
     traj_id: str
@@ -63,6 +64,7 @@ class TokenisedRow:
     mask: bytes
     logprobs: array[float] | None
     reward: float | None
+    versions: tuple[tuple[int, int], ...] = ()
 
     @property
     def labels(self) -> list[int]:
@@ -70,7 +72,7 @@ class TokenisedRow:
         return [token if loss else IGNORED for token, loss in zip(self.ids, self.mask, strict=True)]
 
     def to_row(self) -> dict[str, object]:
-        """Return the row as columns: ``input_ids``, ``labels``, ``loss_mask``, ``logprobs``, reward and origin."""
+        """Return the row as columns: tokens, labels, mask, log-probabilities, reward, origin and policy versions."""
         return {
             "input_ids": list(self.ids),
             "labels": self.labels,
@@ -80,6 +82,7 @@ class TokenisedRow:
             "instance_id": self.instance_id,
             "traj_id": self.traj_id,
             "row": self.number,
+            "versions": [list(run) for run in self.versions] or None,
         }
 
 
@@ -91,7 +94,7 @@ def captured_rows(example: Example) -> Iterator[TokenisedRow]:
     """
     for number, row in enumerate(example.rows):
         yield TokenisedRow(
-            example.traj_id, example.instance_id, number, row.ids, row.mask, row.logprobs, example.reward
+            example.traj_id, example.instance_id, number, row.ids, row.mask, row.logprobs, example.reward, row.versions
         )
 
 

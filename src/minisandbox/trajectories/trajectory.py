@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import TrajectoryError
-from minisandbox.grade import Grade, Reason, Verdict
+from minisandbox.grade import Grade, Verdict
 from minisandbox.models import FinishReason, Message, TokenRow, TokenUsage
 from minisandbox.trajectories.codec import from_json, to_json
+from minisandbox.trajectories.migration import upgrade
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class TurnRecord:
         usage: the token counts.
         finish_reason: why the response ended: ``stop``, ``length`` or ``tool_calls``.
         cost: the cost in US dollars.
+        queued: the part of ``seconds`` for which the request waited in queues, as far as the model reports it.
     """
 
     message: int
@@ -67,6 +69,22 @@ class TurnRecord:
     usage: TokenUsage
     finish_reason: FinishReason
     cost: float
+    queued: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PatchRecord:
+    """The workspace's changes after a turn, if they differ from those after the turn before.
+
+    Attributes:
+        turn: the number of model responses before it was taken.
+        patch: the patch; None if there is none.
+        detail: why there is no patch, or "".
+    """
+
+    turn: int
+    patch: bytes | None
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +129,7 @@ class Failure:
     detail: str
 
 
-VERSION = 3
+VERSION = 4
 """Version of the file format. Increase it with any change that an older reader would misread."""
 
 _FORMAT = "minisandbox-trajectory"
@@ -144,6 +162,7 @@ class Trajectory:
         rows: the read and sampled tokens as training sequences, whose turns are indices of ``turns``; empty if the
             engine does not report tokens.
         tries: the infrastructure errors of earlier tries of this rollout.
+        patches: the workspace's changes after each turn that changed it; empty if they were not recorded.
     """
 
     instance_id: str
@@ -167,6 +186,7 @@ class Trajectory:
     turns: tuple[TurnRecord, ...] = ()
     rows: tuple[TokenRow, ...] = ()
     tries: tuple[Failure, ...] = ()
+    patches: tuple[PatchRecord, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -182,6 +202,10 @@ class Trajectory:
     def unconfirmed(self) -> bool:
         """Whether all tests passed but the pass could not be confirmed."""
         return self.failure is None and self.grade is not None and self.grade.verdict is Verdict.UNCONFIRMED
+
+    def patch_after(self, turn: int) -> PatchRecord | None:
+        """Return the workspace's changes after a number of responses; None if nothing had changed by then."""
+        return next((record for record in reversed(self.patches) if record.turn <= turn), None)
 
     def reward_or(self, unconfirmed: float | None) -> float | None:
         """Return the reward for training.
@@ -226,10 +250,7 @@ class Trajectory:
                 reason="a newer MiniSandbox wrote it",
                 hint="update MiniSandbox",
             )
-        if version == 1:
-            _name_verdict(body)
-        if version < 3:
-            _without_model(body)
+        upgrade(body, version)
         return from_json(cls, body, location=name)
 
     @classmethod
@@ -251,35 +272,3 @@ def _body(text: str, name: str) -> dict[str, object]:
     if not isinstance(body, dict):
         raise TrajectoryError(f"{name} is not a trajectory", reason="it is not a JSON object")
     return body
-
-
-def _name_verdict(body: dict[str, object]) -> None:
-    """Upgrade a trajectory of version 1, which had three verdicts, and flags without details."""
-    grade = body.get("grade")
-    if not isinstance(grade, dict):
-        return
-    reason = grade.get("reason")
-    if grade.get("verdict") in ("unresolved", "failed_to_grade") and reason in tuple(Reason):
-        grade["verdict"] = str(Reason(reason).verdict)
-    flags = grade.get("flags")
-    for flag in flags if isinstance(flags, list) else ():
-        if isinstance(flag, dict):
-            flag.setdefault("detail", "")
-
-
-def _without_model(body: dict[str, object]) -> None:
-    """Upgrade a trajectory of version 2, which had no models, turns or step times."""
-    new: dict[str, object] = {
-        "model": "", "sampling": {}, "configuration": {}, "messages": [], "turns": [], "rows": [], "tries": [],
-    }  # fmt: skip
-    for name, value in new.items():
-        body.setdefault(name, value)
-    timings, steps = body.get("timings"), body.get("steps")
-    if isinstance(timings, dict):
-        for name in ("queued", "image", "model", "commands"):
-            timings.setdefault(name, 0.0)
-    for step in steps if isinstance(steps, list) else ():
-        if isinstance(step, dict):
-            step.setdefault("turn", 0)
-            step.setdefault("began", 0.0)
-            step.setdefault("stateful", False)

@@ -92,6 +92,7 @@ def _token_schema(arrow: Any) -> Any:
         ("instance_id", arrow.string()),
         ("traj_id", arrow.string()),
         ("row", arrow.int32()),
+        ("versions", arrow.list_(arrow.list_(arrow.int64()))),
     ]
     return arrow.schema(columns)
 

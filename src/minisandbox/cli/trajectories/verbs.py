@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 from minisandbox.cli.common import exits
@@ -35,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
     show.add_argument("id", metavar="ID", nargs="?", help="the task's id; ID#N for its N-th rollout, from 0")
     show.add_argument("--full", action="store_true", help=f"whole texts instead of {_LINES} lines of each")
+    show.add_argument("--turn", metavar="N", type=int, help="only the patch after the N-th turn, from 1, for git apply")
     add_json_option(show)
     show.set_defaults(run=run_show, status=None)
     data.configure(verbs)
@@ -65,11 +67,34 @@ def run_show(args: argparse.Namespace) -> int:
     if args.id is None:
         return run_ls(args)
     trajectory = find(args.directory, args.id)
-    if args.json:
+    if args.turn is not None:
+        patch = patch_after(trajectory, args.turn)
+        if sys.stdout.isatty():
+            put(patch.decode("utf-8", "replace"), end="")
+        else:  # exactly, for git apply
+            sys.stdout.buffer.write(patch)
+    elif args.json:
         print_json(to_json(trajectory))
     else:
         RolloutPrinter(None if args.full else _LINES).print(trajectory)
     return exits.OK
+
+
+def patch_after(trajectory: Trajectory, turn: int) -> bytes:
+    """Return the patch of the workspace after a turn, counted from 1.
+
+    Raises:
+        NotFound: there is no such turn, or its patch was not recorded.
+    """
+    name = f"{trajectory.instance_id}#{trajectory.attempt}"
+    if not 1 <= turn <= len(trajectory.turns):
+        raise NotFound(f"{name} has no turn {turn}", reason=f"it has {len(trajectory.turns)} turns")
+    record = trajectory.patch_after(turn)
+    if record is None and not trajectory.patches and trajectory.submission:
+        raise NotFound(f"{name} has no patches of turns", hint="record them: minisandbox rollout --turn-patches yes")
+    if record is not None and record.patch is None:
+        raise NotFound(f"{name} has no patch after turn {turn}", reason=record.detail)
+    return b"" if record is None or record.patch is None else record.patch
 
 
 def find(directory: Path, name: str) -> Trajectory:

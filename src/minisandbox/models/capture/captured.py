@@ -184,6 +184,7 @@ class CaptureSession:
                 "ids": row.ids.tolist(),
                 "logprobs": row.logprobs.tolist(),
                 "mask": list(row.mask),
+                "versions": [list(run) for run in row.versions],
                 "finish_reason": last.finish_reason,
                 "messages": list(self._conversation(last)),
             }
