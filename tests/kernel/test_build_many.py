@@ -17,7 +17,7 @@ import pytest
 
 from minisandbox.errors import BuildError, InvalidValue, NotFound, SourceError
 from minisandbox.images import Budget, BuildEvent, StepState, build, build_all, list_images, repair
-from minisandbox.images.kept import forget_kept, images_by_hand
+from minisandbox.images.repair import forget_manual_layers, images_by_hand
 from minisandbox.sandbox import Sandbox
 from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
@@ -268,7 +268,7 @@ def test_a_failed_build_is_repaired_by_hand(store: Store, project: Path) -> None
     with pytest.raises(BuildError):
         build(recipe, store=store, name="another")  # what was done is this image's alone
     assert images_by_hand(store) == ["broken"]
-    assert forget_kept(store, "broken")
+    assert forget_manual_layers(store, "broken")
     with pytest.raises(BuildError):
         build(recipe, store=store, name="broken")
 
@@ -301,4 +301,4 @@ def test_a_layer_made_by_hand_that_is_gone_is_named(store: Store, project: Path)
 def test_nothing_to_repair(store: Store) -> None:
     with pytest.raises(NotFound, match="no failed build of"), repair.open_failed(store, "fine"):
         pass
-    assert not forget_kept(store, "fine")
+    assert not forget_manual_layers(store, "fine")

@@ -186,7 +186,7 @@ def test_the_tags_that_an_installation_is_told_of_are_in_its_key(upstream: Path,
     with Sandbox.create(image.spec()) as box:
         assert box.files.read_text("version") == f"v1-0-g{tagged[:7]}\n"
     other = Store.open(tmp_path / "other")
-    assert {one.step.name for one in Planner(other).plan("one", recipe).steps if one.key not in image.layers} == {
+    assert {one.name for one in Planner(other).plan("one", recipe).steps if one.key not in image.layers} == {
         "install",
         "task",
     }

@@ -112,7 +112,7 @@ def test_only_a_superproject_of_this_machine_may_name_repositories_of_it(
 def test_a_layer_that_left_submodules_empty_is_not_used(store: Store, mirrors: Path, tmp_path: Path) -> None:
     """Layers of earlier versions say in their records which submodules are empty; those without any stay valid."""
     source = GitSource(SERVER, head(mirrors))
-    planned = Planner(store, mirrors).plan("old", PythonRecipe(source=source)).steps[0]
+    step = Planner(store, mirrors).plan("old", PythonRecipe(source=source)).steps[0]
     for empty, kept in (("", True), ("vendor/lib", False)):
         old = Store.open(tmp_path / f"old{kept}")
 
@@ -121,9 +121,9 @@ def test_a_layer_that_left_submodules_empty_is_not_used(store: Store, mirrors: P
             (staging / "tree/testbed/main.py").write_text("m = 1\n")
             return Made(staging / "tree", {"submodules": empty, "pointers": "", "described": ""})
 
-        old.ensure_layer(planned.key, parent=None, step=planned.step.definition, make=make)
+        old.ensure_layer(step.key, parent=None, step=step.definition, make=make)
         again = Planner(old, mirrors).plan("new", PythonRecipe(source=source)).steps[0]
-        assert (again.key == planned.key) is kept
+        assert (again.key == step.key) is kept
 
 
 def test_a_directory_brings_the_files_of_its_submodules(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def planner(tmp_path: Path) -> FixedPlanner:
         (work / "tree").mkdir()
         return Made(work / "tree", {"submodules": "lib"})
 
-    planner.store.ensure_layer(source.key, parent=None, step=source.step.definition, make=make)
+    planner.store.ensure_layer(source.key, parent=None, step=source.definition, make=make)
     return planner
 
 
@@ -126,8 +126,8 @@ def benchmark_rows() -> Iterator[dict[str, object]]:
 
 
 def shown(name: str, plan: ImagePlan) -> str:
-    base = " ".join(key[:12] for key in plan.ground.layers)
-    steps = [f"  {step.key[:12]} {step.step.name}" for step in (*plan.steps, *plan.aside)]
+    base = " ".join(key[:12] for key in plan.base.layers)
+    steps = [f"  {step.key[:12]} {step.name}" for step in (*plan.steps, *plan.side_steps)]
     return "\n".join([name, f"  {base} base", *steps, f"  {plan.content[:12]} content"])
 
 

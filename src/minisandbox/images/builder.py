@@ -14,7 +14,7 @@ from minisandbox.images.plan import ImagePlan, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.python.lock import lock_of
 from minisandbox.images.python.packages import PackageIndex
-from minisandbox.images.runner import BuildSession, PlannedStep, StepContext, Work, run_step
+from minisandbox.images.runner import BuildSession, BuildStep, StepContext
 from minisandbox.images.steps import MERGED
 from minisandbox.spec import Buildable, Lock, Recipe
 from minisandbox.store import FailureRecord, ImageRecord, LayerRecord, Made, Store, step_key
@@ -54,11 +54,11 @@ def build(
     with PackageIndex(store) as index:
         maker = Maker(BuildSession(store, index), planner.base(), progress)
         maker.make_base(plan)
-        for planned in plan.all_steps():
+        for step in plan.all_steps():
             try:
-                maker.make(plan, planned)
+                maker.make(plan, step)
             except MiniSandboxError as error:
-                note_failure(store, plan, planned, error)
+                note_failure(store, plan, step, error)
                 raise
     return record_image(plan, store)
 
@@ -105,46 +105,39 @@ class Maker:
     def make_base(self, plan: ImagePlan) -> LayerRecord:
         """Return the base layer, in which MiniSandbox's own tools run; build the layer if it is missing."""
         record, is_new = make_base(self.session.store, self.base)
-        self._report(plan, "base", StepState.FINISHED if is_new else StepState.CACHED, record.key, record)
+        self._report(plan.name, "base", StepState.FINISHED if is_new else StepState.CACHED, record.key, record)
         return record
 
-    def make(self, plan: ImagePlan, planned: PlannedStep) -> LayerRecord:
+    def make(self, plan: ImagePlan, step: BuildStep) -> LayerRecord:
         """Return the layer of a step; build the layer if it is missing. The layers below must exist.
 
         Raises:
             MiniSandboxError: the step failed; see :func:`build`.
         """
-        step, key, store = planned.step, planned.key, self.session.store
+        store, is_waiting = self.session.store, False
 
-        states: list[StepState] = []
-
-        def waits() -> None:
+        def on_wait() -> None:
+            nonlocal is_waiting
             self.session.cancellation.check()
-            if not states:
-                states.append(StepState.WAITING)
-                self._report(plan, step.name, StepState.WAITING, key, detail=step.detail)
+            if not is_waiting:
+                is_waiting = True
+                report(StepState.WAITING)
 
         def make(staging: Path) -> Made:
             self.session.cancellation.check()
-            self._report(plan, step.name, StepState.STARTED, key, detail=step.detail)
-            with store.hold(*planned.below, *planned.needs):  # keep a concurrent garbage collection from removing them
-                work = step.prepare(staging)
-                if isinstance(work, Made):
-                    return work
-                trees, helper = tuple(map(store.layer_tree, planned.below)), base_key(self.base)
-                context = StepContext(
-                    plan.name, planned, trees, staging, store.log_path(key), self.session, store.layer_tree(helper)
-                )
-                return run_step(context, work) if isinstance(work, Work) else work(context)
+            report(StepState.STARTED)
+            with store.hold(*step.below, *step.needs):  # keep a concurrent garbage collection from removing them
+                layers, helper = tuple(map(store.layer_tree, step.below)), store.layer_tree(base_key(self.base))
+                log = store.log_path(step.key)
+                return step.make(StepContext(plan.name, step, layers, staging, log, self.session, helper))
+
+        def report(state: StepState, record: LayerRecord | None = None) -> None:
+            self._report(plan.name, step.name, state, step.key, record, step.detail)
 
         try:
+            parent = step.below[-1] if step.below else None
             record, is_new = store.ensure_layer(
-                key,
-                parent=planned.below[-1] if planned.below else None,
-                step=step.definition,
-                make=make,
-                on_wait=waits,
-                stacked_with=planned.below,
+                step.key, parent=parent, step=step.definition, make=make, on_wait=on_wait, stacked_with=step.below
             )
         except UnfitTree as error:  # the step wrote these files, so report it like a failed command
             raise BuildError(
@@ -153,21 +146,15 @@ class Maker:
                 reason=error.reason,
                 hint=error.hint,
             ) from error
-        self._report(plan, step.name, StepState.FINISHED if is_new else StepState.CACHED, key, record, step.detail)
+        report(StepState.FINISHED if is_new else StepState.CACHED, record)
         return record
 
     def _report(
-        self,
-        plan: ImagePlan,
-        step: str,
-        state: StepState,
-        key: str,
-        record: LayerRecord | None = None,
-        detail: str = "",
+        self, image: str, step: str, state: StepState, key: str, record: LayerRecord | None, detail: str = ""
     ) -> None:
         if self.progress is not None:
             seconds, size = (record.seconds, record.bytes) if record is not None else (0.0, 0)
-            self.progress(BuildEvent(plan.name, step, state, key, seconds, size, detail))
+            self.progress(BuildEvent(image, step, state, key, seconds, size, detail))
 
 
 def record_image(plan: ImagePlan, store: Store) -> Image:
@@ -176,26 +163,15 @@ def record_image(plan: ImagePlan, store: Store) -> Image:
     Raises:
         BuildError: the image differs from its lock.
     """
-    last = store.layer(plan.layers[-1])
-    ground = plan.ground
+    base, commit = plan.base, store.layer(plan.layers[-1]).facts.get("commit", "")
     identity: dict[str, JSONValue] = {
-        "kind": "image", "environment": dict(ground.environment), "tests": plan.tests,
-        "workdir": str(ground.workdir), "user": ground.user, "config": ground.config,
+        "kind": "image", "environment": dict(base.environment), "tests": plan.tests,
+        "workdir": str(base.workdir), "user": base.user, "config": base.config,
     }  # fmt: skip
     record = ImageRecord(
-        name=plan.name,
-        key=step_key(plan.content, identity),
-        layers=plan.layers,
-        environment=ground.environment,
-        workdir=str(ground.workdir),
-        tests_layer=plan.tests,
-        base_commit=last.facts.get("commit", ""),
-        created=time.time(),
-        notes={**ground.notes, **_notes(plan, store)},
-        own_root=ground.own_root,
-        user=ground.user,
-        config=ground.config,
-    )
+        plan.name, step_key(plan.content, identity), plan.layers, base.environment, str(base.workdir), plan.tests,
+        commit, time.time(), {**base.notes, **_notes(plan, store)}, base.own_root, base.user, base.config,
+    )  # fmt: skip
     image = image_of(record, store)
     if plan.lock is not None:
         _check_lock(image, plan.lock)
@@ -205,7 +181,7 @@ def record_image(plan: ImagePlan, store: Store) -> Image:
 
 
 def _notes(plan: ImagePlan, store: Store) -> dict[str, str]:
-    notes = {planned.step.name: planned.step.detail for planned in plan.steps if planned.step.detail}
+    notes = {step.name: step.detail for step in plan.steps if step.detail}
     facts = {name: text for key in plan.layers for name, text in store.layer(key).facts.items()}
     if merged := facts.get(MERGED):
         notes["submodules"] = ", ".join(merged.splitlines())
@@ -232,24 +208,24 @@ def _check_lock(image: Image, lock: Lock) -> None:
         )
 
 
-def note_failure(store: Store, plan: ImagePlan, planned: PlannedStep, error: MiniSandboxError) -> None:
+def note_failure(store: Store, plan: ImagePlan, step: BuildStep, error: MiniSandboxError) -> None:
     """Record that a step of an image failed, unless the cause is a full disk or an unreachable index."""
     if not isinstance(error, BuildError | PatchError):
         return
     reason = "\n".join(filter(None, (error.what, error.reason)))
     record = FailureRecord(
-        plan.name, planned.step.name, planned.key, planned.below or plan.ground.layers, planned.environment,
-        str(planned.workdir), time.time(), reason, own_root=planned.own_root,
+        plan.name, step.name, step.key, step.below or plan.base.layers, step.environment, str(step.workdir),
+        time.time(), reason, own_root=step.own_root,
     )  # fmt: skip
     store.put_failure(record)
 
 
 def known_failure(record: FailureRecord, store: Store) -> BuildError:
     """Return the error for a step that failed in an earlier build and is not retried."""
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created))
+    date = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created))
     log = store.log_path(record.key)
     return BuildError(
-        f"build step {record.step!r} of image {record.image!r} failed on {when}, and was not tried again",
+        f"build step {record.step!r} of image {record.image!r} failed on {date}, and was not tried again",
         step=record.step,
         log=log,
         reason=record.reason,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,8 @@ from minisandbox.store.sizes import ImageSize
 from minisandbox.types import WORKDIR, ImageSpec, JSONValue
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HOST_VARIABLES = (("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH))
+"""The variables of images that show the host's ``/usr``."""
 HOST_IMAGE = "host"
 
 
@@ -71,9 +74,8 @@ class Image:
 
     def _entrypoint(self) -> tuple[str, ...]:
         """Return the configuration's ``Entrypoint``; empty if it is malformed."""
-        value = self.config.get("Entrypoint")
-        arguments = value if isinstance(value, list | tuple) else ()
-        return tuple(word for word in arguments if isinstance(word, str))
+        words = self.config.get("Entrypoint")
+        return tuple(word for word in words if isinstance(word, str)) if isinstance(words, list | tuple) else ()
 
     def tests_dir(self) -> Path | None:
         """Return the host directory of the hidden tests, to be mounted at ``/hidden``; None without hidden tests.
@@ -107,16 +109,14 @@ def image_sizes(images: Sequence[Image]) -> dict[str, ImageSize]:
     Args:
         images: the images; a layer is shared if several of these images contain it.
     """
-    records = {image.name: image.records() for image in images}
-    uses: dict[str, int] = {}
-    for record in (record for rows in records.values() for record in rows):
-        uses[record.key] = uses.get(record.key, 0) + 1
+    layers = {image.name: image.records() for image in images}
+    uses = Counter(layer.key for records in layers.values() for layer in records)
     return {
         name: ImageSize(
-            unique=sum(record.bytes for record in rows if uses[record.key] == 1),
-            shared=sum(record.bytes for record in rows if uses[record.key] > 1),
+            unique=sum(layer.bytes for layer in records if uses[layer.key] == 1),
+            shared=sum(layer.bytes for layer in records if uses[layer.key] > 1),
         )
-        for name, rows in records.items()
+        for name, records in layers.items()
     }
 
 
@@ -146,35 +146,36 @@ def find_record(store: Store, name: str) -> ImageRecord:
     from minisandbox.images.oci.reference import image_name, is_of, origin  # noqa: PLC0415 - most names are not references
     from minisandbox.spec import parse_reference  # noqa: PLC0415 - most names are not references
 
-    other = None
+    namesake = None
     with suppress(NotFound):
-        other = store.image(image_name(name))
-        if is_of(parse_reference(name), other.notes):
-            return other
+        namesake = store.image(image_name(name))
+        if is_of(parse_reference(name), namesake.notes):
+            return namesake
     for record in archived(store, name):
         return record
-    if other is None:
+    if namesake is None:
         raise NotFound(
             f"{name} is not in the store {store.root}",
             hint=f"minisandbox image pull {name}; `minisandbox image ls` lists what is there",
         )
     raise NotFound(
         f"{name} is not in the store",
-        reason=f"there is an image {other.name}; {origin(other.notes)}",
+        reason=f"there is an image {namesake.name}; {origin(namesake.notes)}",
         hint=f"minisandbox image pull {name} --name NAME",
     )
 
 
 def archived(store: Store, reference: str) -> list[ImageRecord]:
     """Return the records of images that were imported from archives under a reference, newest first."""
-    from minisandbox.images.oci.reference import called  # noqa: PLC0415 - most names are not references
+    from minisandbox.images.oci.reference import is_named  # noqa: PLC0415 - most names are not references
     from minisandbox.spec import Remote, parse_reference  # noqa: PLC0415 - most names are not references
 
     parsed = parse_reference(reference)
     if not isinstance(parsed, Remote):
         return []
     records = store.images_with(parsed.repository.removeprefix("library/"))
-    return sorted((record for record in records if called(reference, record.notes)), key=lambda record: -record.created)
+    matches = [record for record in records if is_named(reference, record.notes)]
+    return sorted(matches, key=lambda record: -record.created)
 
 
 def is_reference(text: str) -> bool:
@@ -196,27 +197,19 @@ def host_image(store: Store, name: str = HOST_IMAGE) -> Image:
     """
     with store_faults("read the host's /etc"):
         entries = base_entries()
-    record, _ = make_base(store, entries)
-    image = ImageRecord(
-        name=name,
-        key=step_key(platform_key(), {"kind": "image"}),
-        layers=(record.key,),
-        environment=(("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH)),
-        workdir=str(WORKDIR),
-        tests_layer=None,
-        base_commit="",
-        created=time.time(),
-    )
+    layer, _ = make_base(store, entries)
+    key = step_key(platform_key(), {"kind": "image"})
+    image = ImageRecord(name, key, (layer.key,), HOST_VARIABLES, str(WORKDIR), None, "", time.time())
     return image_of(put_if_new(store, image), store)
 
 
 def make_base(store: Store, entries: tuple[BaseEntry, ...]) -> tuple[LayerRecord, bool]:
     """Return the base layer with these entries, and whether the layer is new in the store."""
 
-    def make(work: Path) -> Made:
+    def make(staging: Path) -> Made:
         with store_faults("write the base layer"):
-            write_base(entries, work / "tree")
-        return Made(work / "tree")
+            write_base(entries, staging / "tree")
+        return Made(staging / "tree")
 
     return store.ensure_layer(base_key(entries), parent=None, step={"kind": "base"}, make=make)
 
@@ -224,9 +217,9 @@ def make_base(store: Store, entries: tuple[BaseEntry, ...]) -> tuple[LayerRecord
 def put_if_new(store: Store, record: ImageRecord) -> ImageRecord:
     """Record an image unless the store has an equal record; return the recorded one."""
     with suppress(NotFound):
-        existing = store.image(record.name)
-        if replace(existing, created=record.created) == record:
-            return existing
+        stored = store.image(record.name)
+        if replace(stored, created=record.created) == record:
+            return stored
     store.put_image(record)
     return record
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from minisandbox import spec as r
 from minisandbox.errors import MiniSandboxError, RegistryError
-from minisandbox.images import steps as making
+from minisandbox.images import steps as build_steps
 from minisandbox.images.base import BaseEntry, base_entries, base_key, platform_key
-from minisandbox.images.image import DEFAULT_PATH, Image
-from minisandbox.images.kept import kept_step, read_kept
+from minisandbox.images.image import DEFAULT_PATH, HOST_VARIABLES, Image
 from minisandbox.images.python.interpreters import Interpreter, find_interpreter
-from minisandbox.images.runner import BuildStep, PlannedStep
+from minisandbox.images.repair import manual_step, read_manual_layers
+from minisandbox.images.runner import BuildStep
 from minisandbox.images.sources.localsource import SourceSnapshot, take_snapshot
 from minisandbox.images.sources.mirrors import Mirrors
-from minisandbox.images.steps import system_step
 from minisandbox.spec import Context, CopyFiles, Lock, RunCommand, Variables
 from minisandbox.store import Store, step_key
 from minisandbox.store.disk.faults import store_faults
@@ -32,7 +31,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ChainBase:
     """The base that a chain of steps starts from.
 
     Attributes:
@@ -62,18 +61,18 @@ class ImagePlan:
 
     Attributes:
         name: the image's name.
-        ground: the base, with the environment, workdir, user and configuration of the finished image.
+        base: the base, with the environment, workdir, user and configuration of the finished image.
         steps: the steps on top of the base, bottom first.
-        aside: side steps, whose layers are no part of the image: hidden tests, and other stages that steps copy from.
+        side_steps: steps whose layers are no part of the image: hidden tests, and other stages that steps copy from.
         tests: the key of the layer of hidden tests, or None.
         content: the hash of all inputs of the image's content, independent of how layers are stacked.
         lock: the lock that the finished image must match, or None.
     """
 
     name: str
-    ground: Ground
-    steps: tuple[PlannedStep, ...]
-    aside: tuple[PlannedStep, ...] = ()
+    base: ChainBase
+    steps: tuple[BuildStep, ...]
+    side_steps: tuple[BuildStep, ...] = ()
     tests: str | None = None
     content: str = ""
     lock: Lock | None = None
@@ -81,21 +80,21 @@ class ImagePlan:
     @property
     def layers(self) -> tuple[str, ...]:
         """The keys of the image's layers, bottom first."""
-        return (*self.ground.layers, *(planned.key for planned in self.steps))
+        return (*self.base.layers, *(step.key for step in self.steps))
 
-    def all_steps(self) -> Iterator[PlannedStep]:
+    def all_steps(self) -> Iterator[BuildStep]:
         """Yield every step after the steps that it needs."""
-        aside = list(self.aside)
-        pending = {planned.key for planned in (*self.steps, *aside)}
-        for planned in self.steps:
+        waiting = list(self.side_steps)
+        pending = {step.key for step in (*self.steps, *waiting)}
+        for step in self.steps:
             # run side steps early: steps copy from other stages, and a missing hidden test should be reported soon
-            while ready := [one for one in aside if pending.isdisjoint((*one.below, *one.needs))]:
-                aside.remove(ready[0])
+            while ready := [side for side in waiting if pending.isdisjoint((*side.below, *side.needs))]:
+                waiting.remove(ready[0])
                 pending.discard(ready[0].key)
                 yield ready[0]
-            yield planned
-            pending.discard(planned.key)
-        yield from aside
+            yield step
+            pending.discard(step.key)
+        yield from waiting
 
 
 @dataclass(slots=True)
@@ -111,13 +110,13 @@ class Planner:
     mirrors: Path | None = None
     _images: dict[r.OciBase, Image] = field(default_factory=dict)
     _failures: dict[r.OciBase, MiniSandboxError] = field(default_factory=dict)
-    _looked: dict[Hashable, object] = field(default_factory=dict)
+    _results: dict[Hashable, object] = field(default_factory=dict)
 
-    def _once(self, key: Hashable, look: Callable[[], _T]) -> _T:
+    def _once(self, key: Hashable, compute: Callable[[], _T]) -> _T:
         """Call a function once per key; return the cached result."""
-        if key not in self._looked:
-            self._looked[key] = look()
-        return cast("_T", self._looked[key])
+        if key not in self._results:
+            self._results[key] = compute()
+        return cast("_T", self._results[key])
 
     def base(self) -> tuple[BaseEntry, ...]:
         """Return the entries of the base layer."""
@@ -165,9 +164,9 @@ class Planner:
 
         bases = [base for recipe in recipes for base in base_images(recipe)]
         if bases:
-            done = pull_all(bases, store=self.store, progress=progress, on_remaining=on_remaining, note=note)
-            self._images |= done.images
-            self._failures |= done.failures
+            pulled = pull_all(bases, store=self.store, progress=progress, on_remaining=on_remaining, note=note)
+            self._images |= pulled.images
+            self._failures |= pulled.failures
 
     def container(self, base: r.OciBase) -> Image:
         """Return a container image from the store; if it is missing, pull it. A local archive is always read again.
@@ -204,19 +203,19 @@ class Planner:
         """
         check_name(name)
         plan = self.chain(name, recipe.recipe() if isinstance(recipe, r.PythonRecipe) else recipe).plan()
-        return replace(plan, aside=tuple(self._needed_aside(plan)))
+        return replace(plan, side_steps=tuple(self._needed_side_steps(plan)))
 
-    def _needed_aside(self, plan: ImagePlan) -> Iterator[PlannedStep]:
+    def _needed_side_steps(self, plan: ImagePlan) -> Iterator[BuildStep]:
         """Return the side steps that missing layers need; skip those that only existing layers need."""
-        by_key = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
-        ahead, needed = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
-        while ahead:
-            key = ahead.pop()
+        by_key = {step.key: step for step in (*plan.side_steps, *plan.steps)}
+        pending, needed = [*(step.key for step in plan.steps), *filter(None, [plan.tests])], set()
+        while pending:
+            key = pending.pop()
             if key in by_key and key not in needed:
                 needed.add(key)
                 if not self.store.has_layer(key):
-                    ahead += (*by_key[key].below, *by_key[key].needs)
-        return (planned for planned in plan.aside if planned.key in needed)
+                    pending += (*by_key[key].below, *by_key[key].needs)
+        return (step for step in plan.side_steps if step.key in needed)
 
     def read(self, base: r.DockerfileBase) -> r.Recipe:
         """Read a Dockerfile as a recipe; pull its missing base images."""
@@ -237,10 +236,10 @@ class Planner:
             base = r.StageBase(self.read(base))
         if isinstance(base, r.StageBase):
             chain = self.chain(name, base.recipe)
-            chain.go_on(recipe)
+            chain.continue_with(recipe)
         else:
-            layers_by_hand = read_kept(self.store, name) if name else {}
-            chain = Chain(self, name, self.ground(base), recipe, layers_by_hand)
+            manual_layers = read_manual_layers(self.store, name) if name else {}
+            chain = Chain(self, name, self.chain_base(base), recipe, manual_layers)
         for step in recipe.steps:
             chain.add(step)
         return chain
@@ -249,27 +248,26 @@ class Planner:
         """Return the chain of a stage that steps copy from. Plan each stage once, because planning hashes its files."""
         return self._once(id(recipe), lambda: (recipe, self.chain("", recipe)))[1]
 
-    def ground(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> Ground:
+    def chain_base(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> ChainBase:
         """Return the start of a chain of steps for a base."""
         if isinstance(base, r.HostBase):
-            variables = (("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH))
-            return Ground((base_key(self.base()),), self.platform(), variables)
+            return ChainBase((base_key(self.base()),), self.platform(), HOST_VARIABLES)
         if isinstance(base, r.OciBase):
             image = self.container(base)
-            seen: dict[str, JSONValue] = {
-                "layers": image.layers, "environment": dict(image.environment), "user": image.user,
-                "workdir": str(image.workdir),
+            definition: dict[str, JSONValue] = {
+                "kind": "container", "layers": image.layers, "environment": dict(image.environment),
+                "user": image.user, "workdir": str(image.workdir),
             }  # fmt: skip
-            ground_key = step_key(None, {"kind": "container", **seen})
-            notes = {name: text for name, text in image.notes.items() if name not in ("reference", "digest", "names")}
+            notes = {name: note for name, note in image.notes.items() if name not in ("reference", "digest", "names")}
             notes["base"] = image.notes.get("reference", image.name)
-            return Ground(
-                image.layers, ground_key, image.environment, image.workdir, image.user, True, image.config, notes
-            )
+            return ChainBase(
+                image.layers, step_key(None, definition), image.environment, image.workdir, image.user, True,
+                image.config, notes,
+            )  # fmt: skip
         from minisandbox.images.oci.pull import ensure_root  # noqa: PLC0415 - loads an HTTP client
 
         key = ensure_root(self.store).key
-        return Ground((key,), step_key(None, {"kind": "scratch"}), (("PATH", DEFAULT_PATH),), own_root=True)
+        return ChainBase((key,), step_key(None, {"kind": "scratch"}), (("PATH", DEFAULT_PATH),), own_root=True)
 
     def described(self, source: r.Source, key: str) -> str:
         """Return the description that ``git describe`` derives from a commit's last tag, or "".
@@ -282,7 +280,7 @@ class Planner:
         if not isinstance(source, r.GitSource):
             return ""
         if self.store.has_layer(key):
-            return self.store.layer(key).facts.get(making.DESCRIBED, "")
+            return self.store.layer(key).facts.get(build_steps.DESCRIBED, "")
         return Mirrors(self.store, self.mirrors).describe(source)
 
 
@@ -292,22 +290,22 @@ class Chain:
 
     planner: Planner
     name: str
-    ground: Ground
+    base: ChainBase
     recipe: r.Recipe
-    layers_by_hand: Mapping[str, str]
-    steps: list[PlannedStep] = field(default_factory=list)
-    aside: list[PlannedStep] = field(default_factory=list)
+    manual_layers: Mapping[str, str]
+    steps: list[BuildStep] = field(default_factory=list)
+    side_steps: list[BuildStep] = field(default_factory=list)
     environment: dict[str, str] = field(init=False)
     tests: str | None = None
     interpreter: Interpreter | None = None
     source: r.Source | None = None
-    checked_out: PlannedStep | None = None
+    source_step: BuildStep | None = None
     key: str = field(init=False)  # the next step's key is derived from it
 
     def __post_init__(self) -> None:
-        self.key = self.ground.key
-        self.environment = dict(self.ground.environment)
-        self._add_layers_by_hand()
+        self.key = self.base.key
+        self.environment = dict(self.base.environment)
+        self._add_manual_layer()
 
     @property
     def store(self) -> Store:
@@ -321,7 +319,7 @@ class Chain:
     @property
     def layers(self) -> tuple[str, ...]:
         """The keys of the layers so far, bottom first."""
-        return (*self.ground.layers, *(planned.key for planned in self.steps))
+        return (*self.base.layers, *(step.key for step in self.steps))
 
     @property
     def variables(self) -> Variables:
@@ -331,145 +329,136 @@ class Chain:
     @property
     def workdir(self) -> PurePosixPath:
         """The initial directory of commands."""
-        return self.recipe.workdir or self.ground.workdir
+        return self.recipe.workdir or self.base.workdir
 
-    def go_on(self, recipe: r.Recipe) -> None:
+    def continue_with(self, recipe: r.Recipe) -> None:
         """Continue the chain with a recipe that is based on the current recipe."""
         self.environment |= dict(self.recipe.environment)
-        self.ground = replace(
-            self.ground,
+        self.base = replace(
+            self.base,
             workdir=self.workdir,
-            user=self.ground.user if self.recipe.user is None else self.recipe.user,
-            config={**self.ground.config, **self.recipe.config},
+            user=self.base.user if self.recipe.user is None else self.recipe.user,
+            config={**self.base.config, **self.recipe.config},
         )
         self.recipe = recipe
 
     def plan(self) -> ImagePlan:
         """Return the finished plan of the image."""
-        self.go_on(self.recipe)
-        ground = replace(self.ground, environment=self.variables)
-        steps, aside = tuple(self.steps), tuple(self.aside)
-        return ImagePlan(self.name, ground, steps, aside, self.tests, self.key, self.recipe.lock)
+        self.continue_with(self.recipe)
+        base = replace(self.base, environment=self.variables)
+        steps, side_steps = tuple(self.steps), tuple(self.side_steps)
+        return ImagePlan(self.name, base, steps, side_steps, self.tests, self.key, self.recipe.lock)
 
     def add(self, step: r.Step) -> None:
         """Add a step of the recipe."""
         workdir = self.workdir
         match step:
             case RunCommand() | CopyFiles():
-                self._add_instruction(step)
+                from minisandbox.images.dockerfile.planning import plan_step  # noqa: PLC0415 - loads a parser
+
+                self._add(plan_step(step, self))
             case r.Run():
-                self._put(making.run_step_of(step, workdir), user=step.user, workdir=step.workdir or workdir)
+                run_step = self._placed(build_steps.command_step(step, workdir))
+                self._append(replace(run_step, user=step.user, workdir=step.workdir or workdir))
             case r.InstallSystem():
-                self._put(system_step(step))
+                self._add(build_steps.system_step(step))
             case r.InstallPython():
                 self.interpreter = self.planner.interpreter(step.python)
-                self.environment |= _captured()
-                self._put(making.python_step(step, self.interpreter))
+                self.environment |= _python_variables()
+                self._add(build_steps.python_step(step, self.interpreter))
             case r.InstallRequirements():
                 assert self.interpreter is not None
-                self._put(making.requirements_step(step, self.interpreter))
+                self._add(build_steps.requirements_step(step, self.interpreter))
             case r.CheckOut():
                 self._check_out(step.source)
             case r.Install():
                 self._install(step)
             case r.HiddenTests():
-                planned = self._planned(making.tests_step(step, workdir))
-                self.aside.append(planned)
-                self.tests = planned.key
+                self.side_steps.append(self._placed(build_steps.tests_step(step, workdir)))
+                self.tests = self.side_steps[-1].key
             case r.CutHistory():
                 self._cut(step)
 
-    def _add_instruction(self, step: RunCommand | CopyFiles) -> None:
-        """Add a Dockerfile's step, and as side steps the stages that the step copies from."""
-        from minisandbox.images.dockerfile.planning import plan_step  # noqa: PLC0415 - loads a parser
-
-        built, needs = plan_step(step, self)
-        self._append(replace(self._planned(built), needs=needs))
-        self._add_layers_by_hand()
-
     def origin(self, base: r.OciBase | r.StageBase) -> tuple[str, tuple[str, ...]]:
-        """Plan the image or stage that a Dockerfile copies from; return its key and layers."""
+        """Plan the image or stage that a Dockerfile copies from, with side steps; return its key and layers."""
         if isinstance(base, r.OciBase):
-            ground = self.planner.ground(base)
-            return ground.key, ground.layers
-        other = self.planner.stage(base.recipe)
-        keys = {planned.key for planned in (*self.aside, *self.steps)}
-        self.aside += [planned for planned in (*other.aside, *other.steps) if planned.key not in keys]
-        return other.key, other.layers
+            chain_base = self.planner.chain_base(base)
+            return chain_base.key, chain_base.layers
+        stage = self.planner.stage(base.recipe)
+        keys = {step.key for step in (*self.side_steps, *self.steps)}
+        self.side_steps += [step for step in (*stage.side_steps, *stage.steps) if step.key not in keys]
+        return stage.key, stage.layers
 
     def _check_out(self, source: r.Source) -> None:
         self.source = source
         if isinstance(source, r.ImageSource):
             if source.commit or source.remove:
-                self._put(making.image_source_step(source, self.workdir))
+                self._add(build_steps.image_source_step(source, self.workdir))
         else:
-            self.checked_out = self._put_apart(self._source(source))
+            self.source_step = self._add_shared(self._source(source))
 
     def _cut(self, step: r.CutHistory) -> None:
         """Add the steps that create a single commit from the source's files, or from the base's repository."""
         if isinstance(self.source, r.ImageSource):
-            self._put(making.image_task_step(step, self.source.commit, self.workdir))
+            self._add(build_steps.image_task_step(step, self.source.commit, self.workdir))
             return
-        assert self.checked_out is not None
-        store, key = self.planner.store, self.checked_out.key
-        self._put_apart(making.repository_step(self.workdir), self.checked_out)
-        self._put(making.task_step(step, lambda: store.layer_tree(key), self.workdir))
+        assert self.source_step is not None
+        store, key = self.store, self.source_step.key
+        self._add_shared(build_steps.repository_step(self.workdir), self.source_step)
+        self._add(build_steps.task_step(step, lambda: store.layer_tree(key), self.workdir))
 
     def _install(self, step: r.Install) -> None:
         assert self.source is not None
-        assert self.checked_out is not None
-        if self.ground.own_root:
-            for install_step in making.plain_install_steps(step, self.workdir):
-                self._put(install_step)
+        assert self.source_step is not None
+        if self.base.own_root:
+            for install_step in build_steps.plain_install_steps(step, self.workdir):
+                self._add(install_step)
             return
-        described = self.planner.described(self.source, self.checked_out.key)
-        self._put(making.install_step(step, self.interpreter, described, self.workdir))
+        described = self.planner.described(self.source, self.source_step.key)
+        self._add(build_steps.install_step(step, self.interpreter, described, self.workdir))
 
     def _source(self, source: r.SdistSource | r.GitSource | r.LocalSource) -> BuildStep:
-        planner = self.planner
         if isinstance(source, r.LocalSource):
-            return making.local_step(source, planner.snapshot(source), self.workdir)
+            return build_steps.local_step(source, self.planner.snapshot(source), self.workdir)
         if isinstance(source, r.SdistSource):
-            return making.sdist_step(source, planner.store, self.workdir)
-        mirrors = Mirrors(planner.store, planner.mirrors)
-        return making.git_step(source, mirrors, self.recipe.step_timeout, self.workdir)
+            return build_steps.sdist_step(source, self.store, self.workdir)
+        mirrors = Mirrors(self.store, self.planner.mirrors)
+        return build_steps.git_step(source, mirrors, self.recipe.step_timeout, self.workdir)
 
-    def _put(self, step: BuildStep, *, user: str = "", workdir: PurePosixPath | None = None) -> None:
+    def _add(self, step: BuildStep) -> None:
         """Add a step on top."""
-        self._append(self._planned(step, user, workdir))
-        self._add_layers_by_hand()
+        self._append(self._placed(step))
 
-    def _put_apart(self, step: BuildStep, over: PlannedStep | None = None) -> PlannedStep:
-        """Add a step whose layer depends only on ``over``, not on the rest of the chain, so that images share it."""
-        below = () if over is None else (*over.below, over.key)
-        key = step_key(over.key if over else None, step.definition)
-        planned = replace(self._planned(step), key=key, below=below)
-        self.steps.append(planned)
-        self.key = step_key(self.key, step.definition)
-        self._add_layers_by_hand()
-        return planned
+    def _add_shared(self, step: BuildStep, parent: BuildStep | None = None) -> BuildStep:
+        """Add a step whose layer depends only on ``parent``, not on the rest of the chain, so that images share it."""
+        below = () if parent is None else (*parent.below, parent.key)
+        key = step_key(parent.key if parent else None, step.definition)
+        shared_step = replace(self._placed(step), key=key, below=below)
+        self._append(shared_step, step_key(self.key, step.definition))
+        return shared_step
 
-    def _append(self, planned: PlannedStep) -> None:
-        self.steps.append(planned)
-        self.key = planned.key
+    def _append(self, step: BuildStep, chain_key: str = "") -> None:
+        self.steps.append(step)
+        self.key = chain_key or step.key
+        self._add_manual_layer()
 
-    def _add_layers_by_hand(self) -> None:
-        """Add the layers that a user made by hand on top of the last step."""
-        while (layer := self.layers_by_hand.get(self.layers[-1])) is not None:
-            self._append(replace(self._planned(kept_step(self.name, layer)), key=layer))
+    def _add_manual_layer(self) -> None:
+        """Add the layer that a user made by hand on top of the last step, if there is one."""
+        if (layer := self.manual_layers.get(self.layers[-1])) is not None:
+            self._append(replace(self._placed(manual_step(self.name, layer)), key=layer))
 
-    def _planned(self, step: BuildStep, user: str = "", workdir: PurePosixPath | None = None) -> PlannedStep:
-        """Plan a step on top of the chain without adding it."""
-        return PlannedStep(
-            step, step_key(self.key, step.definition), self.layers, self.variables,
-            self.recipe.step_timeout, own_root=self.ground.own_root, user=user, workdir=workdir or self.workdir,
+    def _placed(self, step: BuildStep) -> BuildStep:
+        """Return a step with its position on top of the chain, without adding it."""
+        return replace(
+            step, key=step_key(self.key, step.definition), below=self.layers, environment=self.variables,
+            timeout=self.recipe.step_timeout, own_root=self.base.own_root, workdir=self.workdir,
         )  # fmt: skip
 
 
-def _captured() -> Mapping[str, str]:
+def _python_variables() -> Mapping[str, str]:
     """Return the variables that activate the Python environment in all later steps."""
     return {
-        "PATH": f"{making.ENVIRONMENT}/bin:{DEFAULT_PATH}",
-        "CONDA_PREFIX": making.ENVIRONMENT,
-        "CONDA_DEFAULT_ENV": making.ENVIRONMENT.rpartition("/")[2],
+        "PATH": f"{build_steps.ENVIRONMENT}/bin:{DEFAULT_PATH}",
+        "CONDA_PREFIX": build_steps.ENVIRONMENT,
+        "CONDA_DEFAULT_ENV": build_steps.ENVIRONMENT.rpartition("/")[2],
     }

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from minisandbox.images.kept import read_kept, write_kept
+from minisandbox.errors import BuildError, StoreError
 from minisandbox.images.places import BUILD
 from minisandbox.images.python.index import find_uv, index_access
 from minisandbox.images.python.lock import PACKAGES, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
-from minisandbox.images.runner import build_limits, build_sandbox, mount_points
+from minisandbox.images.runner import BuildStep, StepContext, build_limits, build_sandbox, mount_points
 from minisandbox.images.steps import step_script
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import FailureRecord, LayerRecord, Made, Store, step_key
+from minisandbox.store.disk.durable import write_atomic
+from minisandbox.store.disk.faults import store_faults
+from minisandbox.store.records import StoreRecord
+from minisandbox.store.store import check_name
 from minisandbox.types import ImageSpec
 
 _SETTLING = 600.0
@@ -62,7 +66,7 @@ class Repair:
         record, _ = self.store.ensure_layer(
             key, parent=parent, step=step, make=lambda _: Made(self._upper / "tree", facts)
         )
-        write_kept(self.store, image, {**read_kept(self.store, image), parent: key})
+        _write_manual_layers(self.store, image, {**read_manual_layers(self.store, image), parent: key})
         self.store.remove_failure(image)
         return record
 
@@ -79,14 +83,76 @@ def open_failed(store: Store, image: str) -> Iterator[Repair]:
     trees, workdir = tuple(map(store.layer_tree, failure.layers)), PurePosixPath(failure.workdir)
     spec = ImageSpec(f"{image}: by hand", trees, failure.environment, workdir, host_usr=not failure.own_root)
     served = Served()
-    with ExitStack() as opened:
-        opened.enter_context(store.hold(*failure.layers))
-        staging = opened.enter_context(store.staging("by-hand"))
-        upper = staging / "upper"
+    with (
+        store.hold(*failure.layers), store.staging("by-hand") as staging, PackageIndex(store) as index,
+        index.serve(served) as url,
+    ):  # fmt: skip
+        upper, access, mounts = staging / "upper", index_access(url), mount_points([(find_uv(), "uv")])
         upper.mkdir(mode=0o755)
-        index = opened.enter_context(PackageIndex(store))
-        access = index_access(opened.enter_context(index.serve(served)))
-        mounts = mount_points([(find_uv(), "uv")])
-        box = opened.enter_context(build_sandbox(spec, build_limits(None), access.network, mounts, upper))
-        box.files.mkdir(BUILD)
-        yield Repair(store, failure, box, access.environment, upper, served)
+        with build_sandbox(spec, build_limits(None), access.network, mounts, upper) as box:
+            box.files.mkdir(BUILD)
+            yield Repair(store, failure, box, access.environment, upper, served)
+
+
+# --- layers made by hand ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _ManualLayers(StoreRecord):
+    layers: Mapping[str, str]
+
+
+def read_manual_layers(store: Store, image: str) -> Mapping[str, str]:
+    """Return the keys of the layers made by hand for an image, by the key of the layer below.
+
+    Raises:
+        StoreError: the record is damaged.
+    """
+    path = _record_path(store, image)
+    with store_faults(f"read what was made by hand for {image}"):
+        try:
+            return _ManualLayers.read(store.root, str(path.relative_to(store.root))).layers
+        except FileNotFoundError:
+            return {}
+        except StoreError as error:
+            error.hint = f"`minisandbox image rm {image}` removes it"
+            raise
+
+
+def _write_manual_layers(store: Store, image: str, layers: Mapping[str, str]) -> None:
+    """Record the layers made by hand for an image, replacing the earlier record. See :func:`read_manual_layers`."""
+    path = _record_path(store, image)
+    with store_faults(f"record what was made by hand for {image}"):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomic(path, _ManualLayers(layers).to_json())
+
+
+def forget_manual_layers(store: Store, image: str) -> bool:
+    """Remove the record of the layers made by hand for an image; return whether there was a record."""
+    path = _record_path(store, image)
+    with store_faults(f"forget what was made by hand for {image}"):
+        exists = path.exists()
+        path.unlink(missing_ok=True)
+    return exists
+
+
+def images_by_hand(store: Store) -> list[str]:
+    """Return the names of the images that have layers made by hand."""
+    return sorted(path.stem for path in (store.root / "by-hand").glob("[!.]*.json"))
+
+
+def manual_step(image: str, layer: str) -> BuildStep:
+    """Return the build step of a layer made by hand; building the step fails, because the store must have the layer."""
+
+    def make(_: StepContext) -> Made:
+        raise BuildError(
+            f"layer {layer[:16]}, made by hand for image {image!r}, is no longer in the store",
+            step="by_hand",
+            hint=f"`minisandbox image rm {image}` forgets it, and the next build does without",
+        )
+
+    return BuildStep("by_hand", {"kind": "by_hand", "layer": layer}, make)
+
+
+def _record_path(store: Store, image: str) -> Path:
+    return store.root / "by-hand" / f"{check_name(image)}.json"

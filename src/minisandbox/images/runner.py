@@ -26,14 +26,12 @@ from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import disk_full, is_full, store_faults
 from minisandbox.types import ExecResult, GiB, ImageSpec, JSONValue, Limits, MiB, Mount, Network, Outcome
 
-PATCH_STATUS = 65
-HIDDEN_STATUS = 66
-
+_PATCH_STATUS = 65
 _DISK, _OUTPUT = 16 * GiB, 8 * MiB
 _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _COMPLAINTS = 3
-NEARLY_FULL, _ROOMY = 64 * MiB, GiB
+_NEARLY_FULL, _ROOMY = 64 * MiB, GiB
 """Free bytes below which a failed step is reported as a full disk: in any case, and if its output reports one."""
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 LEAST_READING = 60.0
@@ -59,22 +57,13 @@ _REASONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class StepCommand:
-    """One command of a step.
-
-    Attributes:
-        title: the name of the command in the log and in errors.
-        argv: the program and its arguments; no shell is involved.
-    """
-
-    title: str
-    argv: tuple[str, ...]
+Command = tuple[str, tuple[str, ...]]
+"""A command of a step: its title in the log and in errors, and its arguments; no shell is involved."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The commands of one step, and the files, mounts and network that they need.
+class SandboxRun:
+    """Commands to run in one sandbox, and the files, mounts and network that they need.
 
     Attributes:
         commands: the commands, run one after the other.
@@ -90,7 +79,7 @@ class Work:
             which has the image's root mounted at :data:`IMAGE`, so the image needs no programs.
     """
 
-    commands: tuple[StepCommand, ...]
+    commands: tuple[Command, ...]
     files: tuple[tuple[str, bytes], ...] = ()
     mounts: tuple[Mount, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -104,44 +93,32 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class BuildStep:
-    """A step that this machine can execute.
+    """A step that this machine can execute. :class:`.Chain` sets the fields that depend on the steps below.
 
     Attributes:
         name: the name of the step in messages and logs.
         definition: all inputs that the result depends on; hashed into the step's key.
-        prepare: called with a staging directory before the step runs; returns the work for a sandbox, the finished
-            tree, or a function that builds the tree from the step's context.
+        make: called with the step's context to write the files of the layer.
         detail: details for users.
-    """
-
-    name: str
-    definition: Mapping[str, JSONValue]
-    prepare: Callable[[Path], Work | Made | Callable[[StepContext], Made]]
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """A step at its position in a chain.
-
-    Attributes:
-        step: the step itself.
+        needs: the keys of further layers that must exist before the step runs.
         key: the key of the resulting layer.
         below: the keys of the layers that the step sees, bottom first; empty for a step without layers below.
         environment: the variables that earlier steps set.
         timeout: the step's timeout in seconds.
-        needs: the keys of further layers that must exist before the step runs.
         own_root: whether the layers contain a complete root, so that the host's ``/usr`` is not mounted.
         user: the user of the step's commands; "" for root.
         workdir: the initial directory of the step's commands.
     """
 
-    step: BuildStep
-    key: str
-    below: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
-    timeout: float
+    name: str
+    definition: Mapping[str, JSONValue]
+    make: Callable[[StepContext], Made]
+    detail: str = ""
     needs: tuple[str, ...] = ()
+    key: str = ""
+    below: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    timeout: float = 0.0
     own_root: bool = False
     user: str = ""
     workdir: PurePosixPath = PurePosixPath("/")
@@ -170,7 +147,7 @@ class StepContext:
 
     Attributes:
         image: the name of the image.
-        planned: the step.
+        step: the step.
         layers: trees of the layers below, bottom first.
         staging: an empty directory on the store's disk.
         log: the file for the output.
@@ -179,30 +156,20 @@ class StepContext:
     """
 
     image: str
-    planned: PlannedStep
+    step: BuildStep
     layers: tuple[Path, ...]
     staging: Path
     log: Path
     session: BuildSession
     helper: Path
 
-    @property
-    def step(self) -> str:
-        """The step's name."""
-        return self.planned.step.name
 
-    @property
-    def timeout(self) -> float:
-        """The timeout of the whole step in seconds."""
-        return self.planned.timeout
-
-
-def run_step(context: StepContext, work: Work) -> Made:
-    """Run a step.
+def run_step(context: StepContext, run: SandboxRun) -> Made:
+    """Run the commands of a step in a sandbox.
 
     Args:
         context: the step's context.
-        work: the step's work.
+        run: the commands.
 
     Returns:
         The tree of all files that the step wrote, and its facts.
@@ -214,32 +181,31 @@ def run_step(context: StepContext, work: Work) -> Made:
         DiskFull: the store's disk is full.
         SandboxCreationError: the sandbox could not be created.
     """
-    with _reaching(context, work) as (access, served):
-        result = _run_in_sandbox(context, work, access)
-    return (
-        result
-        if served is None
-        else replace(result, facts={**result.facts, PACKAGES: packages_fact(served.packages.values())})
-    )
+    with _network_access(context, run) as (access, served):
+        made = _run_in_sandbox(context, run, access)
+    if served is None:
+        return made
+    return replace(made, facts={**made.facts, PACKAGES: packages_fact(served.packages.values())})
 
 
 @contextmanager
-def _reaching(context: StepContext, work: Work) -> Iterator[tuple[StepAccess, Served | None]]:
+def _network_access(context: StepContext, run: SandboxRun) -> Iterator[tuple[StepAccess, Served | None]]:
     """Provide the step's network access while the body runs; add messages of the package index to a build error."""
-    if work.index is None:
-        yield host_access(None, host_settings(), context.step) if work.host else StepAccess(Network.off(), {}), None
+    step = context.step.name
+    if run.index is None:
+        yield host_access(None, host_settings(), step) if run.host else StepAccess(Network.off(), {}), None
         return
-    served = Served(work.index)
+    served = Served(run.index)
     with context.session.index.serve(served) as url:
         try:
-            yield host_access(url, host_settings(), context.step) if work.host else index_access(url), served
+            yield host_access(url, host_settings(), step) if run.host else index_access(url), served
         except BuildError as error:
             if served.full is not None:  # the removed partial download freed space, so the disk no longer looks full
                 raise served.full from error
             error.reason = "\n".join(filter(None, (*_index_reasons(served), error.reason))) or None
             if served.failed is not None:  # the step may have failed only for this reason
                 raise IndexUnavailable(
-                    f"build step {context.step!r} of image {context.image!r} failed while the package index did",
+                    f"build step {step!r} of image {context.image!r} failed while the package index did",
                     reason=error.reason,
                     hint="see that the index answers, and give the same command again: what is finished is kept; "
                     f"the step's log is {context.log}",
@@ -253,38 +219,29 @@ def _index_reasons(served: Served) -> Iterator[str]:
     yield from served.complaints[:_COMPLAINTS]
 
 
-def _run_in_sandbox(context: StepContext, work: Work, access: StepAccess) -> Made:
+def _run_in_sandbox(context: StepContext, run: SandboxRun, access: StepAccess) -> Made:
     upper = context.staging / "upper"
     upper.mkdir(mode=0o755)
-    mounts = (*work.mounts, *access.mounts)
-    limits = build_limits(context.session.memory)
-    with (
-        _sandbox(context, work, limits, access.network, mounts, upper) as box,
-        context.session.cancellation.running(box),
-    ):
-        _write_files(box, context, work)
-        _run_commands(box, context, replace(work, environment={**access.environment, **work.environment}))
-        facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
+    with _sandbox(context, run, access, upper) as box, context.session.cancellation.running(box):
+        _write_files(box, context, run)
+        _run_commands(box, context, replace(run, environment={**access.environment, **run.environment}))
+        facts = {name: box.files.read_text(BUILD / name).strip() for name in run.facts}
     # limit the time for reading the step's files: untrusted code decides their number and size
-    return Made(upper / "tree", facts, patience=max(context.timeout, LEAST_READING))
+    return Made(upper / "tree", facts, patience=max(context.step.timeout, LEAST_READING))
 
 
-def _sandbox(
-    context: StepContext, work: Work, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path
-) -> Sandbox:
+def _sandbox(context: StepContext, run: SandboxRun, access: StepAccess, upper: Path) -> Sandbox:
     """Create a step's sandbox from the image; for MiniSandbox's own tools, a sandbox with the image mounted."""
-    name = f"{context.image}: {context.step}"
-    if work.tools:
+    step, limits = context.step, build_limits(context.session.memory)
+    name, mounts = f"{context.image}: {step.name}", (*run.mounts, *access.mounts)
+    if run.tools:
         empty = context.staging / "empty"
         empty.mkdir()
         image = Mount(empty, IMAGE, below=context.layers, upper=upper)
         spec = ImageSpec(name, (context.helper,))
-        return build_sandbox(spec, limits, network, (image, *mounts), None)
-    planned = context.planned
-    spec = ImageSpec(
-        name, context.layers, planned.environment, planned.workdir, host_usr=not planned.own_root, user=planned.user
-    )
-    return build_sandbox(spec, limits, network, mounts, upper)
+        return build_sandbox(spec, limits, access.network, (image, *mounts), None)
+    spec = ImageSpec(name, context.layers, step.environment, step.workdir, host_usr=not step.own_root, user=step.user)
+    return build_sandbox(spec, limits, access.network, mounts, upper)
 
 
 def build_sandbox(
@@ -347,81 +304,80 @@ def build_limits(memory: int | None) -> Limits:
     )
 
 
-def _write_files(box: Sandbox, context: StepContext, work: Work) -> None:
-    if work.tools or not context.planned.own_root:  # the /tmp of a container image is part of its layers
+def _write_files(box: Sandbox, context: StepContext, run: SandboxRun) -> None:
+    if run.tools or not context.step.own_root:  # the /tmp of a container image is part of its layers
         box.files.mkdir(BUILD)
-    for name, content in work.files:
+    for name, content in run.files:
         box.files.write_bytes(BUILD / name, content)
 
 
-def _run_commands(box: Sandbox, context: StepContext, work: Work) -> None:
-    deadline = time.monotonic() + context.timeout
-    log, spoke = bytearray(), False
-    for command in work.commands:
-        remaining = max(deadline - time.monotonic(), 0.1)
-        result = box.exec(command.argv, timeout=remaining, env=work.environment)
-        log += logged(f"$ {command.title}", result)
-        spoke = spoke or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
-        if spoke:  # an empty log would waste a disk block per step
+def _run_commands(box: Sandbox, context: StepContext, run: SandboxRun) -> None:
+    deadline = time.monotonic() + context.step.timeout
+    log, has_output = bytearray(), False
+    for title, argv in run.commands:
+        result = box.exec(argv, timeout=max(deadline - time.monotonic(), 0.1), env=run.environment)
+        log += log_entry(f"$ {title}", result)
+        has_output = has_output or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
+        if has_output:  # an empty log would waste a disk block per step
             write_log(context.log, bytes(log))
         if not result.ok:
-            raise failure(context, command.title, result, work)
+            raise failure(context, title, result, run)
 
 
-def logged(title: str, result: ExecResult) -> bytes:
+def log_entry(title: str, result: ExecResult) -> bytes:
     """Return the log entry of a command."""
-    dropped = result.dropped_stdout + result.dropped_stderr
-    lost = f" ({dropped} bytes of output dropped)" if dropped else ""
-    end = f"\n[{result.fate}, {result.duration:.1f} s{lost}]\n"
-    return title.encode("utf-8", "replace") + b"\n" + result.stdout_bytes + result.stderr_bytes + end.encode()
+    dropped_bytes = result.dropped_stdout + result.dropped_stderr
+    loss = f" ({dropped_bytes} bytes of output dropped)" if dropped_bytes else ""
+    status = f"\n[{result.fate}, {result.duration:.1f} s{loss}]\n"
+    return title.encode("utf-8", "replace") + b"\n" + result.stdout_bytes + result.stderr_bytes + status.encode()
 
 
-def write_log(path: Path, data: bytes) -> None:
+def write_log(path: Path, log: bytes) -> None:
     """Write the log of a step.
 
     Raises:
         DiskFull: the disk is full.
     """
     with store_faults(f"write {path}"):
-        write_atomic(path, data)
+        write_atomic(path, log)
 
 
-def failure(context: StepContext, title: str, result: ExecResult, work: Work | None = None) -> MiniSandboxError:
+def failure(context: StepContext, title: str, result: ExecResult, run: SandboxRun | None = None) -> MiniSandboxError:
     """Return the error of a step whose command failed.
 
     Args:
         context: the step's context.
         title: the command as shown in the error.
         result: the result of the command.
-        work: the work of a step that runs MiniSandbox's own scripts, whose exit status reports a patch that does not
+        run: the commands of a step with MiniSandbox's own scripts, whose exit status reports a patch that does not
             apply; None for other steps.
     """
-    output = (result.stdout + result.stderr).strip()
+    step, output = context.step.name, (result.stdout + result.stderr).strip()
     tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
     if _lacked_space(context, output):
-        fault = disk_full(f"finish build step {context.step!r} of image {context.image!r}")
+        fault = disk_full(f"finish build step {step!r} of image {context.image!r}")
         fault.reason = "\n".join(filter(None, (fault.reason, tail)))
         return fault
-    if work is not None and result.exit_code == PATCH_STATUS:
-        reason = "\n".join(filter(None, (work.patch_note, tail.replace(str(BUILD / "patch"), "the patch"))))
+    if run is not None and result.exit_code == _PATCH_STATUS:
+        reason = "\n".join(filter(None, (run.patch_note, tail.replace(str(BUILD / "patch"), "the patch"))))
         hint = "make it from the very source that the recipe names"
-        return PatchError(f"{work.patch} of image {context.image!r} does not apply", reason=reason, hint=hint)
+        return PatchError(f"{run.patch} of image {context.image!r} does not apply", reason=reason, hint=hint)
     logged_part = "the head and the tail of its output are" if result.dropped_stdout else "the whole output is"
-    where = "" if title == context.step else f" at {title.splitlines()[0][:120]!r}"
+    command = "" if title == step else f" at {title.splitlines()[0][:120]!r}"
     return BuildError(
-        f"build step {context.step!r} of image {context.image!r} failed{where}: {result.fate}",
-        step=context.step,
+        f"build step {step!r} of image {context.image!r} failed{command}: {result.fate}",
+        step=step,
         log=context.log,
-        reason="\n".join(filter(None, (_likely(result, tail, context, work), tail))) or None,
+        reason="\n".join(filter(None, (_likely_reason(result, tail, context, run), tail))) or None,
         hint=f"{logged_part} in {context.log}",
     )
 
 
-def _likely(result: ExecResult, tail: str, context: StepContext, work: Work | None) -> str:
+def _likely_reason(result: ExecResult, tail: str, context: StepContext, run: SandboxRun | None) -> str:
     if result.outcome is Outcome.TIMEOUT:
-        option = "" if work is None else " (PythonRecipe.step_timeout)"
-        return f"the step hangs, or needs more than {context.timeout:.0f} s{option}"
-    return next((reason for pattern, reason in _REASONS if work is not None and re.search(pattern, tail)), "")
+        option = "" if run is None else " (PythonRecipe.step_timeout)"
+        return f"the step hangs, or needs more than {context.step.timeout:.0f} s{option}"
+    return next((reason for pattern, reason in _REASONS if run is not None and re.search(pattern, tail)), "")
 
 
 def _lacked_space(context: StepContext, output: str) -> bool:
@@ -430,9 +386,9 @@ def _lacked_space(context: StepContext, output: str) -> bool:
     Few programs report a full disk (tar does not), so the free space decides. If the output reports a full disk, a
     higher threshold applies, because the program may have removed its files before it exited, as pip does.
     """
-    named = any(text in output for text in _NO_SPACE)
-    with store_faults(f"look for space for build step {context.step!r}"):
-        return is_full(context.staging, _ROOMY if named else NEARLY_FULL)
+    is_reported = any(message in output for message in _NO_SPACE)
+    with store_faults(f"look for space for build step {context.step.name!r}"):
+        return is_full(context.staging, _ROOMY if is_reported else _NEARLY_FULL)
 
 
 def mount_points(paths: Sequence[tuple[Path, str]]) -> tuple[Mount, ...]:

@@ -20,7 +20,7 @@ from minisandbox.images.image import Image
 from minisandbox.images.plan import ImagePlan, Planner
 from minisandbox.images.progress import Progress
 from minisandbox.images.python.packages import PackageIndex
-from minisandbox.images.runner import BuildSession, PlannedStep
+from minisandbox.images.runner import BuildSession, BuildStep
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.spec import Buildable
 from minisandbox.store import LayerRecord, Store
@@ -29,7 +29,7 @@ from minisandbox.types import GiB
 STEP_MEMORY = 4 * GiB
 """The memory limit of one step in bytes, if the budget limits memory."""
 
-_ENDING = 30.0
+_EXIT_TIMEOUT = 30.0
 """Seconds that running steps have to exit after a cancellation."""
 
 
@@ -125,14 +125,15 @@ def build_all(
     plans = outcomes.plan(evaluated, planner)
     with PackageIndex(store) as index:
         session = BuildSession(store, index, budget.step_memory, cancellation or Cancellation())
-        work = _Work(Maker(session, planner.base(), progress), plans, on_remaining, budget.workers, retry_failed)
-        work.run(outcomes.record)
-    outcomes.failures |= {name: error.about(name) for name, error in work.failures.items()}
+        graph = _Graph(Maker(session, planner.base(), progress), plans, on_remaining, budget.workers, retry_failed)
+        graph.run(outcomes.record)
+    outcomes.failures |= {name: error.about(name) for name, error in graph.failures.items()}
     for name, plan in plans.items():
         if name not in outcomes.failures:
             outcomes.record(plan)
     images = {name: outcomes.images[name] for name in plans if name in outcomes.images}
-    return Built(images, {name: outcomes.failures[name] for name in recipes if name in outcomes.failures}, work.seconds)
+    failures = {name: outcomes.failures[name] for name in recipes if name in outcomes.failures}
+    return Built(images, failures, graph.seconds)
 
 
 class _Outcomes:
@@ -189,20 +190,20 @@ class _Node:
 
     Attributes:
         plan: the first plan that needs the layer.
-        planned: the step that builds the layer.
+        step: the step that builds the layer.
         names: the names of all images that need the layer.
-        waits: the keys of unfinished layers that the step waits for.
-        next: the keys of the layers that wait for this layer.
+        pending: the keys of unfinished layers that the step waits for.
+        dependents: the keys of the layers that wait for this layer.
     """
 
     plan: ImagePlan
-    planned: PlannedStep
+    step: BuildStep
     names: list[str]
-    waits: set[str]
-    next: list[str] = field(default_factory=list)
+    pending: set[str]
+    dependents: list[str] = field(default_factory=list)
 
 
-class _Work:
+class _Graph:
     """The graph of layers to build. Each step runs in its own thread; the calling thread schedules the steps."""
 
     def __init__(
@@ -217,18 +218,17 @@ class _Work:
         self.seconds: dict[str, float] = dict.fromkeys(plans, 0.0)
         self._maker, self._plans, self._workers = maker, plans, workers
         self._store = maker.session.store
-        self._unmade: Counter[str] = Counter()  # by image, the number of missing layers
+        self._missing: Counter[str] = Counter()  # by image, the number of missing layers
         self._on_remaining = on_remaining or (lambda _: None)
         self._earlier_failures = {} if retry_failed else {failure.key: failure for failure in self._store.failures()}
-        self._ended: queue.SimpleQueue[tuple[str, LayerRecord | BaseException]] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[tuple[str, LayerRecord | BaseException]] = queue.SimpleQueue()
         self._nodes: dict[str, _Node] = {}
         self._needs: dict[str, list[str]] = {}  # by image, the keys of its nodes
         self._demand: Counter[str] = Counter()  # by key, the number of images that need the layer and have not failed
         for plan in plans.values():
             self._add(plan)
-        self._ready = [
-            (-len(node.names), number, key) for number, (key, node) in enumerate(self._nodes.items()) if not node.waits
-        ]
+        nodes = enumerate(self._nodes.items())
+        self._ready = [(-len(node.names), index, key) for index, (key, node) in nodes if not node.pending]
         heapq.heapify(self._ready)
         self._open = set(self._nodes)
         if plans:  # every step needs the base layer
@@ -236,25 +236,25 @@ class _Work:
         self._remaining = set(self._nodes)
 
     def _add(self, plan: ImagePlan) -> None:
-        for planned in plan.all_steps():
-            if planned.key in self._nodes:
-                self._nodes[planned.key].names.append(plan.name)
-            elif not self._store.has_layer(planned.key):
-                waits = {key for key in (*planned.below, *planned.needs) if key in self._nodes}
-                self._nodes[planned.key] = _Node(plan, planned, [plan.name], waits)
-                for key in waits:
-                    self._nodes[key].next.append(planned.key)
+        for step in plan.all_steps():
+            if step.key in self._nodes:
+                self._nodes[step.key].names.append(plan.name)
+            elif not self._store.has_layer(step.key):
+                pending = {key for key in (*step.below, *step.needs) if key in self._nodes}
+                self._nodes[step.key] = _Node(plan, step, [plan.name], pending)
+                for key in pending:
+                    self._nodes[key].dependents.append(step.key)
             else:
                 continue
-            self._unmade[plan.name] += 1
-            self._demand[planned.key] += 1
-            self._needs.setdefault(plan.name, []).append(planned.key)
+            self._missing[plan.name] += 1
+            self._demand[step.key] += 1
+            self._needs.setdefault(plan.name, []).append(step.key)
 
-    def run(self, finished: Callable[[ImagePlan], None]) -> None:
+    def run(self, on_image: Callable[[ImagePlan], None]) -> None:
         """Build all layers that can be built.
 
         Args:
-            finished: called for each image as soon as all of its layers exist.
+            on_image: called for each image as soon as all of its layers exist.
 
         Raises:
             BaseException: the wait was interrupted, or a thread raised an error other than the failure of a step.
@@ -267,17 +267,17 @@ class _Work:
                     running.add(key)
                     threading.Thread(target=self._make, name="build", args=(key,), daemon=True).start()
                 with suppress(queue.Empty):
-                    key, outcome = self._ended.get(timeout=1.0)  # the timeout lets the loop notice a cancellation
+                    key, outcome = self._outcomes.get(timeout=1.0)  # the timeout lets the loop notice a cancellation
                     running.discard(key)
                     for plan in self._end(key, outcome):
-                        finished(plan)
+                        on_image(plan)
                     self._report()
                 cancellation.check()
         except BaseException:  # mostly Ctrl-C: kill the running steps before the caller continues
             cancellation.cancel()
             with suppress(queue.Empty):
                 while running:
-                    running.discard(self._ended.get(timeout=_ENDING)[0])
+                    running.discard(self._outcomes.get(timeout=_EXIT_TIMEOUT)[0])
             raise
 
     def _next(self) -> str | None:
@@ -290,15 +290,13 @@ class _Work:
 
     def _make(self, key: str) -> None:
         """Build a layer and queue the result; the body of a step's thread."""
+        node = self._nodes[key]
         try:
-            self._ended.put((key, self._made(self._nodes[key])))
+            if (failure := self._earlier_failures.get(key)) is not None:
+                raise known_failure(replace(failure, image=node.plan.name), self._store)
+            self._outcomes.put((key, self._maker.make(node.plan, node.step)))
         except BaseException as error:  # noqa: BLE001 - the calling thread raises it
-            self._ended.put((key, error))
-
-    def _made(self, node: _Node) -> LayerRecord:
-        if (failure := self._earlier_failures.get(node.planned.key)) is not None:
-            raise known_failure(replace(failure, image=node.plan.name), self._store)
-        return self._maker.make(node.plan, node.planned)
+            self._outcomes.put((key, error))
 
     def _end(self, key: str, outcome: LayerRecord | BaseException) -> list[ImagePlan]:
         """Handle the result of a step; return the plans of images that are now complete."""
@@ -308,24 +306,25 @@ class _Work:
             return []
         if isinstance(outcome, BaseException):
             raise outcome
+        names = self._nodes[key].names
         self.seconds[self._nodes[key].plan.name] += outcome.seconds
-        for later in self._nodes[key].next:
-            node = self._nodes[later]
-            node.waits.discard(key)
-            if not node.waits and later in self._open:
-                heapq.heappush(self._ready, (-len(node.names), len(self._open), later))
-        self._unmade.subtract(self._nodes[key].names)
-        return [self._plans[name] for name in self._nodes[key].names if not self._unmade[name]]
+        for dependent in self._nodes[key].dependents:
+            node = self._nodes[dependent]
+            node.pending.discard(key)
+            if not node.pending and dependent in self._open:
+                heapq.heappush(self._ready, (-len(node.names), len(self._open), dependent))
+        self._missing.subtract(names)
+        return [self._plans[name] for name in names if not self._missing[name]]
 
     def _fail(self, key: str, error: MiniSandboxError) -> None:
         node = self._nodes[key]
         for name in node.names:
-            own_error = copy(error)  # name this image in the error, not the image whose plan ran the step
-            own_error.what = own_error.what.replace(f"image {node.plan.name!r}", f"image {name!r}")
+            image_error = copy(error)  # name this image in the error, not the image whose plan ran the step
+            image_error.what = image_error.what.replace(f"image {node.plan.name!r}", f"image {name!r}")
             if key not in self._earlier_failures:
-                note_failure(self._store, self._plans[name], node.planned, own_error)
+                note_failure(self._store, self._plans[name], node.step, image_error)
             if name not in self.failures:
-                self.failures[name] = own_error
+                self.failures[name] = image_error
                 self._give_up(name)
 
     def _give_up(self, name: str) -> None:
@@ -381,7 +380,7 @@ class Building:
     def cancel(self) -> None:
         """Cancel the build and wait until running steps have exited. Finished layers are kept. Idempotent."""
         self._cancellation.cancel()
-        self._thread.join(_ENDING)
+        self._thread.join(_EXIT_TIMEOUT)
 
     def _work(self, make: Callable[[], Built]) -> None:
         try:

@@ -17,7 +17,7 @@ from minisandbox.images.python.interpreters import PROBE_TIMEOUT, Interpreter
 from minisandbox.images.python.lock import INSTALLED
 from minisandbox.images.python.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.python.torch_builds import names_torch, without_cuda
-from minisandbox.images.runner import BuildStep, StepCommand, Work, mount_points
+from minisandbox.images.runner import BuildStep, Command, SandboxRun, mount_points, run_step
 from minisandbox.images.scripts import script
 from minisandbox.images.sources.localsource import SourceSnapshot
 from minisandbox.images.sources.mirrors import Mirrors, origin
@@ -57,21 +57,21 @@ def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
         **({"copy": PREFIX_VERSION} if is_copied else _pinned(step.index)),
     }
 
-    def prepare(staging: Path) -> Work:
+    def prepare(staging: Path) -> SandboxRun:
         modules = _importable(interpreter) if is_copied else ()
         variables = {
             "PYTHON_VERSION": interpreter.version,
             "PYTHON_MODULES": " ".join(modules),
             "SYSTEM_PYTHON": str(interpreter.executable),
         }
-        work = Work((_bash("python", text),), environment=variables)
+        run = SandboxRun((_bash("python", text),), environment=variables)
         if not is_copied:
-            return _with_uv(work, step.index)
+            return _with_uv(run, step.index)
         with store_faults(f"copy Python {interpreter.version} from {interpreter.prefix}"):
             copy_prefix(interpreter, staging / "prefix", ENVIRONMENT)
-        return replace(work, mounts=mount_points([(staging / "prefix", "prefix")]))
+        return replace(run, mounts=mount_points([(staging / "prefix", "prefix")]))
 
-    return BuildStep("python", definition, prepare, f"{interpreter.version} ({'copy' if is_copied else 'venv'})")
+    return _sandboxed("python", definition, prepare, f"{interpreter.version} ({'copy' if is_copied else 'venv'})")
 
 
 def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> BuildStep:
@@ -79,7 +79,7 @@ def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> 
     tool = "uv" if _modern(interpreter) else "pip"
     text = step_script("requirements", f"freeze_{tool}", f"requirements_{tool}")
     step = _without_cuda(step)
-    listed = "".join(f"{line}\n" for line in step.requirements)
+    listing = "".join(f"{line}\n" for line in step.requirements)
     definition: dict[str, JSONValue] = {
         "kind": "requirements",
         "requirements": list(step.requirements),
@@ -89,17 +89,17 @@ def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> 
         **_pinned(step.index),
     }
 
-    def prepare(_: Path) -> Work:
-        files = (("requirements.txt", listed.encode()), ("overrides.txt", "\n".join(step.overrides).encode()))
+    def prepare(_: Path) -> SandboxRun:
+        files = (("requirements.txt", listing.encode()), ("overrides.txt", "\n".join(step.overrides).encode()))
         variables = {"COMPLETE": "--no-deps" if step.complete else ""}
-        work = Work((_bash("requirements", text),), files=files, environment=variables, facts=(INSTALLED,))
-        return _with_uv(work, step.index)
+        run = SandboxRun((_bash("requirements", text),), files=files, environment=variables, facts=(INSTALLED,))
+        return _with_uv(run, step.index)
 
     count = len(step.requirements + step.overrides)
-    return BuildStep("requirements", definition, prepare, f"{count} packages, {tool}")
+    return _sandboxed("requirements", definition, prepare, f"{count} packages, {tool}")
 
 
-def run_step_of(step: r.Run, workdir: PurePosixPath) -> BuildStep:
+def command_step(step: r.Run, workdir: PurePosixPath) -> BuildStep:
     """Return the step that runs a command in the image."""
     definition: dict[str, JSONValue] = {
         "kind": "run",
@@ -110,14 +110,10 @@ def run_step_of(step: r.Run, workdir: PurePosixPath) -> BuildStep:
         "network": step.network,
     }
     title = " ".join(step.argv)
-
-    def prepare(_: Path) -> Work:
-        command = StepCommand(title, step.argv)
-        variables = {**dict(step.environment), **dict(step.unkeyed)}
-        index = EVERYTHING if step.network == "index" else None
-        return Work((command,), environment=variables, index=index, host=step.network == "host")
-
-    return BuildStep("run", definition, prepare, title)
+    variables = {**dict(step.environment), **dict(step.unkeyed)}
+    index = EVERYTHING if step.network == "index" else None
+    run = SandboxRun(((title, step.argv),), environment=variables, index=index, host=step.network == "host")
+    return _sandboxed("run", definition, lambda _: run, title)
 
 
 def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: PurePosixPath) -> BuildStep:
@@ -131,10 +127,10 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
     """
     text = tool_script("source", workdir, "source_git", "source_check")
 
-    def prepare(staging: Path) -> Work:
+    def prepare(staging: Path) -> SandboxRun:
         with store_faults(f"fetch {source.commit}"):
             commit = mirrors.take(source, staging, timeout=timeout)
-        return Work(
+        return SandboxRun(
             (_bash("source", text),),
             files=(
                 (DESCRIBED, commit.described.encode()),
@@ -155,7 +151,7 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
     }
     if _left_submodules_empty(mirrors.store, step_key(None, definition)):
         definition["submodules"] = "merged"
-    return BuildStep("source", definition, prepare, source.commit[:12])
+    return _sandboxed("source", definition, prepare, source.commit[:12])
 
 
 def _left_submodules_empty(store: Store, key: str) -> bool:
@@ -196,21 +192,18 @@ def _archive_step(
 ) -> BuildStep:
     text = tool_script("source", workdir, "source_archive", "source_check")
 
-    def prepare(staging: Path) -> Work:
+    def prepare(staging: Path) -> SandboxRun:
         mounts = mount_points([(archive(staging), "archive")])
-        variables = {"STRIP": str(strip)}
-        return Work((_bash("source", text),), environment=variables, mounts=mounts, tools=True)
+        return SandboxRun((_bash("source", text),), environment={"STRIP": str(strip)}, mounts=mounts, tools=True)
 
-    keyed: dict[str, JSONValue] = {**definition, "scripts": _digest(text)}
-    return BuildStep("source", keyed, prepare, detail)
+    return _sandboxed("source", {**definition, "scripts": _digest(text)}, prepare, detail)
 
 
 def repository_step(workdir: PurePosixPath) -> BuildStep:
     """Return the step that creates the git objects of a source, which all tasks of the source share."""
     text = tool_script("repository", workdir, "repository")
-    definition: dict[str, JSONValue] = {"kind": "repository", "scripts": _digest(text)}
-    work = Work((_bash("repository", text),), tools=True)
-    return BuildStep("repository", definition, lambda _: work)
+    run = SandboxRun((_bash("repository", text),), tools=True)
+    return _sandboxed("repository", {"kind": "repository", "scripts": _digest(text)}, lambda _: run)
 
 
 def install_step(step: r.Install, interpreter: Interpreter | None, described: str, workdir: PurePosixPath) -> BuildStep:
@@ -225,42 +218,38 @@ def install_step(step: r.Install, interpreter: Interpreter | None, described: st
     history = step_script("install", "install_history", WORKDIR=str(workdir))
     freeze = () if interpreter is None else ("freeze_uv" if _modern(interpreter) else "freeze_pip", "freeze")
     settle = step_script("install", "install_settle", *freeze, WORKDIR=str(workdir))
-    last = described or (f"{step.version}-0-g0" if step.version else "")
+    last_tag = described or (f"{step.version}-0-g0" if step.version else "")
     definition: dict[str, JSONValue] = {
         "kind": "install",
         "commands": list(step.commands),
         "environment": dict(step.environment),
         "scripts": _digest(history + settle),
-        **({"last_tag": last} if last else {}),
+        **({"last_tag": last_tag} if last_tag else {}),
         **({} if step.network == "index" else {"network": step.network}),
         **_pinned(step.index),
     }
 
-    def prepare(_: Path) -> Work:
+    def prepare(_: Path) -> SandboxRun:
         commands = (_bash("history", history), *map(_recipe_command, step.commands), _bash("install", settle))
         facts = () if interpreter is None else (INSTALLED,)
-        variables = {"LAST_TAG": last, **dict(step.environment)}
-        return _reaching(_with_uv(Work(commands, environment=variables, facts=facts)), step)
+        variables = {"LAST_TAG": last_tag, **dict(step.environment)}
+        return _with_network(_with_uv(SandboxRun(commands, environment=variables, facts=facts)), step)
 
-    return BuildStep("install", definition, prepare, "; ".join(step.commands))
+    return _sandboxed("install", definition, prepare, "; ".join(step.commands))
 
 
 def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[BuildStep]:
     """Yield the steps that run a recipe's install commands in an image that may have only a shell."""
-    network = {"network": step.network}
     definition: dict[str, JSONValue] = {
         "kind": "install", "commands": list(step.commands), "environment": dict(step.environment),
-        "workdir": str(workdir), **network, **_pinned(step.index),
+        "workdir": str(workdir), "network": step.network, **_pinned(step.index),
     }  # fmt: skip
-
-    def prepare(_: Path) -> Work:
-        commands = tuple(StepCommand(text.strip(), ("/bin/sh", "-ec", text)) for text in step.commands)
-        return _reaching(Work(commands, environment=dict(step.environment)), step)
-
-    yield BuildStep("install", definition, prepare, "; ".join(step.commands))
+    commands = tuple((command.strip(), ("/bin/sh", "-ec", command)) for command in step.commands)
+    install = _with_network(SandboxRun(commands, environment=dict(step.environment)), step)
+    yield _sandboxed("install", definition, lambda _: install, "; ".join(step.commands))
     text = tool_script("install", workdir, "tidy")
-    work = Work((_bash("tidy", text),), tools=True)
-    yield BuildStep("tidy", {"kind": "tidy", "scripts": _digest(text)}, lambda _: work)
+    tidy = SandboxRun((_bash("tidy", text),), tools=True)
+    yield _sandboxed("tidy", {"kind": "tidy", "scripts": _digest(text)}, lambda _: tidy)
 
 
 def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosixPath) -> BuildStep:
@@ -272,11 +261,11 @@ def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosix
         workdir: the source's directory.
     """
 
-    def work() -> Work:
-        return Work((), mounts=mount_points([(source(), "source")]), facts=("commit",))
+    def prepare() -> SandboxRun:
+        return SandboxRun((), mounts=mount_points([(source(), "source")]), facts=("commit",))
 
-    parts = ("task_source", "task_files", "task_commit", "task_check")
-    return _patched({"kind": "task", "patch": step.patch}, step.hidden, workdir, work, *parts)
+    scripts = ("task_source", "task_files", "task_commit", "task_check")
+    return _patched({"kind": "task", "patch": step.patch}, step.hidden, workdir, prepare, *scripts)
 
 
 def image_source_step(source: r.ImageSource, workdir: PurePosixPath) -> BuildStep:
@@ -291,8 +280,8 @@ def image_source_step(source: r.ImageSource, workdir: PurePosixPath) -> BuildSte
         "kind": "image source", "commit": source.commit, "remove": list(source.remove), "scripts": _digest(text),
     }  # fmt: skip
     files = (("remove", _list(source.remove)),)
-    work = Work((_bash("source", text),), files=files, environment={"COMMIT": source.commit}, tools=True)
-    return BuildStep("source", definition, lambda _: work, source.commit[:12])
+    run = SandboxRun((_bash("source", text),), files=files, environment={"COMMIT": source.commit}, tools=True)
+    return _sandboxed("source", definition, lambda _: run, source.commit[:12])
 
 
 def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> BuildStep:
@@ -303,24 +292,24 @@ def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> 
         commit: the commit that the files were reset to; "" for HEAD.
         workdir: the repository's directory.
     """
-    work = Work((), environment={"COMMIT": commit}, facts=("commit", "submodules", MERGED))
+    run = SandboxRun((), environment={"COMMIT": commit}, facts=("commit", "submodules", MERGED))
     definition: dict[str, JSONValue] = {"kind": "image task", "patch": step.patch, "commit": commit}
-    parts = ("image_repository", "image_open", "task_files", "image_commit", "task_check")
-    return _patched(definition, step.hidden, workdir, lambda: work, *parts)
+    scripts = ("image_repository", "image_open", "task_files", "image_commit", "task_check")
+    return _patched(definition, step.hidden, workdir, lambda: run, *scripts)
 
 
 def tests_step(step: r.HiddenTests, workdir: PurePosixPath) -> BuildStep:
     """Return the step that creates the tests layer."""
     definition: dict[str, JSONValue] = {"kind": "tests", "test_patch": step.test_patch}
-    return _patched(definition, step.hidden, workdir, lambda: Work(()), "tests")
+    return _patched(definition, step.hidden, workdir, lambda: SandboxRun(()), "tests")
 
 
 def _patched(
     definition: Mapping[str, JSONValue],
     hidden: Sequence[str],
     workdir: PurePosixPath,
-    work: Callable[[], Work],
-    *parts: str,
+    prepare: Callable[[], SandboxRun],
+    *scripts: str,
 ) -> BuildStep:
     """Return the step that applies a patch and removes hidden files.
 
@@ -328,22 +317,30 @@ def _patched(
         definition: the inputs of the step's key except the script and the hidden files; it contains the patch.
         hidden: paths of the hidden files in the repository.
         workdir: the repository's directory.
-        work: returns the work for the sandbox, without its command and files.
-        parts: names of the script's parts.
+        prepare: returns the run without its command and files.
+        scripts: names of the script's parts.
     """
     is_tests = "test_patch" in definition
-    name, called = ("tests", "the test patch") if is_tests else ("task", "the patch")
-    text, patch = tool_script(name, workdir, "patching", *parts), str(definition["test_patch" if is_tests else "patch"])
+    name, label = ("tests", "the test patch") if is_tests else ("task", "the patch")
+    text = tool_script(name, workdir, "patching", *scripts)
+    patch = str(definition["test_patch" if is_tests else "patch"])
 
-    def prepare(_: Path) -> Work:
+    def with_patch(_: Path) -> SandboxRun:
         files = [("hidden", _list(hidden)), ("touched", _list(touched_files(patch)))]
         if patch.strip():
             files.append(("patch", patch.encode("utf-8", "surrogateescape")))
         note = explain_line_endings(parse_patch(patch)) or ""
         commands = (_bash(name, text),)
-        return replace(work(), commands=commands, files=tuple(files), patch=called, patch_note=note, tools=True)
+        return replace(prepare(), commands=commands, files=tuple(files), patch=label, patch_note=note, tools=True)
 
-    return BuildStep(name, {**definition, "hidden": sorted(hidden), "scripts": _digest(text)}, prepare)
+    return _sandboxed(name, {**definition, "hidden": sorted(hidden), "scripts": _digest(text)}, with_patch)
+
+
+def _sandboxed(
+    name: str, definition: Mapping[str, JSONValue], prepare: Callable[[Path], SandboxRun], detail: str = ""
+) -> BuildStep:
+    """Return a step that runs in a sandbox; ``prepare`` returns its commands for a staging directory."""
+    return BuildStep(name, definition, lambda context: run_step(context, prepare(context.staging)), detail)
 
 
 def step_script(step: str, *names: str, **variables: str) -> str:
@@ -358,34 +355,35 @@ def step_script(step: str, *names: str, **variables: str) -> str:
 
 
 def tool_script(step: str, workdir: PurePosixPath, *names: str) -> str:
-    """Return the script of a step that runs MiniSandbox's own tools; see :attr:`.Work.tools`."""
+    """Return the script of a step that runs MiniSandbox's own tools; see :attr:`.SandboxRun.tools`."""
     return step_script(step, "tools", *names, ROOT=str(IMAGE), WORKDIR=f"{IMAGE}{workdir}", INSIDE=str(workdir))
 
 
-def _bash(title: str, text: str) -> StepCommand:
-    return StepCommand(title, ("bash", "-c", text))
+def _bash(title: str, text: str) -> Command:
+    return title, ("bash", "-c", text)
 
 
-def _recipe_command(text: str) -> StepCommand:
+def _recipe_command(text: str) -> Command:
     """Return the shell command for a recipe's command: stop at the first error, and merge stderr into stdout."""
     return _bash(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
 
 
-def _with_uv(work: Work, index: IndexView | None = None) -> Work:
-    """Return the work with uv and access to the package index."""
-    return replace(work, mounts=(*work.mounts, *mount_points([(find_uv(), "uv")])), index=index)
+def _with_uv(run: SandboxRun, index: IndexView | None = None) -> SandboxRun:
+    """Return the run with uv and access to the package index."""
+    return replace(run, mounts=(*run.mounts, *mount_points([(find_uv(), "uv")])), index=index)
 
 
-def _reaching(work: Work, step: r.Install) -> Work:
-    """Return the work with the network that a recipe allows for its install commands."""
-    return replace(work, index=None if step.network == "off" else step.index, host=step.network == "host")
+def _with_network(run: SandboxRun, step: r.Install) -> SandboxRun:
+    """Return the run with the network that a recipe allows for its install commands."""
+    return replace(run, index=None if step.network == "off" else step.index, host=step.network == "host")
 
 
 def _pinned(index: IndexView) -> dict[str, JSONValue]:
     """Return the part of a step's definition that describes the visible files of the package index."""
     backend: dict[str, JSONValue] = {TORCH_BACKEND: index.torch_backend} if index.torch_backend else {}
     if index.locked is not None:
-        return backend | {"locked": _digest("\n".join(f"{one.file} {one.sha256}" for one in sorted(index.locked)))}
+        files = "\n".join(f"{package.file} {package.sha256}" for package in sorted(index.locked))
+        return backend | {"locked": _digest(files)}
     return backend | ({"exclude_newer": index.exclude_newer} if index.exclude_newer else {})
 
 
@@ -394,8 +392,7 @@ def _without_cuda(step: r.InstallRequirements) -> r.InstallRequirements:
     if not step.index.torch_backend:
         return step
     if names_torch(step.requirements + step.overrides):
-        fewer = without_cuda(step.requirements), without_cuda(step.overrides)
-        return replace(step, requirements=fewer[0], overrides=fewer[1])
+        return replace(step, requirements=without_cuda(step.requirements), overrides=without_cuda(step.overrides))
     return replace(step, index=replace(step.index, torch_backend="")) if step.complete else step
 
 
@@ -411,10 +408,10 @@ def _importable(interpreter: Interpreter) -> tuple[str, ...]:
     )
     command = [str(interpreter.executable), "-E", "-s", "-c", code, *_MODULES]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=False, cwd="/")
+        probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=False, cwd="/")
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    return tuple(name for name in done.stdout.split() if name in _MODULES)
+    return tuple(name for name in probe.stdout.split() if name in _MODULES)
 
 
 def _list(paths: Sequence[str]) -> bytes:
@@ -433,38 +430,33 @@ def system_step(step: InstallSystem) -> BuildStep:
     """
     text = script("system_apt", RANK=str(RANKS.index("system")))
     definition: dict[str, JSONValue] = {
-        "kind": "system",
-        "packages": list(step.packages),
-        "scripts": _digest(text),
-    }
+        "kind": "system", "packages": list(step.packages), "scripts": _digest(text),
+    }  # fmt: skip
 
-    def prepare(staging: Path) -> Work:
+    def prepare(staging: Path) -> SandboxRun:
         _check_host(step.packages)
         with store_faults("copy apt's settings"):
             _copy_settings(staging / "apt")
         mounts = mount_points([(staging / "apt", "apt"), (Path("/var/lib/dpkg"), "dpkg")])
-        listed = "".join(f"{package}\n" for package in step.packages)
-        files = (
-            ("packages", listed.encode()),
-            ("passwd", _system_entries("passwd")),
-            ("group", _system_entries("group")),
-        )
-        return Work((_bash("system", text),), files=files, mounts=mounts, host=True, facts=("versions",))
+        packages = "".join(f"{package}\n" for package in step.packages)
+        system_files = (("passwd", _system_entries("passwd")), ("group", _system_entries("group")))
+        files = (("packages", packages.encode()), *system_files)
+        return SandboxRun((_bash("system", text),), files=files, mounts=mounts, host=True, facts=("versions",))
 
-    return BuildStep("system", definition, prepare, " ".join(step.packages))
+    return _sandboxed("system", definition, prepare, " ".join(step.packages))
 
 
 def _check_host(packages: tuple[str, ...]) -> None:
-    what = f"system packages ({' '.join(packages)})"
+    subject = f"system packages ({' '.join(packages)})"
     if shutil.which("apt-get") is None or not Path("/var/lib/dpkg/status").is_file():
         raise HostError(
-            f"{what} cannot be installed here",
+            f"{subject} cannot be installed here",
             reason="this machine has no apt-get, the only package manager that is supported",
             hint="install them on the machine itself (images show its /usr) and leave them out of the recipe",
         )
     if not current_controller().launcher.writable_usr:
         raise HostError(
-            f"{what} cannot be installed by this user",
+            f"{subject} cannot be installed by this user",
             reason="the host's /usr belongs to the host's root, so an ordinary user's sandboxes show it read-only",
             hint="install them on the machine itself (images show its /usr) and leave them out of the recipe, "
             "or build the image as root",

@@ -103,7 +103,7 @@ def run_gc(args: argparse.Namespace) -> int:
 
 def run_rm(args: argparse.Namespace) -> int:
     """Remove images, failed builds, and layers that were made by hand for these images."""
-    from minisandbox.images.kept import forget_kept, images_by_hand  # noqa: PLC0415 - slow: imports the image builder
+    from minisandbox.images.repair import forget_manual_layers, images_by_hand  # noqa: PLC0415 - slow: imports the image builder
 
     if bool(args.images) == args.failed:
         raise InvalidValue("image rm needs one choice of images", hint="give names, or --failed")
@@ -118,7 +118,7 @@ def run_rm(args: argparse.Namespace) -> int:
     for name in [] if args.failed else sorted({*names} & {*by_hand}):
         done.leftovers.append(f"changes made by hand for {name}")
         if not args.dry_run:
-            forget_kept(store, name)
+            forget_manual_layers(store, name)
     _print_collected(done, args)
     return exits.OK
 

@@ -13,7 +13,7 @@ from minisandbox.images.dockerfile.copying import copy_layer
 from minisandbox.images.dockerfile.running import run_layer
 from minisandbox.images.dockerfile.sources import CopySource, content_digest, definition, list_sources
 from minisandbox.images.dockerfile.trees import ContextTree
-from minisandbox.images.oci.pull import keeps_owners
+from minisandbox.images.oci.pull import keeps_owners, owner_mode
 from minisandbox.images.runner import BuildStep, StepContext
 from minisandbox.images.tree import FileTree
 from minisandbox.spec import Context, CopyFiles, OciBase, ResolvedMount, RunCommand, StageBase
@@ -55,15 +55,12 @@ class StepChain(Protocol):
         """Return the key and the layers of another image or stage."""
 
 
-def plan_step(step: RunCommand | CopyFiles, chain: StepChain) -> tuple[BuildStep, tuple[str, ...]]:
+def plan_step(step: RunCommand | CopyFiles, chain: StepChain) -> BuildStep:
     """Plan a step of a Dockerfile.
 
     Args:
         step: the step.
         chain: the steps below, which also plans other stages.
-
-    Returns:
-        The build step, and the keys of further layers that must exist before the step runs.
 
     Raises:
         DockerfileError: a file to be copied does not exist.
@@ -75,26 +72,25 @@ def plan_step(step: RunCommand | CopyFiles, chain: StepChain) -> tuple[BuildStep
         raise error.about(f"line {step.line}")  # noqa: B904 - it is the same error
 
 
-def _plan_copy(copy: CopyFiles, chain: StepChain) -> tuple[BuildStep, tuple[str, ...]]:
-    origin, store, below = _origin(copy, chain), chain.store, chain.layers
-    owners = "kept" if keeps_owners() else "one"
+def _plan_copy(copy: CopyFiles, chain: StepChain) -> BuildStep:
+    origin = _origin(copy, chain)
 
-    def prepare(staging: Path) -> Made:
-        done = copy_layer(copy, *origin.read(), staging / "tree", _below(store, below), keep_owners=owners == "kept")
-        return Made(staging / "tree", digests=done.digests)
+    def make(context: StepContext) -> Made:
+        tree, below = context.staging / "tree", Below(tuple(reversed(context.layers)))
+        unpacked = copy_layer(copy, *origin.read(), tree, below, keep_owners=keeps_owners())
+        return Made(tree, digests=unpacked.digests)
 
-    values = {**definition(copy, origin.key), "owners": owners}
-    return BuildStep(f"line {copy.line}", values, prepare, _shown(copy)), origin.layers
+    fields = {**definition(copy, origin.key), "owners": owner_mode()}
+    return BuildStep(f"line {copy.line}", fields, make, _label(copy), origin.layers)
 
 
-def _plan_run(run: RunCommand, chain: StepChain) -> tuple[BuildStep, tuple[str, ...]]:
+def _plan_run(run: RunCommand, chain: StepChain) -> BuildStep:
     binds = {mount: _bind(run, mount) for mount in run.mounts if mount.wanted.kind == "bind"}
     origins = {mount: _origin(copy, chain) for mount, copy in binds.items()}
-    owners = "kept" if keeps_owners() else "one"
     mounts: list[JSONValue] = [
         [repr(mount.wanted), origins[mount].key if mount in origins else ""] for mount in run.mounts
     ]
-    values: dict[str, JSONValue] = {
+    fields: dict[str, JSONValue] = {
         "kind": "run",
         "argv": list(run.argv),
         "variables": [list(row) for row in run.variables],
@@ -102,17 +98,16 @@ def _plan_run(run: RunCommand, chain: StepChain) -> tuple[BuildStep, tuple[str, 
         "user": run.user,
         "script": "" if run.script is None else hashlib.sha256(run.script.content).hexdigest(),
         "mounts": mounts,
-        "owners": owners,
+        "owners": owner_mode(),
     }
 
-    def show(mount: ResolvedMount, directory: Path) -> None:
+    def write_bind(mount: ResolvedMount, directory: Path) -> None:
         copy_layer(binds[mount], *origins[mount].read(), directory, Below(), keep_owners=keeps_owners())
 
-    def make(context: StepContext) -> Made:
-        return run_layer(run, context, show)
-
     needs = tuple(dict.fromkeys(key for origin in origins.values() for key in origin.layers))
-    return BuildStep(f"line {run.line}", values, lambda _: make, _shown(run)), needs
+    return BuildStep(
+        f"line {run.line}", fields, lambda context: run_layer(run, context, write_bind), _label(run), needs
+    )
 
 
 def _bind(run: RunCommand, mount: ResolvedMount) -> CopyFiles:
@@ -128,15 +123,11 @@ def _origin(copy: CopyFiles, chain: StepChain) -> _Origin:
     store, (key, layers) = chain.store, chain.origin(copy.origin)
 
     def read() -> tuple[tuple[CopySource, ...], FileTree]:
-        tree = _below(store, layers)
+        tree = Below(tuple(map(store.layer_tree, reversed(layers))))
         return list_sources(copy, tree), tree
 
     return _Origin(key, layers, read)
 
 
-def _below(store: Store, layers: tuple[str, ...]) -> Below:
-    return Below(tuple(map(store.layer_tree, reversed(layers))))
-
-
-def _shown(step: RunCommand | CopyFiles) -> str:
+def _label(step: RunCommand | CopyFiles) -> str:
     return step.text.splitlines()[0][:100]

@@ -243,7 +243,7 @@ def steps_of(image: m.Container) -> list[LayerStep]:
     """Return the layers with their keys. A key depends on the layers below, because a layer may hide their files."""
     steps: list[LayerStep] = []
     for layer in image.layers:
-        definition = {"kind": KIND, "diff_id": layer.diff_id, "owners": "kept" if keeps_owners() else "one"}
+        definition = {"kind": KIND, "diff_id": layer.diff_id, "owners": owner_mode()}
         steps.append(LayerStep(layer, definition, step_key(steps[-1].key if steps else None, definition)))
     return steps
 
@@ -375,6 +375,11 @@ def _seen(layers: list[LayerRecord]) -> list[LayerRecord]:
 def keeps_owners() -> bool:
     """Return whether unpacked files keep the image's owners; without root, all files belong to the current user."""
     return os.geteuid() == 0
+
+
+def owner_mode() -> str:
+    """Return the part of a layer's definition that says whether files keep their owners: ``kept`` or ``one``."""
+    return "kept" if keeps_owners() else "one"
 
 
 def _facts(done: Unpacked) -> dict[str, str]:

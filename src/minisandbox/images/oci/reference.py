@@ -67,7 +67,7 @@ def archive_names(names: Iterable[str]) -> str:
     return " ".join(dict.fromkeys(references))
 
 
-def called(text: str, notes: Mapping[str, str]) -> bool:
+def is_named(text: str, notes: Mapping[str, str]) -> bool:
     """Return whether an image was imported from an archive that names it by this reference.
 
     A name without a host also matches names below ``localhost/``, which podman and buildah give to images they build.
