@@ -126,13 +126,13 @@ def platform_key(host: Path = Path("/")) -> str:
         host: the root directory whose ``os-release`` is read.
     """
     files = (host / "etc/os-release", host / "usr/lib/os-release")  # os-release(5): the first existing file is read
-    text = next((path.read_text("utf-8", "replace") for path in files if path.is_file()), "")
-    distribution = sorted(_DISTRIBUTION.findall(text))
+    os_release = next((path.read_text("utf-8", "replace") for path in files if path.is_file()), "")
+    distribution = sorted(_DISTRIBUTION.findall(os_release))
     return _hash(_PLATFORM_MARK + repr((platform.machine(), distribution)).encode(), (*_directories(), *_made()))
 
 
-def _hash(mark: bytes, entries: tuple[BaseEntry, ...]) -> str:
-    digest = hashlib.sha256(mark)
+def _hash(prefix: bytes, entries: tuple[BaseEntry, ...]) -> str:
+    digest = hashlib.sha256(prefix)
     for entry in entries:
         digest.update(b"%s\0%o\0%d\0" % (os.fsencode(entry.path), entry.mode, len(entry.data)))
         digest.update(entry.data)
@@ -174,8 +174,8 @@ def _directories() -> Iterator[BaseEntry]:
 
 
 def _made() -> Iterator[BaseEntry]:
-    for name, text in _MADE.items():
-        yield BaseEntry(f"etc/{name}", stat.S_IFREG | 0o644, text.encode())
+    for name, content in _MADE.items():
+        yield BaseEntry(f"etc/{name}", stat.S_IFREG | 0o644, content.encode())
     for name, target in _RUNTIME_LINKS.items():
         yield BaseEntry(f"etc/{name}", stat.S_IFLNK | 0o777, target.encode())
 

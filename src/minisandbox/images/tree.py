@@ -66,9 +66,9 @@ class ImageTree:
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a directory; empty if there is no directory."""
-        parts = self.resolve(path)
+        resolved = self.resolve(path)
         with suppress(OSError):
-            return [] if parts is None else self.files.names(parts)
+            return [] if resolved is None else self.files.names(resolved)
         return []
 
     def read(self, path: str, limit: int = 16 << 20) -> bytes:
@@ -78,10 +78,10 @@ class ImageTree:
             path: the file.
             limit: the maximum number of bytes.
         """
-        parts = self.resolve(path)
-        info = None if parts is None else self._status(parts)
-        if parts is not None and info is not None and stat.S_ISREG(info.st_mode):
-            with suppress(OSError), self.files.open(parts) as file:
+        resolved = self.resolve(path)
+        status = None if resolved is None else self._status(resolved)
+        if resolved is not None and status is not None and stat.S_ISREG(status.st_mode):
+            with suppress(OSError), self.files.open(resolved) as file:
                 return file.read(limit)
         return b""
 
@@ -102,28 +102,28 @@ def resolve(tree: FileTree, path: Parts, *, strict: bool = False) -> Parts:
     Raises:
         LinkError: the path leads out of a build context, contains a cycle of links, or, if strict, does not exist.
     """
-    done: list[str] = []
-    waiting, links = list(reversed(path)), 0
-    while waiting:
-        part = waiting.pop()
-        if part == "..":
-            if not done and tree.closed:
+    resolved: list[str] = []
+    pending, link_count = list(reversed(path)), 0
+    while pending:
+        name = pending.pop()
+        if name == "..":
+            if not resolved and tree.closed:
                 raise LinkError("a link on its way leads out of the context")
-            done[-1:] = []
+            resolved[-1:] = []
             continue
-        done.append(part)
-        info = tree.status(tuple(done))
-        if strict and info is None:
+        resolved.append(name)
+        status = tree.status(tuple(resolved))
+        if strict and status is None:
             raise LinkError("nothing is there")
-        if info is None or not stat.S_ISLNK(info.st_mode):
+        if status is None or not stat.S_ISLNK(status.st_mode):
             continue
-        links += 1
-        if links > _MOST_LINKS:
+        link_count += 1
+        if link_count > _MOST_LINKS:
             raise LinkError(f"it lies behind more than {_MOST_LINKS} links")
-        target = tree.link(tuple(done))
+        target = tree.link(tuple(resolved))
         if target.startswith("/"):
-            done.clear()
+            resolved.clear()
         else:
-            done.pop()
-        waiting += [one for one in reversed(target.split("/")) if one not in ("", ".")]
-    return tuple(done)
+            resolved.pop()
+        pending += [target_name for target_name in reversed(target.split("/")) if target_name not in ("", ".")]
+    return tuple(resolved)

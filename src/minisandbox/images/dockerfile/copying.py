@@ -69,10 +69,10 @@ def copy_layer(
     except ValueError as error:
         if copy.sources or copy.documents:  # for WORKDIR, engines fall back to root
             refuse(copy, str(error), "make the user in a RUN before, or give numbers")
-    if keep_owners and max(owner or (0,)) > (last := last_id()):
-        refuse(copy, f"this process's sandboxes have no ids above {last}", f"give an id up to {last}")
-    reader = _Members(copy, sources, tree, below, owner)
-    return unpack_members(reader, directory, below, keep_owners=keep_owners)
+    if keep_owners and max(owner or (0,)) > (largest_id := last_id()):
+        refuse(copy, f"this process's sandboxes have no ids above {largest_id}", f"give an id up to {largest_id}")
+    members = _Members(copy, sources, tree, below, owner)
+    return unpack_members(members, directory, below, keep_owners=keep_owners)
 
 
 class _CopiedTree:
@@ -105,8 +105,8 @@ class _Members:
 
     def refuse(self, reason: str, name: bytes | None = None) -> NoReturn:
         """Raise the error for a member that cannot be copied."""
-        where = f"{name.decode('utf-8', 'backslashreplace')!r}: " if name else ""
-        refuse(self._copy, f"{where}{reason}")
+        prefix = f"{name.decode('utf-8', 'backslashreplace')!r}: " if name else ""
+        refuse(self._copy, f"{prefix}{reason}")
 
     def content(self) -> Iterator[bytes]:
         """Return an iterator over the content of the last member."""
@@ -117,27 +117,29 @@ class _Members:
             root = resolve(self._image, split(self._copy.destination))
         except LinkError as error:
             refuse(self._copy, f"the destination: {error}")
-        alone = not self._is_folder(root)
-        yield from self._folders(root[:-1] if alone else root)
+        is_single = not self._is_folder(root)
+        yield from self._folders(root[:-1] if is_single else root)
         for document in self._copy.documents:
             if "/" in document.name or document.name in (".", ".."):
                 refuse(self._copy, f"{document.name!r} cannot name a file")
             self._content = iter((document.content,))
-            yield self._placed(Member(b"", FILE, 0o644, 0, 0, MADE, len(document.content)), root, document.name, alone)
+            yield self._with_destination(
+                Member(b"", FILE, 0o644, 0, 0, MADE, len(document.content)), root, document.name, is_single
+            )
         for source in self._sources:
-            yield from self._members(source, root, alone=alone)
+            yield from self._members(source, root, is_single=is_single)
 
     def _is_folder(self, root: Parts) -> bool:
         """Return whether the destination is a directory, because it exists or has to be created as one."""
         copy = self._copy
-        info = self._image.status(root)
-        exists = info is not None and stat.S_ISDIR(info.st_mode)
+        status = self._image.status(root)
+        exists = status is not None and stat.S_ISDIR(status.st_mode)
         if copy.destination.endswith("/") or exists or copy.keep_parents:
             return True
         if len(copy.sources) + len(copy.documents) > 1 or len(self._sources) > 1:
             refuse(copy, "several sources need a directory", "end the destination with a slash")
         return any(
-            source.is_folder or (copy.extract and self._archive(item))
+            source.is_folder or (copy.extract and self._is_archive(item))
             for source in self._sources
             for item in source.items
         )
@@ -145,36 +147,36 @@ class _Members:
     def _folders(self, path: Parts) -> Iterator[Member]:
         """Yield a path's missing directories, outermost first."""
         for depth in range(1, len(path) + 1):
-            part = path[:depth]
-            if part in self._written:
+            folder = path[:depth]
+            if folder in self._written:
                 continue
-            info = self._image.status(part)
-            self._written.add(part)
-            if info is None:
-                yield self._owned(Member(_name(part), DIRECTORY, 0o755, 0, 0, MADE, 0))
-            elif not stat.S_ISDIR(info.st_mode):
-                refuse(self._copy, f"the destination: /{'/'.join(part)} is not a directory")
+            status = self._image.status(folder)
+            self._written.add(folder)
+            if status is None:
+                yield self._owned(Member(_name(folder), DIRECTORY, 0o755, 0, 0, MADE, 0))
+            elif not stat.S_ISDIR(status.st_mode):
+                refuse(self._copy, f"the destination: /{'/'.join(folder)} is not a directory")
 
-    def _members(self, source: CopySource, root: Parts, *, alone: bool) -> Iterator[Member]:
+    def _members(self, source: CopySource, root: Parts, *, is_single: bool) -> Iterator[Member]:
         for item in source.items:
-            if self._copy.extract and not source.is_folder and item.member.kind == FILE and self._archive(item):
-                yield from self._extracted(item, root)
+            if self._copy.extract and not source.is_folder and item.member.kind == FILE and self._is_archive(item):
+                yield from self._archive_members(item, root)
                 continue
             member = item.member
             if item.same_as is not None:
                 member = replace(member, kind=HARD_LINK, target=_name((*root, *item.same_as)), size=0)
             self._content = self._read(item)
-            if not alone:
+            if not is_single:
                 yield from self._folders((*root, *item.target[:-1]))
-            yield self._placed(member, root, "/".join(item.target), alone)
+            yield self._with_destination(member, root, "/".join(item.target), is_single)
 
-    def _placed(self, member: Member, root: Parts, target: str, alone: bool) -> Member:
+    def _with_destination(self, member: Member, root: Parts, target: str, is_single: bool) -> Member:
         """Return a member at its destination, with the owner and mode of the instruction."""
-        path = root if alone else (*root, *target.split("/"))
-        info = self._image.status(path) if path not in self._written else None
-        if info is not None and stat.S_ISDIR(info.st_mode) != (member.kind == DIRECTORY):
-            what = ("a file", "a directory") if member.kind != DIRECTORY else ("a directory", "something else")
-            refuse(self._copy, f"{what[0]} cannot replace {what[1]}: /{'/'.join(path)}")
+        path = root if is_single else (*root, *target.split("/"))
+        status = self._image.status(path) if path not in self._written else None
+        if status is not None and stat.S_ISDIR(status.st_mode) != (member.kind == DIRECTORY):
+            kinds = ("a file", "a directory") if member.kind != DIRECTORY else ("a directory", "something else")
+            refuse(self._copy, f"{kinds[0]} cannot replace {kinds[1]}: /{'/'.join(path)}")
         if member.kind == DIRECTORY:
             self._written.add(path)
         if self._copy.mode and member.kind not in (LINK, HARD_LINK):
@@ -192,48 +194,48 @@ class _Members:
         """Yield a file's content; reject a file whose size changed since it was listed."""
         remaining = item.member.size
         with self._tree.open(item.source) as file:
-            while remaining and (part := file.read(min(remaining, _CHUNK))):
-                remaining -= len(part)
-                yield part
+            while remaining and (chunk := file.read(min(remaining, _CHUNK))):
+                remaining -= len(chunk)
+                yield chunk
             if remaining or file.read(1):
                 refuse(self._copy, f"{'/'.join(item.source)!r} changed meanwhile", "build again")
 
     # --- archives ---
 
-    def _archive(self, item: Item) -> bool:
+    def _is_archive(self, item: Item) -> bool:
         """Return whether a file begins with a tar header, after decompression if it is compressed."""
         try:
-            with self._opened(item) as stream:
+            with self._open_archive(item) as stream:
                 tarfile.TarInfo.frombuf(stream.exactly(512), "utf-8", "surrogateescape")
         except (tarfile.HeaderError, ImageRefused):
             return False
         return True
 
     @contextmanager
-    def _opened(self, item: Item) -> Iterator[LayerStream]:
+    def _open_archive(self, item: Item) -> Iterator[LayerStream]:
         name = f"line {self._copy.line}: {'/'.join(item.source)}"
         with self._tree.open(item.source) as file, LayerStream(Blob(file, "", name), _MOST_TAR) as stream:
             yield stream
 
-    def _extracted(self, item: Item, root: Parts) -> Iterator[Member]:
-        extracted = _CopiedTree(self._image)
-        with self._opened(item) as stream:
+    def _archive_members(self, item: Item, root: Parts) -> Iterator[Member]:
+        tree = _CopiedTree(self._image)
+        with self._open_archive(item) as stream:
             reader = TarReader(stream)
             for member in reader:
-                path = self._inside(extracted, reader, member, root)
+                path = self._destination_in(tree, reader, member, root)
                 if member.kind == HARD_LINK:
                     target = _parts(reader, member, member.target)
                     member.target = _name((*root, *target))
                 if path == root and member.kind == DIRECTORY:  # the destination already exists
                     continue
                 yield from self._folders(path[:-1])
-                extracted.paths.add(path)
+                tree.paths.add(path)
                 self._written.add(path)
                 self._content = reader.content()
                 yield self._owned(replace(member, name=_name(path)))
             # like engines, ignore all data after the archive's end
 
-    def _inside(self, extracted: _CopiedTree, reader: TarReader, member: Member, root: Parts) -> Parts:
+    def _destination_in(self, tree: _CopiedTree, reader: TarReader, member: Member, root: Parts) -> Parts:
         """Return the destination of an archive's member; its parent directories may be links in the image."""
         parts = _parts(reader, member, member.name)
         if not parts:
@@ -241,7 +243,7 @@ class _Members:
         if any(part.startswith(WHITEOUT) for part in parts):
             reader.refuse(f"no layer can have names that begin with {WHITEOUT}", member.name)
         try:
-            return (*resolve(extracted, (*root, *parts[:-1])), parts[-1])
+            return (*resolve(tree, (*root, *parts[:-1])), parts[-1])
         except LinkError as error:
             reader.refuse(str(error), member.name)
 
@@ -257,7 +259,7 @@ def _name(path: Parts) -> bytes:
     return "/".join(path).encode("utf-8", "surrogateescape")
 
 
-def find_owner(text: str, image: FileTree) -> tuple[int, int]:
+def find_owner(owner: str, image: FileTree) -> tuple[int, int]:
     """Return the user and group ids of ``[USER][:[GROUP]]`` in an image, as BuildKit does.
 
     Without a group, a named user has the group of its line in ``/etc/passwd``, and a numeric id has the same number as
@@ -266,7 +268,7 @@ def find_owner(text: str, image: FileTree) -> tuple[int, int]:
     Raises:
         ValueError: the image has no user or group of that name, or the number is too large.
     """
-    user, _, group = text.partition(":")
+    user, _, group = owner.partition(":")
     uid, gid = _find(image, "passwd", user or "0", (2, 3))
     if group:
         (gid,) = _find(image, "group", group, (2,))
@@ -290,8 +292,8 @@ def _find(image: FileTree, file: str, name: str, columns: tuple[int, ...]) -> tu
             raise ValueError(f"{name} is no user or group: the largest number is {LAST_ID}")
         return (int(name),) * len(columns)
     for row in _rows(image, file):
-        if row[0] == name and len(row) > max(columns) and all(row[one].isdigit() for one in columns):
-            return tuple(int(row[one]) for one in columns)
+        if row[0] == name and len(row) > max(columns) and all(row[column].isdigit() for column in columns):
+            return tuple(int(row[column]) for column in columns)
     raise ValueError(f"the image's /etc/{file} has no {name!r}")
 
 
@@ -300,41 +302,41 @@ def _rows(image: FileTree, file: str) -> Iterator[list[str]]:
         path = resolve(image, ("etc", file))
     except LinkError:
         return
-    info = image.status(path)
-    if info is not None and stat.S_ISREG(info.st_mode):
-        with image.open(path) as opened:
-            for line in opened.read(_MOST_FILE).decode("utf-8", "surrogateescape").splitlines():
+    status = image.status(path)
+    if status is not None and stat.S_ISREG(status.st_mode):
+        with image.open(path) as text_file:
+            for line in text_file.read(_MOST_FILE).decode("utf-8", "surrogateescape").splitlines():
                 yield line.split(":")
 
 
-def changed_mode(text: str, mode: int, *, is_folder: bool) -> int:
+def changed_mode(chmod: str, mode: int, *, is_folder: bool) -> int:
     """Return a file's permission bits after ``--chmod``: octal, or symbolic as in chmod(1) (``u=rwX,go=rX``).
 
     Raises:
         ValueError: the mode is neither octal nor symbolic.
     """
-    if re.fullmatch(r"[0-7]{1,5}", text) and int(text, 8) <= 0o7777:
-        return int(text, 8)
-    for clause in text.split(","):
+    if re.fullmatch(r"[0-7]{1,5}", chmod) and int(chmod, 8) <= 0o7777:
+        return int(chmod, 8)
+    for clause in chmod.split(","):
         match = _CLAUSE.fullmatch(clause)
         if match is None:
-            raise ValueError(f"{text!r} is not a mode: write it like 755 or u=rwX,go=rX")
-        who = "ugo" if "a" in match[1] or not match[1] else match[1]
+            raise ValueError(f"{chmod!r} is not a mode: write it like 755 or u=rwX,go=rX")
+        classes = "ugo" if "a" in match[1] or not match[1] else match[1]
         for sign, letters in re.findall(r"([-+=])([rwxXst]*)", match[2]):
-            mode = _applied(mode, who, sign, letters, is_folder=is_folder)
+            mode = _apply_clause(mode, classes, sign, letters, is_folder=is_folder)
     return mode
 
 
-def _applied(mode: int, who: str, sign: str, letters: str, *, is_folder: bool) -> int:
-    runs = "x" in letters or ("X" in letters and (is_folder or mode & 0o111))
-    bits = 4 * ("r" in letters) + 2 * ("w" in letters) + bool(runs)
+def _apply_clause(mode: int, classes: str, sign: str, letters: str, *, is_folder: bool) -> int:
+    is_executable = "x" in letters or ("X" in letters and (is_folder or mode & 0o111))
+    bits = 4 * ("r" in letters) + 2 * ("w" in letters) + bool(is_executable)
     permissions = mask = 0
-    for letter in who:
-        area, shift = _WHO[letter]
-        mask |= area
+    for class_letter in classes:
+        class_mask, shift = _WHO[class_letter]
+        mask |= class_mask
         permissions |= bits << shift
-        if "s" in letters and letter in "ug":
-            permissions |= stat.S_ISUID if letter == "u" else stat.S_ISGID
+        if "s" in letters and class_letter in "ug":
+            permissions |= stat.S_ISUID if class_letter == "u" else stat.S_ISGID
     if "t" in letters:
         permissions |= stat.S_ISVTX
     if sign == "=":

@@ -17,8 +17,7 @@ from typing import NoReturn, TypeVar
 from e2b_dockerfile_utils import ShellLex, parse_heredoc
 
 from minisandbox.errors import DockerfileError, MiniSandboxError
-from minisandbox.images.dockerfile.parsing import Dockerfile, Instruction, parse_trigger
-from minisandbox.images.dockerfile.stages import parse_mount
+from minisandbox.images.dockerfile.parsing import Dockerfile, Instruction, parse_mount, parse_trigger
 from minisandbox.images.image import DEFAULT_PATH
 from minisandbox.images.oci.manifest import Platform, own_platform, platform_or_own, text_of, texts_of
 from minisandbox.images.oci.pull import keeps_owners
@@ -32,7 +31,6 @@ from minisandbox.spec import (
     RunCommand,
     ScratchBase,
     StageBase,
-    Variables,
 )
 from minisandbox.types import JSONValue, Network
 
@@ -91,11 +89,11 @@ class _Block:
         return self.start.args[2].lower() if len(self.start.args) == 3 else ""
 
 
-def evaluate(parsed: Dockerfile, options: BuildOptions, bases: Bases, context: Context) -> Recipe:
+def evaluate(dockerfile: Dockerfile, options: BuildOptions, bases: Bases, context: Context) -> Recipe:
     """Evaluate a Dockerfile into a recipe.
 
     Args:
-        parsed: the parsed Dockerfile.
+        dockerfile: the parsed Dockerfile.
         options: the options of the build.
         bases: returns the configuration of a base image.
         context: the build context.
@@ -106,29 +104,29 @@ def evaluate(parsed: Dockerfile, options: BuildOptions, bases: Bases, context: C
     Raises:
         DockerfileError: an instruction is invalid or unsupported; the error names the line. Nothing has run.
     """
-    head, blocks = _split(parsed)
-    blocks = _until(blocks, options.target)
-    run = _Evaluation(parsed.escape, options, bases, blocks, context)
-    run.take_globals(head)
-    return run.stage(len(blocks) - 1).recipe
+    global_args, blocks = _split(dockerfile)
+    blocks = _up_to(blocks, options.target)
+    evaluation = _Evaluation(dockerfile.escape, options, bases, blocks, context)
+    evaluation.set_globals(global_args)
+    return evaluation.stage(len(blocks) - 1).recipe
 
 
-def _split(parsed: Dockerfile) -> tuple[tuple[Instruction, ...], tuple[_Block, ...]]:
-    starts = [number for number, instruction in enumerate(parsed.instructions) if instruction.name == "FROM"]
-    head = parsed.instructions[: starts[0] if starts else None]
-    for instruction in head:
+def _split(dockerfile: Dockerfile) -> tuple[tuple[Instruction, ...], tuple[_Block, ...]]:
+    starts = [index for index, instruction in enumerate(dockerfile.instructions) if instruction.name == "FROM"]
+    global_args = dockerfile.instructions[: starts[0] if starts else None]
+    for instruction in global_args:
         if instruction.name != "ARG":
             instruction.refuse("only ARG can come before the first FROM")
     if not starts:
         raise DockerfileError("the Dockerfile has no FROM", hint="begin with FROM IMAGE")
-    ends = (*starts[1:], len(parsed.instructions))
-    return head, tuple(
-        _Block(number, parsed.instructions[start], parsed.instructions[start + 1 : end])
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ends = (*starts[1:], len(dockerfile.instructions))
+    return global_args, tuple(
+        _Block(index, dockerfile.instructions[start], dockerfile.instructions[start + 1 : end])
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
 
 
-def _until(blocks: tuple[_Block, ...], target: str | None) -> tuple[_Block, ...]:
+def _up_to(blocks: tuple[_Block, ...], target: str | None) -> tuple[_Block, ...]:
     """Return the stages up to the target."""
     if target is None:
         return blocks
@@ -156,33 +154,32 @@ class _Evaluation:
         self._blocks = blocks
         self._stages: dict[int, StageBase] = {}
 
-    def take_globals(self, head: Iterable[Instruction]) -> None:
-        for instruction in head:
-            for text in instruction.args:
-                name, equals, value = text.partition("=")
+    def set_globals(self, global_args: Iterable[Instruction]) -> None:
+        for instruction in global_args:
+            for argument in instruction.args:
+                name, equals, value = argument.partition("=")
                 if name in self.arguments:
                     self.globals[name] = self.arguments[name]
                 elif equals:
                     self.globals[name] = self.word(value, self.globals, instruction)
 
-    def stage(self, number: int) -> StageBase:
+    def stage(self, index: int) -> StageBase:
         """Return a stage; evaluate each stage only once."""
-        if number not in self._stages:
-            self._stages[number] = self._evaluate(self._blocks[number])
-        return self._stages[number]
+        if index not in self._stages:
+            self._stages[index] = self._evaluate(self._blocks[index])
+        return self._stages[index]
 
-    def origin(self, text: str, instruction: Instruction, before: int) -> OciBase | StageBase:
+    def origin(self, name: str, instruction: Instruction, stage_index: int) -> OciBase | StageBase:
         """Return the earlier stage or the image that ``--from`` names."""
-        if text.isdigit():
-            if int(text) >= before:
-                instruction.refuse(f"--from={text}: there is no such stage before this one")
-            return self.stage(int(text))
-        for block in reversed(self._blocks[:before]):
-            if block.name == text.lower():
-                return self.stage(block.number)
-        if text.lower() in {block.name for block in self._blocks[before:]} - {""}:
-            instruction.refuse(f"--from={text}: that stage comes later, or is this one")
-        return OciBase(text, self.explicit)
+        if name.isdigit():
+            if int(name) >= stage_index:
+                instruction.refuse(f"--from={name}: there is no such stage before this one")
+            return self.stage(int(name))
+        if (stage := self._earlier_stage(name, stage_index)) is not None:
+            return stage
+        if name.lower() in {block.name for block in self._blocks[stage_index:]} - {""}:
+            instruction.refuse(f"--from={name}: that stage comes later, or is this one")
+        return OciBase(name, self.explicit)
 
     def word(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
         """Expand variables in a string that stays one word, and remove its quotes."""
@@ -194,16 +191,18 @@ class _Evaluation:
 
     def document(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
         """Expand variables in a here-document; keep its quotes."""
-        try:
-            return ShellLex(self.escape, skip_process_quotes=True, env=variables, skip_unset_env=False).process_word(
-                text
-            )
-        except ValueError as error:
-            instruction.refuse(str(error))
+        return self._lexed(lambda lexer: lexer.process_word(text), variables, instruction, keep_quotes=True)
 
-    def _lexed(self, use: Callable[[ShellLex], _T], variables: Mapping[str, str], instruction: Instruction) -> _T:
+    def _lexed(
+        self,
+        process: Callable[[ShellLex], _T],
+        variables: Mapping[str, str],
+        instruction: Instruction,
+        *,
+        keep_quotes: bool = False,
+    ) -> _T:
         try:
-            return use(ShellLex(self.escape, env=variables, skip_unset_env=False))
+            return process(ShellLex(self.escape, skip_process_quotes=keep_quotes, env=variables, skip_unset_env=False))
         except ValueError as error:
             instruction.refuse(str(error).replace("failed to process ", ""))
 
@@ -226,15 +225,15 @@ class _Evaluation:
             except MiniSandboxError as error:
                 raise error.about(f"line {start.line}")  # noqa: B904 - it is the same error
         state = _State(self, block, config)
-        for text in texts_of(config, "OnBuild"):
-            state.apply(parse_trigger(text, start, "\\"))
+        for trigger in texts_of(config, "OnBuild"):
+            state.apply(parse_trigger(trigger, start, "\\"))
         for instruction in block.body:
             state.apply(instruction)
         return StageBase(state.finished(base))
 
-    def _earlier_stage(self, reference: str, before: int) -> StageBase | None:
-        for block in reversed(self._blocks[:before]):
-            if block.name == reference.lower():
+    def _earlier_stage(self, name: str, stage_index: int) -> StageBase | None:
+        for block in reversed(self._blocks[:stage_index]):
+            if block.name == name.lower():
                 return self.stage(block.number)
         return None
 
@@ -242,13 +241,13 @@ class _Evaluation:
 class _State:
     """The state of a stage after the instructions applied so far."""
 
-    def __init__(self, run: _Evaluation, block: _Block, config: Config) -> None:
+    def __init__(self, evaluation: _Evaluation, block: _Block, config: Config) -> None:
         self.steps: list[RunCommand | CopyFiles] = []
-        self._run = run
+        self._evaluation = evaluation
         self._number = block.number
         self._inherited = config
         self._config = {name: value for name, value in config.items() if name != "OnBuild"}
-        self._variables = dict(row.split("=", 1) for row in texts_of(config, "Env") if "=" in row)
+        self._variables = dict(variable.split("=", 1) for variable in texts_of(config, "Env") if "=" in variable)
         self._variables.setdefault("PATH", DEFAULT_PATH)
         self._arguments: dict[str, str] = {}
         self._has_command = False
@@ -259,16 +258,17 @@ class _State:
 
     def finished(self, base: OciBase | ScratchBase | StageBase) -> Recipe:
         """Return the stage as a recipe."""
-        rows = [f"{name}={value}" for name, value in self._variables.items()]
+        variables = [f"{name}={value}" for name, value in self._variables.items()]
         dropped: dict[str, JSONValue] = dict.fromkeys(self._inherited.keys() - self._config.keys())
         is_root = not keeps_owners() or set(self._user.split(":")) <= {"", "0", "root"}
         return Recipe(
             base, tuple(self.steps), tuple(self._variables.items()), PurePosixPath(self._workdir),
-            "" if is_root else self._user, {**dropped, **self._config, "Env": rows}, self._run.options.timeout,
+            "" if is_root else self._user, {**dropped, **self._config, "Env": variables},
+            self._evaluation.options.timeout,
         )  # fmt: skip
 
     @property
-    def _seen(self) -> dict[str, str]:
+    def _visible(self) -> dict[str, str]:
         """The variables that instructions see; an ENV overrides an ARG of the same name."""
         return {**self._arguments, **self._variables}
 
@@ -281,7 +281,7 @@ class _State:
         return text_of(self._config, "User")
 
     def _word(self, text: str, instruction: Instruction) -> str:
-        return self._run.word(text, self._seen, instruction)
+        return self._evaluation.word(text, self._visible, instruction)
 
     def _absolute(self, path: str) -> str:
         return posixpath.normpath("/" + posixpath.join(self._workdir, path).lstrip("/"))
@@ -289,19 +289,19 @@ class _State:
     # --- variables and metadata ---
 
     def _arg(self, instruction: Instruction) -> None:
-        for text in instruction.args:
-            name, equals, value = text.partition("=")
-            if name in self._run.arguments:
-                self._arguments[name] = self._run.arguments[name]
+        for argument in instruction.args:
+            name, equals, value = argument.partition("=")
+            if name in self._evaluation.arguments:
+                self._arguments[name] = self._evaluation.arguments[name]
             elif equals:
                 self._arguments[name] = self._word(value, instruction)
-            elif name in self._run.globals:
-                self._arguments[name] = self._run.globals[name]
+            elif name in self._evaluation.globals:
+                self._arguments[name] = self._evaluation.globals[name]
 
     def _env(self, instruction: Instruction) -> None:
-        seen = self._seen  # variables of one ENV instruction do not see each other
+        variables = self._visible  # variables of one ENV instruction do not see each other
         self._variables |= {
-            self._run.word(name, seen, instruction): self._run.word(value, seen, instruction)
+            self._evaluation.word(name, variables, instruction): self._evaluation.word(value, variables, instruction)
             for name, value in instruction.pairs
         }
 
@@ -315,7 +315,7 @@ class _State:
     def _expose(self, instruction: Instruction) -> None:
         ports = dict(_mapping(self._config, "ExposedPorts"))
         for argument in instruction.args:
-            for port in self._run.words(argument, self._seen, instruction):
+            for port in self._evaluation.words(argument, self._visible, instruction):
                 ports |= {name: {} for name in _ports(port, instruction)}
         self._config["ExposedPorts"] = ports
 
@@ -333,16 +333,16 @@ class _State:
         if instruction.args[0].upper() == "NONE":
             self._config["Healthcheck"] = {"Test": ["NONE"]}
             return
-        kind = "CMD" if instruction.is_json else "CMD-SHELL"
-        check: dict[str, JSONValue] = {"Test": [kind, *instruction.args[1:]]}
+        command_kind = "CMD" if instruction.is_json else "CMD-SHELL"
+        health_check: dict[str, JSONValue] = {"Test": [command_kind, *instruction.args[1:]]}
         for flag, name in _INTERVALS:
-            if text := instruction.flag(flag):
-                check[name] = _nanoseconds(text, flag, instruction)
-        if text := instruction.flag("retries"):
-            if not text.isdigit():
-                instruction.refuse(f"--retries={text}: give a number")
-            check["Retries"] = int(text)
-        self._config["Healthcheck"] = check
+            if flag_value := instruction.flag(flag):
+                health_check[name] = _nanoseconds(flag_value, flag, instruction)
+        if flag_value := instruction.flag("retries"):
+            if not flag_value.isdigit():
+                instruction.refuse(f"--retries={flag_value}: give a number")
+            health_check["Retries"] = int(flag_value)
+        self._config["Healthcheck"] = health_check
 
     # --- how commands run ---
 
@@ -379,76 +379,69 @@ class _State:
             instruction.refuse("the path is empty")
         self._config["WorkingDir"] = workdir = self._absolute(path)
         if workdir != "/":
-            self.steps.append(
-                CopyFiles(
-                    instruction.line, instruction.text, self._run.context, (), (), f"{workdir}/", owner=self._user
-                )
-            )
+            context = self._evaluation.context
+            self.steps.append(CopyFiles(instruction.line, instruction.text, context, (), (), f"{workdir}/", self._user))
 
     def _run_command(self, instruction: Instruction) -> None:
-        if instruction.flag("security") not in ("", "sandbox"):
-            instruction.refuse(
-                f"--security={instruction.flag('security')} is not supported", "nothing that is built gets privileges"
-            )
-        networks = {"default": self._run.options.network, "none": Network.off(), "host": Network.host()}
+        if (security := instruction.flag("security")) not in ("", "sandbox"):
+            instruction.refuse(f"--security={security} is not supported", "nothing that is built gets privileges")
+        networks = {"default": self._evaluation.options.network, "none": Network.off(), "host": Network.host()}
         network = networks.get(instruction.flag("network", "default"))
         if network is None:
             instruction.refuse(f"--network={instruction.flag('network')}: give default, none or host")
         argv, script = self._resolved(instruction)
-        arguments = self._run.arguments
+        arguments = self._evaluation.arguments
         self.steps.append(RunCommand(
-            instruction.line, instruction.text, argv, _frozen(self._seen),
-            tuple((name, arguments[name]) for name in PROXIES if name in arguments and name not in self._seen),
+            instruction.line, instruction.text, argv, tuple(self._visible.items()),
+            tuple((name, arguments[name]) for name in PROXIES if name in arguments and name not in self._visible),
             self._workdir, self._user, network, tuple(self._mounts(instruction)), script,
-            tuple(self._run.options.secrets.items()),
+            tuple(self._evaluation.options.secrets.items()),
         ))  # fmt: skip
 
     def _resolved(self, instruction: Instruction) -> tuple[tuple[str, ...], Document | None]:
         """Return the command and the here-document of a RUN; the shell expands their variables, not the builder."""
         if instruction.is_json or not instruction.heredocs:
             return tuple(self._line(instruction)), None
-        alone = parse_heredoc(instruction.args[0]) is not None
-        if not alone:
-            full = "".join([instruction.args[0], *(f"\n{doc.raw}{doc.name}" for doc in instruction.heredocs)])
-            return (*self._shell, full), None
+        if parse_heredoc(instruction.args[0]) is None:  # the shell reads the here-documents
+            command = "".join([instruction.args[0], *(f"\n{doc.raw}{doc.name}" for doc in instruction.heredocs)])
+            return (*self._shell, command), None
         document = instruction.heredocs[0]
         if document.text.startswith("#!"):
-            script = Document(document.name, document.text.encode())
-            return (f"{PIPES}/{document.name}",), script
+            return (f"{PIPES}/{document.name}",), Document(document.name, document.text.encode())
         return (*self._shell, document.text), None
 
     def _mounts(self, instruction: Instruction) -> Iterator[ResolvedMount]:
-        for text in instruction.all_of("mount"):
-            parsed = parse_mount(self._word(text, instruction), instruction, self._workdir)
-            if parsed.kind != "ssh":
-                origin = (
-                    self._run.origin(parsed.origin, instruction, self._number) if parsed.origin else self._run.context
-                )
-                yield ResolvedMount(parsed, origin)
+        for flag in instruction.all_of("mount"):
+            mount = parse_mount(self._word(flag, instruction), instruction, self._workdir)
+            if mount.kind != "ssh":
+                yield ResolvedMount(mount, self._origin(mount.origin, instruction))
+
+    def _origin(self, name: str, instruction: Instruction) -> Context | OciBase | StageBase:
+        """Return the image or stage of a ``from``, or else the build context."""
+        return self._evaluation.origin(name, instruction, self._number) if name else self._evaluation.context
 
     def _copy(self, instruction: Instruction) -> None:
-        extract = instruction.name == "ADD"
+        is_add = instruction.name == "ADD"
         *sources, destination = (self._word(text, instruction) for text in instruction.args)
         documents = tuple(self._document(doc.name, doc.text, doc.expand, instruction) for doc in instruction.heredocs)
         if not instruction.is_json and instruction.heredocs:
             sources = [self._word(text, instruction) for text in instruction.args[:-1] if parse_heredoc(text) is None]
         if not destination or not all(sources):
             instruction.refuse("a source or the destination is empty", "an argument or a variable in it has no value")
-        if extract:
+        if is_add:
             self._check_add(instruction, sources)
-        origin: Context | OciBase | StageBase = self._run.context
-        if text := self._word(instruction.flag("from"), instruction):
-            origin = self._run.origin(text, instruction, self._number)
+        origin = self._origin(self._word(instruction.flag("from"), instruction), instruction)
         self.steps.append(CopyFiles(
             instruction.line, instruction.text, origin, tuple(sources), documents, self._destination(destination),
             self._word(instruction.flag("chown"), instruction), self._word(instruction.flag("chmod"), instruction),
             tuple(self._word(text, instruction) for text in instruction.all_of("exclude")),
             instruction.is_set("parents"),
-            extract and instruction.flag("unpack", "true").lower() not in ("false", "0"),
+            is_add and instruction.flag("unpack", "true").lower() not in ("false", "0"),
         ))  # fmt: skip
 
     def _document(self, name: str, text: str, expand: bool, instruction: Instruction) -> Document:
-        return Document(name, (self._run.document(text, self._seen, instruction) if expand else text).encode())
+        content = self._evaluation.document(text, self._visible, instruction) if expand else text
+        return Document(name, content.encode())
 
     def _destination(self, text: str) -> str:
         path = self._absolute(text)
@@ -506,28 +499,25 @@ def _platform_arguments(target: Platform) -> dict[str, str]:
     return arguments
 
 
-def _ports(text: str, instruction: Instruction) -> list[str]:
+def _ports(ports: str, instruction: Instruction) -> list[str]:
     """Expand a port or a range like ``8000-8002/udp`` into single ports with their protocol."""
-    numbers, _, protocol = text.partition("/")
-    first, _, last = numbers.partition("-")
-    if not first.isdigit() or not (last or first).isdigit() or protocol.lower() not in ("", "tcp", "udp", "sctp"):
-        instruction.refuse(f"{text!r} is no port", "write it like 8080, 53/udp or 8000-8010")
-    start, end = int(first), int(last or first)
+    port_range, _, protocol = ports.partition("/")
+    lowest, _, highest = port_range.partition("-")
+    highest = highest or lowest
+    if not lowest.isdigit() or not highest.isdigit() or protocol.lower() not in ("", "tcp", "udp", "sctp"):
+        instruction.refuse(f"{ports!r} is no port", "write it like 8080, 53/udp or 8000-8010")
+    start, end = int(lowest), int(highest)
     if not 0 < start <= end < 65536:
-        instruction.refuse(f"{text!r}: ports are 1 to 65535")
+        instruction.refuse(f"{ports!r}: ports are 1 to 65535")
     return [f"{port}/{protocol.lower() or 'tcp'}" for port in range(start, end + 1)]
 
 
-def _nanoseconds(text: str, flag: str, instruction: Instruction) -> int:
+def _nanoseconds(duration: str, flag: str, instruction: Instruction) -> int:
     """Parse a Go duration like ``1m30s`` into nanoseconds (time.ParseDuration)."""
-    parts = _DURATION.findall(text)
-    if "".join(number + unit for number, unit in parts) != text or not parts:
-        instruction.refuse(f"--{flag}={text}: write it like 30s or 1m30s")
-    return round(timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts)).total_seconds() * 1e9)
-
-
-def _frozen(values: Mapping[str, str]) -> Variables:
-    return tuple(values.items())
+    terms = _DURATION.findall(duration)
+    if "".join(number + unit for number, unit in terms) != duration or not terms:
+        instruction.refuse(f"--{flag}={duration}: write it like 30s or 1m30s")
+    return round(timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in terms)).total_seconds() * 1e9)
 
 
 def _mapping(config: Config, name: str) -> Mapping[str, JSONValue]:

@@ -1,4 +1,4 @@
-"""Parse a Dockerfile into instructions with line numbers, and check their flags and arguments.
+"""Parse a Dockerfile into instructions with line numbers, check their flags and arguments, and parse mounts.
 
 ``e2b-dockerfile-utils``, a port of BuildKit's parser, parses the syntax: directives, comments, continuation lines,
 flags, heredocs and JSON. This module checks flags and numbers of arguments, like BuildKit's ``instructions`` package.
@@ -6,6 +6,7 @@ flags, heredocs and JSON. This module checks flags and numbers of arguments, lik
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from e2b_dockerfile_utils import (
 )
 
 from minisandbox.errors import DockerfileError
-from minisandbox.spec import CopyFiles, RunCommand
+from minisandbox.spec import CopyFiles, RunCommand, RunMount
 
 FLAGS: Mapping[str, frozenset[str]] = {
     "FROM": frozenset({"platform"}),
@@ -38,6 +39,14 @@ _TOO_FEW = {1: "{} has at least one argument", 2: "{} has at least one source an
 _NOT_TRIGGERS = frozenset({"ONBUILD", "FROM", "MAINTAINER"})
 _SYNTAX = re.compile(r"\s*#\s*syntax\s*=\s*(\S+)", re.IGNORECASE)
 _FRONTEND = re.compile(r"(?:docker\.io/)?docker/dockerfile(?:-upstream)?(?:[:@].*)?")
+_MOUNT_NAMES = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly", "readwrite": "rw"}
+_MOUNT_FIELDS = {
+    "bind": {"target", "source", "from", "rw", "readonly"},
+    "cache": {"id", "target", "readonly", "rw", "sharing", "from", "source", "mode", "uid", "gid"},
+    "tmpfs": {"target", "size"},
+    "secret": {"id", "target", "required", "mode", "uid", "gid", "env"},
+    "ssh": {"id", "target", "required", "mode", "uid", "gid"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +156,15 @@ def parse_dockerfile(text: str) -> Dockerfile:
     """
     _check_frontend(text)
     try:
-        parsed = parse_dockerfile_ast(text)
+        document = parse_dockerfile_ast(text)
     except DockerfileSyntaxError as error:
         reason = re.sub(r"^Dockerfile parse error(?: on line \d+)?: ", "", str(error))
         raise DockerfileError("the Dockerfile cannot be parsed", line=error.line, reason=reason) from None
-    if not parsed.instructions:
+    if not document.instructions:
         raise DockerfileError("the Dockerfile has no instruction", hint="begin with FROM")
-    return Dockerfile(tuple(_checked(_typed(instruction)) for instruction in parsed.instructions), parsed.escape_token)
+    return Dockerfile(
+        tuple(_checked(_typed(instruction)) for instruction in document.instructions), document.escape_token
+    )
 
 
 def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
@@ -168,10 +179,10 @@ def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
         DockerfileError: the instruction is malformed, or not allowed in ONBUILD.
     """
     try:
-        parsed = parse_dockerfile(text if escape == "\\" else f"# escape={escape}\n{text}")
+        dockerfile = parse_dockerfile(text if escape == "\\" else f"# escape={escape}\n{text}")
     except DockerfileError as error:
         origin.refuse(f"ONBUILD {text[:200]}: {error.reason or error.what}")
-    trigger = replace(parsed.instructions[0], line=origin.line)
+    trigger = replace(dockerfile.instructions[0], line=origin.line)
     if trigger.name in _NOT_TRIGGERS:
         origin.refuse(f"ONBUILD cannot have {trigger.name}")
     return trigger
@@ -179,32 +190,30 @@ def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
 
 def _check_frontend(text: str) -> None:
     """Reject frontends other than Docker's own (``# syntax=docker/dockerfile:1``)."""
-    first = text.lstrip("\ufeff").split("\n", 1)[0]
-    match = _SYNTAX.match(first)
+    first_line = text.lstrip("\ufeff").split("\n", 1)[0]
+    match = _SYNTAX.match(first_line)
     if match is not None and _FRONTEND.fullmatch(match[1]) is None:
         raise DockerfileError(
-            first.strip()[:200],
+            first_line.strip()[:200],
             line=1,
             reason="this frontend is a program of its own",
             hint="remove the line, or use docker/dockerfile:1",
         )
 
 
-def _typed(parsed: DockerfileInstruction) -> Instruction:
-    args = tuple(parsed.args)
-    if parsed.name in ("ENV", "LABEL"):  # the parser yields triples: name, value, separator
-        args = tuple(arg for number, arg in enumerate(args) if number % 3 < 2)
-    elif parsed.name == "ONBUILD":  # the parser does not return the trigger
-        args = tuple(filter(None, (parsed.original.strip()[len("ONBUILD") :].strip(),)))
-    heredocs = tuple(
-        Heredoc(heredoc.name, heredoc.content, heredoc.expand, heredoc.chomp) for heredoc in parsed.heredocs
-    )
-    flags = tuple(_flag(text) for text in parsed.flags)
-    return Instruction(parsed.name, flags, args, parsed.json, heredocs, parsed.start_line, parsed.original.strip())
+def _typed(node: DockerfileInstruction) -> Instruction:
+    args = tuple(node.args)
+    if node.name in ("ENV", "LABEL"):  # the parser yields triples: name, value, separator
+        args = tuple(arg for index, arg in enumerate(args) if index % 3 < 2)
+    elif node.name == "ONBUILD":  # the parser does not return the trigger
+        args = tuple(filter(None, (node.original.strip()[len("ONBUILD") :].strip(),)))
+    heredocs = tuple(Heredoc(heredoc.name, heredoc.content, heredoc.expand, heredoc.chomp) for heredoc in node.heredocs)
+    flags = tuple(_flag(text) for text in node.flags)
+    return Instruction(node.name, flags, args, node.json, heredocs, node.start_line, node.original.strip())
 
 
-def _flag(text: str) -> tuple[str, str]:
-    name, equals, value = text.removeprefix("--").partition("=")
+def _flag(flag: str) -> tuple[str, str]:
+    name, equals, value = flag.removeprefix("--").partition("=")
     return name, value if equals else "true"
 
 
@@ -273,3 +282,82 @@ _CHECKS: Mapping[str, Callable[[Instruction], None]] = {
     "SHELL": _check_shell,
     "VOLUME": _check_volume,
 }
+
+
+# --- the mounts of RUN --------------------------------------------------------------------------------------------
+
+
+def parse_mount(flag: str, instruction: Instruction, workdir: str) -> RunMount:
+    """Parse the value of a ``--mount`` flag.
+
+    Args:
+        flag: the flag's value with expanded variables.
+        instruction: the RUN instruction, for errors.
+        workdir: the directory that relative targets are based on.
+
+    Raises:
+        DockerfileError: the mount is malformed or unsupported.
+    """
+    fields = _mount_fields(flag, instruction)
+    kind = fields.pop("type", "bind")
+    if kind not in _MOUNT_FIELDS:
+        instruction.refuse(f"--mount=type={kind} is not supported", "bind, cache, tmpfs, secret and ssh are")
+    if unknown := sorted(fields.keys() - _MOUNT_FIELDS[kind]):
+        instruction.refuse(f"--mount=type={kind} has no {', '.join(unknown)}")
+    if kind == "cache" and {"from", "source"} & fields.keys():
+        instruction.refuse(
+            "a cache that begins with the files of another image is not supported", "COPY them in the RUN"
+        )
+    identity = fields.get("id", "")
+    target = fields.get("target", "")
+    required = fields.get("required", "false").lower() in ("true", "1")
+    if kind == "ssh" and required:
+        instruction.refuse(
+            "--mount=type=ssh,required is not supported", "no build has an SSH agent; mount a key as a secret"
+        )
+    if kind == "secret":
+        identity = identity or posixpath.basename(target)
+        if not identity:
+            instruction.refuse("--mount=type=secret has an id or a target")
+        if not target and "env" not in fields:
+            target = f"/run/secrets/{identity}"
+    elif not target and kind != "ssh":
+        instruction.refuse(f"--mount=type={kind} has a target")
+    target = posixpath.normpath(posixpath.join(workdir, target)) if target else ""
+    if target == "/":
+        instruction.refuse("nothing can be mounted at /")
+    return RunMount(
+        kind, target, fields.get("source", ""), fields.get("from", ""), identity or target, fields.get("env", ""),
+        required, _mount_number(fields, "mode", instruction, 8),
+        (_mount_number(fields, "uid", instruction) or 0, _mount_number(fields, "gid", instruction) or 0),
+        _mount_size(fields.get("size", "0"), instruction),
+    )  # fmt: skip
+
+
+def _mount_fields(flag: str, instruction: Instruction) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for option in flag.split(","):
+        name, equals, value = option.partition("=")
+        name = _MOUNT_NAMES.get(name.strip().lower(), name.strip().lower())
+        if not name or (not equals and name not in ("readonly", "rw", "required")):
+            instruction.refuse(f"--mount={flag}: {option!r} is not NAME=VALUE")
+        fields[name] = value if equals else "true"
+    return fields
+
+
+def _mount_number(fields: dict[str, str], name: str, instruction: Instruction, base: int = 10) -> int | None:
+    if name not in fields:
+        return None
+    try:
+        return int(fields[name], base)
+    except ValueError:
+        instruction.refuse(f"--mount: {name}={fields[name]} is not a number")
+
+
+def _mount_size(size_text: str, instruction: Instruction) -> int:
+    """Parse a size like ``64m`` into bytes, as BuildKit does (RAMInBytes in docker/go-units)."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(?:([kmgtp])(?:i?b)?|b)?", size_text, re.ASCII | re.IGNORECASE)
+    size = float(match[1]) * 1024 ** (" kmgtp".index((match[2] or " ").lower())) if match else 1 << 63
+    if size >= 1 << 63:
+        instruction.refuse(f"--mount: size={size_text} is not a size", "write it like 64m, 1.5g or 4096")
+    return int(size)

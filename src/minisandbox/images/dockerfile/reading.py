@@ -52,11 +52,11 @@ def base_images(recipe: Buildable) -> Iterator[OciBase]:
                 yield from _images_of(mount.origin)
 
 
-def _images_of(origin: object) -> Iterator[OciBase]:
-    if isinstance(origin, OciBase):
-        yield origin
-    elif isinstance(origin, StageBase):
-        yield from base_images(origin.recipe)
+def _images_of(source: object) -> Iterator[OciBase]:
+    if isinstance(source, OciBase):
+        yield source
+    elif isinstance(source, StageBase):
+        yield from base_images(source.recipe)
 
 
 def evaluated(dockerfile: Path, context: Path, options: BuildOptions, container: Callable[[OciBase], Image]) -> Recipe:
@@ -83,12 +83,12 @@ def evaluated(dockerfile: Path, context: Path, options: BuildOptions, container:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST + 1)
+            content = file.read(_MOST + 1)
     except OSError as error:
         raise InvalidValue(f"the Dockerfile {path} cannot be read", reason=error.strerror) from None
-    if len(data) > _MOST:
+    if len(content) > _MOST:
         raise InvalidValue(f"{path} has more than {_MOST} bytes", hint="is it a Dockerfile?")
     try:
-        return data.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidValue(f"{path} is not UTF-8", reason=str(error), hint="is it a Dockerfile?") from None

@@ -161,9 +161,9 @@ def _execute(run: RunCommand, context: StepContext, upper: Path, targets: MountT
     user = _user(run, targets.image)
     mounts = [*_script(run, context), *_secrets(run, context), *access.mounts]
     if not keeps_owners():
-        apt = context.staging / "apt.conf"
-        apt.write_bytes(_APT)
-        mounts.append(HostMount(apt, _APT_PATH))
+        apt_config = context.staging / "apt.conf"
+        apt_config.write_bytes(_APT)
+        mounts.append(HostMount(apt_config, _APT_PATH))
         environment.setdefault("APT_CONFIG", str(_APT_PATH))
     spec = ImageSpec(
         f"{context.image}: line {run.line}", context.layers, workdir=PurePosixPath(run.workdir), host_usr=False
@@ -296,10 +296,10 @@ def cache(caches: Path, identity: str, owners: str, staging: Path, mode: int, ow
         The path of the cache; a caller that moves the cache must move it back.
     """
     caches.mkdir(mode=0o700, exist_ok=True)
-    cached = caches / hashlib.sha256(f"{owners} {identity}".encode("utf-8", "surrogateescape")).hexdigest()
-    directory = staging / f"cache-{cached.name[:16]}"
+    cache_path = caches / hashlib.sha256(f"{owners} {identity}".encode("utf-8", "surrogateescape")).hexdigest()
+    directory = staging / f"cache-{cache_path.name[:16]}"
     try:
-        cached.rename(directory)
+        cache_path.rename(directory)
     except FileNotFoundError:
         directory.mkdir()
         directory.chmod(mode)
@@ -309,5 +309,5 @@ def cache(caches: Path, identity: str, owners: str, staging: Path, mode: int, ow
         yield directory
     finally:
         with suppress(FileNotFoundError):
-            if not cached.exists():  # another RUN may have returned its cache first
-                directory.rename(cached)
+            if not cache_path.exists():  # another RUN may have returned its cache first
+                directory.rename(cache_path)

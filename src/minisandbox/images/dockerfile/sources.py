@@ -11,7 +11,7 @@ from typing import NoReturn
 from e2b_dockerfile_utils import PatternMatcher
 
 from minisandbox.images.dockerfile.parsing import refuse
-from minisandbox.images.dockerfile.trees import find, find_link, is_pattern, split
+from minisandbox.images.dockerfile.trees import find_link, find_matches, is_pattern, split
 from minisandbox.images.tree import FileTree, LinkError, Parts
 from minisandbox.spec import Context, CopyFiles
 from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, LINK, Member
@@ -62,77 +62,77 @@ def list_sources(copy: CopyFiles, tree: FileTree) -> tuple[CopySource, ...]:
         DockerfileError: a source does not exist, lies outside the context, or cannot be read.
     """
     try:
-        excluded = PatternMatcher(list(copy.excludes)) if copy.excludes else None
+        exclusions = PatternMatcher(list(copy.excludes)) if copy.excludes else None
     except ValueError as error:
         refuse(copy, f"--exclude: {error}")
     sources: list[CopySource] = []
-    for text in copy.sources:
+    for pattern in copy.sources:
         try:
-            matches = find(tree, text)
+            matches = find_matches(tree, pattern)
         except (LinkError, ValueError) as error:
-            refuse(copy, f"{text!r}: {error}", "put what is copied into the context")
+            refuse(copy, f"{pattern!r}: {error}", "put what is copied into the context")
         except OSError as error:
-            refuse(copy, f"{text!r} cannot be read: {error}")
-        if not matches and not is_pattern(text):
-            _refuse_missing(copy, tree, text)
-        sources += [_listed(copy, tree, text, called, real, excluded) for called, real in matches]
+            refuse(copy, f"{pattern!r} cannot be read: {error}")
+        if not matches and not is_pattern(pattern):
+            _refuse_missing(copy, tree, pattern)
+        sources += [_copy_source(copy, tree, pattern, path, real_path, exclusions) for path, real_path in matches]
     return tuple(sources)
 
 
-def _refuse_missing(copy: CopyFiles, tree: FileTree, text: str) -> NoReturn:
-    where, hint = "that image", None
+def _refuse_missing(copy: CopyFiles, tree: FileTree, pattern: str) -> NoReturn:
+    location, hint = "that image", None
     if isinstance(copy.origin, Context):
-        where, hint = "the context", "is it left out by .dockerignore?"
-    if (link := find_link(tree, text)) is not None:
+        location, hint = "the context", "is it left out by .dockerignore?"
+    if (link := find_link(tree, pattern)) is not None:
         refuse(
-            copy, f"{link[0]!r} is a link to {link[1]!r}, which is not in {where}", hint and f"copy it there; {hint}"
+            copy, f"{link[0]!r} is a link to {link[1]!r}, which is not in {location}", hint and f"copy it there; {hint}"
         )
-    refuse(copy, f"there is no {text!r} in {where}", hint)
+    refuse(copy, f"there is no {pattern!r} in {location}", hint)
 
 
-def _listed(
-    copy: CopyFiles, tree: FileTree, text: str, called: Parts, real: Parts, excluded: PatternMatcher | None
+def _copy_source(
+    copy: CopyFiles, tree: FileTree, pattern: str, path: Parts, real_path: Parts, exclusions: PatternMatcher | None
 ) -> CopySource:
-    info = tree.status(real)
-    assert info is not None
-    is_folder = stat.S_ISDIR(info.st_mode)
-    lister = _Lister(copy, tree, excluded)
+    status = tree.status(real_path)
+    assert status is not None
+    is_folder = stat.S_ISDIR(status.st_mode)
+    lister = _Lister(copy, tree, exclusions)
     if copy.keep_parents:
-        prefix = called[len(split(text.partition("/./")[0])) if "/./" in text.lstrip("./") else 0 :]
+        prefix = path[len(split(pattern.partition("/./")[0])) if "/./" in pattern.lstrip("./") else 0 :]
         for depth in range(1, len(prefix) + (1 if is_folder else 0)):
-            lister.add(real[: len(real) - len(prefix) + depth], prefix[:depth])
+            lister.add(real_path[: len(real_path) - len(prefix) + depth], prefix[:depth])
         prefix = prefix if is_folder else prefix[:-1]
     else:
         prefix = ()
     if is_folder:
-        lister.add_content(real, prefix, ())
-    elif excluded is None or not excluded.matches(called[-1]):
-        lister.add(real, (*prefix, called[-1]))
+        lister.add_content(real_path, prefix, ())
+    elif exclusions is None or not exclusions.matches(path[-1]):
+        lister.add(real_path, (*prefix, path[-1]))
     return CopySource(tuple(lister.items), is_folder)
 
 
 class _Lister:
-    def __init__(self, copy: CopyFiles, tree: FileTree, excluded: PatternMatcher | None) -> None:
+    def __init__(self, copy: CopyFiles, tree: FileTree, exclusions: PatternMatcher | None) -> None:
         self.items: list[Item] = []
-        self._copy, self._tree, self._excluded = copy, tree, excluded
+        self._copy, self._tree, self._exclusions = copy, tree, exclusions
         self._inodes: dict[tuple[int, int], Parts] = {}
 
-    def add_content(self, source: Parts, target: Parts, below: Parts) -> None:
+    def add_content(self, source: Parts, target: Parts, relative_path: Parts) -> None:
         for name in self._tree.names(source):
-            self._add_one((*source, name), (*target, name), (*below, name))
+            self._add_entry((*source, name), (*target, name), (*relative_path, name))
 
-    def _add_one(self, source: Parts, target: Parts, below: Parts) -> None:
-        info = self._tree.status(source)
-        if info is None:
+    def _add_entry(self, source: Parts, target: Parts, relative_path: Parts) -> None:
+        status = self._tree.status(source)
+        if status is None:
             return
-        is_folder = stat.S_ISDIR(info.st_mode)
-        if self._excluded is not None and self._excluded.matches(shown := "/".join(below)):
-            keeps = is_folder and self._excluded.may_match_under(shown)
-            if not keeps:
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if self._exclusions is not None and self._exclusions.matches(name := "/".join(relative_path)):
+            has_included = is_folder and self._exclusions.may_match_under(name)
+            if not has_included:
                 return
         self.add(source, target)
         if is_folder:
-            self.add_content(source, target, below)
+            self.add_content(source, target, relative_path)
 
     def add(self, source: Parts, target: Parts) -> None:
         """Add a file, directory or link; skip devices and sockets of an image."""
@@ -151,7 +151,7 @@ class _Lister:
             status.st_size if kind == FILE else 0, os.fsencode(self._tree.link(source)) if kind == LINK else b"",
             self._tree.attributes(source) if kind in (FILE, DIRECTORY) else {},
         )  # fmt: skip
-        same_as = self._earlier(target, status) if kind == FILE else None
+        same_as = self._hard_link_target(target, status) if kind == FILE else None
         self.items.append(Item(source, target, member, same_as))
 
     def _owner(self, status: os.stat_result) -> tuple[int, int]:
@@ -160,20 +160,20 @@ class _Lister:
             return 0, 0
         return status.st_uid, status.st_gid
 
-    def _earlier(self, target: Parts, status: os.stat_result) -> Parts | None:
+    def _hard_link_target(self, target: Parts, status: os.stat_result) -> Parts | None:
         """Return the target of an earlier item with the same inode (a hard link), or None."""
         if status.st_nlink == 1:
             return None
         inode = status.st_dev, status.st_ino
-        first = self._inodes.setdefault(inode, target)
-        return None if first == target else first
+        earlier_target = self._inodes.setdefault(inode, target)
+        return None if earlier_target == target else earlier_target
 
 
 def content_digest(sources: tuple[CopySource, ...], tree: FileTree) -> str:
     """Return a hash of the names, modes, links, attributes and contents of files, without times and owners."""
-    hashed = hashlib.sha256()
+    digest = hashlib.sha256()
     for source in sources:
-        hashed.update(b"D" if source.is_folder else b"F")
+        digest.update(b"D" if source.is_folder else b"F")
         for item in source.items:
             member, content = item.member, ""
             if member.kind == FILE and item.same_as is None:
@@ -182,8 +182,8 @@ def content_digest(sources: tuple[CopySource, ...], tree: FileTree) -> str:
             attributes = tuple(sorted(member.attributes.items()))
             target, link = "/".join(item.target), os.fsdecode(member.target)
             row = (target, member.kind, member.mode, content, link, attributes, item.same_as)
-            hashed.update(repr(row).encode("utf-8", "surrogateescape") + b"\n")
-    return hashed.hexdigest()
+            digest.update(repr(row).encode("utf-8", "surrogateescape") + b"\n")
+    return digest.hexdigest()
 
 
 def definition(copy: CopyFiles, origin: str) -> dict[str, JSONValue]:
@@ -197,7 +197,7 @@ def definition(copy: CopyFiles, origin: str) -> dict[str, JSONValue]:
         "kind": "copy",
         "origin": origin,
         "destination": copy.destination,
-        "documents": [[one.name, hashlib.sha256(one.content).hexdigest()] for one in copy.documents],
+        "documents": [[document.name, hashlib.sha256(document.content).hexdigest()] for document in copy.documents],
         "several": len(copy.sources),
         "owner": copy.owner,
         "mode": copy.mode,

@@ -36,21 +36,21 @@ class ContextTree:
     def status(self, path: Parts) -> os.stat_result | None:
         """Return the status of a path; None if the path is missing or excluded."""
         try:
-            info = os.lstat(self._place(path))
+            status = os.lstat(self._host_path(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return info if not path or self._shows(path, info) else None
+        return status if not path or self._shows(path, status) else None
 
     def names(self, path: Parts) -> list[str]:
         """Return the sorted names in a directory, without excluded names."""
-        names = sorted(os.listdir(self._place(path)))
+        names = sorted(os.listdir(self._host_path(path)))
         if self.ignored is None:
             return names
-        return [name for name in names if self._shows((*path, name), os.lstat(self._place((*path, name))))]
+        return [name for name in names if self._shows((*path, name), os.lstat(self._host_path((*path, name))))]
 
     def link(self, path: Parts) -> str:
         """Return the target of a link."""
-        return os.readlink(self._place(path))
+        return os.readlink(self._host_path(path))
 
     def open(self, path: Parts) -> io.BufferedReader:
         """Open a file; fail if a parent directory has become a link."""
@@ -62,15 +62,15 @@ class ContextTree:
 
     def attributes(self, path: Parts) -> dict[str, bytes]:
         """Return the extended attributes of a path."""
-        return attributes_of(self._place(path))
+        return attributes_of(self._host_path(path))
 
-    def _place(self, path: Parts) -> str:
+    def _host_path(self, path: Parts) -> str:
         return "/".join((os.fspath(self.root), *path))
 
-    def _shows(self, path: Parts, info: os.stat_result) -> bool:
-        if self.ignored is None or not self.ignored.matches(shown := "/".join(path)):
+    def _shows(self, path: Parts, status: os.stat_result) -> bool:
+        if self.ignored is None or not self.ignored.matches(name := "/".join(path)):
             return True
-        return stat.S_ISDIR(info.st_mode) and self.ignored.may_match_under(shown) and bool(self.names(path))
+        return stat.S_ISDIR(status.st_mode) and self.ignored.may_match_under(name) and bool(self.names(path))
 
 
 def open_context(root: Path, dockerfile: Path) -> ContextTree:
@@ -88,11 +88,11 @@ def open_context(root: Path, dockerfile: Path) -> ContextTree:
     for path in (dockerfile.with_name(f"{dockerfile.name}.dockerignore"), root / ".dockerignore"):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             with path.open("rb") as file:
-                text = file.read(_MOST_IGNORE + 1).decode("utf-8-sig", "surrogateescape")
-            if len(text) > _MOST_IGNORE:
+                patterns = file.read(_MOST_IGNORE + 1).decode("utf-8-sig", "surrogateescape")
+            if len(patterns) > _MOST_IGNORE:
                 raise DockerfileError(f"{path} has more than {_MOST_IGNORE} bytes")
             try:
-                return ContextTree(root, PatternMatcher(text.splitlines()))
+                return ContextTree(root, PatternMatcher(patterns.splitlines()))
             except ValueError as error:
                 raise DockerfileError(f"{path} cannot be used", reason=str(error)) from None
     return ContextTree(root)
@@ -115,7 +115,7 @@ def split(path: str) -> Parts:
     return tuple(parts)
 
 
-def find(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:
+def find_matches(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:
     """Return the paths that match a source with wildcards: each as spelled by the pattern, and with links resolved.
 
     Args:
@@ -130,33 +130,35 @@ def find(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:
     for part in split(pattern):
         if not is_pattern(part):
             name = part
-            matches = [((*called, name), resolve(tree, (*real, name))) for called, real in matches]
+            matches = [
+                ((*spelled_path, name), resolve(tree, (*real_path, name))) for spelled_path, real_path in matches
+            ]
             continue
         with warnings.catch_warnings(action="ignore"):  # re warns about "[" in a class
             matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # "!" negates nothing here
         matches = [
-            ((*called, name), resolve(tree, (*real, name)))
-            for called, real in matches
-            if (info := tree.status(real)) is not None and stat.S_ISDIR(info.st_mode)
-            for name in tree.names(real)
+            ((*spelled_path, name), resolve(tree, (*real_path, name)))
+            for spelled_path, real_path in matches
+            if (status := tree.status(real_path)) is not None and stat.S_ISDIR(status.st_mode)
+            for name in tree.names(real_path)
             if matcher.matches(name)
         ]
-    return [(called, real) for called, real in matches if tree.status(real) is not None]
+    return [(spelled_path, real_path) for spelled_path, real_path in matches if tree.status(real_path) is not None]
 
 
 def find_link(tree: FileTree, path: str) -> tuple[str, str] | None:
     """Return the first dangling symlink in a path, with its target; None if the path has no such link."""
-    real: Parts = ()
+    real_path: Parts = ()
     parts = split(path)
     for depth, part in enumerate(parts, 1):
-        info = tree.status((*real, part))
-        if info is not None and stat.S_ISLNK(info.st_mode):
-            target = resolve(tree, (*real, part))
+        status = tree.status((*real_path, part))
+        if status is not None and stat.S_ISLNK(status.st_mode):
+            target = resolve(tree, (*real_path, part))
             if tree.status(target) is None:
-                return "/".join(parts[:depth]), tree.link((*real, part))
-            real = target
+                return "/".join(parts[:depth]), tree.link((*real_path, part))
+            real_path = target
         else:
-            real = (*real, part)
+            real_path = (*real_path, part)
     return None
 
 
