@@ -27,7 +27,7 @@ from minisandbox.images import import_images, load_image, pull
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.manifest import find_manifest, parse_platform
 from minisandbox.images.oci.pull import stored
-from minisandbox.images.oci.reference import image_name, places_of
+from minisandbox.images.oci.reference import default_name, locations_of
 from minisandbox.spec import Local, Remote, parse_reference
 from minisandbox.store import Store
 from minisandbox.store.blobs import streams as blobs
@@ -96,7 +96,7 @@ def test_what_is_no_reference(text: str) -> None:
      ("oci:/d/lay:v1", "lay-v1"), (f"a/b@{SHA}", f"a_b@{SHA[7:19]}")],
 )  # fmt: skip
 def test_names(text: str, name: str) -> None:
-    assert image_name(text) == name
+    assert default_name(text) == name
 
 
 def test_the_longest_prefix_decides(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_longest_prefix_decides(tmp_path: Path) -> None:
     def places(text: str) -> list[str]:
         remote = parse_reference(text)
         assert isinstance(remote, Remote)
-        return [f"{place}{' insecure' if place.insecure else ''}" for place in places_of(remote, [file])]
+        return [f"{place}{' insecure' if place.insecure else ''}" for place in locations_of(remote, [file])]
 
     assert places("python:3") == ["mirror.example:5000/lib/python:3 insecure"]
     assert places("a/b") == ["hub.example/a/b:latest"]
@@ -137,7 +137,7 @@ def test_mirrors_for_digests_or_tags_only(tmp_path: Path) -> None:
     by_tag, by_digest = Remote("ghcr.io", "a", "1"), Remote("ghcr.io", "a", "", SHA)
 
     def hosts(reference: Remote) -> list[str]:
-        return [place.host for place in places_of(reference, [tmp_path / "r.conf"])]
+        return [place.host for place in locations_of(reference, [tmp_path / "r.conf"])]
 
     assert hosts(by_tag) == ["all.example", "tagonly.example", "ghcr.io"]
     assert hosts(by_digest) == ["all.example", "digestonly.example", "ghcr.io"]
@@ -157,7 +157,7 @@ def test_mirrors_for_digests_or_tags_only(tmp_path: Path) -> None:
 def test_a_malformed_registries_conf_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.conf").write_text(text)
     with pytest.raises(InvalidValue, match=r"r\.conf"):
-        places_of(Remote("docker.io", "a/b", "latest"), [tmp_path / "r.conf"])
+        locations_of(Remote("docker.io", "a/b", "latest"), [tmp_path / "r.conf"])
 
 
 # --- credentials -----------------------------------------------------------------------------------------------------

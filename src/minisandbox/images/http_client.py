@@ -71,17 +71,17 @@ class HttpClient:
             ValueError: the URL of the request or of a redirect is malformed.
         """
         for attempt in range(attempts):
-            last, wait = attempt == attempts - 1, backoff(attempt)
+            is_last, wait = attempt == attempts - 1, backoff(attempt)
             try:
                 response = self._opener.open(copy(request), timeout=timeout)  # ProxyHandler modifies the request
                 return cast("http.client.HTTPResponse", response)
             except urllib.error.HTTPError as error:
                 wait = retry_after(error.headers.get("Retry-After"), wait)
-                if last or error.code not in _RETRIED or wait > _LONGEST_PAUSE:
+                if is_last or error.code not in _RETRIED or wait > _LONGEST_PAUSE:
                     raise
                 error.close()
             except (OSError, http.client.HTTPException, ValueError) as error:
-                if last or _is_final(error):
+                if is_last or _is_final(error):
                     raise
             pause(wait)
         raise AssertionError("the last attempt returns or raises")
@@ -110,10 +110,10 @@ def read_bounded(response: http.client.HTTPResponse, limit: int) -> bytes | None
     Raises:
         HTTPException: the response was truncated.
     """
-    data = response.read(limit + 1)
-    if len(data) <= limit and response.length:
-        raise http.client.IncompleteRead(data, response.length)
-    return None if len(data) > limit else data
+    content = response.read(limit + 1)
+    if len(content) <= limit and response.length:
+        raise http.client.IncompleteRead(content, response.length)
+    return None if len(content) > limit else content
 
 
 def split_url(url: str) -> SplitResult:

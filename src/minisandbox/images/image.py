@@ -143,12 +143,12 @@ def find_record(store: Store, name: str) -> ImageRecord:
     """Return the record of an image by its name or by the reference that it was pulled by; see :func:`load_image`."""
     if not is_reference(name):
         return store.image(name)
-    from minisandbox.images.oci.reference import image_name, is_of, origin  # noqa: PLC0415 - most names are not references
+    from minisandbox.images.oci.reference import default_name, is_of, origin  # noqa: PLC0415 - most names are not references
     from minisandbox.spec import parse_reference  # noqa: PLC0415 - most names are not references
 
     namesake = None
     with suppress(NotFound):
-        namesake = store.image(image_name(name))
+        namesake = store.image(default_name(name))
         if is_of(parse_reference(name), namesake.notes):
             return namesake
     for record in archived(store, name):

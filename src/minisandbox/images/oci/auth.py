@@ -41,15 +41,13 @@ class Credentials:
 
 def auth_files() -> list[Path]:
     """Return the files that may hold credentials, in podman's order."""
-    home = Path.home()
-    runtime, config = os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("XDG_CONFIG_HOME")
-    docker = os.environ.get("DOCKER_CONFIG")
-    if named := os.environ.get("REGISTRY_AUTH_FILE"):
-        return [Path(named)]
+    if auth_file := os.environ.get("REGISTRY_AUTH_FILE"):
+        return [Path(auth_file)]
+    home, runtime_folder = Path.home(), os.environ.get("XDG_RUNTIME_DIR")
     return [
-        Path(runtime, "containers/auth.json") if runtime else Path(f"/run/containers/{os.geteuid()}/auth.json"),
-        (Path(config) if config else home / ".config") / "containers/auth.json",
-        (Path(docker) if docker else home / ".docker") / "config.json",
+        Path(f"{runtime_folder}/containers" if runtime_folder else f"/run/containers/{os.geteuid()}", "auth.json"),
+        Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config", "containers/auth.json"),
+        Path(os.environ.get("DOCKER_CONFIG") or home / ".docker", "config.json"),
     ]
 
 
@@ -68,8 +66,8 @@ def find_credentials(host: str, repository: str, files: Sequence[Path] | None = 
     for file in auth_files() if files is None else files:
         if not file.is_file():
             continue
-        values = _read(file)
-        credentials = _of_helper(values, host, file) or _of_table(values, host, repository, file)
+        settings = _read(file)
+        credentials = _of_helper(settings, host, file) or _of_table(settings, host, repository, file)
         if credentials is not None:
             return credentials
     return None
@@ -77,22 +75,22 @@ def find_credentials(host: str, repository: str, files: Sequence[Path] | None = 
 
 def _read(file: Path) -> Mapping[str, JSONValue]:
     try:
-        values = json.loads(file.read_text("utf-8"))
+        settings = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise InvalidValue(f"{file} cannot be read", reason=error.strerror, hint="it holds credentials") from error
     except ValueError as error:  # do not quote the file's text, which contains secrets
         raise InvalidValue(f"{file} is not JSON", reason=type(error).__name__, hint="log in again") from None
-    if not isinstance(values, dict):
+    if not isinstance(settings, dict):
         raise InvalidValue(f"{file} is no JSON object", hint="log in again with `podman login` or `docker login`")
-    return values
+    return settings
 
 
-def _of_table(values: Mapping[str, JSONValue], host: str, repository: str, file: Path) -> Credentials | None:
-    table = values.get("auths")
+def _of_table(settings: Mapping[str, JSONValue], host: str, repository: str, file: Path) -> Credentials | None:
+    table = settings.get("auths")
     if not isinstance(table, Mapping):
         return None
     parts = repository.split("/")
-    names = [f"{host}/{'/'.join(parts[:count])}" for count in range(len(parts), 0, -1)] + _names(host)
+    names = [f"{host}/{'/'.join(parts[:depth])}" for depth in range(len(parts), 0, -1)] + _names(host)
     for name in names:
         row = table.get(name)
         if isinstance(row, Mapping) and (credentials := _of_row(row, name, file)) is not None:
@@ -102,17 +100,21 @@ def _of_table(values: Mapping[str, JSONValue], host: str, repository: str, file:
 
 def _names(host: str) -> list[str]:
     hosts = _HUB_NAMES if host == DOCKER_HUB else (host,)
-    return [name for one in hosts for name in (one, f"https://{one}", f"https://{one}/v1/", f"http://{one}")]
+    return [
+        name
+        for hostname in hosts
+        for name in (hostname, f"https://{hostname}", f"https://{hostname}/v1/", f"http://{hostname}")
+    ]
 
 
 def _of_row(row: Mapping[str, JSONValue], name: str, file: Path) -> Credentials | None:
-    token, text = row.get("identitytoken"), row.get("auth")
+    token, encoded = row.get("identitytoken"), row.get("auth")
     if isinstance(token, str) and token:
         return Credentials("", token)
-    if not isinstance(text, str) or not text:
+    if not isinstance(encoded, str) or not encoded:
         return None
     try:
-        user, colon, password = base64.b64decode(text, validate=True).decode().partition(":")
+        user, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
         colon = ""
     if not colon:
@@ -120,29 +122,29 @@ def _of_row(row: Mapping[str, JSONValue], name: str, file: Path) -> Credentials 
     return Credentials(user, password.rstrip("\0"))
 
 
-def _of_helper(values: Mapping[str, JSONValue], host: str, file: Path) -> Credentials | None:
+def _of_helper(settings: Mapping[str, JSONValue], host: str, file: Path) -> Credentials | None:
     """Run a credential helper and return its credentials (docker-credential-helpers, command ``get``)."""
-    helpers, store = values.get("credHelpers"), values.get("credsStore")
+    helpers, default_helper = settings.get("credHelpers"), settings.get("credsStore")
     table = helpers if isinstance(helpers, Mapping) else {}
     server = _HUB_NAMES[1] if host == DOCKER_HUB else host
-    name = table.get(server) or table.get(host) or store
+    name = table.get(server) or table.get(host) or default_helper
     if not isinstance(name, str) or not name:
         return None
     if not _HELPER.fullmatch(name):
         raise InvalidValue(f"{file}: {name!r} is not a credential helper's name")
     program = f"docker-credential-{name}"
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, "get"], input=server, capture_output=True, text=True, timeout=_HELPER_SECONDS, check=False
         )
-        answer = json.loads(done.stdout) if done.returncode == 0 else None
+        output = json.loads(process.stdout) if process.returncode == 0 else None
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise RegistryError(
             f"cannot get credentials for {host} from {program}",
             reason=type(error).__name__,
             hint=f"{file} names this program: install it, or remove the entry",
         ) from None
-    if not isinstance(answer, dict):  # the helper has no credentials for this registry
+    if not isinstance(output, dict):  # the helper has no credentials for this registry
         return None
-    user, secret = str(answer.get("Username") or ""), str(answer.get("Secret") or "")
+    user, secret = str(output.get("Username") or ""), str(output.get("Secret") or "")
     return Credentials("" if user == _TOKEN_USER else user, secret) if secret else None

@@ -49,17 +49,17 @@ class RunConfig:
         return str(self.fields.get("User", ""))
 
 
-def read_config(value: JSONValue) -> RunConfig:
+def read_config(config: JSONValue) -> RunConfig:
     """Read a ``config`` like container engines: ignore case in names, drop null, and accept a string for a list.
 
     Engines reject some of the malformed fields that are ignored here. No such field affects the image's files.
     """
     notes: list[str] = []
-    if value is not None and not isinstance(value, dict):
-        notes.append(_ignored("config", value))
-    rows: dict[str, JSONValue] = value if isinstance(value, dict) else {}
-    named = {_NAMES.get(name.lower(), name): field for name, field in rows.items()}
-    fields = {name: _read_field(name, field, notes) for name, field in named.items()}
+    if config is not None and not isinstance(config, dict):
+        notes.append(_ignored("config", config))
+    config_fields: dict[str, JSONValue] = config if isinstance(config, dict) else {}
+    canonical = {_NAMES.get(name.lower(), name): field for name, field in config_fields.items()}
+    fields = {name: _read_field(name, field, notes) for name, field in canonical.items()}
     return RunConfig({name: field for name, field in fields.items() if field is not None}, tuple(notes))
 
 
@@ -97,5 +97,5 @@ def _is_variable(row: JSONValue) -> bool:
     return isinstance(row, str) and "\0" not in row and "=" in row[1:]
 
 
-def _ignored(what: str, value: JSONValue) -> str:
-    return f"{what} is ignored: {value!r:.{_LONGEST_SHOWN}}"
+def _ignored(subject: str, value: JSONValue) -> str:
+    return f"{subject} is ignored: {value!r:.{_LONGEST_SHOWN}}"

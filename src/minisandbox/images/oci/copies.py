@@ -8,7 +8,6 @@ only for stores that trust each other.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -132,7 +131,9 @@ def take_copy(
         StoreError: the files of a layer differ from its record.
         DiskFull: the disk is full; finished layers are kept.
     """
-    _refuse_other(store, copy.image, replace)
+    with suppress(NotFound):
+        if not replace and store.image(copy.image.name).key != copy.image.key:
+            raise InvalidValue(f"there is another image {copy.image.name!r} in the store {store.root}", hint=REPLACE)
     new_records, below = list[LayerRecord](), list[str]()
     with store.hold(frozen=True) as hold:
         for layer in copy.layers:
@@ -142,31 +143,17 @@ def take_copy(
                 report(f"unpacking layer {len(below) + 1} of {len(copy.layers)}: {layer.record.key[:12]}")
                 return _unpacked(layer, open_layer, staging)
 
-            record, new = store.ensure_layer(
+            record, is_new = store.ensure_layer(
                 expected.key, parent=expected.parent, step=expected.step, make=make, stacked_with=below, hold=hold
             )
             below.append(expected.key)
-            new_records += [record] if new else []
+            new_records += [record] if is_new else []
         put_if_new(store, copy.image)
     return new_records
 
 
 def _unpacked(layer: LayerCopy, open_layer: Callable[[LayerCopy], AbstractContextManager[Blob]], staging: Path) -> Made:
     with open_layer(layer) as blob, LayerStream(blob, m.MOST_LAYER) as stream:
-        done = unpack(stream, staging / "tree", None, keep_owners=os.geteuid() == 0)
+        unpacked = unpack(stream, staging / "tree", None, keep_owners=os.geteuid() == 0)
     facts, seconds = layer.record.facts, float(layer.record.seconds)
-    return Made(staging / "tree", facts, seconds, digests=done.digests, expected=layer.files)
-
-
-def _refuse_other(store: Store, image: ImageRecord, replace: bool) -> None:
-    with suppress(NotFound):
-        if not replace and store.image(image.name).key != image.key:
-            raise InvalidValue(
-                f"there is another image {image.name!r} in the store {store.root}",
-                hint=REPLACE,
-            )
-
-
-def renamed(copy: ImageCopy, name: str | None) -> ImageCopy:
-    """Return the copy under another name; return it unchanged if the name is None."""
-    return copy if name is None else dataclasses.replace(copy, image=dataclasses.replace(copy.image, name=name))
+    return Made(staging / "tree", facts, seconds, digests=unpacked.digests, expected=layer.files)

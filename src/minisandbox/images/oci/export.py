@@ -93,20 +93,20 @@ def export_images(
     images = [store.image(name) for name in dict.fromkeys(names)]
     for image in images:
         check_portable(image, private=private)
-    report, rows, archived = progress or (lambda _: None), list[Document](), list[Document]()
-    with _work(store, path) as work, store_faults(f"write {path}"), _opened(path) as put:
-        layout = _Layout(store, compression, work, put)
-        put("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+    report, index_rows, archive_rows = progress or (lambda _: None), list[Document](), list[Document]()
+    with _staging(store, path) as staging, store_faults(f"write {path}"), _opened(path) as write_file:
+        layout = _Layout(store, compression, staging, write_file)
+        write_file("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
         for image in images:
-            text, config, layers = write_image(store, image, layout, compression, private=private, report=report)
-            row = described(m.MANIFEST, text)
-            layout.document(str(row["digest"]), text)
+            manifest, config, layers = write_image(store, image, layout, compression, private=private, report=report)
+            row = describe(m.MANIFEST, manifest)
+            layout.document(str(row["digest"]), manifest)
             tag = f"{repository_of(image.name)}:latest"
-            rows.append({**row, "annotations": {m.REF_NAME: tag}})
-            archived.append({"Config": config, "RepoTags": [tag], "Layers": layers})
-        put("index.json", _json({"schemaVersion": 2, "mediaType": m.INDEX, "manifests": rows}))
+            index_rows.append({**row, "annotations": {m.REF_NAME: tag}})
+            archive_rows.append({"Config": config, "RepoTags": [tag], "Layers": layers})
+        write_file("index.json", _json({"schemaVersion": 2, "mediaType": m.INDEX, "manifests": index_rows}))
         if not private:
-            put("manifest.json", json.dumps(archived).encode())  # docker load reads only this index
+            write_file("manifest.json", json.dumps(archive_rows).encode())  # docker load reads only this index
     return Exported(tuple(image.name for image in images), len(layout.sizes), sum(layout.sizes.values()))
 
 
@@ -136,22 +136,22 @@ def write_image(
     keys = stack_of(image) if private else tuple(key for key in image.layers if key != root_key())
     blobs = []
     with store.hold(*keys, frozen=True):
-        for number, key in enumerate(keys, 1):
-            report(f"{image.name}: layer {number} of {len(keys)}: {key[:12]}")
+        for index, key in enumerate(keys, 1):
+            report(f"{image.name}: layer {index} of {len(keys)}: {key[:12]}")
             blobs.append(target.layer(key))
         config = read_copy(store, image).to_json() if private else _config(image, blobs)
-    row = described(MEDIA_TYPE if private else _CONFIG, config)
-    target.document(str(row["digest"]), config)
+    config_descriptor = describe(MEDIA_TYPE if private else _CONFIG, config)
+    target.document(str(config_descriptor["digest"]), config)
     layers: list[JSONValue] = [
         {"mediaType": f"{_LAYER}+{compression}", "digest": blob.digest, "size": blob.size} for blob in blobs
     ]
-    manifest: Document = {"schemaVersion": 2, "mediaType": m.MANIFEST, "config": row, "layers": layers}
+    manifest: Document = {"schemaVersion": 2, "mediaType": m.MANIFEST, "config": config_descriptor, "layers": layers}
     if not private and (notes := _annotations(image)):
         manifest["annotations"] = notes
-    return _json(manifest), m.blob_path(str(row["digest"])), [m.blob_path(blob.digest) for blob in blobs]
+    return _json(manifest), m.blob_path(str(config_descriptor["digest"])), [m.blob_path(blob.digest) for blob in blobs]
 
 
-def described(kind: str, text: bytes) -> Document:
+def describe(kind: str, text: bytes) -> Document:
     """Return the OCI descriptor of a document: its media type, digest and size."""
     return {"mediaType": kind, "digest": f"sha256:{hashlib.sha256(text).hexdigest()}", "size": len(text)}
 
@@ -161,9 +161,9 @@ def repository_of(name: str) -> str:
 
     ``django__django-11099`` stays unchanged, ``Pandas@1`` becomes ``pandas-1``.
     """
-    parts = re.findall(r"[a-z0-9]+|[^a-z0-9]+", name.lower())
-    name_parts = "".join(part if re.fullmatch(r"[a-z0-9]+|[._]|__|-+", part) else "-" for part in parts)
-    return name_parts.strip("._-") or "image"
+    runs = re.findall(r"[a-z0-9]+|[^a-z0-9]+", name.lower())
+    repository = "".join(run if re.fullmatch(r"[a-z0-9]+|[._]|__|-+", run) else "-" for run in runs)
+    return repository.strip("._-") or "image"
 
 
 def _config(image: ImageRecord, blobs: Sequence[LayerBlob]) -> bytes:
@@ -174,14 +174,14 @@ def _config(image: ImageRecord, blobs: Sequence[LayerBlob]) -> bytes:
         "User": image.user,
     }
     platform = image.notes.get("platform", "")
-    where = m.parse_platform(platform) if platform.count("/") in (1, 2) else m.own_platform()
+    target = m.parse_platform(platform) if platform.count("/") in (1, 2) else m.own_platform()
     return _json(
         {
             "created": datetime.fromtimestamp(image.created, UTC).isoformat(),
             "author": config.pop("Author", ""),
-            "os": where.os,
-            "architecture": where.architecture,
-            **({"variant": where.variant} if where.variant else {}),
+            "os": target.os,
+            "architecture": target.architecture,
+            **({"variant": target.variant} if target.variant else {}),
             "config": {name: value for name, value in config.items() if value not in ("", None)},
             "rootfs": {"type": "layers", "diff_ids": [blob.diff_id for blob in blobs]},
         }
@@ -209,7 +209,7 @@ class _Layout:
     store: Store
     compression: str
     work: Path
-    put: Callable[[str, bytes | Path], None]
+    write_file: Callable[[str, bytes | Path], None]
     sizes: dict[str, int] = field(default_factory=dict)
     _written_layers: dict[str, LayerBlob] = field(default_factory=dict)
     _documents: set[str] = field(default_factory=set)
@@ -219,7 +219,7 @@ class _Layout:
         if key not in self._written_layers:
             blob = self._written_layers[key] = ensure_blob(self.store.root, key, self.compression, self.work)
             if blob.digest not in self.sizes:
-                self.put(m.blob_path(blob.digest), blob.path)
+                self.write_file(m.blob_path(blob.digest), blob.path)
                 self.sizes[blob.digest] = blob.size
             if blob.path.parent == self.work:
                 blob.path.unlink()
@@ -229,47 +229,47 @@ class _Layout:
         """Write a configuration or a manifest."""
         if digest not in self._documents:
             self._documents.add(digest)
-            self.put(m.blob_path(digest), text)
+            self.write_file(m.blob_path(digest), text)
 
 
 @contextmanager
-def _work(store: Store, path: Path) -> Iterator[Path]:
+def _staging(store: Store, path: Path) -> Iterator[Path]:
     """Create a temporary directory for blobs while the body runs."""
     if store.writable:
-        with store.staging("export") as work:
-            yield work
+        with store.staging("export") as staging:
+            yield staging
         return
-    with tempfile.TemporaryDirectory(dir=None if path == STANDARD else path.absolute().parent) as work:
-        yield Path(work)
+    with tempfile.TemporaryDirectory(dir=None if path == STANDARD else path.absolute().parent) as staging:
+        yield Path(staging)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Callable[[str, bytes | Path], None]]:
     """Open the directory or archive of an export; yield a function that writes a file into it."""
     if path == STANDARD:
-        with _archive(sys.stdout.buffer) as put:
-            yield put
+        with _archive(sys.stdout.buffer) as write_file:
+            yield write_file
         sys.stdout.buffer.flush()
     elif path.suffix == ".tar":
-        with written_atomically(path.absolute()) as file, _archive(file) as put:
-            yield put
+        with written_atomically(path.absolute()) as file, _archive(file) as write_file:
+            yield write_file
     else:
-        with _directory(path.absolute()) as put:
-            yield put
+        with _directory(path.absolute()) as write_file:
+            yield write_file
 
 
 @contextmanager
 def _archive(file: IO[bytes]) -> Iterator[Callable[[str, bytes | Path], None]]:
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as archive:
 
-        def put(name: str, what: bytes | Path) -> None:
+        def write_file(name: str, content: bytes | Path) -> None:
             info = tarfile.TarInfo(name)
-            with io.BytesIO(what) if isinstance(what, bytes) else what.open("rb") as source:
+            with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
                 info.size = source.seek(0, io.SEEK_END)
                 source.seek(0)
                 archive.addfile(info, source)
 
-        yield put
+        yield write_file
 
 
 @contextmanager
@@ -277,20 +277,20 @@ def _directory(path: Path) -> Iterator[Callable[[str, bytes | Path], None]]:
     """Write a directory under a temporary name, and rename it once it is complete."""
     if path.exists():
         raise InvalidValue(f"{path} is there already", hint="give a new directory, or a file that ends in .tar")
-    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    partial_path = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
 
-    def put(name: str, what: bytes | Path) -> None:
-        (part / name).parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(what, bytes):
-            (part / name).write_bytes(what)
+    def write_file(name: str, content: bytes | Path) -> None:
+        (partial_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            (partial_path / name).write_bytes(content)
         else:
-            shutil.copyfile(what, part / name)
+            shutil.copyfile(content, partial_path / name)
 
     try:
-        part.mkdir()
-        yield put
-        sync_filesystem(part)
-        part.rename(path)
+        partial_path.mkdir()
+        yield write_file
+        sync_filesystem(partial_path)
+        partial_path.rename(path)
     except BaseException:  # also on Ctrl-C, leave no incomplete directory behind
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(partial_path, ignore_errors=True)
         raise

@@ -90,7 +90,7 @@ class RegistryClient:
     _secrets: list[str] = field(default_factory=list)
     _client: HttpClient | None = None
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Drop the HTTP client to release memory; the next request creates it again."""
         self._client = None
 
@@ -148,8 +148,8 @@ class RegistryClient:
         is_own = url.startswith(f"{base}/")
         if not is_own and url.partition(":")[0] not in self._schemes:
             raise urllib.error.URLError(f"it sends its clients to {url[:100]!r}")
-        data, attempts = (body(), 1) if callable(body) else (body, ATTEMPTS)
-        request = urllib.request.Request(url, data, {**_AGENT, **headers}, method=method)  # noqa: S310 - checked
+        content, attempts = (body(), 1) if callable(body) else (body, ATTEMPTS)
+        request = urllib.request.Request(url, content, {**_AGENT, **headers}, method=method)  # noqa: S310 - checked
         if self._authorization and is_own:  # do not send it to the target of a redirect
             request.add_unredirected_header("Authorization", self._authorization)
         return self._opener().open(request, timeout=TIMEOUT, attempts=attempts, pause=self.pause)
@@ -202,34 +202,34 @@ class RegistryClient:
         """Request a bearer token from the registry's token server (distribution, spec/auth/token.md and oauth.md)."""
         realm = challenge.get("realm", "")
         realm_parts = split_url(realm)
-        plain = self.remote.insecure or (self._may_be_plain and realm_parts.hostname in _LOCAL)
-        if realm_parts.scheme != "https" and not (realm_parts.scheme == "http" and plain):
+        may_be_plain = self.remote.insecure or (self._may_be_plain and realm_parts.hostname in _LOCAL)
+        if realm_parts.scheme != "https" and not (realm_parts.scheme == "http" and may_be_plain):
             raise RegistryError(
                 f"registry {self.remote.host} sends its clients to {realm[:100]!r} for a token",
                 reason="credentials are not sent without TLS",
                 hint="mark the registry as insecure in registries.conf if that is meant",
             )
         scope = challenge.get("scope") or f"repository:{self.remote.repository}:{self.rights}"
-        values = {"service": challenge.get("service", ""), "scope": scope}
-        data = None
+        parameters = {"service": challenge.get("service", ""), "scope": scope}
+        form = None
         if credentials is not None and not credentials.user:
-            more = {"grant_type": "refresh_token", "refresh_token": credentials.secret, "client_id": "minisandbox"}
-            data = urllib.parse.urlencode(values | more).encode()
-        query = "" if data else ("&" if "?" in realm else "?") + urllib.parse.urlencode(values)
-        request = urllib.request.Request(realm + query, data)  # noqa: S310 - checked above
+            refresh = {"grant_type": "refresh_token", "refresh_token": credentials.secret, "client_id": "minisandbox"}
+            form = urllib.parse.urlencode(parameters | refresh).encode()
+        query = "" if form else ("&" if "?" in realm else "?") + urllib.parse.urlencode(parameters)
+        request = urllib.request.Request(realm + query, form)  # noqa: S310 - checked above
         if credentials is not None and credentials.user:
             request.add_unredirected_header("Authorization", credentials.basic())
         try:
-            with self._opener().open(request, timeout=TIMEOUT) as answer:
-                response = json.loads(answer.read(_MOST_TOKEN))
+            with self._opener().open(request, timeout=TIMEOUT) as response:
+                document = json.loads(response.read(_MOST_TOKEN))
         except urllib.error.HTTPError as error:
             with error:
                 self._explain(error)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
         except (ValueError, RecursionError):
-            response = None
-        token = (response.get("token") or response.get("access_token")) if isinstance(response, dict) else None
+            document = None
+        token = (document.get("token") or document.get("access_token")) if isinstance(document, dict) else None
         if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
             raise RegistryError(
                 f"registry {self.remote.host}: its token server's answer has no token", hint="try again"
@@ -243,7 +243,7 @@ class RegistryClient:
         """Raise the NotFound or RegistryError for an unsuccessful response."""
         message = self._server_message(error)
         verb = "deliver" if self.rights == "pull" else "take"
-        what = f"registry {self.remote.host} does not {verb} {self.remote.repository}"
+        subject = f"registry {self.remote.host} does not {verb} {self.remote.repository}"
         status = f"it answered {error.code} {http.client.responses.get(error.code, '')}".rstrip() + message
         if error.code == 404 and "/blobs/" in path:
             digest = path.rpartition("/")[2]
@@ -251,12 +251,12 @@ class RegistryClient:
         if error.code == 404:
             raise NotFound(f"{self.remote} is not in its registry", reason=status, hint="check the name and the tag")
         if error.code in (401, 403):
-            raise RegistryError(f"{what}: access denied", reason=status, hint=self._how_to_log_in())
+            raise RegistryError(f"{subject}: access denied", reason=status, hint=self._how_to_log_in())
         if error.code == 429:
             limit = RateLimit.parse(error.headers)
             wait = retry_after(error.headers.get("Retry-After"), limit.pause if limit else _LIMITED)
             raise _transient(
-                f"{what}: too many requests",
+                f"{subject}: too many requests",
                 f"{status}; {f'it allows {limit}; ' if limit else ''}try again in {wait / 60:.0f} min",
                 "wait, log in (registries allow more to users), or set up a mirror in registries.conf",
                 wait=wait,
@@ -264,8 +264,8 @@ class RegistryClient:
         hint = "check the reference and the registry"
         if error.code >= 500:
             hint = "the registry is in trouble: try again later, or use a mirror (registries.conf)"
-            raise _transient(what, status, hint)
-        raise RegistryError(what, reason=status, hint=hint)
+            raise _transient(subject, status, hint)
+        raise RegistryError(subject, reason=status, hint=hint)
 
     def _how_to_log_in(self) -> str:
         if self._secrets:
@@ -284,9 +284,9 @@ class RegistryClient:
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return ""
         for secret in filter(None, self._secrets):
-            errors = [(code, redact(message, secret)) for code, message in errors]
-        text = "; ".join(f"{code}: {message[:120]}" for code, message in errors if _CODE.fullmatch(code))
-        return f" ({text})" if text else ""
+            errors = [(code, redact(error_message, secret)) for code, error_message in errors]
+        message = "; ".join(f"{code}: {error_message[:120]}" for code, error_message in errors if _CODE.fullmatch(code))
+        return f" ({message})" if message else ""
 
     def _unreachable(self, error: OSError | http.client.HTTPException | ValueError) -> RegistryError:
         cause = getattr(error, "reason", "") or error
@@ -301,8 +301,8 @@ class RegistryClient:
         return _transient(f"registry {self.remote.host} cannot be reached", reason, hint)
 
 
-def _transient(what: str, reason: str, hint: str, wait: float | None = None) -> RegistryError:
+def _transient(summary: str, reason: str, hint: str, wait: float | None = None) -> RegistryError:
     """Return the error of a request that may succeed if it is retried."""
-    error = RegistryError(what, wait=wait, reason=reason, hint=hint)
+    error = RegistryError(summary, wait=wait, reason=reason, hint=hint)
     error.transient = True
     return error

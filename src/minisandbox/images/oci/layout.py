@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, ClassVar, cast
+from typing import IO, ClassVar, Self, cast
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.images.oci import manifest as m
@@ -64,18 +64,13 @@ class Archive:
 
     Attributes:
         path: the uncompressed archive.
-        shown: the archive's name in errors.
+        name: the archive's name in errors.
     """
 
     path: Path
-    shown: str
-    _places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    name: str
+    _extents: dict[str, tuple[int, int]] = field(default_factory=dict)
     _links: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The name for error messages."""
-        return self.shown
 
     def read_index(self) -> None:
         """Read the archive's headers, and index its members by name.
@@ -84,14 +79,14 @@ class Archive:
             ImageRefused: the archive is malformed.
         """
         with self.path.open("rb") as file:
-            stream = _Seekable(file, self.shown)
+            stream = _Seekable(file, self.name)
             reader = TarReader(stream)
             for member in reader:
                 name = posixpath.normpath(os.fsdecode(member.name))
-                if len(self._places) + len(self._links) > _MOST_MEMBERS:
+                if len(self._extents) + len(self._links) > _MOST_MEMBERS:
                     reader.refuse(f"it has more than {_MOST_MEMBERS} entries", member.name)
                 if member.kind == FILE:
-                    self._places[name] = (stream.position, member.size)
+                    self._extents[name] = (stream.position, member.size)
                 elif member.kind == LINK:  # docker save before version 25 links equal layers
                     target = os.fsdecode(member.target)
                     self._links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
@@ -100,7 +95,7 @@ class Archive:
 
     def has(self, name: str) -> bool:
         """Return whether a file exists."""
-        return name in self._places
+        return name in self._extents
 
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
@@ -109,31 +104,32 @@ class Archive:
         Raises:
             ImageRefused: the file is missing.
         """
-        extent = self._places.get(name) or self._places.get(self._links.get(name, ""))
+        extent = self._extents.get(name) or self._extents.get(self._links.get(name, ""))
         if extent is None:
-            raise _missing(self.shown, name)
+            raise _missing(self.name, name)
+        offset, size = extent
         with self.path.open("rb") as file:
-            file.seek(extent[0])
-            yield cast("IO[bytes]", _Part(file, extent[1]))
+            file.seek(offset)
+            yield cast("IO[bytes]", _FileRange(file, size))
 
 
 Files = LayoutDirectory | Archive
 
 
-def _missing(where: str, name: str) -> ImageRefused:
+def _missing(image: str, name: str) -> ImageRefused:
     return ImageRefused(
-        f"{where} has no file {name!r}",
+        f"{image} has no file {name!r}",
         reason="it is no image of this kind, or was not written completely",
         hint="check the path; `oci:` is for layouts, `oci-archive:` and `docker-archive:` for their archives",
     )
 
 
-def open_archive(path: Path, work: Path) -> Archive:
+def open_archive(path: Path, staging: Path) -> Archive:
     """Open an archive; decompress it first if it is compressed.
 
     Args:
         path: the archive.
-        work: a private directory for the decompressed archive.
+        staging: a private directory for the decompressed archive.
 
     Raises:
         NotFound: the file is missing.
@@ -142,21 +138,21 @@ def open_archive(path: Path, work: Path) -> Archive:
     """
     if not path.is_file():
         raise NotFound(f"{path} is not a file", hint="give an archive of `docker save` or `podman save`")
+    archive = Archive(path, str(path))
     with path.open("rb") as file:
-        packed = is_packed(file.read(LONGEST_MAGIC))
-        if packed:
+        if is_packed(file.read(LONGEST_MAGIC)):
             file.seek(0)
-            _copy_unpacked(file, work / "archive", str(path))
-    archive = Archive(work / "archive" if packed else path, str(path))
+            archive.path = staging / "archive"
+            _decompress(file, archive.path, archive.name)
     archive.read_index()
     return archive
 
 
-def _copy_unpacked(file: IO[bytes], target: Path, shown: str) -> None:
-    with LayerStream(Blob(file, "", shown), _MOST_ARCHIVE) as stream, target.open("xb") as out:
-        while part := stream.some(_CHUNK):
-            require_room(out.fileno(), len(part), f"unpack {shown}")
-            out.write(part)
+def _decompress(file: IO[bytes], target: Path, name: str) -> None:
+    with LayerStream(Blob(file, "", name), _MOST_ARCHIVE) as stream, target.open("xb") as tar:
+        while chunk := stream.some(_CHUNK):
+            require_room(tar.fileno(), len(chunk), f"unpack {name}")
+            tar.write(chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +173,20 @@ class _OnDisk:
         """The image's name in messages."""
         return self.files.name + (f":{self.tag}" if self.tag else "")
 
+    def tagged(self, tag: str) -> Self:
+        """Return the source of the image with this tag."""
+        return replace(self, tag=tag)
+
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
         """Do nothing: the blobs are on this machine."""
 
     def published(self, layer: m.Layer) -> None:
         """Do nothing: nothing was fetched."""
 
-    def _unclear(self, named: Sequence[object], tags: Sequence[str]) -> NotFound:
+    def _unclear(self, matches: Sequence[object], tags: Sequence[str]) -> NotFound:
         """Return the error for a tag that matches no image or several images."""
         return NotFound(
-            f"{self.name}: it has {len(named)} images{' of this tag' if self.tag else ''}",
+            f"{self.name}: it has {len(matches)} images{' of this tag' if self.tag else ''}",
             reason=f"its tags: {', '.join(tags) or 'none has a tag'}",
             hint=f"write one of them after the path, such as {self.files.name}:{tags[-1]}" if tags else "",
         )
@@ -203,21 +203,17 @@ class OciLayout(_OnDisk):
 
     def tags(self) -> list[str]:
         """Return the tags of all images in the layout; "" for an image without a tag."""
-        return list(dict.fromkeys(one.name for one in self._index()))
-
-    def tagged(self, tag: str) -> OciLayout:
-        """Return the source of the image with this tag."""
-        return replace(self, tag=tag)
+        return list(dict.fromkeys(descriptor.name for descriptor in self._index()))
 
     def manifest(self, platform: m.Platform) -> m.Manifest:
         """Return the manifest for a platform."""
-        first = self._chosen(self._index(), platform)
-        manifest_digest, values = m.find_manifest(
-            first.digest, lambda digest: (digest, self._blob(digest, m.MOST_MANIFEST)), platform, self.name
+        entry = self._index_entry(platform)
+        manifest_digest, manifest = m.find_manifest(
+            entry.digest, lambda digest: (digest, self._blob(digest, m.MOST_MANIFEST)), platform, self.name
         )
-        config, layers = m.layers_of(values, self.name)
-        text, names = self._blob(config.digest, m.MOST_CONFIG), (first.name, first.image)
-        return m.Manifest(manifest_digest, text, tuple(layers), config.media_type, names)
+        config, layers = m.layers_of(manifest, self.name)
+        config_text, names = self._blob(config.digest, m.MOST_CONFIG), (entry.name, entry.image)
+        return m.Manifest(manifest_digest, config_text, tuple(layers), config.media_type, names)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
@@ -229,17 +225,17 @@ class OciLayout(_OnDisk):
             yield Blob(file, layer.blob.digest, f"{self.name}: layer {layer.blob.digest}")
 
     def _index(self) -> list[m.Descriptor]:
-        where = f"{self.files.name}: index.json"
-        index = m.parse_object(read(self.files, "index.json", m.MOST_MANIFEST), where)
-        return m.manifests(index, where)
+        label = f"{self.files.name}: index.json"
+        return m.manifests(m.parse_object(read(self.files, "index.json", m.MOST_MANIFEST), label), label)
 
-    def _chosen(self, descriptors: list[m.Descriptor], platform: m.Platform) -> m.Descriptor:
-        named = [one for one in descriptors if one.name == self.tag] if self.tag else descriptors
-        fitting = [one for one in named if one.platform is not None and platform.fits(one.platform)]
-        for group in (named, fitting):
-            if len(group) == 1:
-                return group[0]
-        raise self._unclear(named, sorted({one.name for one in descriptors if one.name}))
+    def _index_entry(self, platform: m.Platform) -> m.Descriptor:
+        entries = self._index()
+        tagged = [entry for entry in entries if not self.tag or entry.name == self.tag]
+        suitable = [entry for entry in tagged if entry.platform is not None and platform.fits(entry.platform)]
+        for candidates in (tagged, suitable):
+            if len(candidates) == 1:
+                return candidates[0]
+        raise self._unclear(tagged, sorted({entry.name for entry in entries if entry.name}))
 
     def _blob(self, digest: str, limit: int) -> bytes:
         with self.files.open(m.blob_path(digest)) as file:
@@ -256,10 +252,6 @@ class DockerArchive(_OnDisk):
         """Return the first tag of each image in the archive; "" for an image without a tag."""
         return [next(iter(_names(row)), "") for row in self._rows()]
 
-    def tagged(self, tag: str) -> DockerArchive:
-        """Return the source of the image with this tag."""
-        return replace(self, tag=tag)
-
     def manifest(self, platform: m.Platform) -> m.Manifest:  # noqa: ARG002 - an archive has one platform
         """Return a manifest built from the image's entry in ``manifest.json``."""
         row = self._row()
@@ -274,18 +266,19 @@ class DockerArchive(_OnDisk):
             yield Blob(file, "", f"{self.name}: layer {layer.blob.digest}")
 
     def _rows(self) -> list[m.JSONObject]:
-        rows = m.parse_json(read(self.files, "manifest.json", m.MOST_CONFIG), f"{self.name}: manifest.json")
+        label = f"{self.name}: manifest.json"
+        rows = m.parse_json(read(self.files, "manifest.json", m.MOST_CONFIG), label)
         images = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
-        if not isinstance(rows, list) or not rows or len(images) != len(rows):
-            raise m.malformed(f"{self.name}: manifest.json", "it is no list of images")
+        if not images or images != rows:
+            raise m.malformed(label, "it is no list of images")
         return images
 
     def _row(self) -> m.JSONObject:
         rows = self._rows()
-        named = [row for row in rows if not self.tag or self.tag in _tags(row)]
-        if len(named) != 1:
-            raise self._unclear(named, [tag for row in rows for tag in _tags(row)])
-        return named[0]
+        tagged = [row for row in rows if not self.tag or self.tag in _tags(row)]
+        if len(tagged) != 1:
+            raise self._unclear(tagged, [tag for row in rows for tag in _tags(row)])
+        return tagged[0]
 
 
 def _names(row: m.JSONObject) -> tuple[str, ...]:
@@ -311,14 +304,14 @@ def read(files: Files, name: str, limit: int) -> bytes:
 
 
 def _bounded(blob: Blob, limit: int) -> bytes:
-    parts, remaining = [], limit + 1
-    while remaining and (part := blob.read(remaining)):
-        parts.append(part)
-        remaining -= len(part)
+    chunks, remaining = [], limit + 1
+    while remaining and (chunk := blob.read(remaining)):
+        chunks.append(chunk)
+        remaining -= len(chunk)
     if not remaining:
         raise ImageRefused(f"{blob.name} has more than {limit} bytes", hint="it is no image that can be used")
     blob.check()
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 class _Seekable:
@@ -350,15 +343,15 @@ class _Seekable:
         return True
 
 
-class _Part:
+class _FileRange:
     """A byte range of a file, with a ``read`` method."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file = file
-        self._left = size
+        self._remaining = size
 
     def read(self, size: int) -> bytes:
         """Read up to this many bytes of the range."""
-        data = self._file.read(min(size, self._left))
-        self._left -= len(data)
-        return data
+        chunk = self._file.read(min(size, self._remaining))
+        self._remaining -= len(chunk)
+        return chunk

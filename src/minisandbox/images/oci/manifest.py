@@ -197,10 +197,10 @@ def text_of(values: JSONObject, name: str) -> str:
     Raises:
         ImageRefused: the field has another type.
     """
-    value = values.get(name) or ""
-    if not isinstance(value, str) or "\0" in value:
-        raise malformed("the image's configuration", f"{name} is {value!r}")
-    return value
+    text = values.get(name) or ""
+    if not isinstance(text, str) or "\0" in text:
+        raise malformed("the image's configuration", f"{name} is {text!r}")
+    return text
 
 
 def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
@@ -209,10 +209,10 @@ def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
     Raises:
         ImageRefused: the field has another type.
     """
-    value = values.get(name) or ()
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
-        raise malformed("the image's configuration", f"{name} is {value!r}")
-    return tuple(cast("Sequence[str]", value))
+    texts = values.get(name) or ()
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise malformed("the image's configuration", f"{name} is {texts!r}")
+    return tuple(cast("Sequence[str]", texts))
 
 
 def parse_json(text: bytes, what: str) -> JSONValue:
@@ -232,8 +232,8 @@ def parse_json(text: bytes, what: str) -> JSONValue:
 
 
 def _is_shallow(value: JSONValue, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels >= 0 and all(_is_shallow(one, levels - 1) for one in inner)
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels >= 0 and all(_is_shallow(child, levels - 1) for child in children)
 
 
 def parse_object(text: bytes, what: str) -> JSONObject:
@@ -246,11 +246,6 @@ def parse_object(text: bytes, what: str) -> JSONObject:
     if not isinstance(value, dict):
         raise malformed(what, f"it is no JSON object, but begins with {text[:60]!r}")
     return value
-
-
-def is_index(values: JSONObject) -> bool:
-    """Return whether a document is an index of manifests."""
-    return "manifests" in values or values.get("mediaType") in _INDEXES
 
 
 def find_manifest(
@@ -270,10 +265,11 @@ def find_manifest(
     """
     for _ in range(_MOST_INDEXES + 1):
         digest, text = read(version)
-        values = parse_object(text, f"the manifest {digest} of {what}")
-        if not is_index(values):
-            return digest, values
-        version = choose(values, platform, what).digest
+        document = parse_object(text, f"the manifest {digest} of {what}")
+        is_index = "manifests" in document or document.get("mediaType") in _INDEXES
+        if not is_index:
+            return digest, document
+        version = choose(document, platform, what).digest
     raise malformed(what, f"it is behind more than {_MOST_INDEXES} indexes")
 
 
@@ -284,15 +280,15 @@ def choose(values: JSONObject, platform: Platform, what: str) -> Descriptor:
         NotFound: the index has no such manifest.
         ImageRefused: the index is malformed.
     """
-    rows = manifests(values, what)
-    fitting = [row for row in rows if row.platform is not None and platform.fits(row.platform)]
-    if fitting:  # amd64/v3 may come before amd64, but needs a newer machine
-        return min(fitting, key=lambda row: row.platform is None or row.platform.usual != platform.usual)
-    for row in rows:
-        if row.platform is None:
-            return row
+    entries = manifests(values, what)
+    suitable = [entry for entry in entries if entry.platform is not None and platform.fits(entry.platform)]
+    if suitable:  # amd64/v3 may come before amd64, but needs a newer machine
+        return min(suitable, key=lambda entry: entry.platform is None or entry.platform.usual != platform.usual)
+    for entry in entries:
+        if entry.platform is None:
+            return entry
     # attestations have the operating system "unknown"
-    platforms = {str(row.platform) for row in rows if row.platform and row.platform.os != "unknown"}
+    platforms = {str(entry.platform) for entry in entries if entry.platform and entry.platform.os != "unknown"}
     raise _no_image(what, platform, ", ".join(sorted(platforms)))
 
 
@@ -302,13 +298,12 @@ def manifests(values: JSONObject, what: str) -> list[Descriptor]:
     Raises:
         ImageRefused: the index is malformed.
     """
-    rows = _rows(values, "manifests", what)
-    kinds = [row.get("mediaType") or "" if isinstance(row, Mapping) else "" for row in rows]
-    return [
-        descriptor(row, what)
-        for row, kind in zip(rows, kinds, strict=True)
-        if kind in (*_MANIFESTS, *_INDEXES) or not isinstance(kind, str) or not kind
-    ]
+
+    def is_image(row: JSONValue) -> bool:
+        kind = row.get("mediaType") if isinstance(row, Mapping) else None
+        return not kind or not isinstance(kind, str) or kind in (*_MANIFESTS, *_INDEXES)
+
+    return [descriptor(row, what) for row in _rows(values, "manifests", what) if is_image(row)]
 
 
 def _rows(values: JSONObject, name: str, what: str) -> list[JSONValue]:
@@ -329,20 +324,20 @@ def descriptor(row: JSONValue, what: str) -> Descriptor:
     digest, size, kind = row.get("digest"), row.get("size"), row.get("mediaType") or ""
     if not isinstance(digest, str) or type(size) is not int or size < 0 or not isinstance(kind, str):
         raise malformed(what, f"a descriptor is {row!r}")
-    platform_row, notes = row.get("platform"), row.get("annotations")
-    platform = _platform(platform_row) if isinstance(platform_row, Mapping) else Platform("", "")
-    named = notes if isinstance(notes, Mapping) else {}
-    name, image = (text if isinstance(text := named.get(key), str) else "" for key in (REF_NAME, _IMAGE_NAME))
-    return Descriptor(
-        check_digest(digest), size, kind, platform if platform.architecture else None, name, image
-    )  # fmt: skip
+    name, image = _texts(row.get("annotations"), REF_NAME, _IMAGE_NAME)
+    platform = _platform(row.get("platform"))
+    return Descriptor(check_digest(digest), size, kind, platform if platform.architecture else None, name, image)
 
 
-def _platform(values: JSONObject) -> Platform:
+def _texts(values: JSONValue, *names: str) -> list[str]:
+    """Return string fields of an object; a missing or malformed field is ""."""
+    fields = values if isinstance(values, Mapping) else {}
+    return [text if isinstance(text := fields.get(name), str) else "" for name in names]
+
+
+def _platform(values: JSONValue) -> Platform:
     """Read the platform of a descriptor or a configuration; missing and malformed parts become ""."""
-    system, architecture, variant = (
-        text if isinstance(text := values.get(part), str) else "" for part in ("os", "architecture", "variant")
-    )
+    system, architecture, variant = _texts(values, "os", "architecture", "variant")
     return Platform(
         system.lower(), _ARCHITECTURES.get(architecture, architecture), f"v{variant}" if variant.isdigit() else variant
     )
@@ -362,14 +357,17 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
         )
     config = descriptor(values.get("config"), what)
     layers = [descriptor(row, what) for row in _rows(values, "layers", what)]
-    if any(one.media_type.endswith("+encrypted") for one in layers):
-        raise ImageRefused(f"{what} is encrypted", reason="its layers need a key", hint="push it without encryption")
-    large = next((one for one in layers if one.size > MOST_LAYER), None)
-    if large is not None:
-        raise ImageRefused(
-            f"{what} has the layer {large.digest} of {large.size} bytes", hint=f"{MOST_LAYER} bytes are allowed"
-        )
-    if "tar" not in "".join(one.media_type for one in layers) and any(one.media_type for one in layers):
+    for layer in layers:
+        if layer.media_type.endswith("+encrypted"):
+            raise ImageRefused(
+                f"{what} is encrypted", reason="its layers need a key", hint="push it without encryption"
+            )
+        if layer.size > MOST_LAYER:
+            raise ImageRefused(
+                f"{what} has the layer {layer.digest} of {layer.size} bytes", hint=f"{MOST_LAYER} bytes are allowed"
+            )
+    media_types = "".join(layer.media_type for layer in layers)
+    if media_types and "tar" not in media_types:
         raise ImageRefused(
             f"{what} is no container image",
             reason=f"its content is {layers[0].media_type!r}: an artifact of another kind",
@@ -393,27 +391,23 @@ def container(manifest: Manifest, what: str, platform: Platform) -> Container:
     values, blobs = parse_object(manifest.config, f"the configuration of {what}"), manifest.blobs
     root = values.get("rootfs")
     diff_ids = root.get("diff_ids") if isinstance(root, Mapping) else None
-    if not isinstance(diff_ids, list) or not all(isinstance(one, str) for one in diff_ids):
+    if not isinstance(diff_ids, list) or not all(isinstance(diff_id, str) for diff_id in diff_ids):
         raise malformed(f"the configuration of {what}", "rootfs.diff_ids is no list of digests")
     if len(diff_ids) != len(blobs):
         raise malformed(what, f"it has {len(blobs)} layers, its configuration {len(diff_ids)}")
     if len(diff_ids) > _MOST_LAYERS:
         raise malformed(what, f"it has {len(diff_ids)} layers; {_MOST_LAYERS} can be used")
-    layers = tuple(Layer(check_digest(str(one)), blob) for one, blob in zip(diff_ids, blobs, strict=True))
-    image_platform = _platform(values)
-    image_platform = replace(
-        image_platform,
-        os=image_platform.os or platform.os,
-        architecture=image_platform.architecture or platform.architecture,
-    )
-    if not platform.fits(replace(image_platform, variant=image_platform.variant or platform.variant)):
-        raise _no_image(what, platform, str(image_platform))
-    return Container(manifest.digest, read_config(values.get("config")), image_platform, layers)
+    layers = tuple(Layer(check_digest(str(diff_id)), blob) for diff_id, blob in zip(diff_ids, blobs, strict=True))
+    stated = _platform(cast("JSONValue", values))
+    actual = Platform(stated.os or platform.os, stated.architecture or platform.architecture, stated.variant)
+    if not platform.fits(replace(actual, variant=actual.variant or platform.variant)):
+        raise _no_image(what, platform, str(actual))
+    return Container(manifest.digest, read_config(values.get("config")), actual, layers)
 
 
-def _no_image(what: str, platform: Platform, there: str) -> NotFound:
+def _no_image(what: str, platform: Platform, available: str) -> NotFound:
     return NotFound(
         f"{what} has no image for {platform}",
-        reason=f"it has: {there or 'none'}",
+        reason=f"it has: {available or 'none'}",
         hint="choose one with --platform; programs of another architecture do not run here without emulation",
     )

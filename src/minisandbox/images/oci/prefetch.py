@@ -127,16 +127,16 @@ class _Pulls:
         self._stopped = threading.Event()
         self._patience = _Patience(self._stopped, note)
 
-    def run(self, bases: Sequence[OciBase], jobs: int, again: Collection[OciBase]) -> None:
+    def run(self, bases: Sequence[OciBase], jobs: int, refresh: Collection[OciBase]) -> None:
         """Look up all images, check that they fit into the store, and pull them."""
         self._total = len(bases)
-        self._each(bases, _LOOKUPS, lambda base: self._find(base, again=base in again))
+        self._each(bases, _LOOKUPS, lambda base: self._find(base, refresh=base in refresh))
         if self._lookups:
             self._announce()
-        done = {*self.images, *self.failures}
-        self._each([base for base in bases if base not in done], jobs, self._pull)
+        settled = {*self.images, *self.failures}
+        self._each([base for base in bases if base not in settled], jobs, self._pull)
 
-    def _each(self, bases: Sequence[OciBase], threads: int, work: Callable[[OciBase], None]) -> None:
+    def _each(self, bases: Sequence[OciBase], threads: int, function: Callable[[OciBase], None]) -> None:
         """Call a function for each image in a thread pool; record a MiniSandboxError as the failure of its image.
 
         Raises:
@@ -146,7 +146,7 @@ class _Pulls:
         def try_base(base: OciBase) -> None:
             try:
                 if not self._stopped.is_set():
-                    work(base)
+                    function(base)
             except MiniSandboxError as error:
                 self.failures[base] = error.about(base.reference)
 
@@ -163,10 +163,10 @@ class _Pulls:
 
     # --- looking up ---
 
-    def _find(self, base: OciBase, *, again: bool) -> None:
+    def _find(self, base: OciBase, *, refresh: bool) -> None:
         """Find an image in the store, or else request its manifest from its registry."""
         reference = parse_reference(base.reference)
-        cached = None if again else stored(self._store, base.reference, base.platform)
+        cached = None if refresh else stored(self._store, base.reference, base.platform)
         if cached is not None:
             self.images[base] = cached
         elif isinstance(reference, Remote):
@@ -183,7 +183,7 @@ class _Pulls:
     def _look_up(self, lookup: _Lookup) -> None:
         """Request the manifest of an image, and record its missing layers."""
         manifest, registry = lookup.registry.manifest(lookup.platform), lookup.registry
-        registry.rest()
+        registry.release()
         if manifest.kind == MEDIA_TYPE:  # the pull of a private copy will raise the error
             return
         steps = steps_of(m.container(manifest, registry.name, lookup.platform))
@@ -198,15 +198,14 @@ class _Pulls:
             DiskFull: the layers do not fit into the store.
         """
         lookups = [lookup for base, lookup in self._lookups.items() if base not in self.failures]
-        cached = f", {len(self.images)} already here" if self.images else ""
-        waiting = sum(lookup.registry.cached_manifest is None for lookup in lookups)
-        later = f" ({waiting} images are not looked up yet)" if waiting else ""
+        cached_note = f", {len(self.images)} already here" if self.images else ""
+        delayed_count = sum(lookup.registry.cached_manifest is None for lookup in lookups)
+        delay_note = f" ({delayed_count} images are not looked up yet)" if delayed_count else ""
         free = require_space(self._store, self._layers.values(), f"pull {len(lookups)} images")
-        size = (
-            f"{human_size(compressed_size(self._layers.values()))} compressed in {len(self._layers)} layers, each once"
-        )
+        size = human_size(compressed_size(self._layers.values()))
         self._note(
-            f"{len(lookups)} images to pull{cached}: {size}{later}; {human_size(free)} free in {self._store.root}"
+            f"{len(lookups)} images to pull{cached_note}: {size} compressed in {len(self._layers)} layers, each once"
+            f"{delay_note}; {human_size(free)} free in {self._store.root}"
         )
         limits = {lookup.host: lookup.registry.limit for lookup in lookups if lookup.registry.limit is not None}
         for host, limit in limits.items():
@@ -222,12 +221,10 @@ class _Pulls:
     def _pull(self, base: OciBase) -> None:
         started = time.monotonic()
         self._progress(BuildEvent(base.reference, "pull", StepState.STARTED, ""))
-        lookup = self._lookups.get(base)
-        image = (
-            self._take(base, lookup)
-            if lookup
-            else pull(base.reference, store=self._store, platform=base.platform or None)
-        )
+        if (lookup := self._lookups.get(base)) is not None:
+            image = self._take(base, lookup)
+        else:
+            image = pull(base.reference, store=self._store, platform=base.platform or None)
         with self._changed:
             self.images[base] = image
         seconds, size = time.monotonic() - started, sum(record.bytes for record in image.records())
@@ -279,9 +276,9 @@ class _Pulls:
         with self._changed:
             total = compressed_size(self._layers.values())
             fetched = compressed_size(self._layers[key] for key in self._fetched)
-            done = len(self.images)
+            image_count = len(self.images)
         sizes = f"{human_size(fetched)} of {human_size(total)}"
-        self._on_remaining("" if done == self._total else f"{done} of {self._total} images, {sizes}")
+        self._on_remaining("" if image_count == self._total else f"{image_count} of {self._total} images, {sizes}")
 
 
 class _Patience:
@@ -311,11 +308,11 @@ class _Patience:
             raise error
         with self._lock:
             if not self.is_waiting(host):
-                moment = time.strftime("%H:%M:%S", time.localtime(time.time() + error.wait))
-                self._note(f"{error.what} ({error.reason}): waiting until {moment}; {error.hint}")
+                end_time = time.strftime("%H:%M:%S", time.localtime(time.time() + error.wait))
+                self._note(f"{error.what} ({error.reason}): waiting until {end_time}; {error.hint}")
             self._until[host] = time.monotonic() + error.wait
 
-    def try_until_allowed(self, host: str, work: Callable[[], _T]) -> _T:
+    def try_until_allowed(self, host: str, function: Callable[[], _T]) -> _T:
         """Call a function; while the registry limits requests, wait and call the function again.
 
         Raises:
@@ -323,11 +320,11 @@ class _Patience:
         """
         started = time.monotonic()
         while True:
-            while (wait := self._until.get(host, 0.0) - time.monotonic()) > 0:
-                if self._stopped.wait(wait):
+            while (delay := self._until.get(host, 0.0) - time.monotonic()) > 0:
+                if self._stopped.wait(delay):
                     raise RegistryError(f"the wait for registry {host} was cancelled")
             try:
-                return work()
+                return function()
             except RegistryError as error:
                 if time.monotonic() - started > _LONGEST_WAIT:
                     raise

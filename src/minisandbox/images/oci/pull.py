@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,9 @@ from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, NotFound
 from minisandbox.images.base import BaseEntry, write_base
 from minisandbox.images.image import DEFAULT_PATH, Image, archived, image_of, is_reference, put_if_new
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.copies import MEDIA_TYPE, REPLACE, parse_copy, renamed, take_copy
+from minisandbox.images.oci.copies import MEDIA_TYPE, REPLACE, parse_copy, take_copy
 from minisandbox.images.oci.layout import DockerArchive, LayoutDirectory, OciLayout, open_archive
-from minisandbox.images.oci.reference import ARCHIVE_NAMES, archive_names, image_name, is_of, origin
+from minisandbox.images.oci.reference import ARCHIVE_NAMES, archive_names, default_name, is_of, origin
 from minisandbox.spec import Local, Remote, parse_reference
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
 from minisandbox.store.blobs.below import Below
@@ -95,17 +96,13 @@ def pull(
         ImageRefused: the image is malformed or hostile.
         DiskFull: the image does not fit, or the disk is full; finished layers are kept.
     """
-    parsed = parse_reference(reference)
-    parsed_platform = m.platform_or_own(platform)
-    report = progress or (lambda _: None)
-    called = name
+    parsed, target = parse_reference(reference), m.platform_or_own(platform)
+    report, image_name = progress or (lambda _: None), name
     if name is None and not private:
-        called = name_of(reference, parsed_platform)
-        refuse_other(store, called, parsed)
+        image_name = name_of(reference, target)
+        refuse_other(store, image_name, parsed)
     with _source(parsed, store, report) as source:
-        return take(
-            store, source, parsed, called, parsed_platform, private=private, replace=name is not None, report=report
-        )
+        return take(store, source, parsed, image_name, target, private=private, replace=name is not None, report=report)
 
 
 def take(
@@ -153,7 +150,9 @@ def _take_copy(
             reason="later builds would use its layers by the keys that it claims",
             hint="take it with --private if you trust its author",
         )
-    copy = renamed(parse_copy(manifest.config, f"the records of {source.name}"), name)
+    copy = parse_copy(manifest.config, f"the records of {source.name}")
+    if name is not None:
+        copy = replace_fields(copy, image=replace_fields(copy.image, name=name))
     if len(copy.layers) != len(manifest.blobs):
         raise m.malformed(source.name, f"it has {len(manifest.blobs)} layers, its records {len(copy.layers)}")
     layers = {
@@ -176,11 +175,11 @@ def name_of(reference: str, platform: m.Platform) -> str:
     Raises:
         InvalidValue: the reference is malformed.
     """
-    name = image_name(reference)
+    name = default_name(reference)
     if platform.fits(m.own_platform()):
         return name
     usual = m.Platform(platform.os, platform.architecture).usual
-    return "-".join((name, platform.architecture, *filter(None, [platform.variant.removeprefix(usual)])))
+    return "-".join(filter(None, (name, platform.architecture, platform.variant.removeprefix(usual))))
 
 
 def stored(store: Store, reference: str, platform: str = "") -> Image | None:
@@ -195,20 +194,21 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
         InvalidValue: the reference or the platform is malformed.
         StoreError: a record is damaged.
     """
-    parsed_platform, built = m.platform_or_own(platform), reference.removesuffix(":latest")
-    if not is_reference(built):
+    target, name = m.platform_or_own(platform), reference.removesuffix(":latest")
+
+    def records() -> Iterator[ImageRecord]:
+        if not is_reference(name):
+            with suppress(NotFound):
+                yield store.image(name)
+        parsed = parse_reference(reference)
         with suppress(NotFound):
-            record = store.image(built)
-            if parsed_platform.fits(m.parse_platform(record.notes.get("platform", str(parsed_platform)))):
-                return image_of(record, store)
-    parsed = parse_reference(reference)
-    with suppress(NotFound):
-        record = store.image(name_of(reference, parsed_platform))
-        here = isinstance(parsed, Remote) and is_of(parsed, record.notes)  # a local file may have changed
-        if here and parsed_platform.fits(m.parse_platform(record.notes["platform"])):
-            return image_of(record, store)
-    for record in archived(store, reference):
-        if parsed_platform.fits(m.parse_platform(record.notes["platform"])):
+            record = store.image(name_of(reference, target))
+            if isinstance(parsed, Remote) and is_of(parsed, record.notes):  # a local file may have changed
+                yield record
+        yield from archived(store, reference)
+
+    for record in records():
+        if target.fits(m.parse_platform(record.notes.get("platform", str(target)))):
             return image_of(record, store)
     return None
 
@@ -220,7 +220,7 @@ def refuse_other(store: Store, name: str, reference: Remote | Local, hint: str =
         InvalidValue: the name belongs to an image of another reference.
     """
     if isinstance(reference, Remote) and reference.tag:
-        reference = replace(reference, digest="")
+        reference = replace_fields(reference, digest="")
     with suppress(NotFound):
         notes = store.image(name).notes
         if not is_of(reference, notes):
@@ -297,8 +297,7 @@ class _Pull:
             layers: list[LayerRecord] = []
             for step in steps:
                 layers.append(self._take(step, layers, hold))
-            top = ensure_root(self.store, hold)
-            record = self._record(name, notes, layers, top.key)
+            record = self._record(name, notes, layers, ensure_root(self.store, hold).key)
             return image_of(put_if_new(self.store, record), self.store)
 
     def _take(self, step: LayerStep, below: list[LayerRecord], hold: Lease) -> LayerRecord:
@@ -312,31 +311,29 @@ class _Pull:
         return record
 
     def _unpacked(self, layer: m.Layer, below: list[LayerRecord], staging: Path) -> Made:
-        trees = tuple(self.store.layer_tree(one.key) for one in reversed(_seen(below)))
+        trees = tuple(self.store.layer_tree(record.key) for record in reversed(_visible(below)))
         with self.source.layer(layer) as blob, LayerStream(blob, m.MOST_LAYER, layer.diff_id) as stream:
-            done = unpack(stream, staging / "tree", Below(trees), keep_owners=keeps_owners())
+            unpacked = unpack(stream, staging / "tree", Below(trees), keep_owners=keeps_owners())
             if stream.diff_id != layer.diff_id:
                 raise ImageRefused(
                     f"{blob.name} does not unpack to what its image says",
                     reason=f"the tar has {stream.diff_id}, the configuration says {layer.diff_id}",
                     hint="nothing of this layer was published; the image is damaged, or somebody replaced the layer",
                 )
-        facts, remote = _facts(done), self.source.remote
+        facts, remote = _facts(unpacked), self.source.remote
         if remote is not None:  # lets a push to the same registry skip the blob
             kind = layer.blob.media_type.rpartition("+")[2].rpartition(".")[2]
             facts[PULLED] = f"{kind} {layer.blob.digest} {layer.blob.size} {remote.host} {remote.repository}"
-        return Made(staging / "tree", facts=facts, digests=done.digests)
+        return Made(staging / "tree", facts=facts, digests=unpacked.digests)
 
     def _record(self, name: str, notes: dict[str, str], layers: list[LayerRecord], top: str) -> ImageRecord:
         config = self.image.config
         environment = config.environment
         environment.setdefault("PATH", DEFAULT_PATH)
-        keys = (*(layer.key for layer in _seen(layers)), top)
+        keys = (*(layer.key for layer in _visible(layers)), top)
         lost = dict.fromkeys(line for layer in layers for line in layer.facts.get("lost", "").split(_SEPARATOR) if line)
         lost |= dict.fromkeys(config.notes)
-        user = config.user
-        if set(user.split(":")) <= {"", "0", "root"}:
-            user = ""
+        user = "" if set(config.user.split(":")) <= {"", "0", "root"} else config.user
         if user and not keeps_owners():  # the user could not write to its own files
             lost[f"commands run as root, not as {user}"] = None
             user = ""
@@ -345,31 +342,18 @@ class _Pull:
         if user:
             notes["user"] = user
         identity: dict[str, JSONValue] = {
-            "kind": "image",
-            "layers": keys,
-            "environment": environment,
-            "config": config.fields,
-        }
+            "kind": "image", "layers": keys, "environment": environment, "config": config.fields,
+        }  # fmt: skip
         return ImageRecord(
-            name=name,
-            key=step_key(None, identity),
-            layers=keys,
-            environment=tuple(environment.items()),
-            workdir=config.workdir,
-            tests_layer=None,
-            base_commit="",
-            created=time.time(),
-            notes=notes,
-            own_root=True,
-            user=user,
-            config=config.fields,
-        )
+            name, step_key(None, identity), keys, tuple(environment.items()), config.workdir, None, "", time.time(),
+            notes, own_root=True, user=user, config=config.fields,
+        )  # fmt: skip
 
 
-def _seen(layers: list[LayerRecord]) -> list[LayerRecord]:
+def _visible(layers: list[LayerRecord]) -> list[LayerRecord]:
     """Return the visible layers: the last layer that hides all layers below it, and the layers above."""
-    first = max((number for number, layer in enumerate(layers) if "hides all" in layer.facts), default=0)
-    return layers[first:]
+    bottom = max((index for index, layer in enumerate(layers) if "hides all" in layer.facts), default=0)
+    return layers[bottom:]
 
 
 def keeps_owners() -> bool:
@@ -382,15 +366,21 @@ def owner_mode() -> str:
     return "kept" if keeps_owners() else "one"
 
 
-def _facts(done: Unpacked) -> dict[str, str]:
-    facts = {"lost": _SEPARATOR.join(sorted(done.notes))} if done.notes else {}
-    return {**facts, "hides all": "yes"} if done.hides_all else facts
+def _facts(unpacked: Unpacked) -> dict[str, str]:
+    facts = {"lost": _SEPARATOR.join(sorted(unpacked.notes))} if unpacked.notes else {}
+    return {**facts, "hides all": "yes"} if unpacked.hides_all else facts
 
 
 def ensure_root(store: Store, hold: Lease | None = None) -> LayerRecord:
     """Return the top layer of every container image, with mount points and links to per-sandbox files in /run."""
+
+    def make(staging: Path) -> Made:
+        with store_faults("write the mount points"):
+            write_base(_root_entries(), staging / "tree")
+        return Made(staging / "tree")
+
     step = {"kind": "container root"}
-    return store.ensure_layer(root_key(), parent=None, step=step, make=_make_root, hold=hold)[0]
+    return store.ensure_layer(root_key(), parent=None, step=step, make=make, hold=hold)[0]
 
 
 def _root_entries() -> tuple[BaseEntry, ...]:
@@ -404,12 +394,6 @@ def root_key() -> str:
     """Return the key of the top layer (:func:`ensure_root`)."""
     entries: list[JSONValue] = [f"{entry.path} {entry.mode:o} {entry.data.decode()}" for entry in _root_entries()]
     return step_key(None, {"kind": "container root", "entries": entries})
-
-
-def _make_root(work: Path) -> Made:
-    with store_faults("write the mount points"):
-        write_base(_root_entries(), work / "tree")
-    return Made(work / "tree")
 
 
 def import_images(
@@ -442,8 +426,7 @@ def import_images(
         ImageRefused: an image is malformed or hostile.
         DiskFull: the image does not fit, or the disk is full; finished layers are kept.
     """
-    parsed_platform = m.platform_or_own(platform)
-    report, images = progress or (lambda _: None), list[Image]()
+    target, report, images = m.platform_or_own(platform), progress or (lambda _: None), list[Image]()
     store.require_writable("import images")
     if (path / "version").is_file() and (path / "layers").is_dir():
         raise InvalidValue(
@@ -455,22 +438,23 @@ def import_images(
             raise InvalidValue(f"{path} has {len(tags)} images", hint="leave out --name")
         for tag in tags:
             reference = Local(source.kind, path.absolute(), tag)
-            called = tag_name(tag, path) if name is None and not private else name
-            if called is not None and not replace:
-                refuse_other(store, called, reference, REPLACE)
-            image = source.tagged(tag)
-            images.append(
-                take(store, image, reference, called, parsed_platform, private=private, replace=replace, report=report)
-            )
+            image_name = tag_name(tag, path) if name is None and not private else name
+            if image_name is not None and not replace:
+                refuse_other(store, image_name, reference, REPLACE)
+            image = take(
+                store, source.tagged(tag), reference, image_name, target, private=private, replace=replace,
+                report=report,
+            )  # fmt: skip
+            images.append(image)
     return images
 
 
 def tag_name(tag: str, path: Path) -> str:
     """Return the default name of an imported image: its tag without engines' prefixes, or else the file's name."""
-    text = tag.removeprefix("localhost/").removesuffix(":latest")
-    if not text:
-        return image_name(f"oci:{path}")
-    return image_name(text) if ":" in text else image_name(f"{text}:latest").removesuffix("-latest")
+    name = tag.removeprefix("localhost/").removesuffix(":latest")
+    if not name:
+        return default_name(f"oci:{path}")
+    return default_name(name) if ":" in name else default_name(f"{name}:latest").removesuffix("-latest")
 
 
 @contextmanager
@@ -479,13 +463,12 @@ def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator
     if kind == "oci" or (not kind and path.is_dir()):
         yield OciLayout(LayoutDirectory(path), tag)
         return
-    with store.staging("import") as work:
-        file = path
+    with store.staging("import") as staging:
         if path == STANDARD:
-            file = work / "input"
-            with file.open("xb") as out:
-                shutil.copyfileobj(sys.stdin.buffer, out)
-        archive = open_archive(file, work)
+            path = staging / "input"
+            with path.open("xb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        archive = open_archive(path, staging)
         # docker's archives may have both indexes, but only manifest.json has full names
-        docker = kind == "docker-archive" if kind else archive.has("manifest.json")
-        yield (DockerArchive if docker else OciLayout)(archive, tag)
+        is_docker = kind == "docker-archive" if kind else archive.has("manifest.json")
+        yield (DockerArchive if is_docker else OciLayout)(archive, tag)

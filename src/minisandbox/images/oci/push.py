@@ -17,10 +17,10 @@ from minisandbox.errors import InvalidValue, NotFound, RegistryError
 from minisandbox.images.http_client import ATTEMPTS, backoff
 from minisandbox.images.image import find_record
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.export import check_portable, described, write_image
+from minisandbox.images.oci.export import check_portable, describe, write_image
 from minisandbox.images.oci.http import RegistryClient
 from minisandbox.images.oci.pull import PULLED, Tell
-from minisandbox.images.oci.reference import places_of
+from minisandbox.images.oci.reference import locations_of
 from minisandbox.spec import Remote, parse_reference
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import remove_copies
@@ -90,10 +90,10 @@ def push(
     store.require_writable("push an image")
     image = find_record(store, name)
     check_portable(image, private=private)
-    registry = _Registry(store, places_of(target)[-1], compression, private, progress or (lambda _: None))
+    registry = _Registry(store, locations_of(target)[-1], compression, private, progress or (lambda _: None))
     try:
-        text, _, layers = write_image(store, image, registry, compression, private=private, report=registry.report)
-        digest = registry.publish(text)
+        manifest, _, layers = write_image(store, image, registry, compression, private=private, report=registry.report)
+        digest = registry.publish(manifest)
     finally:
         registry.close()
     lost = image.notes.get("not as in the image", "")
@@ -122,10 +122,10 @@ class _Registry:
     sent: int = 0
     size: int = 0
     _keys: list[str] = field(default_factory=list)
-    _coming: dict[str, Future[None]] = field(default_factory=dict)
+    _uploads: dict[str, Future[None]] = field(default_factory=dict)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "push"))
     _files: ExitStack = field(default_factory=ExitStack)
-    _over: threading.Event = field(default_factory=threading.Event)
+    _cancelled: threading.Event = field(default_factory=threading.Event)
     _connection: RegistryClient = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,49 +133,49 @@ class _Registry:
 
     def layer(self, key: str) -> LayerBlob:
         """Send the blob of a layer, unless this or another repository of the registry already has it."""
-        for job in self._coming.values():
+        for job in self._uploads.values():
             if job.done():
                 job.result()
         self._keys.append(key)
-        checked, session = set[str](), ""
+        missing_digests, session = set[str](), ""
         for blob, origin in self._candidates(key):
-            if blob.digest in self._coming or self._has(blob.digest):
+            if blob.digest in self._uploads or self._has(blob.digest):
                 return blob
-            checked.add(blob.digest)
+            missing_digests.add(blob.digest)
             if origin != self.target.repository and not (session := self._begin(blob.digest, origin)):
                 return blob
         blob = ensure_blob(self.store.root, key, self.compression)
-        if blob.digest not in self._coming and (blob.digest in checked or not self._has(blob.digest)):
+        if blob.digest not in self._uploads and (blob.digest in missing_digests or not self._has(blob.digest)):
             file = self._files.enter_context(blob.path.open("rb"))  # a garbage collection may remove the file
-            self._coming[blob.digest] = self._pool.submit(self._send, blob.digest, blob.size, file, session)
+            self._uploads[blob.digest] = self._pool.submit(self._send, blob.digest, blob.size, file, session)
             self.sent, self.size = self.sent + 1, self.size + blob.size
         return blob
 
     def document(self, digest: str, text: bytes) -> None:
         """Wait for all layers, then send a configuration."""
-        for job in self._coming.values():
+        for job in self._uploads.values():
             job.result()
         if not self._has(digest):
             self._send(digest, len(text), io.BytesIO(text), "")
 
     def publish(self, manifest: bytes) -> str:
         """Send the manifest, record that the registry has the layers, remove the local blobs; return the digest."""
-        digest = str(described(m.MANIFEST, manifest)["digest"])
+        digest = str(describe(m.MANIFEST, manifest)["digest"])
         path = f"manifests/{self.target.tag}"
         self._connection.request("PUT", path, {"Content-Type": m.MANIFEST}, manifest).close()
         for key in self._keys:
             note_place(self.store.root, key, self.target.host, self.target.repository)
-        remove_copies(self.store, list(self._coming))
+        remove_copies(self.store, list(self._uploads))
         return digest
 
     def close(self) -> None:
         """Cancel running uploads; keep the blobs for the next attempt."""
-        self._over.set()
+        self._cancelled.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._files.close()
 
     def _pause(self, seconds: float) -> None:
-        if self._over.wait(seconds):
+        if self._cancelled.wait(seconds):
             raise RegistryError(f"the push to {self.target} was given up")
 
     # --- requests ---
@@ -202,8 +202,8 @@ class _Registry:
     def _begin(self, digest: str = "", origin: str = "") -> str:
         """Start an upload; return its URL, or "" if the registry mounted the blob from another repository."""
         query = urllib.parse.urlencode({"mount": digest, "from": origin}) if origin else ""
-        with self._connection.request("POST", f"blobs/uploads/?{query}".rstrip("?"), _BINARY, b"") as answer:
-            return "" if answer.status == 201 else self._address(answer)
+        with self._connection.request("POST", f"blobs/uploads/?{query}".rstrip("?"), _BINARY, b"") as response:
+            return "" if response.status == 201 else self._address(response)
 
     def _send(self, digest: str, size: int, file: IO[bytes], session: str) -> None:
         """Send a blob; resume after an interruption."""
@@ -211,9 +211,9 @@ class _Registry:
             try:
                 if attempt and self._has(digest):  # the blob arrived, only the response was lost
                     return
-                session, done = self._progress(session) if session and attempt else (session or self._begin(), 0)
-                if done < size:
-                    session = self._append(session, file, done, size)
+                session, sent = self._progress(session) if session and attempt else (session or self._begin(), 0)
+                if sent < size:
+                    session = self._append(session, file, sent, size)
                 self._finish(session, digest)
                 return
             except RegistryError as error:
@@ -225,37 +225,37 @@ class _Registry:
                 session = ""
             self._pause(backoff(attempt))
 
-    def _append(self, session: str, file: IO[bytes], done: int, size: int) -> str:
-        self.report(f"sending {size - done} bytes" + (f", from byte {done} on" if done else ""))
-        headers = {**_BINARY, "Content-Length": str(size - done)}
-        if done:
-            headers["Content-Range"] = f"{done}-{size - 1}"
-        with self._connection.request("PATCH", session, headers, lambda: self._pieces(file, done)) as answer:
-            return self._address(answer)
+    def _append(self, session: str, file: IO[bytes], sent: int, size: int) -> str:
+        self.report(f"sending {size - sent} bytes" + (f", from byte {sent} on" if sent else ""))
+        headers = {**_BINARY, "Content-Length": str(size - sent)}
+        if sent:
+            headers["Content-Range"] = f"{sent}-{size - 1}"
+        with self._connection.request("PATCH", session, headers, lambda: self._chunks(file, sent)) as response:
+            return self._address(response)
 
     def _progress(self, session: str) -> tuple[str, int]:
         """Return the URL to resume an upload at, and the number of bytes that the registry has received."""
-        with self._connection.request("GET", session) as answer:
-            match = _RANGE.fullmatch(answer.headers.get("Range", ""))
-            return self._address(answer), int(match[1]) + 1 if match and match[1] != "0" else 0
+        with self._connection.request("GET", session) as response:
+            match = _RANGE.fullmatch(response.headers.get("Range", ""))
+            return self._address(response), int(match[1]) + 1 if match and match[1] != "0" else 0
 
     def _finish(self, session: str, digest: str) -> None:
         address = f"{session}{'&' if '?' in session else '?'}{urllib.parse.urlencode({'digest': digest})}"
         self._connection.request("PUT", address, _BINARY, b"").close()
 
-    def _address(self, answer: http.client.HTTPResponse) -> str:
-        address = answer.headers.get("Location", "")
+    def _address(self, response: http.client.HTTPResponse) -> str:
+        address = response.headers.get("Location", "")
         if not address:
             raise RegistryError(
                 f"registry {self.target.host} does not say where to send a blob",
-                reason=f"its answer {answer.status} has no Location",
+                reason=f"its answer {response.status} has no Location",
                 hint="check the host in the reference: is it a registry?",
             )
         return address
 
-    def _pieces(self, file: IO[bytes], start: int) -> Iterator[bytes]:
+    def _chunks(self, file: IO[bytes], start: int) -> Iterator[bytes]:
         file.seek(start)
-        while piece := file.read(_CHUNK):
-            if self._over.is_set():
+        while chunk := file.read(_CHUNK):
+            if self._cancelled.is_set():
                 raise RegistryError(f"the push to {self.target} was given up")
-            yield piece
+            yield chunk

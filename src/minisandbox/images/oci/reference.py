@@ -20,7 +20,7 @@ _NAME_MOST = 200
 _MANUAL = "see containers-registries.conf(5)"
 
 
-def image_name(text: str) -> str:
+def default_name(reference: str) -> str:
     """Return an image's default name in the store: its reference, in characters that file names allow.
 
     ``python:3.12`` is ``python-3.12``, ``ghcr.io/a/b:c`` is ``ghcr.io_a_b-c``.
@@ -28,14 +28,14 @@ def image_name(text: str) -> str:
     Raises:
         InvalidValue: the reference is malformed.
     """
-    reference = parse_reference(text)
-    if isinstance(reference, Local):
-        path = re.sub(r"\.(gz|xz|bz2|zst)$", "", reference.path.name).removesuffix(".tar")
-        name = f"{path}-{reference.tag}" if reference.tag else path
+    parsed = parse_reference(reference)
+    if isinstance(parsed, Local):
+        path = re.sub(r"\.(gz|xz|bz2|zst)$", "", parsed.path.name).removesuffix(".tar")
+        name = f"{path}-{parsed.tag}" if parsed.tag else path
     else:
-        host = "" if reference.host == DOCKER_HUB else f"{reference.host}/"
-        tag = f"-{reference.tag}" if reference.tag else f"@{reference.digest.partition(':')[2][:12]}"
-        repository = reference.repository if host else reference.repository.removeprefix("library/")
+        host = "" if parsed.host == DOCKER_HUB else f"{parsed.host}/"
+        tag = f"-{parsed.tag}" if parsed.tag else f"@{parsed.digest.partition(':')[2][:12]}"
+        repository = parsed.repository if host else parsed.repository.removeprefix("library/")
         name = f"{host}{repository}{tag}"
     return re.sub(r"[^A-Za-z0-9._@+=-]", "_", name).lstrip(".@+=-")[:_NAME_MOST] or "image"
 
@@ -67,12 +67,12 @@ def archive_names(names: Iterable[str]) -> str:
     return " ".join(dict.fromkeys(references))
 
 
-def is_named(text: str, notes: Mapping[str, str]) -> bool:
+def is_named(reference: str, notes: Mapping[str, str]) -> bool:
     """Return whether an image was imported from an archive that names it by this reference.
 
     A name without a host also matches names below ``localhost/``, which podman and buildah give to images they build.
     """
-    names = (text,) if has_host(text) else (text, f"localhost/{text}")
+    names = (reference,) if has_host(reference) else (reference, f"localhost/{reference}")
     return any(str(parse_remote(name)) in notes.get(ARCHIVE_NAMES, "").split() for name in names)
 
 
@@ -87,16 +87,16 @@ def origin(notes: Mapping[str, str]) -> str:
 def configuration_files() -> list[Path]:
     """Return podman's configuration files of registries; later files override earlier ones."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "containers")
-    if named := os.environ.get("CONTAINERS_REGISTRIES_CONF"):
-        return [Path(named)]
+    if config_file := os.environ.get("CONTAINERS_REGISTRIES_CONF"):
+        return [Path(config_file)]
     user_file = home / "registries.conf"
-    main = [user_file if user_file.is_file() else Path("/etc/containers/registries.conf")]
-    more = (folder / "registries.conf.d" for folder in (Path("/etc/containers"), home))
-    main += [file for folder in more for file in sorted(folder.glob("*.conf"))]
-    return [path for path in main if path.is_file()]
+    files = [user_file if user_file.is_file() else Path("/etc/containers/registries.conf")]
+    folders = (folder / "registries.conf.d" for folder in (Path("/etc/containers"), home))
+    files += [file for folder in folders for file in sorted(folder.glob("*.conf"))]
+    return [path for path in files if path.is_file()]
 
 
-def places_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Remote]:
+def locations_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Remote]:
     """Return the image's references in all registries to try: mirrors in order, then its registry or the replacement.
 
     Args:
@@ -107,15 +107,15 @@ def places_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Re
         InvalidValue: a file is malformed, or blocks the reference.
     """
     name = f"{reference.host}/{reference.repository}"
-    best: tuple[int, Mapping[str, JSONValue], Path] | None = None
+    longest_match: tuple[int, Mapping[str, JSONValue], Path] | None = None
     for file in configuration_files() if files is None else files:
         for table in _tables(file):
             prefix = str(table.get("prefix") or table.get("location") or "")
-            if (length := _matched(prefix, name)) and (best is None or length >= best[0]):
-                best = length, table, file
-    if best is None:
+            if (length := _match_length(prefix, name)) and (longest_match is None or length >= longest_match[0]):
+                longest_match = length, table, file
+    if longest_match is None:
         return [reference]
-    length, table, file = best
+    length, table, file = longest_match
     if table.get("blocked") is True:
         raise InvalidValue(
             f"{reference} is blocked", reason=f"{file} says so", hint="change that file, or the reference"
@@ -127,10 +127,10 @@ def places_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Re
     digests_only = table.get("mirror-by-digest-only") is True
     rows = [row for row in mirrors if _serves(row, reference, digests_only)]
     location = {"location": table.get("location") or name[:length], "insecure": table.get("insecure")}
-    return [_placed(reference, row, suffix, file) for row in (*rows, location)]
+    return [_relocated(reference, row, suffix, file) for row in (*rows, location)]
 
 
-def _matched(prefix: str, name: str) -> int:
+def _match_length(prefix: str, name: str) -> int:
     """Return the length of the part of an image's name that a configured prefix matches, or 0."""
     if prefix.startswith("*."):
         host, _, _ = name.partition("/")
@@ -145,7 +145,7 @@ def _serves(mirror: Mapping[str, JSONValue], reference: Remote, digests_only: bo
     return kind in ("all", "digest-only" if reference.digest else "tag-only")
 
 
-def _placed(reference: Remote, row: Mapping[str, JSONValue], suffix: str, file: Path) -> Remote:
+def _relocated(reference: Remote, row: Mapping[str, JSONValue], suffix: str, file: Path) -> Remote:
     host, _, repository = f"{row.get('location') or ''}{suffix}".partition("/")
     if not is_repository(host, repository):
         raise InvalidValue(f"{file}: {row.get('location')!r} is not the place of a registry", hint=_MANUAL)

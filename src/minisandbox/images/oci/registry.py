@@ -18,7 +18,7 @@ from minisandbox.errors import DiskFull, ImageRefused, MiniSandboxError, NotFoun
 from minisandbox.images.http_client import ATTEMPTS, backoff, read_bounded
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.http import RateLimit, RegistryClient
-from minisandbox.images.oci.reference import places_of
+from minisandbox.images.oci.reference import locations_of
 from minisandbox.spec import Remote
 from minisandbox.store import Store
 from minisandbox.store.blobs.streams import Blob, check_digest, check_hash, new_hash, require_room
@@ -32,7 +32,7 @@ _PATIENCE = 60.0
 """Seconds over which the transfer rate of a blob is averaged; it must reach 1 KiB per second."""
 
 
-class _Broken(Exception):
+class _Interrupted(Exception):
     """A response was truncated or stalled; another attempt may resume the download."""
 
 
@@ -57,9 +57,9 @@ class Registry:
     cached_manifest: m.Manifest | None = None
     _connection: RegistryClient | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "blob"))
-    _coming: dict[str, Future[Path]] = field(default_factory=dict)
-    _over: threading.Event = field(default_factory=threading.Event)
-    _used: list[Path] = field(default_factory=list)
+    _downloads: dict[str, Future[Path]] = field(default_factory=dict)
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+    _published_paths: list[Path] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -74,67 +74,64 @@ class Registry:
     def manifest(self, platform: m.Platform) -> m.Manifest:
         """Return the manifest for a platform from the first mirror or registry that has it; request it only once."""
         if self.cached_manifest is None:
-            self.cached_manifest = self._looked_up(platform)
+            self.cached_manifest = self._request_manifest(platform)
         return self.cached_manifest
 
-    def _looked_up(self, platform: m.Platform) -> m.Manifest:
-        places = places_of(self.reference)
-        for remote in places[:-1]:
+    def _request_manifest(self, platform: m.Platform) -> m.Manifest:
+        remotes = locations_of(self.reference)
+        for remote in remotes[:-1]:
             try:
-                return self._found(RegistryClient(remote, self._pause), platform)
+                return self._manifest_from(RegistryClient(remote, self._pause), platform)
             except (RegistryError, NotFound) as error:
                 self.report(f"mirror {remote.host}: {error.what}")
-        return self._found(RegistryClient(places[-1], self._pause), platform)
+        return self._manifest_from(RegistryClient(remotes[-1], self._pause), platform)
 
-    def _found(self, connection: RegistryClient, platform: m.Platform) -> m.Manifest:
-        digest, values = m.find_manifest(
+    def _manifest_from(self, connection: RegistryClient, platform: m.Platform) -> m.Manifest:
+        digest, manifest = m.find_manifest(
             self.reference.version, lambda version: self._text(connection, version), platform, self.name
         )
-        config, layers = m.layers_of(values, self.name)
+        config, layers = m.layers_of(manifest, self.name)
         self._connection = connection
         return m.Manifest(digest, self._config(connection, config), tuple(layers), config.media_type)
 
     def _text(self, connection: RegistryClient, version: str) -> tuple[str, bytes]:
         """Request a manifest or index; return its verified digest and its text."""
-        with _complete(self.name), connection.get(f"manifests/{version}", m.ACCEPTED) as answer:
-            text = read_bounded(answer, m.MOST_MANIFEST)
-            self.limit = RateLimit.parse(answer.headers)
-            announced = answer.headers.get("Docker-Content-Digest", "")
-            kind = answer.headers.get_content_type()
+        with _truncation_errors(self.name), connection.get(f"manifests/{version}", m.ACCEPTED) as response:
+            text = read_bounded(response, m.MOST_MANIFEST)
+            self.limit = RateLimit.parse(response.headers)
+            stated_digest = response.headers.get("Docker-Content-Digest", "")
+            media_type = response.headers.get_content_type()
         if text is None or text.lstrip()[:1] != b"{":
             raise RegistryError(
-                f"{connection.remote.host} answers with {kind}, not with a manifest",
+                f"{connection.remote.host} answers with {media_type}, not with a manifest",
                 reason="it is no registry, or a proxy or login page answers in its place",
                 hint="check the host in the reference, and the proxy",
             )
-        digest = version if ":" in version else announced or f"sha256:{hashlib.sha256(text).hexdigest()}"
+        digest = version if ":" in version else stated_digest or f"sha256:{hashlib.sha256(text).hexdigest()}"
         check_hash(new_hash(check_digest(digest), text), digest, f"the manifest that {connection.remote.host} sends")
         return digest, text
 
     def _config(self, connection: RegistryClient, descriptor: m.Descriptor) -> bytes:
-        with _complete(self.name), connection.get(f"blobs/{descriptor.digest}") as answer:
-            text = read_bounded(answer, m.MOST_CONFIG)
+        with _truncation_errors(self.name), connection.get(f"blobs/{descriptor.digest}") as response:
+            text = read_bounded(response, m.MOST_CONFIG)
         if text is None:
             raise m.malformed(f"the configuration of {self.name}", f"it has more than {m.MOST_CONFIG} bytes")
-        check_hash(
-            new_hash(descriptor.digest, text),
-            descriptor.digest,
-            f"the configuration that {connection.remote.host} sends",
-        )
+        digest = descriptor.digest
+        check_hash(new_hash(digest, text), digest, f"the configuration that {connection.remote.host} sends")
         return text
 
     # --- blobs ---
 
     @property
-    def _ready(self) -> RegistryClient:
+    def _ready_connection(self) -> RegistryClient:
         """The connection to the registry that sent the manifest."""
         assert self._connection is not None
         return self._connection
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Release the connection's memory until the pull starts; keep the manifest."""
         if self._connection is not None:
-            self._connection.rest()
+            self._connection.release()
 
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
         """Start to fetch the blobs of layers in the background."""
@@ -150,7 +147,7 @@ class Registry:
             except ImageRefused:
                 path.unlink(missing_ok=True)
                 raise
-        self._coming.pop(layer.blob.digest, None)
+        self._downloads.pop(layer.blob.digest, None)
 
     @contextmanager
     def _opened(self, blob: m.Descriptor) -> Iterator[tuple[IO[bytes], Path]]:
@@ -161,12 +158,12 @@ class Registry:
             except NotFound as error:
                 raise m.foreign_layer(self.name, blob) if blob.is_foreign else error from error
             except RegistryError:  # let a later attempt fetch it again
-                self._coming.pop(blob.digest, None)
+                self._downloads.pop(blob.digest, None)
                 raise
             try:
                 file = path.open("rb")
             except FileNotFoundError:
-                self._coming.pop(blob.digest, None)
+                self._downloads.pop(blob.digest, None)
                 continue
             with file:
                 yield file, path
@@ -177,13 +174,13 @@ class Registry:
         """Remove the blob of a published layer, and report the layer."""
         path = self._path(layer.blob.digest)
         path.unlink(missing_ok=True)
-        self._used.append(path)
+        self._published_paths.append(path)
         self.on_layer(layer)
 
     def _begin(self, blob: m.Descriptor) -> Future[Path]:
-        if blob.digest not in self._coming:
-            self._coming[blob.digest] = self._pool.submit(self._fetch, blob)
-        return self._coming[blob.digest]
+        if blob.digest not in self._downloads:
+            self._downloads[blob.digest] = self._pool.submit(self._fetch, blob)
+        return self._downloads[blob.digest]
 
     def _path(self, digest: str) -> Path:
         algorithm, _, digits = digest.partition(":")
@@ -192,38 +189,38 @@ class Registry:
 
     def _fetch(self, blob: m.Descriptor) -> Path:
         path = self._path(blob.digest)
-        part = path.with_suffix(PART)
+        partial_path = path.with_suffix(PART)
         with self.store.lock(f"download-{path.stem}"):
             if path.is_file():
                 return path
             try:
                 with store_faults(f"download {blob.digest}"):
                     for attempt in range(ATTEMPTS):
-                        if self._receive(blob, part, last=attempt == ATTEMPTS - 1):
-                            os.rename(part, path)
+                        if self._receive(blob, partial_path, is_last=attempt == ATTEMPTS - 1):
+                            os.rename(partial_path, path)
                             return path
                         self._pause(backoff(attempt))
             except (ImageRefused, DiskFull):
-                part.unlink(missing_ok=True)
+                partial_path.unlink(missing_ok=True)
                 raise
         raise AssertionError("the last attempt returns or raises")
 
-    def _receive(self, blob: m.Descriptor, part: Path, *, last: bool) -> bool:
+    def _receive(self, blob: m.Descriptor, partial_path: Path, *, is_last: bool) -> bool:
         """Receive the rest of a blob; return whether it is complete and has its digest.
 
         Raises:
             RegistryError: the last attempt was interrupted.
             ImageRefused: the last attempt received a blob with another digest, or the registry sent too many bytes.
         """
-        connection = self._ready
-        hashed = new_hash(blob.digest)
-        with part.open("a+b") as file:
-            done = _rehash(file, hashed)
+        connection = self._ready_connection
+        hasher = new_hash(blob.digest)
+        with partial_path.open("a+b") as file:
+            received = _rehash(file, hasher)
             try:
-                if done < blob.size:
-                    self._append(connection, blob, file, hashed, done)
-            except _Broken as error:
-                if last:
+                if received < blob.size:
+                    self._append(connection, blob, file, hasher, received)
+            except _Interrupted as error:
+                if is_last:
                     raise RegistryError(
                         f"registry {connection.remote.host} breaks off while it sends {blob.digest}",
                         reason=str(error),
@@ -231,10 +228,10 @@ class Registry:
                     ) from None
                 return False
             try:
-                check_hash(hashed, blob.digest, f"a layer that registry {connection.remote.host} sends")
+                check_hash(hasher, blob.digest, f"a layer that registry {connection.remote.host} sends")
             except ImageRefused:
                 file.truncate(0)  # start again: a damaged download cannot be resumed
-                if last:
+                if is_last:
                     raise
                 return False
             file.flush()
@@ -242,35 +239,35 @@ class Registry:
             return True
 
     def _append(
-        self, connection: RegistryClient, blob: m.Descriptor, file: IO[bytes], hashed: hashlib._Hash, done: int
+        self, connection: RegistryClient, blob: m.Descriptor, file: IO[bytes], hasher: hashlib._Hash, received: int
     ) -> None:
-        require_room(file.fileno(), blob.size - done, f"download {blob.digest}")
-        self.report(f"fetching {blob.digest[:19]}" + (f", from byte {done} on" if done else ""))
-        with connection.get(f"blobs/{blob.digest}", offset=done) as answer:
-            if done and answer.status != 206:  # the registry ignored the Range header
+        require_room(file.fileno(), blob.size - received, f"download {blob.digest}")
+        self.report(f"fetching {blob.digest[:19]}" + (f", from byte {received} on" if received else ""))
+        with connection.get(f"blobs/{blob.digest}", offset=received) as response:
+            if received and response.status != 206:  # the registry ignored the Range header
                 file.truncate(0)
-                raise _Broken("it cannot resume")
-            if answer.headers.get_content_type() == "text/html":
-                raise _Broken("it answers with a page: is a proxy or a login page in its place?")
-            clock, came = time.monotonic(), 0
-            for chunk in _pieces(answer):
-                if self._over.is_set():
+                raise _Interrupted("it cannot resume")
+            if response.headers.get_content_type() == "text/html":
+                raise _Interrupted("it answers with a page: is a proxy or a login page in its place?")
+            window_start, window_bytes = time.monotonic(), 0
+            for chunk in _chunks(response):
+                if self._cancelled.is_set():
                     raise RegistryError(f"the download of {blob.digest} was given up")
-                done += len(chunk)
-                came += len(chunk)
-                if done > blob.size:
+                received += len(chunk)
+                window_bytes += len(chunk)
+                if received > blob.size:
                     raise ImageRefused(
                         f"registry {connection.remote.host} sends more than the {blob.size} bytes of {blob.digest}",
                         hint="nothing was published; the registry is damaged, or lies",
                     )
-                hashed.update(chunk)
+                hasher.update(chunk)
                 file.write(chunk)
-                if time.monotonic() - clock > _PATIENCE:
-                    if came < _SLOWEST * _PATIENCE:
-                        raise _Broken(f"it sends less than {_SLOWEST} bytes a second")
-                    clock, came = time.monotonic(), 0
-        if done < blob.size:
-            raise _Broken(f"{done} of {blob.size} bytes came")
+                if time.monotonic() - window_start > _PATIENCE:
+                    if window_bytes < _SLOWEST * _PATIENCE:
+                        raise _Interrupted(f"it sends less than {_SLOWEST} bytes a second")
+                    window_start, window_bytes = time.monotonic(), 0
+        if received < blob.size:
+            raise _Interrupted(f"{received} of {blob.size} bytes came")
 
     def _pause(self, seconds: float) -> None:
         """Sleep between attempts.
@@ -278,14 +275,16 @@ class Registry:
         Raises:
             RegistryError: the pull was cancelled.
         """
-        if self._over.wait(seconds):
+        if self._cancelled.wait(seconds):
             raise RegistryError(f"the pull of {self.name} was given up")
 
     def close(self) -> None:
         """Cancel running downloads; keep partial downloads for the next attempt."""
-        self._over.set()
+        self._cancelled.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for path in self._used:  # remove files that a download has recreated after another pull published the layer
+        for (
+            path
+        ) in self._published_paths:  # remove files that a download has recreated after another pull published the layer
             remove_download(self.store, path)
 
 
@@ -305,27 +304,27 @@ def open_registry(reference: Remote, store: Store, report: Callable[[str], None]
         registry.close()
 
 
-def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield the content of a response in pieces; raise :class:`_Broken` if the network fails."""
+def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Yield the content of a response in pieces; raise :class:`_Interrupted` if the network fails."""
     try:
-        while chunk := answer.read1(_CHUNK):
+        while chunk := response.read1(_CHUNK):
             yield chunk
     except (OSError, http.client.HTTPException) as error:
-        raise _Broken(str(error) or type(error).__name__) from None
+        raise _Interrupted(str(error) or type(error).__name__) from None
 
 
-def _rehash(file: IO[bytes], hashed: hashlib._Hash) -> int:
+def _rehash(file: IO[bytes], hasher: hashlib._Hash) -> int:
     """Hash the bytes that earlier attempts received; return the number of bytes."""
     file.seek(0)
-    done = 0
+    received = 0
     while chunk := file.read(_CHUNK):
-        hashed.update(chunk)
-        done += len(chunk)
-    return done
+        hasher.update(chunk)
+        received += len(chunk)
+    return received
 
 
 @contextmanager
-def _complete(name: str) -> Iterator[None]:
+def _truncation_errors(name: str) -> Iterator[None]:
     """Turn a truncated response in the body into a RegistryError."""
     try:
         yield
