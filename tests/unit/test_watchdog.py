@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
-from minisandbox.launch import watchdog
+from minisandbox.launch import init, watchdog
 from minisandbox.launch.kernel.cgroups import LimitCounters
 
 MIB = 1 << 20
@@ -72,7 +73,7 @@ def test_one_that_ends_while_it_is_looked_at_holds_nothing(monkeypatch: pytest.M
         monkeypatch.setattr(watchdog, "_rows", ends)
         found = watchdog._read(process.pid)
         assert found is not None
-        assert not watch(monkeypatch, found.held - 1, process.pid)._is_too_much([process.pid])
+        assert not watch(monkeypatch, found.memory - 1, process.pid)._exceeds_limit([process.pid])
 
 
 def test_an_excess_that_passes_ends_nothing(ended: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,3 +152,15 @@ def test_looks_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_but_pid_1_ends_everything() -> None:
     with pytest.raises(RuntimeError, match="not the first process"):
         watchdog.end_all(())
+
+
+def test_a_failed_fork_outside_a_sandbox_kills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake sandbox runs the loop of pid 1 among all processes of the machine."""
+    kills: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.kill", lambda *arguments: kills.append(arguments))
+    monkeypatch.setattr("os.fork", Mock(side_effect=BlockingIOError))
+    loop = init.Init.__new__(init.Init)
+    loop._workers, loop._primary_pid = set(), 0
+    with pytest.raises(RuntimeError, match="not the first process"):
+        loop.fork_worker()
+    assert kills == []

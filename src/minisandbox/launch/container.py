@@ -41,8 +41,8 @@ def _first(lifetime: float) -> None:
     os.write(1, READY)
     poll = select.poll()
     poll.register(0, select.POLLIN)
-    end = time.monotonic() + lifetime if lifetime else float("inf")
-    while (remaining := end - time.monotonic()) > 0:
+    deadline = time.monotonic() + lifetime if lifetime else float("inf")
+    while (remaining := deadline - time.monotonic()) > 0:
         if poll.poll(min(remaining, _LONGEST_WAIT) * 1000) and not os.read(0, _PIECE):
             break
     os._exit(0)
@@ -56,45 +56,47 @@ def _reap() -> None:
 
 def _job(rlimits: tuple[tuple[str, int], ...]) -> None:
     """Fork a worker for one job, and relay bytes between the job's socket and the standard streams."""
-    ours, theirs = socket.socketpair()
-    control, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    socket.send_fds(control, [b"job"], [theirs.fileno()])
+    relay_end, worker_end = socket.socketpair()
+    job_sender, job_receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    socket.send_fds(job_sender, [b"job"], [worker_end.fileno()])
     pid = os.fork()
     if pid == 0:
         try:
-            _work(workers, (ours, theirs, control), rlimits)
+            _work(job_receiver, (relay_end, worker_end, job_sender), rlimits)
         finally:
             os._exit(worker.FAILED)
-    for connection in (theirs, control, workers):
+    for connection in (worker_end, job_sender, job_receiver):
         connection.close()
-    threading.Thread(target=_carry_in, args=(ours,), daemon=True).start()
+    threading.Thread(target=_carry_in, args=(relay_end,), daemon=True).start()
     with contextlib.suppress(OSError):  # the reader has hung up
-        while data := ours.recv(_PIECE):
-            _write(data)
+        while chunk := relay_end.recv(_PIECE):
+            _write(chunk)
     with contextlib.suppress(OSError):
-        ours.shutdown(socket.SHUT_RDWR)
+        relay_end.shutdown(socket.SHUT_RDWR)
     for descriptor in (0, 1, 2):
         os.close(descriptor)
     os.waitpid(pid, 0)  # the worker also reaps the command's background processes
     os._exit(0)
 
 
-def _work(control: socket.socket, others: tuple[socket.socket, ...], rlimits: tuple[tuple[str, int], ...]) -> None:
-    for connection in others:
+def _work(
+    job_receiver: socket.socket, relay_sockets: tuple[socket.socket, ...], rlimits: tuple[tuple[str, int], ...]
+) -> None:
+    for connection in relay_sockets:
         connection.close()
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    jobs = socket.SocketType(fileno=control.detach())
+    jobs = socket.SocketType(fileno=job_receiver.detach())
     worker.main(jobs, jobs, (null, LimitCounters(None, disk="/")), rlimits, primary=False)
 
 
-def _carry_in(ours: socket.socket) -> None:
+def _carry_in(relay_end: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the worker has ended
-        while data := os.read(0, _PIECE):
-            ours.sendall(data)
-        ours.shutdown(socket.SHUT_WR)
+        while chunk := os.read(0, _PIECE):
+            relay_end.sendall(chunk)
+        relay_end.shutdown(socket.SHUT_WR)
 
 
 def _write(data: bytes) -> None:

@@ -108,8 +108,8 @@ def room(upper: int) -> Room:
 
 def _written() -> int:
     """Return the bytes that this process and its reaped children have written to disks (getrusage(2))."""
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_oublock for one in used) * 512
+    usages = (resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_oublock for one in usages) * 512
 
 
 class DiskLimit:
@@ -131,7 +131,7 @@ class DiskLimit:
         self._shared = shared
         if not self.allowed:  # the shared memory is still zero: this process is the first to use it
             self._state = _State(0, limit, 0, *room(upper))
-        self._ended = self._credit = 0
+        self._kill_count = self._credit = 0
         self._written = _written()
 
     @property
@@ -156,17 +156,17 @@ class DiskLimit:
         """
         state, now = self._state, room(self.upper)
         files = (state.free_files - now.files) * BYTES_PER_FILE
-        written = max(state.free_bytes - now.bytes, files, _written() - self._written)
-        return state.counted + max(0, written) + size > self.limit - self.limit // 8
+        written_size = max(state.free_bytes - now.bytes, files, _written() - self._written)
+        return state.counted + max(0, written_size) + size > self.limit - self.limit // 8
 
-    def note_count(self, size: int, free: Room) -> None:
+    def note_count(self, size: int, free_space: Room) -> None:
         """Record a count. A size above the limit stays allowed, but the upper may not grow further.
 
         Args:
             size: bytes counted.
-            free: free space of the file system when the count began.
+            free_space: free space of the file system when the count began.
         """
-        self._state = _State(self._state.ended, max(self.limit, size), size, *free)
+        self._state = _State(self._state.ended, max(self.limit, size), size, *free_space)
 
     def note_ended(self) -> None:
         """Record that commands are about to be killed. Only pid 1 calls this."""
@@ -174,13 +174,13 @@ class DiskLimit:
 
     def mark(self) -> None:
         """Remember the counters before a job, for :meth:`was_hit`."""
-        self._ended, self._credit, self._written = self._state.ended, 0, _written()
+        self._kill_count, self._credit, self._written = self._state.ended, 0, _written()
 
     def was_hit(self) -> bool:
         """Return whether commands were killed since the mark or the limit is reached; counts files only near it."""
-        if self._state.ended > self._ended:
+        if self._state.ended > self._kill_count:
             return True
-        return self.is_near() and (self._find() >= self.limit or room(self.upper).bytes == 0)
+        return self.is_near() and (self._measure() >= self.limit or room(self.upper).bytes == 0)
 
     def charge(self, size: int) -> None:
         """Reserve bytes for a file operation, before it writes them; counts files only if the limit is near.
@@ -189,15 +189,15 @@ class DiskLimit:
             OSError: the limit would be exceeded (ENOSPC).
         """
         if size > self._credit and self.is_near(size):
-            self._credit = max(0, self.limit - self._find())
+            self._credit = max(0, self.limit - self._measure())
             if size > self._credit:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._credit = max(0, self._credit - size)
 
-    def _find(self) -> int:
-        free = room(self.upper)
+    def _measure(self) -> int:
+        free_space = room(self.upper)
         size = measure(self.upper) + kept_in_memory()
-        self.note_count(size, free)
+        self.note_count(size, free_space)
         self._written = _written()
         return size
 

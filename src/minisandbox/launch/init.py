@@ -25,7 +25,7 @@ from .jobs.descendants import child_processes
 from .kernel import cgroups, seccomp
 from .kernel import syscalls as sc
 from .kernel.identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
-from .watchdog import DiskWatchdog, Watchdog
+from .watchdog import DiskWatchdog, Watchdog, end_all
 
 _CONTROL, _LIFELINE = 3, 4
 HOLD = "/sys/kernel"
@@ -42,27 +42,27 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 def main(
     identity: Identity,
-    birth: socket.socket,
+    setup_socket: socket.socket,
     lifeline: int,
     network: str,
     group: cgroups.Cgroup | None,
     *,
-    early: bool,
+    fork_early: bool,
     pretend_owners: bool = False,
 ) -> None:
     """Turn a freshly forked child into pid 1 of a sandbox. Never returns.
 
     Args:
         identity: ids of the sandbox.
-        birth: socket to the setup workers, which map the ids of this process and send the control socket at the end.
+        setup_socket: socket to the setup workers, which map the ids and finally send the control socket.
         lifeline: pipe whose other end only the zygote holds; it closes when the zygote dies.
         network: ``off`` or ``host``.
         group: control group to join, or None without control groups.
-        early: whether to fork the first worker before there is a request.
+        fork_early: whether to fork the first worker before there is a request.
         pretend_owners: whether changes of file owners and ids do nothing but return success.
     """
     sc.overwrite_arguments("minisandbox-init")
-    _move_descriptors(birth, lifeline)
+    _move_descriptors(setup_socket, lifeline)
     partner = socket.socket(fileno=os.dup(_CONTROL))
     try:
         fds = _become(identity, partner, network, group, pretend_owners=pretend_owners)
@@ -71,10 +71,10 @@ def main(
         partner.recv(1)  # stay until a setup worker has read the error
         os._exit(1)
     leader = Init(cgroups.LimitCounters(fds))
-    if early:
+    if fork_early:
         leader.fork_worker(partner)
     partner.send(BECOME)  # only now: pivot_root(2) moves no process that is being forked (fs/fs_struct.c)
-    leader.begin(*_await_birth(partner))
+    leader.begin(*_await_start(partner))
     leader.serve()
 
 
@@ -124,12 +124,12 @@ def _become(
     return fds
 
 
-Birth = tuple[dict[str, int], socket.SocketType, socket.SocketType, int]
+StartMessage = tuple[dict[str, int], socket.SocketType, socket.SocketType, int]
 """What pid 1 and the first worker receive at the start: limits and lifetime, control socket, door, and the descriptor
 of an upper on disk (-1 if the upper is in memory)."""
 
 
-def _await_birth(partner: socket.socket) -> Birth:
+def _await_start(partner: socket.socket) -> StartMessage:
     """Wait until a setup worker has finished the sandbox; exit if it failed or the zygote died.
 
     The control socket replaces the birth socket.
@@ -141,14 +141,14 @@ def _await_birth(partner: socket.socket) -> Birth:
     os.dup2(control, _CONTROL, inheritable=False)
     os.close(control)
     partner.close()
-    numbers = dict(setup.unpack_numbers(data))
+    settings = setup.unpack_settings(data)
     control_socket, door_socket = socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=door)
-    return numbers, control_socket, door_socket, upper[0] if upper else -1
+    return settings, control_socket, door_socket, upper[0] if upper else -1
 
 
-def _move_descriptors(birth: socket.socket, lifeline: int) -> None:
+def _move_descriptors(setup_socket: socket.socket, lifeline: int) -> None:
     """Move the two sockets to fixed descriptors, /dev/null to the standard ones, and close all others."""
-    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (birth.detach(), lifeline)]
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (setup_socket.detach(), lifeline)]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number, descriptor in enumerate((null, null, null, *copies)):
         os.dup2(descriptor, number, inheritable=number < _CONTROL)
@@ -156,10 +156,10 @@ def _move_descriptors(birth: socket.socket, lifeline: int) -> None:
 
 
 def _raise_loopback() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as handle:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as udp_socket:
         request = struct.pack("16sH14x", b"lo", 0)
-        (flags,) = struct.unpack_from("H", fcntl.ioctl(handle, _SIOCGIFFLAGS, request), 16)
-        fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(udp_socket, _SIOCGIFFLAGS, request), 16)
+        fcntl.ioctl(udp_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
 class Init:
@@ -173,15 +173,15 @@ class Init:
     _door: socket.SocketType
     _watchdogs: list[Watchdog | DiskWatchdog]
     _expects_commands: bool
-    _ends_at: float | None
+    _deadline: float | None
     _rlimits: tuple[tuple[str, int], ...]
 
     def __init__(self, counters: cgroups.LimitCounters) -> None:
         self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._counters = counters
         self._workers: set[int] = set()
-        self._waiting: set[int] = set()
-        self._primary = 0
+        self._idle_workers: set[int] = set()
+        self._primary_pid = 0
         self._failures = 0
         self._wakeup, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # the zygote's handler of SIGCHLD does nothing; the byte on the wakeup pipe wakes the loop
@@ -191,12 +191,12 @@ class Init:
             self._poll.register(descriptor, select.POLLIN)
 
     def begin(
-        self, numbers: dict[str, int], control: socket.SocketType, door: socket.SocketType, upper: int = -1
+        self, settings: dict[str, int], control: socket.SocketType, door: socket.SocketType, upper: int = -1
     ) -> None:
         """Take over the sandbox's sockets and limits, and report that the sandbox is ready.
 
         Args:
-            numbers: limits of commands, the lifetime in milliseconds, the memory and disk to watch, as :mod:`.setup`
+            settings: limits of commands, the lifetime in milliseconds, the memory and disk to watch, as :mod:`.setup`
                 sends them.
             control: socket on which jobs arrive; the sandbox ends when it closes.
             door: listening socket on which processes other than the owner submit jobs.
@@ -205,14 +205,14 @@ class Init:
         self._control = control
         self._door = door
         self._control.send(b'{"event":"ready"}')
-        memory = numbers.get(setup.MEMORY, 0)
+        memory = settings.get(setup.MEMORY, 0)
         self._watchdogs = [Watchdog(memory, self._counters)] if memory else []
         if upper >= 0:
-            self._watchdogs.append(DiskWatchdog(self._counters.limit_upper(upper, numbers[setup.DISK])))
-        self._expects_commands = bool(numbers.get(setup.EXPECTS_COMMANDS, 0))
-        lifetime = numbers[setup.LIFETIME]
-        self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
-        self._rlimits = _rlimits(numbers)
+            self._watchdogs.append(DiskWatchdog(self._counters.limit_upper(upper, settings[setup.DISK])))
+        self._expects_commands = bool(settings.get(setup.EXPECTS_COMMANDS, 0))
+        lifetime = settings[setup.LIFETIME]
+        self._deadline = time.monotonic() + lifetime / 1000 if lifetime else None
+        self._rlimits = _rlimits(settings)
 
     def serve(self) -> None:
         """Loop until the controller or the zygote is gone."""
@@ -221,12 +221,12 @@ class Init:
             self.fork_worker()
         while True:
             # wait for jobs only while no worker is idle; poll(2) reports a hang-up in any case
-            for jobs in (_CONTROL, self._door.fileno()):
-                self._poll.register(jobs, 0 if self._waiting else select.POLLIN)
-            events = dict(self._poll.poll(self._patience()))
+            for descriptor in (_CONTROL, self._door.fileno()):
+                self._poll.register(descriptor, 0 if self._idle_workers else select.POLLIN)
+            events = dict(self._poll.poll(self._poll_timeout()))
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 self._end()
-            for watchdog in self._watchdogs if self._workers - self._waiting else ():
+            for watchdog in self._watchdogs if self._workers - self._idle_workers else ():
                 watchdog.look(self._workers | {os.getpid()})
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
@@ -242,15 +242,15 @@ class Init:
             self._counters.fds.lift_quota()
         os._exit(status)
 
-    def _patience(self) -> float | None:
+    def _poll_timeout(self) -> float | None:
         """Return the timeout of the next poll in milliseconds, or None; exit once the sandbox's lifetime is over."""
-        waits = [watchdog.wait() for watchdog in self._watchdogs] if self._workers - self._waiting else []
-        if self._ends_at is not None:
-            remaining = self._ends_at - time.monotonic()
+        timeouts = [watchdog.wait() for watchdog in self._watchdogs] if self._workers - self._idle_workers else []
+        if self._deadline is not None:
+            remaining = self._deadline - time.monotonic()
             if remaining <= 0:
                 self._end()
-            waits.append(min(remaining, _LONGEST_WAIT))
-        return min(waits) * 1000 + 1 if waits else None
+            timeouts.append(min(remaining, _LONGEST_WAIT))
+        return min(timeouts) * 1000 + 1 if timeouts else None
 
     def _take_notes(self, notes: bytes) -> None:
         for note, pid in worker.read_notes(notes):
@@ -258,15 +258,15 @@ class Init:
             if pid not in self._workers:  # a late note of a worker that was already reaped
                 continue
             if note == worker.IDLE:
-                self._waiting.add(pid)
+                self._idle_workers.add(pid)
             else:
-                self._waiting.discard(pid)
-            if note == worker.RETIRED and pid == self._primary:
-                self._primary = 0
+                self._idle_workers.discard(pid)
+            if note == worker.RETIRED and pid == self._primary_pid:
+                self._primary_pid = 0
 
     def _reap(self) -> None:
         """Reap exited children, then look for orphans once: a killed worker can leave thousands of processes."""
-        orphans = False
+        has_orphans = False
         with contextlib.suppress(ChildProcessError):
             for _ in range(_MOST_AT_ONCE):
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -276,30 +276,27 @@ class Init:
                     if pid in self._workers:  # a command stopped the worker: it could not enforce a timeout
                         os.kill(pid, signal.SIGKILL)
                     continue
-                orphans = orphans or status != 0 or pid not in self._workers
+                has_orphans = has_orphans or status != 0 or pid not in self._workers
                 self._forget(pid)
                 if os.WIFEXITED(status) and os.WEXITSTATUS(status) == worker.FAILED:
                     self._count_failure()
             else:
                 with contextlib.suppress(BlockingIOError):  # a full pipe wakes pid 1 as well
                     os.write(self._wakeup_write, b"\0")  # there may be more children; handle other events first
-        if orphans:
+        if has_orphans:
             self._end_orphans()
 
     def _forget(self, pid: int) -> None:
         """Forget a child that has exited: a worker or an orphan."""
         self._workers.discard(pid)
-        self._waiting.discard(pid)
-        if pid == self._primary:
-            self._primary = 0
+        self._idle_workers.discard(pid)
+        if pid == self._primary_pid:
+            self._primary_pid = 0
 
     def _make_room(self) -> None:
         """Kill all commands, because they have used up the process limit and no worker can be forked."""
         with contextlib.suppress(OSError):
-            for name in filter(str.isdigit, os.listdir("/proc")):
-                if int(name) not in self._workers | {os.getpid()}:
-                    with contextlib.suppress(OSError):
-                        os.kill(int(name), signal.SIGKILL)
+            end_all(self._workers | {os.getpid()})
         self._count_failure()
 
     def _count_failure(self) -> None:
@@ -326,7 +323,7 @@ class Init:
         Args:
             partner: the birth socket, on which the early worker of a spare waits; None for a sandbox that runs.
         """
-        primary = self._primary == 0
+        is_primary = self._primary_pid == 0
         try:
             pid = os.fork()
         except OSError:
@@ -341,13 +338,13 @@ class Init:
                 if partner is not None:
                     self._await_begin(partner)
                 notes = (self._notes_write, self._counters)
-                worker.main(self._control, self._door, notes, self._rlimits, primary=primary)
+                worker.main(self._control, self._door, notes, self._rlimits, primary=is_primary)
             finally:
                 os._exit(worker.FAILED)
         self._workers.add(pid)
-        self._waiting.add(pid)
-        if primary:
-            self._primary = pid
+        self._idle_workers.add(pid)
+        if is_primary:
+            self._primary_pid = pid
 
     def _await_begin(self, partner: socket.socket) -> None:
         """Wait in the early worker for its own copy of the message that starts pid 1."""
@@ -355,13 +352,13 @@ class Init:
         worker.rehearse(self._counters)
         if not select.select([partner], [], [], _PATIENCE)[0]:
             os._exit(0)
-        numbers, self._control, self._door, upper = _await_birth(partner)
+        settings, self._control, self._door, upper = _await_start(partner)
         if upper >= 0:
-            self._counters.limit_upper(upper, numbers[setup.DISK])
-        self._rlimits = _rlimits(numbers)
+            self._counters.limit_upper(upper, settings[setup.DISK])
+        self._rlimits = _rlimits(settings)
 
 
-def _rlimits(numbers: dict[str, int]) -> tuple[tuple[str, int], ...]:
+def _rlimits(settings: dict[str, int]) -> tuple[tuple[str, int], ...]:
     """Return the limits of commands among the numbers."""
-    others = (setup.MEMORY, setup.DISK, setup.EXPECTS_COMMANDS, setup.LIFETIME)
-    return tuple((name, value) for name, value in numbers.items() if name not in others)
+    other_names = (setup.MEMORY, setup.DISK, setup.EXPECTS_COMMANDS, setup.LIFETIME)
+    return tuple((name, value) for name, value in settings.items() if name not in other_names)

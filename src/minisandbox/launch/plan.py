@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import cast
+from typing import ClassVar
 
 INOTIFY = 32
 """Default limit of inotify instances per sandbox; the kernel's default is 128 per user (inotify(7))."""
@@ -31,8 +31,19 @@ BYTES_PER_FILE = 4096
 """Bytes of scratch per inode: a tmpfs of this many bytes more may hold one more file."""
 
 
+class _Operation:
+    """An operation of a plan; ``summary`` is a format string that gets the operation."""
+
+    __slots__ = ()
+    summary: ClassVar[str]
+
+    def describe(self) -> str:
+        """Return a one-line description of the operation."""
+        return self.summary.format(self)
+
+
 @dataclass(frozen=True, slots=True)
-class Take:
+class Take(_Operation):
     """Hold a private copy of the mount at a host path under a slot.
 
     Attributes:
@@ -57,7 +68,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Given(_Operation):
     """Hold a sealed upper of another sandbox, which the zygote passes along with the plan.
 
     Attributes:
@@ -67,14 +78,11 @@ class Given:
 
     number: int
     slot: str
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"take sealed tree {self.number} as {self.slot} (ro, owners: image)"
+    summary = "take sealed tree {0.number} as {0.slot} (ro, owners: image)"
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
+class Scratch(_Operation):
     """Mount the scratch tmpfs and make it the working directory.
 
     Attributes:
@@ -82,14 +90,11 @@ class Scratch:
     """
 
     size: int
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"make a scratch tmpfs of {self.size} bytes"
+    summary = "make a scratch tmpfs of {0.size} bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class Resize:
+class Resize(_Operation):
     """Resize the scratch tmpfs.
 
     Attributes:
@@ -97,14 +102,11 @@ class Resize:
     """
 
     size: int
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"limit the scratch tmpfs to {self.size} bytes"
+    summary = "limit the scratch tmpfs to {0.size} bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class DiskUpper:
+class DiskUpper(_Operation):
     """Hold a directory on the store's disk as the overlay's upper; like scratch, it can outlive the sandbox.
 
     Attributes:
@@ -114,26 +116,20 @@ class DiskUpper:
 
     source: str
     slot: str
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"take {self.source} as {self.slot} (rw, for what is written)"
+    summary = "take {0.source} as {0.slot} (rw, for what is written)"
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(_Operation):
     """Make a directory in scratch, owned by the sandbox's uid 0."""
 
     path: str
     mode: int = 0o755
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"make directory {self.path} ({self.mode:04o})"
+    summary = "make directory {0.path} ({0.mode:04o})"
 
 
 @dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(_Operation):
     """Mount a slot or, with ``source``, bind a scratch directory at a path; create a missing mount point.
 
     No component of ``path`` may be a symbolic link: image content must not redirect a mount.
@@ -154,7 +150,7 @@ class Attach:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Move(_Operation):
     """Move a mount and all mounts below it; the rules for ``path`` are those of :class:`Attach`.
 
     Attributes:
@@ -164,14 +160,11 @@ class Move:
 
     path: str
     source: str
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"move {self.source} to {self.path}"
+    summary = "move {0.source} to {0.path}"
 
 
 @dataclass(frozen=True, slots=True)
-class Overlay:
+class Overlay(_Operation):
     """Mount an overlay.
 
     Attributes:
@@ -194,7 +187,7 @@ class Overlay:
 
 
 @dataclass(frozen=True, slots=True)
-class Tmpfs:
+class Tmpfs(_Operation):
     """Mount a tmpfs that every user inside may write to.
 
     Attributes:
@@ -206,25 +199,19 @@ class Tmpfs:
     path: str
     size: int = 0
     shown: tuple[str, ...] = ()
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"mount a tmpfs at {self.path}"
+    summary = "mount a tmpfs at {0.path}"
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(_Operation):
     """Create the standard device files in a scratch directory, and mount a devpts of the sandbox's own."""
 
     path: str
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"make devices in {self.path}"
+    summary = "make devices in {0.path}"
 
 
 @dataclass(frozen=True, slots=True)
-class Proc:
+class Proc(_Operation):
     """Mount the proc file system of the sandbox's process namespace.
 
     Attributes:
@@ -243,7 +230,7 @@ class Proc:
 
 
 @dataclass(frozen=True, slots=True)
-class Cover:
+class Cover(_Operation):
     """Cover forbidden paths with an empty read-only file or directory; skip paths that no longer exist."""
 
     paths: tuple[str, ...]
@@ -254,31 +241,25 @@ class Cover:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class File(_Operation):
     """Write a small file in scratch, owned by the sandbox's uid 0."""
 
     path: str
     text: str
     mode: int = 0o644
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"write {self.path}"
+    summary = "write {0.path}"
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class Name(_Operation):
     """Set the hostname; if the kernel refuses, make the current hostname resolve through ``run/hosts``."""
 
     hostname: str
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"call it {self.hostname}"
+    summary = "call it {0.hostname}"
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(_Operation):
     """Create directories that the image configuration names but the image lacks, as container engines do.
 
     Symbolic links are resolved as inside the sandbox. A directory that cannot be created stays missing.
@@ -297,14 +278,11 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
+class Enter(_Operation):
     """Make a scratch directory the root directory, and detach the host's root (pivot_root(2))."""
 
     path: str
-
-    def describe(self) -> str:
-        """Return a one-line description of the operation."""
-        return f"make {self.path} the root directory"
+    summary = "make {0.path} the root directory"
 
 
 Operation = (
@@ -327,6 +305,10 @@ Operation = (
     | Enter
 )
 _KINDS: dict[str, type[Operation]] = {kind.__name__: kind for kind in Operation.__args__}
+
+
+_SENT_FIELDS = ("network", "rlimits", "lifetime", "memory", "disk", "expects_commands")
+"""Fields of a plan that setup workers need, besides its operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,16 +359,8 @@ class Plan:
     @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
     def to_json(self) -> bytes:
         """Serialise the plan for setup workers, the preparations on a separate line; :meth:`from_json` reads it."""
-        fields = {
-            "takes": _rows(self.takes),
-            "operations": _rows(self.operations),
-            "network": self.network,
-            "rlimits": self.rlimits,
-            "lifetime": self.lifetime,
-            "memory": self.memory,
-            "disk": self.disk,
-            "expects_commands": self.expects_commands,
-        }
+        fields = {name: getattr(self, name) for name in _SENT_FIELDS}
+        fields |= {"takes": _rows(self.takes), "operations": _rows(self.operations)}
         return pack_operations(self.preparations) + b"\n" + json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -397,18 +371,62 @@ class Plan:
         Raises:
             ValueError: the data is not a plan.
         """
-        preparations, _, fields = data.partition(b"\n")
+        preparations, _, text = data.partition(b"\n")
         try:
-            raw = json.loads(fields)
-            takes = cast("tuple[Take | Given | DiskUpper, ...]", tuple(_operation(*row) for row in raw["takes"]))
-            operations = tuple(_operation(*row) for row in raw["operations"])
-            rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
-            lifetime, memory, disk = (int(raw[name]) for name in ("lifetime", "memory", "disk"))
-            network, expects = str(raw["network"]), bool(raw["expects_commands"])
+            fields = json.loads(text)
+            for name in ("takes", "operations"):
+                fields[name] = tuple(_operation(*row) for row in fields[name])
+            fields["rlimits"] = tuple((name, value) for name, value in fields["rlimits"])
+            return cls(unpack_operations(preparations), **fields)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error!r}") from error
-        first = unpack_operations(preparations)
-        return cls(first, takes, operations, network, rlimits, lifetime, memory, expects_commands=expects, disk=disk)
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnOptions:
+    """Options of a ``create`` request that the zygote itself needs; the plan contains all others.
+
+    Attributes:
+        network: ``off`` or ``host``.
+        one_id: whether the sandbox has a single uid, for builds by an ordinary user, who then owns all their files.
+        inotify: limit of inotify instances.
+        nproc: limit of processes for all ids of the sandbox together; 0: no limit.
+        sealed: numbers of the sealed trees that are lower layers of the sandbox.
+        amounts: (name, amount) of the limits of its control group.
+        pretend_owners: whether changes of file owners and ids do nothing but return success.
+    """
+
+    network: str = "off"
+    one_id: bool = False
+    inotify: int = INOTIFY
+    nproc: int = 0
+    sealed: Sequence[int] = ()
+    amounts: Sequence[tuple[str, int]] = ()
+    pretend_owners: bool = False
+
+    def to_json(self) -> bytes:
+        """Serialise the options without whitespace; :meth:`from_json` reads them."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: str) -> SpawnOptions:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: the data is not JSON.
+        """
+        return cls(**json.loads(data))
+
+    def fits(self, spare: SpawnOptions, *, many_ids: bool) -> bool:
+        """Return whether a spare that was forked with the options ``spare`` suits this request."""
+        ids_fit = (self.one_id, self.nproc) == (spare.one_id, spare.nproc) or not many_ids
+        settings_fit = (self.network, self.inotify, self.limits_cpu) == (spare.network, spare.inotify, spare.limits_cpu)
+        return settings_fit and ids_fit and self.pretend_owners == spare.pretend_owners
+
+    @property
+    def limits_cpu(self) -> bool:
+        """Whether the control group limits the CPU."""
+        return any(name == "cpu" for name, _ in self.amounts)
 
 
 def pack_operations(operations: Sequence[Operation]) -> bytes:
@@ -430,7 +448,10 @@ def unpack_operations(line: bytes) -> tuple[Operation, ...]:
 
 
 def _rows(operations: Sequence[Operation]) -> list[list[object]]:
-    return [[type(op).__name__, *(getattr(op, f.name) for f in fields(op))] for op in operations]
+    return [
+        [type(operation).__name__, *(getattr(operation, field.name) for field in fields(operation))]
+        for operation in operations
+    ]
 
 
 def _operation(kind: str, *arguments: object) -> Operation:

@@ -22,11 +22,12 @@ import select
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from .kernel import cgroups, mounts
 from .kernel import syscalls as sc
-from .kernel.identity import BECOME, Identity, act_as_owner, map_namespace, read_failure
+from .kernel.identity import Identity, act_as_owner, await_become, map_namespace
 from .plan import Operation, Plan, unpack_operations
 
 PROXY_PORT = 3128
@@ -48,7 +49,7 @@ of its control socket, its door, and the sealed trees that its plan names."""
 
 PREPARED = b"prepared"
 """Message of a handover that carries the descriptors of a prepared sandbox; any other message is an error."""
-Amounts = tuple[tuple[str, int], ...]
+Amounts = Sequence[tuple[str, int]]
 """Limits of a control group: (name, amount)."""
 
 
@@ -65,9 +66,9 @@ def pack_job(
         group: control group of the sandbox, or None without control groups.
         amounts: limits of the control group.
     """
-    who = (pid, identity.first_id, identity.id_map, identity.inotify, identity.mapped, identity.groups)
-    where = (group.version, group.directories) if group else (0, {})
-    return json.dumps((job, who, where, amounts)).encode() + b"\n" + plan
+    sandbox_fields = (pid, identity.first_id, identity.id_map, identity.inotify, identity.mapped, identity.groups)
+    group_fields = (group.version, group.directories) if group else (0, {})
+    return json.dumps((job, sandbox_fields, group_fields, amounts)).encode() + b"\n" + plan
 
 
 def main(jobs: int) -> None:
@@ -92,14 +93,14 @@ def main(jobs: int) -> None:
             continue
         if not data:
             os._exit(0)
-        who, _, plan = data.partition(b"\n")
-        job, (pid, first_id, id_map, inotify, mapped, groups), where, amounts = json.loads(who)
-        making = _Making(pid, Identity(first_id, id_map, inotify, mapped, groups), plan, refusal)
+        sandbox_fields, _, plan = data.partition(b"\n")
+        job, (pid, first_id, id_map, inotify, mapped, groups), group_fields, amounts = json.loads(sandbox_fields)
+        setup = _Setup(pid, Identity(first_id, id_map, inotify, mapped, groups), plan, refusal)
         if job == PREPARE:
-            making.prepare_for_another(*descriptors)
+            setup.prepare_for_another(*descriptors)
         else:
-            making.limits = cgroups.Cgroup(*where), amounts
-            making.finish(descriptors[0], descriptors[1], descriptors[2], descriptors[3:], prepared=job == FINISH)
+            setup.limits = cgroups.Cgroup(*group_fields), amounts
+            setup.finish(descriptors[0], descriptors[1], descriptors[2], descriptors[3:], prepared=job == FINISH)
         sc.close_range(_FIRST_HOME + len(_HOME))
 
 
@@ -125,29 +126,24 @@ def _make_home() -> OSError | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _SandboxFds(NamedTuple):
     """Descriptors of a sandbox whose ids are mapped.
 
     Attributes:
-        leader: socket to pid 1, which exits if the socket closes without a message.
+        init_socket: socket to pid 1, which exits if the socket closes without a message.
         user: user namespace.
         mount: mount namespace.
-        names: UTS namespace.
+        uts: UTS namespace.
         network: network namespace.
         tree: copy of the scratch mount (:attr:`.mounts.Executor.tree`) once the sandbox is prepared, else -1.
     """
 
-    leader: int
+    init_socket: int
     user: int
     mount: int
-    names: int
+    uts: int
     network: int
     tree: int = -1
-
-    def descriptors(self) -> tuple[int, ...]:
-        """Return all descriptors in the order of the fields."""
-        return (self.leader, self.user, self.mount, self.names, self.network, self.tree)
 
 
 class _Refused(Exception):
@@ -155,7 +151,7 @@ class _Refused(Exception):
 
 
 @dataclass(slots=True)
-class _Making:
+class _Setup:
     """One sandbox while it is being set up.
 
     Attributes:
@@ -174,22 +170,22 @@ class _Making:
     limits: tuple[cgroups.Cgroup, Amounts] = (cgroups.Cgroup(0, {}), ())
     step: str = "make namespaces"
 
-    def prepare_for_another(self, leader: int, handover: int) -> None:
+    def prepare_for_another(self, init_socket: int, handover: int) -> None:
         """Prepare the sandbox, and send its descriptors to the handover for the setup worker that finishes it.
 
         On failure, send the error with the socket to pid 1 instead. The open socket keeps pid 1 alive until a request
         receives the error.
         """
-        with socket.socket(fileno=handover) as other:
+        with socket.socket(fileno=handover) as peer:
             try:
-                held, proc = self._map(leader)
-                executor = mounts.Executor(self._idmap(held), proc=proc)
-                with self._inside(held):
+                fds, proc = self._map(init_socket)
+                executor = mounts.Executor(self._idmap_fd(fds), proc=proc)
+                with self._inside(fds):
                     self._run(executor, unpack_operations(self.plan))
-                socket.send_fds(other, [PREPARED], replace(held, tree=executor.tree).descriptors())
+                socket.send_fds(peer, [PREPARED], fds._replace(tree=executor.tree))
             except (OSError, ValueError) as error:
                 with contextlib.suppress(OSError):
-                    socket.send_fds(other, [self._failure(error)], [leader])
+                    socket.send_fds(peer, [error_message(error, operation=self.step)], [init_socket])
 
     def finish(self, source: int, control: int, door: int, trees: Sequence[int], *, prepared: bool) -> None:
         """Execute the plan and start pid 1, or report to the controller why there is no sandbox.
@@ -204,61 +200,60 @@ class _Making:
         with socket.socket(fileno=control) as controller:
             try:
                 plan = Plan.from_json(self.plan)
-                held, proc = self._take_over(source) if prepared else self._map(source)
-                if held is None or not self._limit(*self.limits):
+                fds, proc = self._take_over(source) if prepared else self._map(source)
+                if fds is None or not self._limit(*self.limits):
                     return
-                with socket.socket(fileno=os.dup(held.leader)) as leader:
+                with socket.socket(fileno=os.dup(fds.init_socket)) as init_socket:
                     if prepared:  # pivot_root(2) must find every process: wait until the spare has forked its worker
-                        self._await_become(leader)
-                    executor = mounts.Executor(self._idmap(held), tuple(trees), proc, held.tree)
-                    self._carry_out(plan, held, executor, controller)
+                        self._await_become(init_socket)
+                    executor = mounts.Executor(self._idmap_fd(fds), tuple(trees), proc, fds.tree)
+                    self._carry_out(plan, fds, executor, controller)
                     if not prepared:
-                        self._await_become(leader)
+                        self._await_become(init_socket)
                     _hand_out(controller, "tree", executor.tree)
-                    numbers = pack_numbers(_numbers(plan))
+                    settings = pack_settings(_settings(plan))
                     descriptors = [control, door, *([executor.disk] if executor.disk >= 0 else [])]
-                    socket.send_fds(leader, [numbers], descriptors)
+                    socket.send_fds(init_socket, [settings], descriptors)
                     if prepared:
                         with contextlib.suppress(BrokenPipeError):  # there is no early worker, or it has exited
-                            socket.send_fds(leader, [numbers], descriptors)
+                            socket.send_fds(init_socket, [settings], descriptors)
             except _Refused as error:
                 controller.send(error.args[0])
             except (OSError, ValueError) as error:
                 with contextlib.suppress(OSError):
-                    controller.send(self._failure(error))
+                    controller.send(error_message(error, operation=self.step))
 
-    def _await_become(self, leader: socket.socket) -> None:
+    def _await_become(self, init_socket: socket.socket) -> None:
         self.step = "enter its user namespace"
-        if (answer := leader.recv(4096)) != BECOME:
-            raise read_failure(answer)
+        await_become(init_socket)
 
-    def _map(self, leader: int) -> tuple[_Held, int]:
+    def _map(self, init_socket: int) -> tuple[_SandboxFds, int]:
         """Map the ids of the sandbox; return its descriptors and the descriptor of its proc file system."""
         if self.refusal:
             raise self.refusal
-        with socket.socket(fileno=os.dup(leader)) as partner:
+        with socket.socket(fileno=os.dup(init_socket)) as partner:
             proc, *others = map_namespace(self.identity, self.pid, partner, ("mnt", "uts", "net"))
-        return _Held(leader, self.identity.userns_fd, *others), proc
+        return _SandboxFds(init_socket, self.identity.userns_fd, *others), proc
 
-    def _take_over(self, handover: int) -> tuple[_Held | None, int]:
+    def _take_over(self, handover: int) -> tuple[_SandboxFds | None, int]:
         """Receive a prepared sandbox; return None if its setup worker or its first process was killed."""
         if self.refusal:
             raise self.refusal
-        with socket.socket(fileno=handover) as other:
-            data, descriptors = _receive(other)
+        with socket.socket(fileno=handover) as peer:
+            data, descriptors = _receive(peer)
         if len(descriptors) == 1:
             raise _Refused(data)
-        return _Held(*descriptors) if descriptors else None, -1
+        return _SandboxFds(*descriptors) if descriptors else None, -1
 
-    def _idmap(self, held: _Held) -> int | None:
-        return held.user if self.identity.mapped else None
+    def _idmap_fd(self, fds: _SandboxFds) -> int | None:
+        return fds.user if self.identity.mapped else None
 
-    def _carry_out(self, plan: Plan, held: _Held, executor: mounts.Executor, controller: socket.socket) -> None:
+    def _carry_out(self, plan: Plan, fds: _SandboxFds, executor: mounts.Executor, controller: socket.socket) -> None:
         """Execute the plan, including its preparations unless the sandbox is prepared already."""
         self._run(executor, plan.takes)
         network = plan.network == "allow"
-        with self._inside(held, network=network):
-            if held.tree >= 0:
+        with self._inside(fds, network=network):
+            if fds.tree >= 0:
                 executor.enter_scratch()
             else:
                 self._run(executor, plan.preparations)
@@ -285,33 +280,33 @@ class _Making:
             executor.run(operation)
 
     @contextlib.contextmanager
-    def _inside(self, held: _Held, *, network: bool = False) -> Iterator[None]:
+    def _inside(self, fds: _SandboxFds, *, network: bool = False) -> Iterator[None]:
         """Enter the sandbox's namespaces and act with its ids; return to the own namespaces afterwards."""
-        visited = ((held.mount, sc.CLONE_NEWNS), (held.names, sc.CLONE_NEWUTS), (held.network, sc.CLONE_NEWNET))
-        there = visited if network else visited[:2]
+        namespaces = ((fds.mount, sc.CLONE_NEWNS), (fds.uts, sc.CLONE_NEWUTS), (fds.network, sc.CLONE_NEWNET))
+        entered = namespaces if network else namespaces[:2]
         try:
-            for descriptor, kind in there:
+            for descriptor, kind in entered:
                 sc.setns(descriptor, kind)
             act_as_owner(self.identity)
             yield
         finally:
             try:
-                act_as_owner(self.identity, no_more=True)
-                for _, kind in there:
+                act_as_owner(self.identity, undo=True)
+                for _, kind in entered:
                     sc.setns(_HOME[kind], kind)
             except OSError:  # stuck in this sandbox's namespaces: it must not set up the next sandbox
                 os._exit(1)
 
-    def _failure(self, error: OSError | ValueError) -> bytes:
-        """Return the message that reports an error to the controller."""
-        number = getattr(error, "errno", None)
-        message = {"event": "error", "errno": number, "message": str(error), "operation": self.step}
-        return json.dumps(message).encode()
+
+def error_message(error: OSError | ValueError, event: str = "error", **fields: object) -> bytes:
+    """Return the message that reports an error to the controller."""
+    number = getattr(error, "errno", None)
+    return json.dumps({"event": event, "errno": number, "message": str(error), **fields}).encode()
 
 
-def _hand_out(controller: socket.socket, what: str, descriptor: int) -> None:
+def _hand_out(controller: socket.socket, event: str, descriptor: int) -> None:
     """Send the controller a descriptor of the sandbox: its writable mount, or a listening socket."""
-    socket.send_fds(controller, [json.dumps({"event": what}).encode()], [descriptor])
+    socket.send_fds(controller, [json.dumps({"event": event}).encode()], [descriptor])
 
 
 def _hand_out_listener(controller: socket.socket) -> None:
@@ -322,19 +317,19 @@ def _hand_out_listener(controller: socket.socket) -> None:
         _hand_out(controller, "listener", listener.fileno())
 
 
-def _numbers(plan: Plan) -> tuple[tuple[str, int], ...]:
+def _settings(plan: Plan) -> tuple[tuple[str, int], ...]:
     """Return the numbers of a plan that pid 1 needs."""
     commands = (EXPECTS_COMMANDS, int(plan.expects_commands))
     watched = (MEMORY, plan.memory), (DISK, plan.disk)
     return (*plan.rlimits, (LIFETIME, plan.lifetime), *watched, commands)
 
 
-def pack_numbers(numbers: tuple[tuple[str, int], ...]) -> bytes:
+def pack_settings(settings: tuple[tuple[str, int], ...]) -> bytes:
     """Encode named numbers as plain text, so that pid 1 need not touch a JSON parser."""
-    return " ".join(f"{name}={value}" for name, value in numbers).encode()
+    return " ".join(f"{name}={value}" for name, value in settings).encode()
 
 
-def unpack_numbers(text: bytes) -> tuple[tuple[str, int], ...]:
+def unpack_settings(text: bytes) -> dict[str, int]:
     """Decode what :func:`pack_numbers` wrote."""
-    pairs = (item.partition("=") for item in text.decode().split())
-    return tuple((name, int(value)) for name, _, value in pairs)
+    items = (item.partition("=") for item in text.decode().split())
+    return {name: int(value) for name, _, value in items}

@@ -20,12 +20,12 @@ from .kernel.cgroups import LimitCounters
 _CONTROL, _LIFELINE = 3, 4
 
 
-def main(control: int, numbers: dict[str, int]) -> None:
+def main(control: int, settings: dict[str, int]) -> None:
     """Serve jobs until the owner hangs up; then kill all remaining processes.
 
     Args:
         control: the descriptor of the socket on which jobs arrive.
-        numbers: limits of commands, and the lifetime in milliseconds, as :mod:`.setup` sends them.
+        settings: limits of commands, and the lifetime in milliseconds, as :mod:`.setup` sends them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -36,7 +36,7 @@ def main(control: int, numbers: dict[str, int]) -> None:
     if supervisor == 0:
         try:
             os.close(lifeline_write)
-            _supervise(control, lifeline, numbers)
+            _supervise(control, lifeline, settings)
         finally:
             os._exit(worker.FAILED)
     os.close(control)
@@ -48,14 +48,14 @@ def main(control: int, numbers: dict[str, int]) -> None:
             os.waitpid(pid, 0)
 
 
-def _supervise(control: int, lifeline: int, numbers: dict[str, int]) -> None:
+def _supervise(control: int, lifeline: int, settings: dict[str, int]) -> None:
     """Move the descriptors to the numbers that the loop of pid 1 expects, and run the loop."""
-    for number, descriptor in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (control, lifeline)]):
-        os.dup2(descriptor, _CONTROL + number, inheritable=False)
+    for target, descriptor in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (control, lifeline)]):
+        os.dup2(descriptor, _CONTROL + target, inheritable=False)
     sc.close_range(_LIFELINE + 1)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     listener, _connected = socket.socketpair()  # a door that never receives a job
     loop = init.Init(LimitCounters(None, disk="/"))
-    loop.begin(numbers, socket.SocketType(fileno=_CONTROL), listener)
+    loop.begin(settings, socket.SocketType(fileno=_CONTROL), listener)
     loop.serve()

@@ -33,8 +33,8 @@ _COUNTS_APART, _COUNT_SHARE, _COUNT_SHARE_NEAR = 1.0, 50, 4
 """Pause between two counts: at least the first value in seconds, and the second as a multiple of the last count's
 duration. Near the limit, the pause is the third as a multiple of that duration."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_HELD = (b"RssAnon", b"RssShmem", b"VmSwap")
-_SHARED = (b"Pss_Anon", b"Pss_Shmem", b"SwapPss")
+_MEMORY_ROWS = (b"RssAnon", b"RssShmem", b"VmSwap")
+_SHARED_ROWS = (b"Pss_Anon", b"Pss_Shmem", b"SwapPss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class _Process:
 
     Attributes:
         parent: pid of its parent.
-        waits: whether it is in an uninterruptible wait, for example for a child of vfork(2).
-        held: bytes of its anonymous, shared and swapped-out memory.
+        is_waiting: whether it is in an uninterruptible wait, for example for a child of vfork(2).
+        memory: bytes of its anonymous, shared and swapped-out memory.
     """
 
     parent: int
-    waits: bool
-    held: int
+    is_waiting: bool
+    memory: int
 
 
 class Watchdog:
@@ -70,25 +70,27 @@ class Watchdog:
         """Return the seconds until the next check is due."""
         return max(0.0, self._due - time.monotonic())
 
-    def look(self, ours: Collection[int]) -> None:
+    def look(self, own_pids: Collection[int]) -> None:
         """Check memory if a check is due; kill every process but ours if two checks in a row exceed the limit."""
         if self.wait():
             return
-        started = time.process_time()
+        start_time = time.process_time()
         # a short-lived child shares its parent's memory: the second check counts only processes of the first
-        pids = [pid for pid in every_pid() if pid not in ours and (not self._suspects or pid in self._suspects)]
-        near = sum(map(_resident, pids)) > self._limit  # a cheap upper bound: the exact check takes ten times as long
-        too_much = near and self._is_too_much(pids)
-        if too_much and self._suspects:
+        pids = [pid for pid in every_pid() if pid not in own_pids and (not self._suspects or pid in self._suspects)]
+        is_near = (
+            sum(map(_resident, pids)) > self._limit
+        )  # a cheap upper bound: the exact check takes ten times as long
+        is_over_limit = is_near and self._exceeds_limit(pids)
+        if is_over_limit and self._suspects:
             self._counters.note_memory()  # before the kill: a worker reads the counter once its command has exited
-            end_all(ours)
-        self._suspects = frozenset(pids) if too_much and not self._suspects else frozenset()
-        pause = (_SHARE_NEAR if near else _SHARE) * (time.process_time() - started)
+            end_all(own_pids)
+        self._suspects = frozenset(pids) if is_over_limit and not self._suspects else frozenset()
+        pause = (_SHARE_NEAR if is_near else _SHARE) * (time.process_time() - start_time)
         pause = min(max(INTERVAL, pause), LONGEST_INTERVAL)
         self._due = time.monotonic() + (_CONFIRMATION if self._suspects else pause)
 
-    def _is_too_much(self, pids: Collection[int]) -> bool:
-        processes = {pid: found for pid in pids if (found := _read(pid))}
+    def _exceeds_limit(self, pids: Collection[int]) -> bool:
+        processes = {pid: process for pid in pids if (process := _read(pid))}
         for pid in _vforked(processes):  # before execve(2) it uses its parent's memory
             del processes[pid]
         return sum(map(_share, processes)) > self._limit
@@ -109,62 +111,64 @@ class DiskWatchdog:
     def __init__(self, limit: DiskLimit) -> None:
         self._limit = limit
         self._due = self._count_due = self._count_due_near = 0.0
-        self._settling = False  # the next count must not kill again for files of killed commands
+        self._is_settling = False  # the next count must not kill again for files of killed commands
         self._begin()
 
     def wait(self) -> float:
         """Return the seconds until the next check is due."""
         return max(0.0, self._due - time.monotonic())
 
-    def look(self, ours: Collection[int]) -> None:
+    def look(self, own_pids: Collection[int]) -> None:
         """Check the disk if a check is due; kill every process but ours if the upper is too large or the disk full."""
         if self.wait():
             return
-        free = room(self._limit.upper)
-        if free.bytes < FLOOR:
-            self._end(ours)
-        elif time.monotonic() >= (self._count_due_near if (near := self._limit.is_near()) else self._count_due):
-            self._go_on(ours, _SLICE_NEAR if near else _SLICE, free)
+        free_space = room(self._limit.upper)
+        if free_space.bytes < FLOOR:
+            self._end(own_pids)
+        elif time.monotonic() >= (self._count_due_near if (is_near := self._limit.is_near()) else self._count_due):
+            self._continue_count(own_pids, _SLICE_NEAR if is_near else _SLICE, free_space)
         self._due = time.monotonic() + INTERVAL
 
     def _begin(self) -> None:
         self._count = Count(self._limit.upper)
         self._steps = self._count.steps()
         self._room = room(self._limit.upper)
-        self._took = 0.0
+        self._count_duration = 0.0
 
-    def _go_on(self, ours: Collection[int], seconds: float, free: Room) -> None:
+    def _continue_count(self, own_pids: Collection[int], seconds: float, free_space: Room) -> None:
         """Count for a slice of time, and kill commands if the files counted so far exceed the limit."""
-        started, over = time.monotonic(), False
+        start_time, is_complete = time.monotonic(), False
         for _ in self._steps:
-            if time.monotonic() > started + seconds:
+            if time.monotonic() > start_time + seconds:
                 break
         else:
-            over = True
-        self._took += time.monotonic() - started
+            is_complete = True
+        self._count_duration += time.monotonic() - start_time
         limit = self._limit
-        allowed = min(limit.allowed, limit.counted) if free.bytes < NEAR_FLOOR and limit.counted else limit.allowed
+        allowed_size = (
+            min(limit.allowed, limit.counted) if free_space.bytes < NEAR_FLOOR and limit.counted else limit.allowed
+        )
         size = self._count.bytes + kept_in_memory()
-        too_much = size > allowed and not self._settling
-        if over:
+        is_over_limit = size > allowed_size and not self._is_settling
+        if is_complete:
             limit.note_count(size, self._room)
             now = time.monotonic()
-            self._count_due = now + max(_COUNTS_APART, _COUNT_SHARE * self._took)
-            self._count_due_near = now + _COUNT_SHARE_NEAR * self._took
-            self._settling = False
+            self._count_due = now + max(_COUNTS_APART, _COUNT_SHARE * self._count_duration)
+            self._count_due_near = now + _COUNT_SHARE_NEAR * self._count_duration
+            self._is_settling = False
             self._begin()
-        if too_much:
-            self._end(ours)
+        if is_over_limit:
+            self._end(own_pids)
 
-    def _end(self, ours: Collection[int]) -> None:
+    def _end(self, own_pids: Collection[int]) -> None:
         self._limit.note_ended()  # before the kill: a worker reads the counter once its command has exited
-        end_all(ours)
-        self._settling = True
+        end_all(own_pids)
+        self._is_settling = True
         self._count_due = self._count_due_near = 0.0
         self._begin()
 
 
-def end_all(ours: Collection[int]) -> None:
+def end_all(own_pids: Collection[int]) -> None:
     """Kill every process of the sandbox but ours. Stop all of them first, so that none can fork during the kills."""
     if os.getpid() != 1:  # outside a process namespace, kill(-1) would reach every process of the machine
         raise RuntimeError("not the first process of a sandbox")
@@ -172,36 +176,33 @@ def end_all(ours: Collection[int]) -> None:
         os.kill(-1, signal.SIGSTOP)
     for pid in every_pid():
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGCONT if pid in ours else signal.SIGKILL)
+            os.kill(pid, signal.SIGCONT if pid in own_pids else signal.SIGKILL)
 
 
 def _resident(pid: int) -> int:
     """Return the resident bytes of a process, mapped files included (proc_pid_statm(5))."""
     try:
-        table = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            pages = int(os.read(table, 128).split()[1])
-        finally:
-            os.close(table)
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as statm:
+            pages = int(statm.read().split()[1])
     except OSError:  # the process has exited
         return 0
     if pages:
         return pages * _PAGE
-    return _held(pid)  # its main thread has exited, but others may run
+    return _memory(pid)  # its main thread has exited, but others may run
 
 
-def _held(pid: int) -> int:
+def _memory(pid: int) -> int:
     process = _read(pid)
-    return process.held if process else 0
+    return process.memory if process else 0
 
 
 def _read(pid: int) -> _Process | None:
     """Read the memory use of a process; return None if it has exited."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         rows = _rows(f"/proc/{pid}/status")
-        if _HELD[0] not in rows:  # its main thread has exited; another thread shows the memory
+        if _MEMORY_ROWS[0] not in rows:  # its main thread has exited; another thread shows the memory
             rows |= _rows(f"/proc/{pid}/task/{max(map(int, os.listdir(f'/proc/{pid}/task')))}/status")
-        return _Process(int(rows[b"PPid"]), rows[b"State"].startswith(b"D"), _sum(rows, _HELD))
+        return _Process(int(rows[b"PPid"]), rows[b"State"].startswith(b"D"), _sum(rows, _MEMORY_ROWS))
     return None
 
 
@@ -210,7 +211,7 @@ def _vforked(processes: dict[int, _Process]) -> set[int]:
     children: dict[int, int] = {}
     for pid, process in processes.items():
         parent = processes.get(process.parent)
-        if parent and parent.waits and parent.held == process.held:
+        if parent and parent.is_waiting and parent.memory == process.memory:
             children[process.parent] = pid
     return set(children.values())
 
@@ -218,13 +219,13 @@ def _vforked(processes: dict[int, _Process]) -> set[int]:
 def _share(pid: int) -> int:
     """Return a process's proportional share of its memory, or all of its memory if the kernel hides the share."""
     with contextlib.suppress(OSError, KeyError):
-        return _sum(_rows(f"/proc/{pid}/smaps_rollup"), _SHARED)
-    return _held(pid)  # read again: a process that has exited meanwhile counts as 0
+        return _sum(_rows(f"/proc/{pid}/smaps_rollup"), _SHARED_ROWS)
+    return _memory(pid)  # read again: a process that has exited meanwhile counts as 0
 
 
 def _rows(path: str) -> dict[bytes, bytes]:
-    with open(path, "rb") as source:
-        pairs = (line.partition(b":") for line in source)
+    with open(path, "rb") as file:
+        pairs = (line.partition(b":") for line in file)
         return {name: value.strip() for name, _, value in pairs}
 
 

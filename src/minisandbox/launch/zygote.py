@@ -37,7 +37,7 @@ from . import disk, init, setup
 from .kernel import cgroups, mounts, seccomp
 from .kernel import syscalls as sc
 from .kernel.identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
-from .plan import INOTIFY, PROCESSES
+from .plan import PROCESSES, SpawnOptions
 
 _MAX_MESSAGE = 1 << 18
 _SETUP_WORKERS = max(2, min(8, len(os.sched_getaffinity(0))))
@@ -73,13 +73,11 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     try:
         seccomp.assemble()
         sc.join_new_session_keyring()
-        roots = _find_roots() if owner else cgroups.CgroupRoots(0)
+        cgroup_roots = _find_roots() if owner else cgroups.CgroupRoots(0)
         identities = _enter_namespaces(connection, lock_directory, mappers)
-        zygote = _Zygote(connection, controller, identities, _make_groups(roots, owner), preparations.encode())
+        zygote = _Zygote(connection, controller, identities, _make_groups(cgroup_roots, owner), preparations.encode())
     except (OSError, ValueError) as error:
-        number, path = getattr(error, "errno", None), getattr(error, "filename", None)
-        answer = {"event": "error", "to": 0, "errno": number, "message": str(error), "path": str(path)}
-        connection.send(json.dumps(answer).encode())
+        connection.send(setup.error_message(error, to=0, path=str(getattr(error, "filename", None))))
         os._exit(1)
     zygote.serve()
 
@@ -92,12 +90,12 @@ def _find_roots() -> cgroups.CgroupRoots:
         return cgroups.CgroupRoots(0)
 
 
-def _make_groups(roots: cgroups.CgroupRoots, owner: str) -> cgroups.OwnerCgroups | None:
+def _make_groups(cgroup_roots: cgroups.CgroupRoots, owner: str) -> cgroups.OwnerCgroups | None:
     """Create the owner's control groups; return None if the machine has none or the kernel refuses."""
-    if not roots.version:
+    if not cgroup_roots.version:
         return None
     try:
-        return cgroups.OwnerCgroups(roots, owner)
+        return cgroups.OwnerCgroups(cgroup_roots, owner)
     except OSError:  # the kernel may refuse despite the permissions, in a container for instance
         return None
 
@@ -179,22 +177,22 @@ class _Zygote:
         self._live: dict[int, tuple[Identity, cgroups.Cgroup | None]] = {}
         mapped = identities.mapped
         with self._trial_identity() as trial:
-            usr = _can_idmap(trial, "/usr")
+            usr_idmap = _can_idmap(trial, "/usr")
             memory_upper = _can_write_to_memory(trial)
-        layered = usr or self._can_layer("/usr")
+        usr_overlay = usr_idmap or _can_layer("/usr")
         self._jobs, self._workers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._workers: set[int] = set()
         self._fork_workers()
-        self._sealed = 0
-        self._usual = SpawnOptions(nproc=0 if groups else PROCESSES)
+        self._sealed_count = 0
+        self._spare_options = SpawnOptions(nproc=0 if groups else PROCESSES)
         self._preparations = preparations
         self._spares: deque[_Spare] = deque()
-        self._asked = 0.0  # monotonic time of the last request
-        self._wanted = 1  # target number of spares; grows in a burst of requests
+        self._requested_at = 0.0  # monotonic time of the last request
+        self._spare_target = 1  # target number of spares; grows in a burst of requests
         self._make_spare()
-        self._due: float | None = None  # monotonic time at which missing processes are forked
+        self._fork_at: float | None = None  # monotonic time at which missing processes are forked
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
-        hello |= {"usr_idmap": usr, "usr_overlay": layered, "memory_upper": memory_upper}
+        hello |= {"usr_idmap": usr_idmap, "usr_overlay": usr_overlay, "memory_upper": memory_upper}
         if groups:
             hello["groups"] = {"version": groups.roots.version, "controllers": sorted(groups.roots.controllers)}
         connection.send(json.dumps(hello).encode())
@@ -222,7 +220,7 @@ class _Zygote:
         gc.freeze()
         sc.trim_memory()
         while True:
-            events = dict(poll.poll(self._patience()))
+            events = dict(poll.poll(self._poll_timeout()))
             if self._controller in events:
                 self._end()
             if self._wakeup in events:
@@ -231,9 +229,9 @@ class _Zygote:
             if self._connection.fileno() in events:
                 self._handle_request()
             now = time.monotonic()
-            if self._due is not None and now >= self._due:
+            if self._fork_at is not None and now >= self._fork_at:
                 self._make_missing()
-            elif not events and now >= self._asked + _CALM:
+            elif not events and now >= self._requested_at + _CALM:
                 self._drop_spares()
 
     def _end(self) -> NoReturn:
@@ -243,35 +241,37 @@ class _Zygote:
                 group.lift_quota()
         os._exit(0)
 
-    def _patience(self) -> float | None:
+    def _poll_timeout(self) -> float | None:
         """Return the milliseconds until the next action that needs no request."""
-        due = self._due if self._due is not None else self._asked + _CALM if len(self._spares) > 1 else None
+        due = self._fork_at
+        if due is None and len(self._spares) > 1:
+            due = self._requested_at + _CALM
         return None if due is None else max(0.0, due - time.monotonic()) * 1000
 
     def _make_soon(self) -> None:
         """Schedule the fork of missing processes, unless it is scheduled already."""
-        if self._due is None:
-            self._due = time.monotonic() + _PAUSE
+        if self._fork_at is None:
+            self._fork_at = time.monotonic() + _PAUSE
 
     def _make_missing(self) -> None:
         """Create one spare and replace lost setup workers; if that fails, the next request reports the reason."""
-        self._due = None
-        if time.monotonic() < self._asked + _GAP:
-            self._due = self._asked + _GAP
-        elif len(self._spares) < self._wanted:
+        self._fork_at = None
+        if time.monotonic() < self._requested_at + _GAP:
+            self._fork_at = self._requested_at + _GAP
+        elif len(self._spares) < self._spare_target:
             with contextlib.suppress(OSError):
                 self._make_spare()
-                if len(self._spares) < self._wanted:  # create one per iteration, so that requests come first
-                    self._due = 0.0
+                if len(self._spares) < self._spare_target:  # create one per iteration, so that requests come first
+                    self._fork_at = 0.0
         try:
             self._fork_workers()
         except OSError:
-            self._due = time.monotonic() + _RETRY
+            self._fork_at = time.monotonic() + _RETRY
 
     def _drop_spares(self) -> None:
         """Drop all spares but one."""
-        self._wanted = 1
-        while len(self._spares) > self._wanted:
+        self._spare_target = 1
+        while len(self._spares) > self._spare_target:
             self._spares.pop().source.close()  # the spare exits, and is reaped
 
     def _reap(self) -> None:
@@ -308,17 +308,15 @@ class _Zygote:
             if verb == "create":
                 self._create(arguments, plan, descriptors)
             elif verb == "hold":
-                held = {"event": "held", "to": int(arguments[0]), "number": self._hold(descriptors)}
-                self._connection.send(json.dumps(held).encode())
+                response = {"event": "held", "to": int(arguments[0]), "number": self._hold(descriptors)}
+                self._connection.send(json.dumps(response).encode())
             elif verb == "measure":
-                measured = {"event": "measured", "to": int(arguments[0]), "bytes": _measure(descriptors)}
-                self._connection.send(json.dumps(measured).encode())
+                response = {"event": "measured", "to": int(arguments[0]), "bytes": _measure(descriptors)}
+                self._connection.send(json.dumps(response).encode())
             else:
-                self._drop(arguments)
+                _drop(arguments)
         except (OSError, ValueError) as error:
-            answer = {"event": "error", "to": int(arguments[0]), "errno": getattr(error, "errno", None)}
-            answer["message"] = str(error)
-            self._connection.send(json.dumps(answer).encode())
+            self._connection.send(setup.error_message(error, to=int(arguments[0])))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -330,49 +328,18 @@ class _Zygote:
         (fs/namespace.c, __do_loopback).
         """
         (tree,) = descriptors
-        if not self._sealed:
-            self._mount_at(sc.new_filesystem("tmpfs", 0, mode="0700"), init.HOLD)
-        self._sealed += 1
-        os.mkdir(f"{init.HOLD}/{self._sealed}")
-        self._mount_at(os.dup(tree), f"{init.HOLD}/{self._sealed}")
-        return self._sealed
-
-    def _can_layer(self, path: str) -> bool:
-        """Return whether a directory can be an overlay layer, which mounts of other owners below it prevent."""
-        self._mount_at(sc.new_filesystem("tmpfs", 0), init.HOLD)  # an overlay without an upper needs two lowers
-        fs = sc.fsopen("overlay")
-        try:
-            sc.fsconfig(fs, "lowerdir", f"{path}:{init.HOLD}")
-            sc.fsconfig(fs, "userxattr")
-            os.close(sc.fsmount(fs, 0, "overlay"))
-        except sc.CallError:
-            return False
-        finally:
-            os.close(fs)
-            sc.umount(init.HOLD, sc.MNT_DETACH)
-        return True
-
-    @staticmethod
-    def _mount_at(tree: int, path: str) -> None:
-        point = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            sc.move_mount(tree, point, path)
-        finally:
-            os.close(point)
-            os.close(tree)
-
-    def _drop(self, numbers: list[str]) -> None:
-        """Unmount trees that the controller no longer needs, without an answer."""
-        for number in numbers:
-            with contextlib.suppress(OSError):
-                sc.umount(f"{init.HOLD}/{int(number)}", sc.MNT_DETACH)
-                os.rmdir(f"{init.HOLD}/{int(number)}")
+        if not self._sealed_count:
+            _mount_tmpfs(init.HOLD)
+        self._sealed_count += 1
+        os.mkdir(f"{init.HOLD}/{self._sealed_count}")
+        mounts.attach(tree, f"{init.HOLD}/{self._sealed_count}")
+        return self._sealed_count
 
     def _create(self, arguments: list[str], plan: bytes, descriptors: list[int]) -> None:
         """Create a sandbox, and send the controller its pidfd or the error.
 
         Args:
-            arguments: options that are fixed when a spare is forked, and the limits of its control group.
+            arguments: the options (:meth:`.plan.SpawnOptions.to_json`).
             plan: the plan of the sandbox.
             descriptors: the sandbox's end of its control socket, and its door.
         """
@@ -380,36 +347,31 @@ class _Zygote:
             return
         control = socket.socket(fileno=descriptors[0])
         try:
-            self._begin(SpawnOptions.read(arguments), plan, control, descriptors[1])
+            self._begin(SpawnOptions.from_json(arguments[0]), plan, control, descriptors[1])
         except (OSError, ValueError) as error:
-            refusal = {"event": "refused", "errno": getattr(error, "errno", None), "message": str(error)}
             with contextlib.suppress(OSError):
-                control.send(json.dumps(refusal).encode())
+                control.send(setup.error_message(error, event="refused"))
         finally:
             control.detach()
 
     def _begin(self, options: SpawnOptions, plan: bytes, control: socket.socket, door: int) -> None:
         if not self._workers:
             self._fork_workers()
-        usual = options.fits(self._usual, many_ids=self._identities.count > 1)
-        usual = usual and plan.partition(b"\n")[0] == self._preparations
-        if usual:
+        is_usual = options.fits(self._spare_options, many_ids=self._identities.count > 1)
+        is_usual = is_usual and plan.partition(b"\n")[0] == self._preparations
+        if is_usual:
             self._make_soon()
-            self._asked = time.monotonic()
-        ready = self._take_spare() if usual else None
-        if usual and ready is None:  # a burst of requests has used up the spares: keep more
-            self._wanted = min(2 * self._wanted, _MOST_SPARES)
-        spare, job = (ready, setup.FINISH) if ready else (self._fork(options), setup.BOTH)
-        trees: list[int] = []
-        with spare.source:
-            try:
-                _hand_out(control, os.pidfd_open(spare.pid))
-                trees.extend(sc.open_tree(f"{init.HOLD}/{number}") for number in options.sealed)
-                descriptors = (spare.source.fileno(), control.fileno(), door, *trees)
-                self._give_job(job, spare, plan, descriptors, options.amounts)
-            finally:
-                for tree in trees:
-                    os.close(tree)
+            self._requested_at = time.monotonic()
+        prepared_spare = self._take_spare() if is_usual else None
+        if is_usual and prepared_spare is None:  # a burst of requests has used up the spares: keep more
+            self._spare_target = min(2 * self._spare_target, _MOST_SPARES)
+        spare, job = (prepared_spare, setup.FINISH) if prepared_spare else (self._fork(options), setup.BOTH)
+        with spare.source, contextlib.ExitStack() as stack:
+            _hand_out(control, os.pidfd_open(spare.pid))
+            paths = [f"{init.HOLD}/{number}" for number in options.sealed]
+            trees = [stack.enter_context(sc.closing(sc.open_tree(path))) for path in paths]
+            descriptors = (spare.source.fileno(), control.fileno(), door, *trees)
+            self._give_job(job, spare, plan, descriptors, options.amounts)
 
     def _take_spare(self) -> _Spare | None:
         """Return a usable spare or None; drop spares whose preparation failed, because a new attempt may succeed."""
@@ -428,48 +390,42 @@ class _Zygote:
 
     def _make_spare(self) -> None:
         """Fork a spare and queue its preparation. In a burst of requests the spare forks no early worker."""
-        spare = self._fork(self._usual, early=time.monotonic() >= self._asked + _PAUSE)
-        handover, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with spare.source, theirs:
-            self._give_job(setup.PREPARE, spare, self._preparations, (spare.source.fileno(), theirs.fileno()))
+        spare = self._fork(self._spare_options, fork_early=time.monotonic() >= self._requested_at + _PAUSE)
+        handover, sending_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with spare.source, sending_end:
+            self._give_job(setup.PREPARE, spare, self._preparations, (spare.source.fileno(), sending_end.fileno()))
         self._spares.append(replace(spare, source=handover))
 
-    def _fork(self, options: SpawnOptions, *, early: bool = False) -> _Spare:
+    def _fork(self, options: SpawnOptions, *, fork_early: bool = False) -> _Spare:
         """Fork a process that creates its namespaces and waits to become pid 1 of a sandbox."""
         identity = self._identities.make(one_id=options.one_id, inotify=options.inotify, processes=options.nproc)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        setup_end, init_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         group: cgroups.Cgroup | None = None
         try:
             group = self._groups.make(cpu=options.limits_cpu) if self._groups else None
-            with theirs:
+            with init_end:
+                arguments = (identity, init_end, self._lifeline, options.network, group)
                 pretend = options.pretend_owners
-                pid = self._fork_init(
-                    lambda: init.main(
-                        identity, theirs, self._lifeline, options.network, group, early=early, pretend_owners=pretend
-                    )
-                )
+                pid = self._fork_init(lambda: init.main(*arguments, fork_early=fork_early, pretend_owners=pretend))
         except OSError:
-            ours.close()
+            setup_end.close()
             self._identities.give_back(identity)
             if group:
                 group.remove()
             raise
         self._live[pid] = (identity, group)
-        return _Spare(pid, identity, ours, group)
+        return _Spare(pid, identity, setup_end, group)
 
     def _fork_workers(self) -> None:
         while len(self._workers) < _SETUP_WORKERS:
-            self._workers.add(self._fork_worker())
-
-    def _fork_worker(self) -> int:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                signal.set_wakeup_fd(-1)
-                setup.main(self._workers_end.fileno())
-            finally:
-                os._exit(1)
-        return pid
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    signal.set_wakeup_fd(-1)
+                    setup.main(self._workers_end.fileno())
+                finally:
+                    os._exit(1)
+            self._workers.add(pid)
 
     def _fork_init(self, main: Callable[[], None]) -> int:
         sc.unshare(sc.CLONE_NEWPID)
@@ -489,25 +445,48 @@ class _Zygote:
 
 def _hand_out(control: socket.socket, pidfd: int) -> None:
     """Send the controller a pidfd of its sandbox's pid 1."""
-    try:
+    with sc.closing(pidfd):
         socket.send_fds(control, [b'{"event":"forked"}'], [pidfd])
+
+
+def _mount_tmpfs(path: str) -> None:
+    with sc.closing(sc.new_filesystem("tmpfs", 0, mode="0700")) as tree:
+        mounts.attach(tree, path)
+
+
+def _drop(numbers: list[str]) -> None:
+    """Unmount sealed trees that the controller no longer needs, without an answer."""
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            sc.umount(f"{init.HOLD}/{int(number)}", sc.MNT_DETACH)
+            os.rmdir(f"{init.HOLD}/{int(number)}")
+
+
+def _can_layer(path: str) -> bool:
+    """Return whether a directory can be an overlay layer, which mounts of other owners below it prevent."""
+    _mount_tmpfs(init.HOLD)  # an overlay without an upper needs two lowers
+    try:
+        with sc.closing(sc.fsopen("overlay")) as fs:
+            sc.fsconfig(fs, "lowerdir", f"{path}:{init.HOLD}")
+            sc.fsconfig(fs, "userxattr")
+            os.close(sc.fsmount(fs, 0, "overlay"))
+    except sc.CallError:
+        return False
     finally:
-        os.close(pidfd)
+        sc.umount(init.HOLD, sc.MNT_DETACH)
+    return True
 
 
 def _can_idmap(identity: Identity, path: str) -> bool:
     """Return whether the file system of ``path`` can be idmapped; a container engine's overlay cannot."""
-    tree = -1
+    if not identity.mapped:
+        return False
     try:
-        if identity.mapped:
-            tree = sc.open_tree(path)
+        with sc.closing(sc.open_tree(path)) as tree:
             sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=identity.userns_fd)
     except sc.CallError:
         return False
-    finally:
-        if tree >= 0:
-            os.close(tree)
-    return identity.mapped
+    return True
 
 
 def _can_write_to_memory(identity: Identity) -> bool:
@@ -519,11 +498,8 @@ def _can_write_to_memory(identity: Identity) -> bool:
 def _measure(descriptors: list[int]) -> int:
     """Count the bytes in an upper on disk. For an ordinary user, only the zygote can read all files of an upper."""
     (tree,) = descriptors
-    upper = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
-    try:
+    with sc.closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)) as upper:
         return disk.measure(upper)
-    finally:
-        os.close(upper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,52 +524,3 @@ class _Spare:
             return self.source.recv(len(setup.PREPARED), socket.MSG_PEEK | socket.MSG_DONTWAIT) == setup.PREPARED
         except BlockingIOError:
             return True
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnOptions:
-    """Options of a ``create`` request that the zygote itself needs; the plan contains all others.
-
-    Attributes:
-        network: ``off`` or ``host``.
-        one_id: whether the sandbox has a single uid, for builds by an ordinary user, who then owns all their files.
-        inotify: limit of inotify instances.
-        nproc: limit of processes for all ids of the sandbox together; 0: no limit.
-        sealed: numbers of the sealed trees that are lower layers of the sandbox.
-        amounts: (name, amount) of the limits of its control group.
-        pretend_owners: whether changes of file owners and ids do nothing but return success.
-    """
-
-    network: str = "off"
-    one_id: bool = False
-    inotify: int = INOTIFY
-    nproc: int = 0
-    sealed: tuple[int, ...] = ()
-    amounts: tuple[tuple[str, int], ...] = ()
-    pretend_owners: bool = False
-
-    @classmethod
-    def read(cls, arguments: list[str]) -> SpawnOptions:
-        """Read ``name=value`` words.
-
-        Raises:
-            ValueError: a value is not a number.
-        """
-        values = dict(word.split("=", 1) for word in arguments)
-        sealed = tuple(int(number) for number in values.pop("sealed", "").split(",") if number)
-        network, one_id = values.pop("network", "off"), values.pop("ids", "all") == "one"
-        inotify, nproc = int(values.pop("inotify", INOTIFY)), int(values.pop("nproc", 0))
-        pretend = values.pop("owners", "real") == "pretended"
-        amounts = tuple((name, int(amount)) for name, amount in values.items())
-        return cls(network, one_id, inotify, nproc, sealed, amounts, pretend)
-
-    def fits(self, spare: SpawnOptions, *, many_ids: bool) -> bool:
-        """Return whether a spare that was forked with the options ``spare`` suits this request."""
-        ids = (self.one_id, self.nproc) == (spare.one_id, spare.nproc) or not many_ids
-        same = (self.network, self.inotify, self.limits_cpu) == (spare.network, spare.inotify, spare.limits_cpu)
-        return same and ids and self.pretend_owners == spare.pretend_owners
-
-    @property
-    def limits_cpu(self) -> bool:
-        """Whether the control group limits the CPU."""
-        return any(name == "cpu" for name, _ in self.amounts)

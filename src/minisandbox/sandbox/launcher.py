@@ -22,7 +22,7 @@ from typing import Any
 from minisandbox.errors import HostError, SandboxCreationError
 from minisandbox.host import fixes, reaper, registry
 from minisandbox.host.descriptors import hold_streams
-from minisandbox.launch.plan import Plan
+from minisandbox.launch.plan import Plan, SpawnOptions
 from minisandbox.sandbox import fd_passing, helper_process, host_sockets
 from minisandbox.sandbox.plans import real_directories, usual_preparations
 
@@ -118,16 +118,13 @@ class Launcher:
             SandboxCreationError: the zygote is gone.
         """
         network = "host" if plan.network == "host" else "off"  # for an allow-list, the gateway provides the only access
-        fields = ["create", f"network={network}", f"ids={'one' if plan.one_id else 'all'}", f"inotify={plan.inotify}"]
-        fields.append(f"sealed={','.join(map(str, sealed))}")
-        if plan.pretend_owners:
-            fields.append("owners=pretended")
-        if self.enforcement["processes"] == BY_RLIMIT:
-            fields.append(f"nproc={plan.processes}")
-        fields += (f"{name}={amount}" for name, amount in plan.group_limits)
+        nproc = plan.processes if self.enforcement["processes"] == BY_RLIMIT else 0
+        options = SpawnOptions(
+            network, plan.one_id, plan.inotify, nproc, sealed, plan.group_limits, plan.pretend_owners
+        )
         self.flush()
         with self._explaining():  # no lock needed: the socket sends messages atomically
-            request = " ".join(fields).encode() + b"\n" + plan.to_json()
+            request = b"create " + options.to_json() + b"\n" + plan.to_json()
             fd_passing.send(self._connection, request, (control.fileno(), door.fileno()))
 
     def hold(self, tree: int) -> int:

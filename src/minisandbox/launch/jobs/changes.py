@@ -15,6 +15,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from minisandbox.launch.kernel import syscalls as sc
+
+from .frames import integer
 from .job import WorkerJob
 from .trees import DIRECTORY_FLAGS, FILE_FLAGS, DirWalker
 
@@ -49,15 +52,12 @@ def serve(job: WorkerJob) -> None:
     The request has ``trees`` (the number of uppers), ``usr`` (whether /usr was writable), ``below`` (the path to
     compare), ``skip`` (paths that exist only as mount points) and ``characters`` (the limit for all paths together).
     """
-    trees, below, skipped = job.request["trees"], job.request["below"], job.request["skip"]
-    max_characters = job.request["characters"]
-    assert isinstance(trees, int)
-    assert isinstance(below, str)
-    assert isinstance(skipped, list)
-    assert isinstance(max_characters, int)
+    tree_count, below, skipped_paths = integer(job.request, "trees"), str(job.request["below"]), job.request["skip"]
+    max_characters = min(integer(job.request, "characters"), MOST_CHARACTERS)
+    assert isinstance(skipped_paths, list)
     try:
-        changes = _all_changes(trees, below, usr=bool(job.request["usr"]))
-        for page in _pages((row for row in changes if row[0] not in skipped), min(max_characters, MOST_CHARACTERS)):
+        changes = _all_changes(tree_count, below, usr=bool(job.request["usr"]))
+        for page in _pages((row for row in changes if row[0] not in skipped_paths), max_characters):
             job.send({"event": "changes", "rows": page})
         job.send({"event": "end"})
     except OSError as error:
@@ -66,16 +66,16 @@ def serve(job: WorkerJob) -> None:
 
 def _pages(rows: Iterable[Row], max_characters: int) -> Iterator[list[Row]]:
     page: list[Row] = []
-    count = size = in_page = 0
+    count = size = page_size = 0
     for row in rows:
         page.append(row)
-        in_page += len(row[0])
+        page_size += len(row[0])
         count, size = count + 1, size + len(row[0])
         if count > _MOST_ROWS or size > max_characters:
             raise OSError(errno.EFBIG, f"more than {_MOST_ROWS} changes, or {max_characters} characters of paths")
-        if len(page) >= _ROWS or in_page > _PAGE_SIZE:
+        if len(page) >= _ROWS or page_size > _PAGE_SIZE:
             yield page
-            page, in_page = [], 0
+            page, page_size = [], 0
     if page:
         yield page
 
@@ -121,20 +121,20 @@ class _Views:
 
 
 @dataclass(frozen=True, slots=True)
-class _Now:
+class _Current:
     """The current state of a path.
 
     Attributes:
         status: its lstat(2), or None if it is deleted.
         holder: walker of the topmost tree that contains the path.
         uppers: for a directory, walkers of the uppers that are merged in it.
-        through: whether the image's directory is visible through the uppers.
+        shows_base: whether the image's directory is visible through the uppers.
     """
 
     status: os.stat_result | None
     holder: DirWalker | None = None
     uppers: tuple[DirWalker, ...] = ()
-    through: bool = False
+    shows_base: bool = False
 
 
 @dataclass(slots=True)
@@ -166,11 +166,11 @@ def _changes_below(prefix: str, views: _Views, below: str) -> Iterator[Row]:
         level = levels[-1]
         if level.names:
             name = level.names.pop()
-            row, inside = _compare(level.prefix + name, name, level.views)
+            row, child_views = _compare(level.prefix + name, name, level.views)
             if row is not None:
                 yield row
-            if inside is not None:
-                levels.append(_Level.of(f"{level.prefix}{name}/", inside, below))
+            if child_views is not None:
+                levels.append(_Level.of(f"{level.prefix}{name}/", child_views, below))
         elif len(levels) == 1:
             return
         else:
@@ -186,26 +186,27 @@ def _names(views: _Views) -> set[str]:
     return names
 
 
-def _resolve(views: _Views, name: str) -> _Now:
+def _resolve(views: _Views, name: str) -> _Current:
     """Merge the trees for one name, as overlayfs does."""
-    top: _Now | None = None
-    parts: list[DirWalker] = []
+    topmost: _Current | None = None
+    merged: list[DirWalker] = []
     for upper in views.uppers:
         status = _status(upper, name)
         if status is None:
             continue
         if not stat.S_ISDIR(status.st_mode):
-            if top is None:
-                return _Now(None) if _is_whiteout(status) else _Now(status, upper)
-            return _Now(top.status, top.holder, tuple(parts), through=False)
-        top = top or _Now(status, upper)
-        parts.append(upper)
+            if topmost is None:
+                return _Current(None) if _is_whiteout(status) else _Current(status, upper)
+            return _Current(topmost.status, topmost.holder, tuple(merged), shows_base=False)
+        topmost = topmost or _Current(status, upper)
+        merged.append(upper)
         if _is_opaque(upper, name):
-            return _Now(top.status, top.holder, tuple(parts), through=False)
-    below = _status(views.below, name)
-    if top is None:
-        return _Now(below, views.below)
-    return _Now(top.status, top.holder, tuple(parts), through=below is not None and stat.S_ISDIR(below.st_mode))
+            return _Current(topmost.status, topmost.holder, tuple(merged), shows_base=False)
+    base_status = _status(views.below, name)
+    if topmost is None:
+        return _Current(base_status, views.below)
+    shows_base = base_status is not None and stat.S_ISDIR(base_status.st_mode)
+    return _Current(topmost.status, topmost.holder, tuple(merged), shows_base=shows_base)
 
 
 def _status(walker: DirWalker | None, name: str) -> os.stat_result | None:
@@ -216,13 +217,11 @@ def _status(walker: DirWalker | None, name: str) -> os.stat_result | None:
 
 
 def _is_opaque(upper: DirWalker, name: str) -> bool:
-    descriptor = os.open(name, DIRECTORY_FLAGS, dir_fd=upper.fd)
-    try:
-        return os.getxattr(descriptor, _OPAQUE) == b"y"
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    with sc.closing(os.open(name, DIRECTORY_FLAGS, dir_fd=upper.fd)) as directory:
+        try:
+            return os.getxattr(directory, _OPAQUE) == b"y"
+        except OSError:
+            return False
 
 
 def _compare(path: str, name: str, views: _Views) -> tuple[Row | None, _Views | None]:
@@ -237,61 +236,61 @@ def _compare(path: str, name: str, views: _Views) -> tuple[Row | None, _Views | 
     """
     for attempt in range(_TRIES):
         try:
-            now = _resolve(views, name)
-            was = _status(views.base, name)
-            return _row(path, name, views, now, was), _enter(name, views, now, was)
+            current = _resolve(views, name)
+            base_status = _status(views.base, name)
+            return _row(path, name, views, current, base_status), _enter(name, views, current, base_status)
         except OSError as error:
             if error.errno not in _VANISHED or attempt == _TRIES - 1:
                 raise OSError(error.errno, error.strerror, path) from error
     raise AssertionError
 
 
-def _row(path: str, name: str, views: _Views, now: _Now, was: os.stat_result | None) -> Row | None:
-    status = now.status
+def _row(path: str, name: str, views: _Views, current: _Current, base_status: os.stat_result | None) -> Row | None:
+    status = current.status
     if status is None:
-        return None if was is None else (path, "deleted", _kind(was))
-    if was is None:
+        return None if base_status is None else (path, "deleted", _kind(base_status))
+    if base_status is None:
         return path, "added", _kind(status)
-    return (path, "modified", _kind(status)) if _differs(now, name, views, was) else None
+    return (path, "modified", _kind(status)) if _differs(current, name, views, base_status) else None
 
 
-def _enter(name: str, views: _Views, now: _Now, was: os.stat_result | None) -> _Views | None:
+def _enter(name: str, views: _Views, current: _Current, base_status: os.stat_result | None) -> _Views | None:
     """Enter the directory in every tree that contains it; return None if nothing below it can differ."""
-    was_directory = was is not None and stat.S_ISDIR(was.st_mode)
-    is_directory = now.status is not None and stat.S_ISDIR(now.status.st_mode)
-    if not now.uppers and (is_directory or not was_directory):
+    base_is_directory = base_status is not None and stat.S_ISDIR(base_status.st_mode)
+    is_directory = current.status is not None and stat.S_ISDIR(current.status.st_mode)
+    if not current.uppers and (is_directory or not base_is_directory):
         return None
-    base = views.base if was_directory else None
-    with contextlib.ExitStack() as undo:
-        for walker in now.uppers if base is None else (*now.uppers, base):
+    base = views.base if base_is_directory else None
+    with contextlib.ExitStack() as stack:
+        for walker in current.uppers if base is None else (*current.uppers, base):
             walker.down(name)
-            undo.callback(walker.up)
-        undo.pop_all()
-    return _Views(now.uppers, base if now.through else None, base)
+            stack.callback(walker.up)
+        stack.pop_all()
+    return _Views(current.uppers, base if current.shows_base else None, base)
 
 
-def _differs(now: _Now, name: str, views: _Views, was: os.stat_result) -> bool:
-    status, holder, base = now.status, now.holder, views.base
+def _differs(current: _Current, name: str, views: _Views, base_status: os.stat_result) -> bool:
+    status, holder, base = current.status, current.holder, views.base
     assert status is not None
     assert holder is not None
     assert base is not None
     if holder is base:
         return False
-    if (status.st_mode, status.st_uid, status.st_gid) != (was.st_mode, was.st_uid, was.st_gid):
+    if (status.st_mode, status.st_uid, status.st_gid) != (base_status.st_mode, base_status.st_uid, base_status.st_gid):
         return True
     if stat.S_ISLNK(status.st_mode):
         return os.readlink(name, dir_fd=holder.fd) != os.readlink(name, dir_fd=base.fd)
     if stat.S_ISREG(status.st_mode):
-        return status.st_size != was.st_size or not _same_content(holder, base, name)
+        return status.st_size != base_status.st_size or not _same_content(holder, base, name)
     return False
 
 
 def _same_content(upper: DirWalker, base: DirWalker, name: str) -> bool:
     with (
-        open(os.open(name, FILE_FLAGS, dir_fd=upper.fd), "rb", buffering=0) as left_file,
-        open(os.open(name, FILE_FLAGS, dir_fd=base.fd), "rb", buffering=0) as right_file,
+        open(os.open(name, FILE_FLAGS, dir_fd=upper.fd), "rb", buffering=0) as upper_file,
+        open(os.open(name, FILE_FLAGS, dir_fd=base.fd), "rb", buffering=0) as base_file,
     ):
-        while (content := left_file.read(_CHUNK)) == right_file.read(_CHUNK):
+        while (content := upper_file.read(_CHUNK)) == base_file.read(_CHUNK):
             if not content:
                 return True
     return False

@@ -39,9 +39,9 @@ def descendants(exclude: Collection[int] = ()) -> set[int]:
     pids: set[int] = set()
     queue = [os.getpid()]
     while queue:
-        below = [pid for pid in children.get(queue.pop(), ()) if pid not in exclude]
-        pids.update(below)
-        queue += below
+        child_pids = [pid for pid in children.get(queue.pop(), ()) if pid not in exclude]
+        pids.update(child_pids)
+        queue += child_pids
     return pids
 
 
@@ -59,11 +59,11 @@ def stop_all(exclude: Collection[int] = ()) -> None:
 
     Without this, a tree that forks faster than /proc can be searched would outrun the kills.
     """
-    give_up = time.monotonic() + _STOP_PATIENCE
-    stopped: set[int] = set()
-    while (fresh := descendants(exclude) - stopped) and time.monotonic() < give_up:
-        signal_all(fresh, signal.SIGSTOP)
-        stopped |= fresh
+    deadline = time.monotonic() + _STOP_PATIENCE
+    stopped_pids: set[int] = set()
+    while (new_pids := descendants(exclude) - stopped_pids) and time.monotonic() < deadline:
+        signal_all(new_pids, signal.SIGSTOP)
+        stopped_pids |= new_pids
 
 
 def kill_all(reap: Callable[[], bool], exclude: Collection[int] = ()) -> None:
@@ -77,14 +77,14 @@ def kill_all(reap: Callable[[], bool], exclude: Collection[int] = ()) -> None:
     """
     stop_all(exclude)
     # an excluded process may create orphans without end
-    give_up = time.monotonic() + (_STOP_PATIENCE if exclude else KILL_PATIENCE)
-    while time.monotonic() < give_up:
-        doomed = descendants(exclude)
-        signal_all(doomed, signal.SIGKILL)
-        look_again = min(time.monotonic() + _COLLECTING, give_up)
-        while reap() and time.monotonic() < look_again:
+    deadline = time.monotonic() + (_STOP_PATIENCE if exclude else KILL_PATIENCE)
+    while time.monotonic() < deadline:
+        pids = descendants(exclude)
+        signal_all(pids, signal.SIGKILL)
+        next_search = min(time.monotonic() + _COLLECTING, deadline)
+        while reap() and time.monotonic() < next_search:
             pass
-        if not have_children() or (exclude and not doomed):
+        if not have_children() or (exclude and not pids):
             return
         time.sleep(0.0005)
 
@@ -130,8 +130,8 @@ def every_pid() -> list[int]:
 def stat_fields(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the state on (proc_pid_stat(5)), or [] if there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            return source.read().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
 

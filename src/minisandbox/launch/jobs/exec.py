@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from minisandbox.launch.kernel.cgroups import FILE_SIZE, PROCESSES, LimitCounters
 
 from . import descendants
-from .frames import Header
+from .frames import Header, integer
 from .job import WorkerJob
 from .spawn import Pipes, SpawnError, Stdio, spawn, start_nothing
 
@@ -48,27 +48,27 @@ class Capture:
         self._tail_size = 0
         self.dropped = 0
 
-    def add(self, data: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         """Add the next bytes of the stream."""
         if self._head_room:
-            self._head.append(data[: self._head_room])
+            self._head.append(chunk[: self._head_room])
             head_size = len(self._head[-1])
             self._head_room -= head_size
-            data = data[head_size:]
-        if not data:
+            chunk = chunk[head_size:]
+        if not chunk:
             return
-        self._tail.append(data)
-        self._tail_size += len(data)
+        self._tail.append(chunk)
+        self._tail_size += len(chunk)
         while self._tail_size > self._tail_room:
             self._shorten_tail(self._tail_size - self._tail_room)
 
     def _shorten_tail(self, excess: int) -> None:
-        first = self._tail.popleft()
-        cut = min(excess, len(first))
-        if cut < len(first):
-            self._tail.appendleft(first[cut:])
-        self._tail_size -= cut
-        self.dropped += cut
+        chunk = self._tail.popleft()
+        cut_size = min(excess, len(chunk))
+        if cut_size < len(chunk):
+            self._tail.appendleft(chunk[cut_size:])
+        self._tail_size -= cut_size
+        self.dropped += cut_size
 
     def result(self) -> bytes:
         """Return the kept bytes; a line between head and tail reports the number of dropped bytes."""
@@ -196,17 +196,17 @@ class Leader:
 
     def _hits(self, status: int) -> list[str]:
         """Return the limits that the command hit. The file size limit shows only as SIGXFSZ or a shell's status."""
-        too_large = status in (signal.SIGXFSZ, 128 + signal.SIGXFSZ << 8)
-        return [*(self.counters.hits() if self.counters else ()), *((FILE_SIZE,) if too_large else ())]
+        is_too_large = status in (signal.SIGXFSZ, 128 + signal.SIGXFSZ << 8)
+        return [*(self.counters.hits() if self.counters else ()), *((FILE_SIZE,) if is_too_large else ())]
 
 
 class Command:
     """A running command. Make one with :meth:`start`."""
 
-    def __init__(self, leader: Leader, stdin: int, outputs: Mapping[int, Capture], data: bytes) -> None:
+    def __init__(self, leader: Leader, stdin: int, outputs: Mapping[int, Capture], stdin_data: bytes) -> None:
         self._leader = leader
         self._stdin = stdin
-        self._unwritten = memoryview(data)
+        self._unwritten = memoryview(stdin_data)
         self._outputs = dict(outputs)
         self._open = set(outputs)
 
@@ -221,15 +221,15 @@ class Command:
             SpawnError: there is no such user or directory.
             OSError: no process could be started, for example at the process limit.
         """
-        request, limit = job.request, job.request["output"]
-        assert isinstance(limit, int)
+        request = job.request
         with Pipes() as pipes:
             stdin, stdin_write = pipes.make() if request["stdin"] else (pipes.null(), -1)
-            (out_read, out), (err_read, err) = pipes.make(), pipes.make()
-            leader = Leader(start(request, Stdio([(stdin, 0), (out, 1), (err, 2)])), timeout_of(request))
+            (out_read, out_write), (err_read, err_write) = pipes.make(), pipes.make()
+            leader = Leader(start(request, Stdio([(stdin, 0), (out_write, 1), (err_write, 2)])), timeout_of(request))
             leader.counters = job.counters
             pipes.keep(*filter(lambda end: end >= 0, (stdin_write, out_read, err_read)))
-        return cls(leader, stdin_write, {out_read: Capture(limit), err_read: Capture(limit)}, job.payload)
+        outputs = dict(zip((out_read, err_read), new_captures(request), strict=True))
+        return cls(leader, stdin_write, outputs, job.payload)
 
     def end_at_once(self) -> None:
         """Pretend that the process has exited; for a rehearsal, which starts none."""
@@ -295,15 +295,15 @@ class Command:
     def _read(self, descriptor: int, poll: select.poll) -> int:
         """Read from a pipe once; return the number of bytes."""
         try:
-            data = os.read(descriptor, CHUNK)
+            chunk = os.read(descriptor, CHUNK)
         except BlockingIOError:
             return 0
-        if data:
-            self._outputs[descriptor].add(data)
+        if chunk:
+            self._outputs[descriptor].add(chunk)
         else:
             poll.unregister(descriptor)
             self._open.discard(descriptor)
-        return len(data)
+        return len(chunk)
 
     def _feed(self, poll: select.poll) -> None:
         try:
@@ -356,12 +356,17 @@ def rehearse(job: WorkerJob, wakeup: int) -> None:
     command.close()
 
 
+def new_captures(request: Header) -> list[Capture]:
+    """Return empty captures for stdout and stderr, with the limit of the request."""
+    return [Capture(integer(request, "output")) for _ in range(2)]
+
+
 def refusal(error: OSError) -> tuple[Header, bytes]:
     """Return the final frame of a command that could not be started, with a shell's status 126."""
     leader = Leader(0)
     leader.status = 126 << 8
-    hit = {"hit": [PROCESSES]} if error.errno == errno.EAGAIN else {}
-    return leader.fate(0) | hit, f"cannot start a process: {error.strerror}\n".encode()
+    hits = {"hit": [PROCESSES]} if error.errno == errno.EAGAIN else {}
+    return leader.fate(0) | hits, f"cannot start a process: {error.strerror}\n".encode()
 
 
 def with_output(header: Header, captures: list[Capture]) -> tuple[Header, bytes]:

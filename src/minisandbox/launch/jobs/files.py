@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from minisandbox.launch.kernel import syscalls as sc
 
 from . import descendants, frames, tree_writer, trees
+from .frames import integer
 from .job import WorkerJob
 from .tree_writer import Attributes, FileWriter, TreeBuilder
 
@@ -38,11 +39,11 @@ def serve(job: WorkerJob) -> None:
 
 
 def _fail(job: WorkerJob, error: OSError, verb: str) -> None:
-    path, inner = str(job.request.get("path", "")), error.filename
-    if isinstance(inner, str) and verb in ("send_tree", "take_tree"):
-        path = os.path.join(path, inner) if inner else path
-    if isinstance(inner, str) and verb == "remove":  # ``inner`` is relative to the parent of the removed path
-        path = os.path.join(os.path.dirname(path.rstrip("/")), inner)
+    path, inner_path = str(job.request.get("path", "")), error.filename
+    if isinstance(inner_path, str) and verb in ("send_tree", "take_tree"):
+        path = os.path.join(path, inner_path) if inner_path else path
+    if isinstance(inner_path, str) and verb == "remove":  # relative to the parent of the removed path
+        path = os.path.join(os.path.dirname(path.rstrip("/")), inner_path)
     job.fail(OSError(error.errno, error.strerror or str(error)), verb, path)
 
 
@@ -58,15 +59,12 @@ def _path(job: WorkerJob, key: str = "path") -> str:
 
 def _read(job: WorkerJob) -> None:
     """Serve ``read``: answer with ``data`` and ``hole`` frames, then ``end``."""
-    descriptor = _open(_path(job), os.O_RDONLY)
-    try:
+    with sc.closing(_open(_path(job), os.O_RDONLY)) as descriptor:
         size = _require_regular(descriptor).st_size
         tally = trees.Tally(_limit(job), 1)
         tally.check(size)
         for header, payload in trees.content_frames(descriptor, size, tally):
             _send(job, header, payload)
-    finally:
-        os.close(descriptor)
     _send(job, {"event": "end", "size": tally.size})
 
 
@@ -97,7 +95,7 @@ def _take_content(job: WorkerJob, file: FileWriter) -> int:
         job.counters.charge(len(data))
         file.data(data)
         if header["event"] == "hole":
-            file.hole(_integer(header, "size"))
+            file.hole(integer(header, "size"))
         if header["event"] == "end":
             return file.end()
 
@@ -107,30 +105,27 @@ def _take_content(job: WorkerJob, file: FileWriter) -> int:
 
 def _list(job: WorkerJob) -> None:
     """Serve ``list``: answer with ``entries`` frames of several hundred entries each, then ``end``."""
-    descriptor = _open(_path(job), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if os.fstat(descriptor).st_dev == _proc():
+    with sc.closing(_open(_path(job), os.O_RDONLY | os.O_DIRECTORY)) as directory:
+        if os.fstat(directory).st_dev == _proc():
             raise PermissionError(errno.EACCES, "a directory of /proc: list it by a command")
-        count, max_entries = 0, _integer(job.request, "most")
-        for page in _pages(descriptor):
+        count, max_entries = 0, integer(job.request, "most")
+        for page in _pages(directory):
             count += len(page)
             if count > max_entries:
                 raise OSError(errno.EFBIG, f"more than {max_entries} entries")
             _send(job, {"event": "entries", "entries": page})
-    finally:
-        os.close(descriptor)
     _send(job, {"event": "end"})
 
 
-def _pages(descriptor: int) -> Iterator[list[object]]:
+def _pages(directory: int) -> Iterator[list[object]]:
     page: list[object] = []
     size = total = 0
-    with os.scandir(descriptor) as entries:
+    with os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
-                facts = _facts(entry.name, descriptor)
-                page.append(facts)
-                size += sum(len(fact) for fact in facts if isinstance(fact, str))
+                fields = _entry(entry.name, directory)
+                page.append(fields)
+                size += sum(len(field) for field in fields if isinstance(field, str))
             if len(page) >= _PAGE or size > _PAGE_SIZE:
                 total += size
                 if total > _MOST_TEXT:
@@ -141,30 +136,27 @@ def _pages(descriptor: int) -> Iterator[list[object]]:
         yield page
 
 
-def _facts(name: str, directory: int) -> list[object]:
+def _entry(name: str, directory: int) -> list[object]:
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     target = os.readlink(name, dir_fd=directory) if stat.S_ISLNK(status.st_mode) else None
-    return _numbers(name, status, target)
+    return _entry_fields(name, status, target)
 
 
-def _numbers(name: str, status: os.stat_result, target: str | None) -> list[object]:
+def _entry_fields(name: str, status: os.stat_result, target: str | None) -> list[object]:
     return [name, status.st_mode, status.st_size, status.st_mtime_ns, status.st_uid, status.st_gid, target]
 
 
 def _stat(job: WorkerJob) -> None:
     """Serve ``stat``: answer with ``entries`` that hold one entry without a name."""
     flags = os.O_PATH | (0 if job.request["follow"] else os.O_NOFOLLOW)
-    descriptor = _open(_path(job), flags)
-    try:
+    with sc.closing(_open(_path(job), flags)) as descriptor:
         status = os.fstat(descriptor)
         target = None
         if stat.S_ISLNK(status.st_mode):
             if status.st_dev == _proc():
                 raise PermissionError(errno.EACCES, "a link of /proc: read it by a command")
             target = os.readlink("", dir_fd=descriptor)
-    finally:
-        os.close(descriptor)
-    _send(job, {"event": "entries", "entries": [_numbers("", status, target)]})
+    _send(job, {"event": "entries", "entries": [_entry_fields("", status, target)]})
 
 
 def _mkdir(job: WorkerJob) -> None:
@@ -175,11 +167,8 @@ def _mkdir(job: WorkerJob) -> None:
     try:
         with _parent(path) as (directory, name):
             os.mkdir(name, 0o700, dir_fd=directory)
-            created = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
-        try:
-            os.fchmod(created, _integer(job.request, "mode"))
-        finally:
-            os.close(created)
+            with sc.closing(os.open(name, trees.DIRECTORY_FLAGS, dir_fd=directory)) as new_directory:
+                os.fchmod(new_directory, integer(job.request, "mode"))
     except OSError as error:
         if not (job.request["exist_ok"] and error.errno in (errno.EEXIST, errno.EINVAL) and os.path.isdir(path)):
             raise
@@ -213,18 +202,14 @@ def _move(job: WorkerJob) -> None:
 
 def _send_tree(job: WorkerJob) -> None:
     """Serve ``send_tree``: answer with the frames of a file or tree without a name, then ``end``."""
-    descriptor = _open(_path(job), os.O_RDONLY)
-    walker = trees.DirWalker(descriptor)
-    tally = trees.Tally(_limit(job), _integer(job.request, "most"))
-    try:
-        for batch in trees.batches(trees.tree_frames(_whole(walker), tally)):
+    with contextlib.closing(trees.DirWalker(_open(_path(job), os.O_RDONLY))) as walker:
+        tally = trees.Tally(_limit(job), integer(job.request, "most"))
+        for batch in trees.batches(trees.tree_frames(_walk_root(walker), tally)):
             _send_bytes(job, batch)
-    finally:
-        walker.close()
     _send(job, {"event": "end"})
 
 
-def _whole(walker: trees.DirWalker) -> Iterator[trees.TreeStep]:
+def _walk_root(walker: trees.DirWalker) -> Iterator[trees.TreeStep]:
     status = os.fstat(walker.fd)
     if not stat.S_ISDIR(status.st_mode):
         yield trees.TreeStep("file", "", _require_regular(walker.fd), descriptor=walker.fd)
@@ -232,7 +217,7 @@ def _whole(walker: trees.DirWalker) -> Iterator[trees.TreeStep]:
     if status.st_dev == _proc():
         raise PermissionError(errno.EACCES, "a directory of /proc")
     yield trees.TreeStep("directory", "", status)
-    yield from trees.walk(walker, avoid=_proc())
+    yield from trees.walk(walker, skipped_device=_proc())
     yield trees.TreeStep("up")
 
 
@@ -242,19 +227,17 @@ def _take_tree(job: WorkerJob) -> None:
     _make_parents(path)
     is_new = True
     try:
-        os.mkdir(path, _integer(job.request, "mode") & 0o777 | 0o700)
+        os.mkdir(path, integer(job.request, "mode") & 0o777 | 0o700)
     except FileExistsError:
         is_new = False
-    root = _open(path, os.O_RDONLY | os.O_DIRECTORY)
-    builder = TreeBuilder(os.dup(root), replace=True, exact=True)
-    try:
+    with (
+        sc.closing(_open(path, os.O_RDONLY | os.O_DIRECTORY)) as root,
+        contextlib.closing(TreeBuilder(os.dup(root), replace=True, exact=True)) as builder,
+    ):
         _build(job, builder)
         if is_new:
-            os.fchmod(root, _integer(job.request, "mode"))
-            os.utime(root, ns=(_integer(job.request, "mtime"),) * 2)
-    finally:
-        builder.close()
-        os.close(root)
+            os.fchmod(root, integer(job.request, "mode"))
+            os.utime(root, ns=(integer(job.request, "mtime"),) * 2)
     _send(job, {"event": "done"})
 
 
@@ -264,8 +247,8 @@ def _build(job: WorkerJob, builder: TreeBuilder) -> None:
         while (header := _take_frame(job, builder)) is not None:
             name = str(header.get("name", name))
     except OSError as error:
-        inner = error.filename if isinstance(error.filename, str) else name
-        raise OSError(error.errno, error.strerror, builder.walker.path(inner)) from error
+        inner_path = error.filename if isinstance(error.filename, str) else name
+        raise OSError(error.errno, error.strerror, builder.walker.path(inner_path)) from error
 
 
 def _take_frame(job: WorkerJob, builder: TreeBuilder) -> frames.Header | None:
@@ -275,7 +258,7 @@ def _take_frame(job: WorkerJob, builder: TreeBuilder) -> frames.Header | None:
         job.counters.charge(len(payload))
         builder.data(payload)
     elif event == "hole":
-        builder.hole(_integer(header, "size"))
+        builder.hole(integer(header, "size"))
     elif event == "eof":
         builder.end()
     elif event == "up":
@@ -283,7 +266,7 @@ def _take_frame(job: WorkerJob, builder: TreeBuilder) -> frames.Header | None:
     elif event == "end":
         return None
     else:
-        attributes = Attributes(_integer(header, "mode"), _integer(header, "mtime"))
+        attributes = Attributes(integer(header, "mode"), integer(header, "mtime"))
         if event == "directory":
             builder.directory(name, attributes)
         elif event == "file":
@@ -320,28 +303,25 @@ def _open(path: str, flags: int) -> int:
 @contextlib.contextmanager
 def _parent(path: str) -> Iterator[tuple[int, str]]:
     """Open the parent directory of a path; yield its descriptor and the last component of the path."""
-    above, name = os.path.split(path.rstrip("/"))
+    parent, name = os.path.split(path.rstrip("/"))
     if name in ("", ".", ".."):
         raise OSError(errno.EINVAL, "not the name of something in a directory")
-    directory = _open(above or "/", os.O_PATH | os.O_DIRECTORY)
-    try:
+    with sc.closing(_open(parent or "/", os.O_PATH | os.O_DIRECTORY)) as directory:
         yield directory, name
-    finally:
-        os.close(directory)
 
 
 def _make_parents(path: str) -> None:
     """Create the missing parent directories of a path, following symbolic links."""
-    above = os.path.dirname(path.rstrip("/")) or "/"
-    if os.path.isdir(above):
+    parent = os.path.dirname(path.rstrip("/")) or "/"
+    if os.path.isdir(parent):
         return
     if len(os.fsencode(path)) >= _PATH_MAX:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-    parts = above.split("/")
-    for end in range(2, len(parts) + 1):
+    names = parent.split("/")
+    for depth in range(2, len(names) + 1):
         with contextlib.suppress(FileExistsError):
-            os.mkdir("/".join(parts[:end]), 0o755)
-    if not os.path.isdir(above):  # a file or a dangling link
+            os.mkdir("/".join(names[:depth]), 0o755)
+    if not os.path.isdir(parent):  # a file or a dangling link
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
@@ -358,12 +338,6 @@ def _require_regular(descriptor: int) -> os.stat_result:
 
 def _proc() -> int:
     return os.stat("/proc").st_dev
-
-
-def _integer(header: frames.Header, key: str) -> int:
-    value = header[key]
-    assert isinstance(value, int)
-    return value
 
 
 def _send(job: WorkerJob, header: frames.Header, payload: bytes = b"") -> None:

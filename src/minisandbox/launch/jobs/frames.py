@@ -24,8 +24,15 @@ class FrameError(ValueError):
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
     """Encode one frame. Surrogate escapes in the header survive the round trip."""
-    head = _JSON.encode(header).encode("ascii")
-    return _LENGTHS.pack(len(head), len(payload)) + head + payload
+    encoded_header = _JSON.encode(header).encode("ascii")
+    return _LENGTHS.pack(len(encoded_header), len(payload)) + encoded_header + payload
+
+
+def integer(header: Header, key: str) -> int:
+    """Return a field of a header that is an integer."""
+    number = header[key]
+    assert isinstance(number, int)
+    return number
 
 
 class Decoder:

@@ -1,18 +1,20 @@
-"""A job: one request and the socket on which a worker answers it."""
+"""The worker's end of connections: a job (one request and its answers), and a non-blocking link to a handle."""
 
 from __future__ import annotations
 
 import array
 import contextlib
+import select
 import socket
+from collections import deque
 
 from minisandbox.launch.kernel.cgroups import LimitCounters
 
 from . import frames
-from .link import Link
 
 _FIRST_PIECE = 1 << 16
 _PIECE = 1 << 20
+_CHUNK = 1 << 18
 
 
 class WorkerJob:
@@ -43,9 +45,9 @@ class WorkerJob:
     def _receive_first(self) -> bytes:
         flags = socket.MSG_CMSG_CLOEXEC
         data, ancillary, _, _ = self.connection.recvmsg(_FIRST_PIECE, socket.CMSG_SPACE(4), flags)
-        for level, kind, raw in ancillary:
+        for level, kind, packed_descriptor in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self.door = array.array("i", raw[:4])[0]
+                self.door = array.array("i", packed_descriptor[:4])[0]
         return data
 
     def receive(self) -> tuple[frames.Header, bytes]:
@@ -77,3 +79,93 @@ class WorkerJob:
         self.send(
             {"event": "error", "errno": error.errno, "message": error.strerror, "operation": operation, "path": path}
         )
+
+
+class Link:
+    """Sends and receives frames on a stream socket without blocking, between a worker and the handle of its process.
+
+    Args:
+        connection: the socket; the link closes it.
+        decoder: decoder that holds the received part of the next frame.
+        pending: frames that were received already.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        decoder: frames.Decoder | None = None,
+        pending: list[tuple[frames.Header, bytes]] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._decoder = decoder or frames.Decoder()
+        self._pending = pending or []
+        self._unsent: deque[memoryview] = deque()
+        self._broken = False
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._connection.fileno()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether unsent frames wait for the peer to read; a producer should pause then."""
+        return bool(self._unsent)
+
+    @property
+    def interest(self) -> int:
+        """The events that poll(2) should look for."""
+        return select.POLLIN | (select.POLLOUT if self._unsent else 0)
+
+    def put(self, header: frames.Header, payload: bytes = b"") -> None:
+        """Queue a frame, and send as much as the socket accepts now."""
+        self._unsent.append(memoryview(frames.encode(header, payload)))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send queued frames as far as the socket accepts them; :meth:`receive` reports a peer that has hung up."""
+        while self._unsent and not self._broken:
+            try:
+                sent_size = self._connection.send(self._unsent[0], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._broken = True
+                break
+            if sent_size < len(self._unsent[0]):
+                self._unsent[0] = self._unsent[0][sent_size:]
+            else:
+                self._unsent.popleft()
+        if self._broken:
+            self._unsent.clear()
+
+    def receive(self) -> list[tuple[frames.Header, bytes]]:
+        """Return the frames that have arrived.
+
+        Raises:
+            EOFError: the peer closed.
+            ConnectionResetError: the peer closed with unread data in its socket (af_unix.c, unix_release_sock).
+            FrameError: the peer sent bytes that are not frames.
+        """
+        ready_frames, self._pending = self._pending, []
+        with contextlib.suppress(BlockingIOError):
+            chunk = self._connection.recv(_CHUNK, socket.MSG_DONTWAIT)
+            if not chunk and not ready_frames:
+                raise EOFError
+            ready_frames += self._decoder.feed(chunk)
+        return ready_frames
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether received frames wait in the link, where poll(2) does not see them."""
+        return bool(self._pending)
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether the peer has closed its end. Frames that it sent before can still be received."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()

@@ -18,10 +18,9 @@ import struct
 import termios
 import time
 
-from .exec import CHUNK, DRAIN, Capture, Leader, milliseconds, readable, refusal, timeout_of
+from .exec import CHUNK, DRAIN, Leader, milliseconds, new_captures, readable, refusal, timeout_of
 from .frames import STDIN_CREDIT, Header, encode
-from .job import WorkerJob
-from .link import Link
+from .job import Link, WorkerJob
 from .spawn import Pipes, SpawnError, Stdio, spawn
 
 _TIOCGPTN, _TIOCSPTLCK = 0x80045430, 0x40045431
@@ -32,19 +31,19 @@ def serve(job: WorkerJob, wakeup: int) -> None:
     """Serve a ``start`` request until the process and its background processes have exited."""
     link = job.link()
     try:
-        started = _Process.start(job.request)
+        process = _Process.start(job.request)
     except SpawnError as error:
         job.fail(error, error.operation, error.path)
         return
     except OSError as error:
-        header, complaint = refusal(error)
+        header, message = refusal(error)
         job.send({"event": "started", "pid": 0, "dropped": [0, 0], "credit": STDIN_CREDIT})
-        job.send({"event": "output", "stream": 1}, complaint)
+        job.send({"event": "output", "stream": 1}, message)
         job.send(header)
         return
     door = socket.socket(fileno=job.door) if job.door >= 0 else None
-    started.leader.counters = job.counters
-    _Supervisor(started, link, door, wakeup).run()
+    process.leader.counters = job.counters
+    _Supervisor(process, link, door, wakeup).run()
 
 
 class _Process:
@@ -82,8 +81,9 @@ class _Process:
         if isinstance(size, list):
             return cls._on_terminal(request, size)
         with Pipes() as pipes:
-            (stdin, stdin_write), (out_read, out), (err_read, err) = pipes.make(), pipes.make(), pipes.make()
-            pid = spawn(request, Stdio([(stdin, 0), (out, 1), (err, 2)]))
+            (stdin, stdin_write), (out_read, out_write) = pipes.make(), pipes.make()
+            err_read, err_write = pipes.make()
+            pid = spawn(request, Stdio([(stdin, 0), (out_write, 1), (err_write, 2)]))
             pipes.keep(stdin_write, out_read, err_read)
         return cls(request, pid, stdin_write, {out_read: 0, err_read: 1})
 
@@ -197,24 +197,19 @@ class _Supervisor:
         self._holder: Link | None = link
         self._door = door
         self._wakeup = wakeup
-        self._kept = self._new_captures()
-        self._consumed = 0
-        self._remaining: dict[int, int] | None = None
+        self._captures = new_captures(process.request)
+        self._consumed_size = 0
+        self._unread: dict[int, int] | None = None
         self._drained_at = 0.0
-        self._end: Header | None = None
-        self._over = False
+        self._final_frame: Header | None = None
+        self._is_over = False
         link.put(process.introduction([0, 0]))
-
-    def _new_captures(self) -> tuple[Capture, Capture]:
-        limit = self._process.request["output"]
-        assert isinstance(limit, int)
-        return Capture(limit), Capture(limit)
 
     def run(self) -> None:
         """Loop until a holder has received the result and all processes have exited."""
-        if self._holder is not None and self._holder.waiting:
+        if self._holder is not None and self._holder.has_pending:
             self._listen(self._holder)
-        while not self._over:
+        while not self._is_over:
             events = dict(self._poll().poll(milliseconds(self._time_left())))
             self._take_ended(events)
             self._take_frames(events)
@@ -242,12 +237,12 @@ class _Supervisor:
 
     def _is_blocked(self) -> bool:
         """Return whether output must wait, because the holder does not read."""
-        return self._holder is not None and self._holder.full
+        return self._holder is not None and self._holder.is_full
 
     def _time_left(self) -> float | None:
         if not self._leader.ended:
             return self._leader.time_left()
-        return self._drained_at - time.monotonic() if self._end is None and not self._is_blocked() else None
+        return self._drained_at - time.monotonic() if self._final_frame is None and not self._is_blocked() else None
 
     def _take_ended(self, events: dict[int, int]) -> None:
         if self._wakeup in events:
@@ -257,10 +252,10 @@ class _Supervisor:
     def _move_input(self, events: dict[int, int]) -> None:
         process = self._process
         if events.get(process.stdin, 0) & ~select.POLLIN or process.stdin < 0:
-            self._consumed += process.write()
-        if self._consumed and self._holder is not None and not self._holder.full:
-            self._holder.put({"event": "credit", "size": self._consumed})
-            self._consumed = 0
+            self._consumed_size += process.write()
+        if self._consumed_size and self._holder is not None and not self._holder.is_full:
+            self._holder.put({"event": "credit", "size": self._consumed_size})
+            self._consumed_size = 0
 
     def _move_output(self, events: dict[int, int]) -> None:
         for descriptor in tuple(self._process.outputs):
@@ -269,54 +264,54 @@ class _Supervisor:
 
     def _read(self, descriptor: int) -> None:
         try:
-            data = os.read(descriptor, CHUNK)
+            chunk = os.read(descriptor, CHUNK)
         except BlockingIOError:
-            if self._remaining is not None:
-                self._remaining[descriptor] = 0
+            if self._unread is not None:
+                self._unread[descriptor] = 0
             return
         except OSError:  # EIO: every process closed the terminal (pty(7))
-            data = b""
-        if not data:
+            chunk = b""
+        if not chunk:
             self._process.close_output(descriptor)
             return
-        if self._remaining is not None:
-            self._remaining[descriptor] = self._remaining.get(descriptor, 0) - len(data)
+        if self._unread is not None:
+            self._unread[descriptor] = self._unread.get(descriptor, 0) - len(chunk)
         stream = self._process.outputs[descriptor]
-        if self._end is not None:  # drop output that background children write after the result
+        if self._final_frame is not None:  # drop output that background children write after the result
             return
         if self._holder is None:
-            self._kept[stream].add(data)
+            self._captures[stream].add(chunk)
         else:
-            self._holder.put({"event": "output", "stream": stream}, data)
+            self._holder.put({"event": "output", "stream": stream}, chunk)
 
     def _look_for_the_end(self) -> None:
         """Report the result once the leader's output is sent and the drain time of background children has passed."""
-        if self._leader.ended and self._end is None:
+        if self._leader.ended and self._final_frame is None:
             self._drain()
         # without a door, sent is done; with a door, wait until a holder confirms that it has seen the result
-        if self._end is not None and self._door is None and not self._is_blocked():
-            self._over = True
+        if self._final_frame is not None and self._door is None and not self._is_blocked():
+            self._is_over = True
 
     def _drain(self) -> None:
         outputs = self._process.outputs
-        if self._remaining is None:
+        if self._unread is None:
             self._process.release_terminal()
-            self._remaining = self._process.remaining()
+            self._unread = self._process.remaining()
             self._drained_at = time.monotonic() + DRAIN
         if outputs and time.monotonic() < self._drained_at:
             return
         for descriptor in tuple(outputs):
-            if self._remaining.get(descriptor, 0) > 0 and not self._is_blocked():
+            if self._unread.get(descriptor, 0) > 0 and not self._is_blocked():
                 self._read(descriptor)
-        if not any(self._remaining.get(descriptor, 0) > 0 for descriptor in outputs):
-            self._end = self._leader.fate(self._leader.count_left_running())
+        if not any(self._unread.get(descriptor, 0) > 0 for descriptor in outputs):
+            self._final_frame = self._leader.fate(self._leader.count_left_running())
             if self._holder is not None:
-                self._holder.put(self._end)
+                self._holder.put(self._final_frame)
 
     def _take_frames(self, events: dict[int, int]) -> None:
-        if self._holder is not None and (happened := events.get(self._holder.fileno(), 0)):
+        if self._holder is not None and (link_events := events.get(self._holder.fileno(), 0)):
             self._holder.flush()
-            if happened & ~select.POLLOUT:
+            if link_events & ~select.POLLOUT:
                 self._listen(self._holder)
         if self._door is not None and self._door.fileno() in events:
             self._admit(self._door)
@@ -334,7 +329,7 @@ class _Supervisor:
         if verb == "stdin" and not process.closing:
             process.unwritten += payload
         elif verb == "stdin":
-            self._consumed += len(payload)
+            self._consumed_size += len(payload)
         elif verb == "close_stdin":
             process.closing = True
             if not process.unwritten:
@@ -345,8 +340,8 @@ class _Supervisor:
             self._leader.kill_tree()
         elif verb == "resize" and isinstance(size, list):
             process.resize(size)
-        elif verb == "seen" and self._end is not None:
-            self._over = True
+        elif verb == "seen" and self._final_frame is not None:
+            self._is_over = True
 
     def _lose(self) -> None:
         """Handle a holder that hung up: kill the process, or with a door let it wait for the next holder."""
@@ -354,7 +349,7 @@ class _Supervisor:
             self._holder.close()
             self._holder = None
         if self._door is None:
-            self._over = True
+            self._is_over = True
             if not self._leader.ended:
                 self._leader.kill_tree()
 
@@ -364,27 +359,27 @@ class _Supervisor:
             connection, _ = door.accept()
         except OSError:
             return
-        while self._holder is not None and self._holder.hung_up:  # process the hang-up of the old holder first
+        while self._holder is not None and self._holder.has_hung_up:  # process the hang-up of the old holder first
             self._listen(self._holder)
-        if not self._over and self._holder is None:
+        if not self._is_over and self._holder is None:
             self._holder = Link(connection)
-            self._give_kept(self._holder)
+            self._send_captured(self._holder)
             return
         with connection, contextlib.suppress(OSError):  # the new holder has hung up
-            if not self._over:
+            if not self._is_over:
                 connection.send(encode(_BUSY), socket.MSG_DONTWAIT)
 
-    def _give_kept(self, link: Link) -> None:
+    def _send_captured(self, link: Link) -> None:
         """Send a new holder the first frame, and the output that was kept while there was no holder."""
-        self._consumed = 0  # the first frame states the credit
-        captures, self._kept = self._kept, self._new_captures()
+        self._consumed_size = 0  # the first frame states the credit
+        captures, self._captures = self._captures, new_captures(self._process.request)
         link.put(self._process.introduction([capture.dropped for capture in captures]))
         for stream, capture in enumerate(captures):
-            data = capture.result()
-            for start in range(0, len(data), CHUNK):
-                link.put({"event": "output", "stream": stream}, data[start : start + CHUNK])
-        if self._end is not None:
-            link.put(self._end)
+            output = capture.result()
+            for start in range(0, len(output), CHUNK):
+                link.put({"event": "output", "stream": stream}, output[start : start + CHUNK])
+        if self._final_frame is not None:
+            link.put(self._final_frame)
 
     def _outlive(self) -> None:
         """Hang up; reap background processes and discard their output until the last one has exited."""
@@ -392,7 +387,7 @@ class _Supervisor:
             self._door.close()
         if self._holder is not None:
             self._holder.close()
-        self._end, self._holder, self._door = self._end or {}, None, None
+        self._final_frame, self._holder, self._door = self._final_frame or {}, None, None
         while self._leader.has_left_running():
             events = dict(self._poll().poll())
             self._take_ended(events)

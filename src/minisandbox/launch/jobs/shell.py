@@ -23,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from . import descendants
-from .exec import CHUNK, Capture, Leader, milliseconds, readable, timeout_of, with_output
+from .exec import CHUNK, Leader, milliseconds, new_captures, readable, timeout_of, with_output
 from .frames import Header
 from .job import WorkerJob
 from .spawn import Pipes, SpawnError, Stdio, spawn
@@ -74,14 +74,15 @@ class _Bash:
     def __init__(self, request: Header) -> None:
         self._number = min(_REPORT, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1)
         with Pipes() as pipes:
-            (stdin, self._stdin), (self._report, report) = pipes.make(), pipes.make()
-            (out_read, out), (err_read, err) = pipes.make(), pipes.make()
-            self.leader = Leader(spawn(request, Stdio([(stdin, 0), (out, 1), (err, 2), (report, self._number)])))
+            (stdin, self._stdin), (self._report, report_write) = pipes.make(), pipes.make()
+            (out_read, out_write), (err_read, err_write) = pipes.make(), pipes.make()
+            stdio = Stdio([(stdin, 0), (out_write, 1), (err_write, 2), (report_write, self._number)])
+            self.leader = Leader(spawn(request, stdio))
             pipes.keep(self._stdin, self._report, out_read, err_read)
         self.outputs = (out_read, err_read)
         self._open = {self._report, *self.outputs}
         self._unwritten = bytearray((_PREPARE % {"report": self._number}).encode())
-        self._reported = b""
+        self._report_buffer = b""
 
     def begin(self, number: int, script: bytes, status: int) -> None:
         """Send a script to bash.
@@ -94,7 +95,7 @@ class _Bash:
         quoted = b"'" + script.replace(b"'", b"'\\''") + b"'"
         lines = _RUN % {"number": number, "report": self._number, "script": quoted.decode("latin-1")}
         self._unwritten += ((_STATUS % status if status else "") + lines).encode("latin-1")
-        self._reported = b""
+        self._report_buffer = b""
         self.write()
 
     def write(self) -> None:
@@ -119,24 +120,24 @@ class _Bash:
         if descriptor not in self._open:
             return b""
         try:
-            data = os.read(descriptor, CHUNK)
+            chunk = os.read(descriptor, CHUNK)
         except BlockingIOError:
             return b""
-        if not data:
+        if not chunk:
             self._open.discard(descriptor)
-        return data
+        return chunk
 
     def take_report(self) -> None:
         """Read its reports."""
-        while data := self.read(self._report):
-            self._reported = (self._reported + data)[-_MOST_REPORTED:]
+        while chunk := self.read(self._report):
+            self._report_buffer = (self._report_buffer + chunk)[-_MOST_REPORTED:]
 
     def report_of(self, number: bytes) -> tuple[str | None, int] | None:
         """Return the reported directory and status of a run, or None if there is no report.
 
         A script can forge a report, but only its own. The directory is None if the report contains an invalid path.
         """
-        match = re.search(rb"\x00%s\x00([^\x00]*)\x00(\d{1,3})\x00" % number, self._reported)
+        match = re.search(rb"\x00%s\x00([^\x00]*)\x00(\d{1,3})\x00" % number, self._report_buffer)
         if match is None:
             return None
         directory = match[1] if match[1].startswith(b"/") and len(match[1]) < _PATH_MAX else None
@@ -162,8 +163,8 @@ class _Bash:
         fields = descendants.stat_fields(self.leader.pid)[11:15]
         if len(fields) < 4:
             return 0.0, 0.0
-        user, system, of_children, of_children_system = map(int, fields)
-        return (user + of_children) / _TICKS, (system + of_children_system) / _TICKS
+        user, system, child_user, child_system = map(int, fields)
+        return (user + child_user) / _TICKS, (system + child_system) / _TICKS
 
     def close(self) -> None:
         """Close its pipes."""
@@ -196,19 +197,14 @@ class _Shell:
         self._wakeup = wakeup
         self._cwd = str(job.request["cwd"])
         self._bash: _Bash | None = None
-        self._waiting: deque[_Run] = deque()
-        self._current: _Run | None = None
+        self._queue: deque[_Run] = deque()
+        self._current_run: _Run | None = None
         self._status = 0
         self._cpu = (0.0, 0.0)
         self._background: set[int] = set()
-        self._captures = self._new_captures()
+        self._captures = new_captures(job.request)
         self._restarted = False
-        self._closed = False
-
-    def _new_captures(self) -> list[Capture]:
-        limit = self._request["output"]
-        assert isinstance(limit, int)
-        return [Capture(limit), Capture(limit)]
+        self._is_closed = False
 
     # --- start and loop ---
 
@@ -219,29 +215,29 @@ class _Shell:
             SpawnError: there is no such user or directory.
             OSError: no process could be started, there is no bash, or bash does not start in time.
         """
-        self._bash = bash = self._start(first=self._request.get("again") is not True)
-        give_up = time.monotonic() + START_PATIENCE
+        self._bash = bash = self._start(is_first=self._request.get("again") is not True)
+        deadline = time.monotonic() + START_PATIENCE
         bash.begin(0, b":", 0)
-        while (report := bash.report_of(b"0")) is None and not self._closed:
-            remaining = give_up - time.monotonic()
+        while (report := bash.report_of(b"0")) is None and not self._is_closed:
+            remaining = deadline - time.monotonic()
             if bash.leader.ended:
                 self._collect(bash)
-                complaint = self._captures[1].result().decode("utf-8", "replace").strip()
-                raise OSError(errno.ENOENT, complaint or "bash ends at once")
+                message = self._captures[1].result().decode("utf-8", "replace").strip()
+                raise OSError(errno.ENOENT, message or "bash ends at once")
             if remaining <= 0:
                 raise OSError(errno.ETIMEDOUT, f"bash does not come up within {START_PATIENCE:.0f} s")
             self._step(remaining)
         self._cwd = (report and report[0]) or self._cwd
         self._link.put({"event": "started", "pid": bash.leader.pid, "cwd": self._cwd})
 
-    def _start(self, *, first: bool) -> _Bash:
+    def _start(self, *, is_first: bool) -> _Bash:
         """Start bash in the last directory; a later bash falls back to the request's directory, then to ``/``."""
-        places = (self._cwd, str(self._request["cwd"]), "/")
-        for directory in places[:1] if first else places:
+        directories = (self._cwd, str(self._request["cwd"]), "/")
+        for directory in directories[:1] if is_first else directories:
             try:
                 bash = _Bash({**self._request, "cwd": directory})
             except SpawnError as error:
-                if first or error.operation != "exec" or directory == "/":
+                if is_first or error.operation != "exec" or directory == "/":
                     raise
             else:
                 self._cpu = (0.0, 0.0)
@@ -251,9 +247,9 @@ class _Shell:
     def run(self) -> None:
         """Loop until the holder hangs up."""
         self._listen()
-        while not self._closed:
+        while not self._is_closed:
             self._begin_next()
-            self._step(None if self._current is None else self._current.time_left())
+            self._step(None if self._current_run is None else self._current_run.time_left())
             self._check()
 
     def _step(self, wait: float | None) -> None:
@@ -276,9 +272,9 @@ class _Shell:
                 if descriptor in events:
                     capture.add(bash.read(descriptor))
             bash.take_report()
-        if happened := events.get(self._link.fileno(), 0):
+        if link_events := events.get(self._link.fileno(), 0):
             self._link.flush()
-            if happened & ~select.POLLOUT:
+            if link_events & ~select.POLLOUT:
                 self._listen()
 
     # --- the holder ---
@@ -289,14 +285,14 @@ class _Shell:
                 number = header["run"]
                 assert isinstance(number, int)
                 if header["verb"] == "run":
-                    self._waiting.append(_Run(number, payload, timeout_of(header)))
+                    self._queue.append(_Run(number, payload, timeout_of(header)))
                 else:
                     self._interrupt(number)
         except (EOFError, OSError, ValueError):
-            self._closed = True
+            self._is_closed = True
 
     def _interrupt(self, number: int) -> None:
-        for run in (*self._waiting, *([self._current] if self._current else [])):
+        for run in (*self._queue, *([self._current_run] if self._current_run else [])):
             if run.number == number:
                 run.interrupted = True
 
@@ -304,24 +300,24 @@ class _Shell:
 
     def _begin_next(self) -> None:
         """Send the next run to bash; start a new bash if there is none."""
-        while self._current is None and self._waiting and not self._link.full:
-            run = self._waiting.popleft()
+        while self._current_run is None and self._queue and not self._link.is_full:
+            run = self._queue.popleft()
             if run.interrupted:
                 self._answer(run, signal.SIGINT)
                 continue
             run.started = time.monotonic()
             try:
-                self._bash = self._bash or self._start(first=False)
+                self._bash = self._bash or self._start(is_first=False)
             except OSError as error:
                 self._captures[1].add(f"cannot start bash: {error.strerror}\n".encode())
                 self._answer(run, 126 << 8, restarted=True)
                 continue
-            self._current = run
+            self._current_run = run
             self._bash.begin(run.number, run.script, self._status)
 
     def _check(self) -> None:
         """Finish the current run if bash has reported, has exited, or must be killed."""
-        bash, run = self._bash, self._current
+        bash, run = self._bash, self._current_run
         if bash is None:
             return
         if run is not None and (report := bash.report_of(b"%d" % run.number)) is not None:
@@ -344,7 +340,7 @@ class _Shell:
         bash.take_report()
         if (report := bash.report_of(b"exit")) is not None:
             self._cwd = report[0] or self._cwd
-        run, self._bash, self._status = self._current, None, 0
+        run, self._bash, self._status = self._current_run, None, 0
         bash.close()
         if run is None:
             self._restarted = True
@@ -357,9 +353,9 @@ class _Shell:
         """Read the output that is available now; later output of background processes belongs to the next run."""
         for capture, descriptor in zip(self._captures, bash.outputs, strict=True):
             remaining = readable(descriptor)
-            while remaining > 0 and (data := bash.read(descriptor)):
-                capture.add(data)
-                remaining -= len(data)
+            while remaining > 0 and (chunk := bash.read(descriptor)):
+                capture.add(chunk)
+                remaining -= len(chunk)
 
     def _answer(
         self, run: _Run, status: int, *, restarted: bool = False, cpu: tuple[float, float] | None = None
@@ -368,10 +364,10 @@ class _Shell:
         leader = Leader(0)
         leader.status, leader.timed_out, leader.counters = int(status), run.timed_out, self._counters
         leader.duration = time.monotonic() - run.started if run.started else 0.0
-        used = [max(0.0, after - before) for after, before in zip(cpu, self._cpu, strict=True)]
-        header = {**leader.fate(len(self._background)), "usage": [*used, 0]}
+        cpu_seconds = [max(0.0, after - before) for after, before in zip(cpu, self._cpu, strict=True)]
+        header = {**leader.fate(len(self._background)), "usage": [*cpu_seconds, 0]}
         self._counters.mark()
         header |= {"run": run.number, "restarted": restarted or self._restarted, "cwd": self._cwd}
-        self._current, self._restarted, self._cpu = None, False, cpu
-        captures, self._captures = self._captures, self._new_captures()
+        self._current_run, self._restarted, self._cpu = None, False, cpu
+        captures, self._captures = self._captures, new_captures(self._request)
         self._link.put(*with_output(header, captures))

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NoReturn, Self
 
+from minisandbox.launch.kernel import syscalls as sc
+
 from . import users
 from .frames import Header
 from .users import Account
@@ -46,20 +48,20 @@ class Pipes:
     """Closes descriptors at the end of a ``with`` block unless they are kept."""
 
     def __init__(self) -> None:
-        self._opened: set[int] = set()
+        self._descriptors: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for descriptor in self._opened:
+        for descriptor in self._descriptors:
             os.close(descriptor)
 
     def make(self) -> tuple[int, int]:
         """Create a pipe; return its read end and its write end."""
-        ends = os.pipe2(os.O_CLOEXEC)
-        self._opened.update(ends)
-        return ends
+        pipe_ends = os.pipe2(os.O_CLOEXEC)
+        self._descriptors.update(pipe_ends)
+        return pipe_ends
 
     def null(self) -> int:
         """Open an empty input."""
@@ -67,14 +69,14 @@ class Pipes:
 
     def add(self, descriptor: int) -> int:
         """Close this descriptor too at the end of the block; return it."""
-        self._opened.add(descriptor)
+        self._descriptors.add(descriptor)
         return descriptor
 
     def keep(self, *descriptors: int) -> None:
         """Keep these descriptors open, and make them non-blocking."""
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
-            self._opened.discard(descriptor)
+            self._descriptors.discard(descriptor)
 
 
 @dataclass(slots=True)
@@ -103,9 +105,7 @@ def spawn(request: Header, stdio: Stdio) -> int:
         SpawnError: there is no such user or directory.
         OSError: no process could be started, for example at the process limit.
     """
-    pairs = request["env"]
-    assert isinstance(pairs, list)
-    environment = {str(name): str(value) for name, value in pairs}
+    environment = _environment(request)
     account = _account(request.get("user"), environment)
     pid = _start(request, stdio, environment, account)
     _raise_score(pid)
@@ -114,13 +114,17 @@ def spawn(request: Header, stdio: Stdio) -> int:
 
 def start_nothing(request: Header, stdio: Stdio) -> int:
     """Run the code of :func:`spawn` for a program that does not exist, without an error message; return 0."""
-    pairs = request["env"]
-    assert isinstance(pairs, list)
-    environment = {str(name): str(value) for name, value in pairs}
+    environment = _environment(request)
     with _arguments(request, stdio, "/proc") as arguments, _inside("/"), contextlib.suppress(OSError):
-        _first_that_starts(["/proc", *_candidates(arguments[0], "/proc")], _spawning(arguments, environment, stdio))
+        _spawn(arguments, ["/proc", *_candidates(arguments[0], "/proc")], environment, stdio)
     _own_score()
     return 0
+
+
+def _environment(request: Header) -> dict[str, str]:
+    pairs = request["env"]
+    assert isinstance(pairs, list)
+    return {str(name): str(value) for name, value in pairs}
 
 
 def _raise_score(pid: int) -> None:
@@ -210,26 +214,17 @@ def _arguments(request: Header, stdio: Stdio, search_path: str) -> Iterator[list
     if len(script) <= _ARGUMENT_MAX // 4 or len(os.fsencode(script)) <= _ARGUMENT_MAX:
         yield [shell, "-c", script]
     else:
-        holder = _script_file(os.fsencode(script))
-        stdio.inherited.append((holder, _SCRIPT))
-        try:
+        with sc.closing(os.memfd_create("script")) as descriptor:
+            with open(os.dup(descriptor), "wb") as file:
+                file.write(os.fsencode(script))
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            stdio.inherited.append((descriptor, _SCRIPT))
             yield [shell, f"/dev/fd/{_SCRIPT}"]
-        finally:
-            os.close(holder)
 
 
 def _shell(search_path: str) -> str:
     """Return the shell of scripts: bash, or sh if the image has no bash."""
     return "bash" if any(map(os.path.exists, _candidates("bash", search_path))) else "sh"
-
-
-def _script_file(script: bytes) -> int:
-    """Return the descriptor of an unnamed file with a script too long for an argument."""
-    descriptor = os.memfd_create("script")
-    with open(os.dup(descriptor), "wb") as out:
-        out.write(script)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
 
 
 def _or_complain(
@@ -244,8 +239,8 @@ def _or_complain(
         if error.errno == errno.EAGAIN:
             raise
         code, message = (127, "not found") if error.errno == errno.ENOENT else (126, str(error.strerror))
-    complaint = ["sh", "-c", 'printf "%s: %s\\n" "$1" "$2" >&2; exit "$3"', "sh", arguments[0], message, str(code)]
-    return start(complaint, ["/bin/sh"])
+    command = ["sh", "-c", 'printf "%s: %s\\n" "$1" "$2" >&2; exit "$3"', "sh", arguments[0], message, str(code)]
+    return start(command, ["/bin/sh"])
 
 
 def _candidates(program: str, search_path: str) -> list[str]:
@@ -271,19 +266,18 @@ def _first_that_starts(paths: list[str], start: Callable[[str], int]) -> int:
 
 
 def _spawn(arguments: list[str], paths: list[str], environment: dict[str, str], stdio: Stdio) -> int:
-    return _first_that_starts(paths, _spawning(arguments, environment, stdio))
-
-
-def _spawning(arguments: list[str], environment: dict[str, str], stdio: Stdio) -> Callable[[str], int]:
-    """Return a function that starts a program by its path."""
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = []
     if stdio.terminal:  # a session leader's first terminal becomes its controlling terminal (tty_ioctl(4))
         actions.append((os.POSIX_SPAWN_OPEN, 0, stdio.terminal, os.O_RDWR, 0))
         actions += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
     actions += [(os.POSIX_SPAWN_DUP2, descriptor, number) for descriptor, number in stdio.inherited]
-    return lambda path: os.posix_spawn(
-        path, arguments, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
-    )
+
+    def start(path: str) -> int:
+        return os.posix_spawn(
+            path, arguments, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
+        )
+
+    return _first_that_starts(paths, start)
 
 
 def _fork(
@@ -294,23 +288,19 @@ def _fork(
     posix_spawn(3) cannot change the user, and the lookups of the program and its directory must be that user's.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _be_child(account, cwd, arguments, paths, environment, stdio, fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 4))
-        os.close(writer)
-        writer = -1
-        answer = os.read(reader, 64)
-    finally:
-        os.close(reader)
-        if writer >= 0:
-            os.close(writer)
-    if not answer:
+    with sc.closing(reader):
+        with sc.closing(writer):
+            pid = os.fork()
+            if pid == 0:
+                errors = fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 4)
+                _be_child(account, cwd, arguments, paths, environment, stdio, errors)
+        message = os.read(reader, 64)
+    if not message:
         return pid
     os.waitpid(pid, 0)
-    number = int(answer[1:])
+    number = int(message[1:])
     error = OSError(number, os.strerror(number))
-    raise SpawnError(error, "exec", cwd) if answer[:1] == _CANNOT_ENTER else error
+    raise SpawnError(error, "exec", cwd) if message[:1] == _CANNOT_ENTER else error
 
 
 def _be_child(

@@ -227,13 +227,13 @@ def move(source_directory: int, source: str, target_directory: int, target: str)
     else:
         return
     _check_not_below(os.stat(source, dir_fd=source_directory, follow_symlinks=False), target_directory)
-    copy = f".{os.urandom(8).hex()}"
+    copy_name = f".{os.urandom(8).hex()}"
     try:
-        _copy(source_directory, source, target_directory, copy)
-        os.rename(copy, target, src_dir_fd=target_directory, dst_dir_fd=target_directory)
+        _copy(source_directory, source, target_directory, copy_name)
+        os.rename(copy_name, target, src_dir_fd=target_directory, dst_dir_fd=target_directory)
     except OSError:
         with contextlib.suppress(OSError):
-            remove(target_directory, copy, recursive=True)
+            remove(target_directory, copy_name, recursive=True)
         raise
     remove(source_directory, source, recursive=True)
 
@@ -255,22 +255,20 @@ def _check_not_below(source: os.stat_result, directory: int) -> None:
         while (current_identity := identity(os.fstat(current))) != child_identity:
             if current_identity == identity(source):
                 raise OSError(errno.EINVAL, "the target lies below the source")
-            above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=current)
+            parent = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=current)
             os.close(current)
-            current, child_identity = above, current_identity
+            current, child_identity = parent, current_identity
     finally:
         os.close(current)
 
 
 def _copy(source_directory: int, source: str, target_directory: int, target: str) -> None:
-    builder = TreeBuilder(os.dup(target_directory), replace=False, exact=True)
-    walker = DirWalker(os.dup(source_directory))
-    try:
+    with (
+        contextlib.closing(TreeBuilder(os.dup(target_directory), replace=False, exact=True)) as builder,
+        contextlib.closing(DirWalker(os.dup(source_directory))) as walker,
+    ):
         for step in walk_one(walker, source):
             _add(builder, step, step.name if builder.depth else target)
-    finally:
-        walker.close()
-        builder.close()
 
 
 def _add(builder: TreeBuilder, step: TreeStep, name: str) -> None:

@@ -14,12 +14,14 @@ import stat
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
+from minisandbox.launch.kernel import syscalls as sc
+
 from . import frames
 
 CHUNK = 1 << 20
 """Maximum bytes of content in one frame."""
 _BATCH = 1 << 18
-_PATIENCE = 1000
+_MOST_RETRIES = 1000
 """How often new entries may appear in directories that are being removed."""
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -117,29 +119,29 @@ class TreeStep:
     descriptor: int = -1
 
 
-def walk(walker: DirWalker, avoid: int = -1) -> Generator[TreeStep, None, None]:
+def walk(walker: DirWalker, skipped_device: int = -1) -> Generator[TreeStep, None, None]:
     """Yield everything below the walker's directory; in each directory, files come before subdirectories.
 
     Args:
         walker: position to start at; it moves through the tree.
-        avoid: device number (``st_dev``) of a file system to skip, or -1.
+        skipped_device: device number (``st_dev``) of a file system to skip, or -1.
 
     Raises:
         OSError: an entry cannot be read; ``filename`` is its path relative to the walker's root.
     """
-    waiting: list[list[str]] = [[]]
+    pending: list[list[str]] = [[]]
     try:
-        yield from _scan(walker, avoid, waiting[0])
-        while waiting:
-            if not waiting[-1]:
-                waiting.pop()
-                if waiting:
+        yield from _scan(walker, skipped_device, pending[0])
+        while pending:
+            if not pending[-1]:
+                pending.pop()
+                if pending:
                     walker.up()
                     yield TreeStep("up")
-            elif (step := _enter(walker, avoid, waiting[-1].pop())).event == "directory":
+            elif (step := _enter(walker, skipped_device, pending[-1].pop())).event == "directory":
                 yield step
-                waiting.append([])
-                yield from _scan(walker, avoid, waiting[-1])
+                pending.append([])
+                yield from _scan(walker, skipped_device, pending[-1])
             else:
                 yield step
     except OSError as error:
@@ -150,7 +152,7 @@ def _name(error: OSError) -> str:
     return error.filename if isinstance(error.filename, str) and error.filename != ".." else ""
 
 
-def _enter(walker: DirWalker, avoid: int, name: str) -> TreeStep:
+def _enter(walker: DirWalker, skipped_device: int, name: str) -> TreeStep:
     try:
         walker.down(name)
     except OSError as error:
@@ -158,7 +160,7 @@ def _enter(walker: DirWalker, avoid: int, name: str) -> TreeStep:
             return TreeStep("skip", name, detail=_GONE)
         raise
     status = os.fstat(walker.fd)
-    if status.st_dev == avoid:
+    if status.st_dev == skipped_device:
         walker.up()
         return TreeStep("skip", name, status, "a file system of the kernel")
     return TreeStep("directory", name, status)
@@ -190,8 +192,8 @@ def walk_statuses(walker: DirWalker) -> Iterator[os.stat_result]:
                 pending.pop()
 
 
-def _statuses(directory: int, below: list[str]) -> Iterator[os.stat_result]:
-    """Yield the lstat(2) of a directory's entries; add the names of its subdirectories to ``below``."""
+def _statuses(directory: int, subdirectories: list[str]) -> Iterator[os.stat_result]:
+    """Yield the lstat(2) of a directory's entries; add the names of its subdirectories to ``subdirectories``."""
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
@@ -199,7 +201,7 @@ def _statuses(directory: int, below: list[str]) -> Iterator[os.stat_result]:
             except OSError:  # the entry has just been removed
                 continue
             if stat.S_ISDIR(status.st_mode):
-                below.append(entry.name)
+                subdirectories.append(entry.name)
             yield status
 
 
@@ -220,20 +222,20 @@ def walk_one(walker: DirWalker, name: str) -> Iterator[TreeStep]:
         yield from _look_at(walker.fd, name, -1)
 
 
-def _scan(walker: DirWalker, avoid: int, below: list[str]) -> Iterator[TreeStep]:
-    """Yield the entries of one directory except its subdirectories; add the names of these to ``below``."""
+def _scan(walker: DirWalker, skipped_device: int, subdirectories: list[str]) -> Iterator[TreeStep]:
+    """Yield the entries of one directory except its subdirectories; add the names of these to ``subdirectories``."""
     with os.scandir(walker.fd) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                below.append(entry.name)
+                subdirectories.append(entry.name)
             else:
-                yield from _look_at(walker.fd, entry.name, avoid)
+                yield from _look_at(walker.fd, entry.name, skipped_device)
 
 
-def _look_at(directory: int, name: str, avoid: int) -> Iterator[TreeStep]:
+def _look_at(directory: int, name: str, skipped_device: int) -> Iterator[TreeStep]:
     """Yield the step of an entry that is not a directory; a file stays open until the next step."""
     try:
-        step = _step(directory, name, avoid)
+        step = _step(directory, name, skipped_device)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):
             raise OSError(error.errno, error.strerror, name) from error
@@ -245,12 +247,12 @@ def _look_at(directory: int, name: str, avoid: int) -> Iterator[TreeStep]:
             os.close(step.descriptor)
 
 
-def _step(directory: int, name: str, avoid: int) -> TreeStep:
+def _step(directory: int, name: str, skipped_device: int) -> TreeStep:
     # check the kind before opening: opening a device can have side effects
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         return TreeStep("link", name, status, os.readlink(name, dir_fd=directory))
-    if stat.S_ISREG(status.st_mode) and status.st_dev != avoid:
+    if stat.S_ISREG(status.st_mode) and status.st_dev != skipped_device:
         descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
@@ -278,14 +280,14 @@ def pieces(descriptor: int, size: int) -> Iterator[bytes | int]:
         end = min(seek(descriptor, start, os.SEEK_HOLE, size), size) if start < size else size
         position = start
         while position < end:
-            data = os.pread(descriptor, min(CHUNK, end - position), position)
-            if not data:
+            chunk = os.pread(descriptor, min(CHUNK, end - position), position)
+            if not chunk:
                 return
-            position += len(data)
-            yield data
-    while size == 0 and (data := os.pread(descriptor, CHUNK, position)):
-        position += len(data)
-        yield data
+            position += len(chunk)
+            yield chunk
+    while size == 0 and (chunk := os.pread(descriptor, CHUNK, position)):
+        position += len(chunk)
+        yield chunk
 
 
 def seek(descriptor: int, position: int, whence: int, size: int) -> int:
@@ -331,9 +333,9 @@ class Tally:
             self.files += 1
             self.check(step.status.st_size)
 
-    def check(self, more: int) -> None:
+    def check(self, added_size: int) -> None:
         """Raise EFBIG if this many more bytes would exceed the limit."""
-        if self.limit is not None and self.size + more > self.limit:
+        if self.limit is not None and self.size + added_size > self.limit:
             raise OSError(errno.EFBIG, f"larger than {self.limit} bytes")
 
 
@@ -389,7 +391,7 @@ def remove(directory: int, name: str, *, force: bool = False) -> None:
     Raises:
         OSError: an entry cannot be removed; ``filename`` is its path.
     """
-    walker, patience = DirWalker(os.dup(directory)), _PATIENCE
+    walker, retries = DirWalker(os.dup(directory)), _MOST_RETRIES
     try:
         pending = [_enter_and_empty(walker, name, force=force)]
         while pending:
@@ -398,10 +400,10 @@ def remove(directory: int, name: str, *, force: bool = False) -> None:
                     pending.append(_enter_and_empty(walker, pending[-1].pop(), force=force))
                 continue
             pending.pop()
-            emptied = walker.up()
-            if not _remove_empty(walker.fd, emptied, final=patience == 0):
-                patience -= 1
-                pending.append(_enter_and_empty(walker, emptied, force=force))
+            emptied_name = walker.up()
+            if not _remove_empty(walker.fd, emptied_name, is_final=retries == 0):
+                retries -= 1
+                pending.append(_enter_and_empty(walker, emptied_name, force=force))
     except OSError as error:
         raise OSError(error.errno, error.strerror, walker.path(_name(error))) from error
     finally:
@@ -424,35 +426,33 @@ def _enter_and_empty(walker: DirWalker, name: str, *, force: bool) -> list[str]:
 
 def _grant(directory: int, name: str) -> None:
     """Set mode 0700 on a directory that cannot be opened, by an O_PATH descriptor so that no link is followed."""
-    descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with sc.closing(os.open(name, flags, dir_fd=directory)) as descriptor:
         os.chmod(f"/proc/thread-self/fd/{descriptor}", stat.S_IRWXU)
-    finally:
-        os.close(descriptor)
 
 
 def _unlink_files(directory: int) -> list[str]:
     """Remove all entries of a directory except subdirectories; return the names of these."""
-    below: list[str] = []
+    subdirectories: list[str] = []
     with os.scandir(directory) as entries:
-        listed = list(entries)  # list first: removals during a scan can hide entries
-    for entry in listed:
+        all_entries = list(entries)  # list first: removals during a scan can hide entries
+    for entry in all_entries:
         if entry.is_dir(follow_symlinks=False):
-            below.append(entry.name)
+            subdirectories.append(entry.name)
         else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(entry.name, dir_fd=directory)
-    return below
+    return subdirectories
 
 
-def _remove_empty(directory: int, name: str, *, final: bool) -> bool:
+def _remove_empty(directory: int, name: str, *, is_final: bool) -> bool:
     """Remove an emptied directory; return False if new entries have appeared in it."""
     try:
         os.rmdir(name, dir_fd=directory)
     except FileNotFoundError:
         pass
     except OSError as error:
-        if error.errno != errno.ENOTEMPTY or final:
+        if error.errno != errno.ENOTEMPTY or is_final:
             raise
         return False
     return True

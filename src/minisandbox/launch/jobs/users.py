@@ -92,11 +92,11 @@ def find(user: str | int) -> Account:
         raise PermissionError(errno.EACCES, "a name that stands for root")
     if len(account.groups) > _MOST_GROUPS:
         raise OSError(errno.E2BIG, f"in more than {_MOST_GROUPS} groups")
-    for kind, numbers in (("uid", (account.uid,)), ("gid", (account.gid, *account.groups))):
-        ranges = tuple(_ranges(f"/proc/self/{kind}_map"))
+    for id_kind, numbers in (("uid", (account.uid,)), ("gid", (account.gid, *account.groups))):
+        ranges = tuple(_ranges(f"/proc/self/{id_kind}_map"))
         if not all(any(first <= number < end for first, end in ranges) for number in numbers):
-            single = sum(end - first for first, end in ranges) == 1
-            raise OSError(errno.EPERM if single else errno.ERANGE, f"a {kind} that is not mapped")
+            has_one_id = sum(end - first for first, end in ranges) == 1
+            raise OSError(errno.EPERM if has_one_id else errno.ERANGE, f"a {id_kind} that is not mapped")
     return account
 
 
@@ -142,10 +142,8 @@ def _rows(path: str) -> Iterator[list[str]]:
         descriptor = sc.openat2(sc.AT_FDCWD, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, sc.RESOLVE_NO_MAGICLINKS)
     except OSError:
         return
-    try:
+    with sc.closing(descriptor):
         text = os.read(descriptor, _MOST_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-    finally:
-        os.close(descriptor)
     lines = text.decode("utf-8", "surrogateescape").split("\n")
     yield from (line.split(":") for line in lines if "\0" not in line)  # an environment cannot hold a NUL
 

@@ -56,7 +56,7 @@ def main(
         rlimits: (name without ``RLIMIT_``, value) pairs for this process, which every command inherits.
         primary: whether to serve further jobs after the first.
     """
-    pipe, counters = notes
+    notes_pipe, counters = notes
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     for name, value in rlimits:
@@ -65,15 +65,15 @@ def main(
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     while True:
         connection = _take_job(control, door)
-        _note(pipe, BUSY)
+        _note(notes_pipe, BUSY)
         counters.mark()
-        unfinished = _serve(connection, wakeup, pipe, counters)
-        if unfinished is not None:
-            _note(pipe, RETIRED)
-            unfinished.outlive(wakeup)
-        if unfinished is not None or not primary:
+        running_command = _serve(connection, wakeup, notes_pipe, counters)
+        if running_command is not None:
+            _note(notes_pipe, RETIRED)
+            running_command.outlive(wakeup)
+        if running_command is not None or not primary:
             os._exit(0)
-        _note(pipe, IDLE)
+        _note(notes_pipe, IDLE)
 
 
 _REHEARSED: dict[str, object] = {
@@ -84,10 +84,10 @@ _REHEARSED: dict[str, object] = {
 
 def rehearse(counters: LimitCounters) -> None:
     """Serve a nonexistent command, so that memory pages are copied before the first real command."""
-    asking, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    client, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    with asking, connection:
-        asking.sendall(frames.encode(_REHEARSED))
+    with client, connection:
+        client.sendall(frames.encode(_REHEARSED))
         counters.mark()
         commands.rehearse(WorkerJob(connection, counters), wakeup)
     os.close(wakeup)
@@ -99,9 +99,9 @@ def _note(notes: int, note: bytes) -> None:
 
 
 def _limit(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
+    _, hard_limit = resource.getrlimit(kind)
+    if hard_limit != resource.RLIM_INFINITY:
+        value = min(value, hard_limit)
     resource.setrlimit(kind, (value, value))
 
 
@@ -125,9 +125,9 @@ def _take_job(control: socket.SocketType, door: socket.SocketType) -> socket.soc
             data, ancillary, _, _ = control.recvmsg(16, socket.CMSG_SPACE(4), flags)
         except BlockingIOError:  # another worker took the job
             continue
-        for _, kind, raw in ancillary:
+        for _, kind, packed_descriptor in ancillary:
             if kind == socket.SCM_RIGHTS:
-                return _job_socket(array.array("i", raw[:4])[0])
+                return _job_socket(array.array("i", packed_descriptor[:4])[0])
         if not data:  # the controller has hung up; pid 1 ends the sandbox
             os._exit(0)
 

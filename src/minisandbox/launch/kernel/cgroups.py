@@ -72,9 +72,9 @@ def find_roots(root: str = _ROOT, membership: str = _OWN) -> CgroupRoots:
     rows = [line.rstrip("\n").split(":", 2) for line in _lines(membership)]
     unified = [path for number, names, path in rows if number == "0" and not names]
     for directory in (own_group(mount, path) for mount in (root, f"{root}/unified") for path in unified):
-        available = set(_words(f"{directory}/cgroup.controllers"))
-        if available.issuperset(NEEDED) and _writable(directory):
-            return CgroupRoots(2, tuple((name, directory) for name in (*NEEDED, *OPTIONAL) if name in available))
+        controllers = set(_words(f"{directory}/cgroup.controllers"))
+        if controllers.issuperset(NEEDED) and _writable(directory):
+            return CgroupRoots(2, tuple((name, directory) for name in (*NEEDED, *OPTIONAL) if name in controllers))
     pairs = []
     for _, names, path in rows:
         for name in names.split(","):
@@ -172,8 +172,8 @@ class OwnerCgroups:
         self._count += 1
         if cpu and "cpu" in self._bases:
             self._use(("cpu",))
-        used = {name: base for name, base in self._bases.items() if cpu or name in NEEDED}
-        directories = {name: f"{base}/{self._count}" for name, base in used.items()}
+        bases = {name: base for name, base in self._bases.items() if cpu or name in NEEDED}
+        directories = {name: f"{base}/{self._count}" for name, base in bases.items()}
         for directory in set(directories.values()):
             self._make(directory)
         return Cgroup(self.roots.version, directories)
@@ -232,9 +232,9 @@ class Cgroup:
                 sc.write_setting(self._quota(), str(quota))
 
     def _limit_memory(self, directory: str, amount: int) -> None:
-        for name, share in (("memory.max", 1),) if self.version == 2 else _MEMORY_1:
+        for name, divisor in (("memory.max", 1),) if self.version == 2 else _MEMORY_1:
             if os.path.exists(f"{directory}/{name}"):  # memsw exists only if the kernel counts swap
-                sc.write_setting(f"{directory}/{name}", str(amount // share))
+                sc.write_setting(f"{directory}/{name}", str(amount // divisor))
         if self.version == 2 and os.path.exists(f"{directory}/memory.swap.max"):
             sc.write_setting(f"{directory}/memory.swap.max", "0")
 
@@ -311,8 +311,8 @@ class LimitCounters:
         self.upper: DiskLimit | None = None
         self._disk = disk
         # an anonymous shared mapping: all forked processes share it (mmap(2))
-        self._noted = memoryview(mmap.mmap(-1, _NOTED.size + SHARED_SIZE))
-        self._mark = [0, 0]
+        self._memory_kills = memoryview(mmap.mmap(-1, _NOTED.size + SHARED_SIZE))
+        self._marked_counts = [0, 0]
 
     def limit_upper(self, upper: int, limit: int) -> DiskLimit:
         """Add the limit of an upper on disk. Every process that shares these counters must call this.
@@ -321,12 +321,12 @@ class LimitCounters:
             upper: descriptor of the upper.
             limit: bytes that the upper may hold.
         """
-        self.upper = DiskLimit(upper, limit, self._noted[_NOTED.size :])
+        self.upper = DiskLimit(upper, limit, self._memory_kills[_NOTED.size :])
         return self.upper
 
     def note_memory(self) -> None:
         """Record that the watchdog is about to kill processes for memory. Only pid 1 calls this."""
-        _NOTED.pack_into(self._noted, 0, _NOTED.unpack_from(self._noted)[0] + 1)
+        _NOTED.pack_into(self._memory_kills, 0, _NOTED.unpack_from(self._memory_kills)[0] + 1)
 
     def charge(self, size: int) -> None:
         """Reserve bytes in an upper on disk for a file operation.
@@ -339,19 +339,19 @@ class LimitCounters:
 
     def mark(self) -> None:
         """Remember the counters, for :meth:`hits`."""
-        self._mark = self._counts()
+        self._marked_counts = self._counts()
         if self.upper:
             self.upper.mark()
 
     def hits(self) -> list[str]:
         """Return the limits that were hit since the last mark; a full disk counts as a hit of ``disk``."""
-        pairs = zip((MEMORY, PROCESSES), self._mark, self._counts(), strict=True)
+        pairs = zip((MEMORY, PROCESSES), self._marked_counts, self._counts(), strict=True)
         limits = [name for name, before, after in pairs if after > before]
         return [*limits, DISK] if self._is_full() or (self.upper and self.upper.was_hit()) else limits
 
     def _counts(self) -> list[int]:
         killed, refused = self.fds.refusals() if self.fds else (0, 0)
-        return [killed + _NOTED.unpack_from(self._noted)[0], refused]
+        return [killed + _NOTED.unpack_from(self._memory_kills)[0], refused]
 
     def _is_full(self) -> bool:
         try:
@@ -370,29 +370,29 @@ def owners(roots: CgroupRoots) -> Iterator[tuple[str, str]]:
                     yield name[len(PREFIX) :], f"{directory}/{name}"
 
 
-def remove_owner(directory: str, patience: float = _PATIENCE) -> None:
+def remove_owner(directory: str, timeout: float = _PATIENCE) -> None:
     """Remove the groups of an owner that has exited; leave busy groups to the next call.
 
     Args:
         directory: the owner's directory.
-        patience: seconds to retry, for all groups together.
+        timeout: seconds to retry, for all groups together.
     """
-    give_up = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(directory):
             if os.path.isdir(f"{directory}/{name}"):
-                _remove(f"{directory}/{name}", give_up)
-    _remove(directory, give_up)
+                _remove(f"{directory}/{name}", deadline)
+    _remove(directory, deadline)
 
 
-def _remove(directory: str, give_up: float) -> None:
+def _remove(directory: str, deadline: float) -> None:
     while True:
         try:
             os.rmdir(directory)
         except FileNotFoundError:
             return
         except OSError:
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 return
             time.sleep(0.001)
         else:
@@ -404,8 +404,8 @@ def _writable(directory: str) -> bool:
 
 
 def _open_first(directory: str, names: tuple[str, ...]) -> int:
-    existing = [name for name in names if os.path.exists(f"{directory}/{name}")]
-    return os.open(f"{directory}/{(*existing, names[0])[0]}", os.O_RDONLY | os.O_CLOEXEC)
+    existing_names = [name for name in names if os.path.exists(f"{directory}/{name}")]
+    return os.open(f"{directory}/{(*existing_names, names[0])[0]}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _lines(path: str) -> list[str]:

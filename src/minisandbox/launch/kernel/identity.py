@@ -131,19 +131,19 @@ def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
     """
     uid, gid = os.geteuid(), os.getegid()
     commands = _map_commands(uid, gid, mappers)
-    entered, gate = os.pipe()
+    entered_read, entered_write = os.pipe()
     helper = os.fork() if commands else 0
     if commands and helper == 0:
-        os.close(gate)
-        _map_from_outside(entered, os.getppid(), commands)
+        os.close(entered_write)
+        _map_from_outside(entered_read, os.getppid(), commands)
     processes = resource.getrlimit(resource.RLIMIT_NPROC)
     _leave_processes(_OWNERS)
     try:
         sc.unshare(sc.CLONE_NEWUSER)
     finally:
         resource.setrlimit(resource.RLIMIT_NPROC, processes)
-        os.close(gate)
-        os.close(entered)
+        os.close(entered_write)
+        os.close(entered_read)
     if commands and os.waitpid(helper, 0)[1] == 0:
         return RANGE_SIZE
     sc.write_setting("/proc/self/setgroups", "deny")
@@ -191,11 +191,11 @@ def _subordinate_range(table: str, uid: int) -> int | None:
     return None
 
 
-def _map_from_outside(entered: int, pid: int, commands: list[tuple[str, list[str]]]) -> None:
+def _map_from_outside(entered_read: int, pid: int, commands: list[tuple[str, list[str]]]) -> None:
     """Run the mapper programs for a process in a new namespace, from a helper outside of it. Never returns."""
     status = 1
     try:
-        os.read(entered, 1)  # returns once the parent has entered the namespace and closed its end
+        os.read(entered_read, 1)  # returns once the parent has entered the namespace and closed its end
         status = 0
         for program, arguments in commands:
             status |= os.spawnve(os.P_WAIT, program, [program, str(pid), *arguments], {})  # noqa: S606 - one program, no shell
@@ -217,17 +217,17 @@ class Identities:
     def __init__(self, *, mapped: bool, count: int, lock_directory: str) -> None:
         self.mapped = mapped
         self.count = count
-        self._next = int.from_bytes(os.urandom(4)) % BLOCK_RANGES
+        self._next_index = int.from_bytes(os.urandom(4)) % BLOCK_RANGES
         self._forbidden = tuple(_foreign_ranges()) if mapped else ()
-        more = last_id() + 1 - RANGE_SIZE if mapped else 0
-        self._large = f"\n{RANGE_SIZE} {_LARGE_IDS} {more}" if more else ""
-        self._taken: set[int] = set()
+        large_id_count = last_id() + 1 - RANGE_SIZE if mapped else 0
+        self._large_ids_row = f"\n{RANGE_SIZE} {_LARGE_IDS} {large_id_count}" if large_id_count else ""
+        self._own_ranges: set[int] = set()
         self._creators = _Creators(count)
-        self._dying: frozenset[int] = frozenset()
+        self._dying_ranges: frozenset[int] = frozenset()
         if mapped:
             os.makedirs(lock_directory, 0o700, exist_ok=True)
             self._locks = os.open(f"{lock_directory}/{LOCKS}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._dying = frozenset(filter(self._is_nobodys, _ranges_in_use()))
+            self._dying_ranges = frozenset(filter(self._is_unlocked, _ranges_in_use()))
 
     def make(self, *, one_id: bool = False, inotify: int = INOTIFY, processes: int = PROCESSES) -> Identity:
         """Create an identity without a namespace, and in the mode *mapped* reserve an id range for it.
@@ -241,10 +241,10 @@ class Identities:
         Raises:
             OSError: no id range is free.
         """
-        first = self._take_range() if self.mapped else OUTER_ID
-        creator = first if self.mapped else self._creators.choose(inotify)
-        id_map = self._id_map(first, one_id=one_id)
-        return Identity(first, id_map, inotify, self.mapped, self.count > 1, creator, processes)
+        first_id = self._take_range() if self.mapped else OUTER_ID
+        creator = first_id if self.mapped else self._creators.choose(inotify)
+        id_map = self._id_map(first_id, one_id=one_id)
+        return Identity(first_id, id_map, inotify, self.mapped, self.count > 1, creator, processes)
 
     def give_back(self, identity: Identity) -> None:
         """Release the id range of a sandbox that has ended, and the id that created its namespace."""
@@ -252,28 +252,28 @@ class Identities:
         if self.mapped:
             index = (identity.first_id - BLOCK_START) // RANGE_SIZE
             self._lock(index, fcntl.F_UNLCK)
-            self._taken.discard(index)
+            self._own_ranges.discard(index)
 
-    def _id_map(self, first: int, *, one_id: bool) -> str:
+    def _id_map(self, first_id: int, *, one_id: bool) -> str:
         """Return the content of uid_map and gid_map; no row may span two rows of the outer map (user_namespaces(7))."""
         if self.mapped:
-            return f"0 {first} {self.count}{self._large}"
-        others = "" if one_id or self.count == 1 else f"\n1 {first + 1} {self.count - 1}"
-        return f"0 {first} 1{others}"
+            return f"0 {first_id} {self.count}{self._large_ids_row}"
+        other_ids = "" if one_id or self.count == 1 else f"\n1 {first_id + 1} {self.count - 1}"
+        return f"0 {first_id} 1{other_ids}"
 
     def _take_range(self) -> int:
         """Return the first id of a range that is free on this machine, and lock it."""
         for _ in range(BLOCK_RANGES):
-            index, self._next = self._next, (self._next + 1) % BLOCK_RANGES
-            first = BLOCK_START + index * RANGE_SIZE
-            if any(first < end and start < first + RANGE_SIZE for start, end in self._forbidden):
+            index, self._next_index = self._next_index, (self._next_index + 1) % BLOCK_RANGES
+            first_id = BLOCK_START + index * RANGE_SIZE
+            if any(first_id < end and start < first_id + RANGE_SIZE for start, end in self._forbidden):
                 continue
-            if index not in self._taken and index not in self._dying and self._lock(index, fcntl.F_WRLCK):
-                self._taken.add(index)
-                return first
+            if index not in self._own_ranges and index not in self._dying_ranges and self._lock(index, fcntl.F_WRLCK):
+                self._own_ranges.add(index)
+                return first_id
         raise OSError(errno.EBUSY, "every id range is in use")
 
-    def _is_nobodys(self, index: int) -> bool:
+    def _is_unlocked(self, index: int) -> bool:
         """Return whether no owner holds the lock of a range; its remaining processes are then about to die."""
         return self._lock(index, fcntl.F_WRLCK) and self._lock(index, fcntl.F_UNLCK)
 
@@ -329,22 +329,21 @@ class _Creators:
     count: int
     in_use: set[int] = field(default_factory=set)
     _inotify: int = 0
-    _last: int = OUTER_ID
+    _last_id: int = OUTER_ID
 
     def choose(self, inotify: int) -> int:
         """Return a free creator for a sandbox with this many inotify instances, or 0 if there is only one id."""
         if self.count == 1:
             return 0
         if inotify > self._inotify:
-            proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            _limit_inotify(proc, inotify)
-            os.close(proc)
+            with sc.closing(os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as proc:
+                _limit_inotify(proc, inotify)
             self._inotify = inotify
         for _ in range(self.count):
-            self._last = self._last + 1 if self._last < self.count else OUTER_ID + 1
-            if self._last not in self.in_use:
-                self.in_use.add(self._last)
-                return self._last
+            self._last_id = self._last_id + 1 if self._last_id < self.count else OUTER_ID + 1
+            if self._last_id not in self.in_use:
+                self.in_use.add(self._last_id)
+                return self._last_id
         raise OSError(errno.EBUSY, "every id is in use")
 
 
@@ -410,22 +409,21 @@ def _limit_inotify(proc: int, instances: int) -> None:
 
 def _set_limit(proc: int, name: str, value: int) -> str:
     """Set a limit of this process's user namespace (namespaces(7)); return its new value."""
-    descriptor = os.open(f"sys/user/{name}", os.O_RDWR | os.O_CLOEXEC, dir_fd=proc)
-    try:
+    with sc.closing(os.open(f"sys/user/{name}", os.O_RDWR | os.O_CLOEXEC, dir_fd=proc)) as descriptor:
         os.write(descriptor, str(value).encode())
         return os.pread(descriptor, 32, 0).decode().strip()
-    finally:
-        os.close(descriptor)
 
 
-def map_namespace(identity: Identity, pid: int, partner: socket.socket, others: Sequence[str] = ()) -> list[int]:
+def map_namespace(
+    identity: Identity, pid: int, partner: socket.socket, namespace_names: Sequence[str] = ()
+) -> list[int]:
     """Map the ids of another process's new user namespace, and open the namespace as ``identity.userns_fd``.
 
     Args:
         identity: the ids to map.
         pid: the other process, as numbered in the ``/proc`` of this process.
         partner: socket to the other process, which calls :func:`enter_new_namespace` or sends :func:`failure`.
-        others: names of its other namespaces to open (namespaces(7)), before it becomes non-dumpable.
+        namespace_names: names of its other namespaces to open (namespaces(7)), before it becomes non-dumpable.
 
     Returns:
         The descriptors of its proc and of the other namespaces.
@@ -438,10 +436,12 @@ def map_namespace(identity: Identity, pid: int, partner: socket.socket, others: 
         raise read_failure(data)
     sc.write_setting(f"/proc/{pid}/uid_map", identity.id_map)
     sc.write_setting(f"/proc/{pid}/gid_map", identity.id_map)
-    held = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("user", *others)]
-    identity.userns_fd = held[0]
+    namespace_fds = [
+        os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("user", *namespace_names)
+    ]
+    identity.userns_fd = namespace_fds[0]
     partner.send(_MAPPED)
-    return [*array.array("i", ancillary[0][2]), *held[1:]]
+    return [*array.array("i", ancillary[0][2]), *namespace_fds[1:]]
 
 
 def failure(error: OSError) -> bytes:
@@ -455,6 +455,16 @@ def read_failure(message: bytes) -> OSError:
     if not number.isdigit():
         return OSError(errno.EPERM, "a user namespace was refused, or the process that was to have it ended")
     return OSError(int(number), text)
+
+
+def await_become(partner: socket.socket) -> None:
+    """Wait until the process at the other end has its final ids and capabilities.
+
+    Raises:
+        OSError: the process has sent a :func:`failure`, or was killed.
+    """
+    if (message := partner.recv(4096)) != BECOME:
+        raise read_failure(message)
 
 
 def hold_namespace(identity: Identity) -> None:
@@ -481,8 +491,7 @@ def hold_namespace(identity: Identity) -> None:
         theirs.close()
         try:
             os.close(*map_namespace(identity, helper, ours))
-            if (answer := ours.recv(4096)) != BECOME:
-                raise read_failure(answer)
+            await_become(ours)
         finally:
             os.kill(helper, signal.SIGKILL)
             os.waitpid(helper, 0)
@@ -494,25 +503,25 @@ def _keep_counted_limits(*, mapped: bool) -> None:
     The kernel counts all sandboxes of an ordinary user as that user. POSIX message queues are disabled then, because a
     user's 819,200 bytes hold only nine queues of the usual size.
     """
-    shared = (resource.RLIMIT_MEMLOCK, _LOCKED), (resource.RLIMIT_SIGPENDING, _SIGNALS)
-    for kind, amount in shared if mapped else (*shared, (resource.RLIMIT_MSGQUEUE, 0)):
+    limits = (resource.RLIMIT_MEMLOCK, _LOCKED), (resource.RLIMIT_SIGPENDING, _SIGNALS)
+    for kind, amount in limits if mapped else (*limits, (resource.RLIMIT_MSGQUEUE, 0)):
         maximum = _at_most(amount, resource.getrlimit(kind)[1])
         resource.setrlimit(kind, (maximum, maximum))
 
 
-def _at_most(amount: int, hard: int) -> int:
-    return amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+def _at_most(amount: int, hard_limit: int) -> int:
+    return amount if hard_limit == resource.RLIM_INFINITY else min(amount, hard_limit)
 
 
-def act_as_owner(identity: Identity, *, no_more: bool = False) -> None:
-    """Switch the file-system ids to the sandbox's uid 0, with the launcher's capabilities; ``no_more`` switches back.
+def act_as_owner(identity: Identity, *, undo: bool = False) -> None:
+    """Switch the file-system ids to the sandbox's uid 0, with the launcher's capabilities; ``undo`` switches back.
 
     An overlay acts with the credentials of the process that mounted it. With an idmapped upper, that process's fsuid
     must be mapped. Otherwise overlayfs cannot create the work directory, and the mount is silently read-only
     (fs/overlayfs/super.c).
     """
     if identity.mapped:
-        uid, gid = (os.geteuid(), os.getegid()) if no_more else (identity.first_id, identity.first_id)
+        uid, gid = (os.geteuid(), os.getegid()) if undo else (identity.first_id, identity.first_id)
         sc.setfsids(uid, gid)
         sc.capset(sc.capget()[1])  # restore file capabilities, which leaving fsuid 0 drops
 

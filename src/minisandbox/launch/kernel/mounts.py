@@ -57,7 +57,7 @@ class Executor:
     proc: int = -1
     tree: int = -1
     disk: int = -1
-    _slots: dict[str, int] = field(default_factory=dict)
+    _slot_trees: dict[str, int] = field(default_factory=dict)
     _scratch: int = -1
 
     def enter_scratch(self) -> None:
@@ -73,23 +73,23 @@ class Executor:
         """
         match operation:
             case p.Take():
-                self._slots[operation.slot] = self._take(operation)
+                self._slot_trees[operation.slot] = self._take(operation)
             case p.Given():
-                tree = self._slots[operation.slot] = self.sealed[operation.number]
+                tree = self._slot_trees[operation.slot] = self.sealed[operation.number]
                 self._set_attributes(tree, _SAFE | sc.MOUNT_ATTR_RDONLY, owners="image")
             case p.Scratch():
                 self._make_scratch(operation.size)
             case p.Resize():
                 _resize(operation.size)
             case p.DiskUpper():
-                self._slots[operation.slot] = self._take_disk_upper(operation)
+                self._slot_trees[operation.slot] = self._take_disk_upper(operation)
             case p.Directory():
                 self._make_directory(operation.path, operation.mode)
             case p.Attach():
                 self._attach(operation)
             case p.Move():
-                moved = os.open(operation.source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                self._mount_at(moved, operation.path)
+                mount = os.open(operation.source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._mount_at(mount, operation.path)
             case p.Overlay():
                 self._mount_overlay(operation)
             case p.Tmpfs():
@@ -125,18 +125,18 @@ class Executor:
 
     def _make_scratch(self, size: int) -> None:
         options = _tmpfs_sizes(size) | {"mode": "0755"}
-        idmapped = self.idmap_fd is not None and tmpfs_can_be_idmapped(self.idmap_fd)
-        if idmapped:  # otherwise the files belong to the file-system ids of this process
+        is_idmapped = self.idmap_fd is not None and tmpfs_can_be_idmapped(self.idmap_fd)
+        if is_idmapped:  # otherwise the files belong to the file-system ids of this process
             options |= {"uid": "0", "gid": "0"}  # like the files of a layer, mapped by each sandbox's id map
         self._scratch = sc.new_filesystem("tmpfs", 0, **options)
-        _cover_scratch_point(self._scratch)
+        attach(self._scratch, _SCRATCH_POINT)
         if self.disk < 0:
             self.tree = sc.open_tree(_SCRATCH_POINT)
-        if idmapped:
+        if is_idmapped:
             os.close(self._scratch)
             self._scratch = sc.open_tree(_SCRATCH_POINT)
             self._set_attributes(self._scratch, 0, owners="image")
-            _cover_scratch_point(self._scratch)
+            attach(self._scratch, _SCRATCH_POINT)
         os.fchdir(self._scratch)
 
     def _take_disk_upper(self, upper: p.DiskUpper) -> int:
@@ -152,24 +152,19 @@ class Executor:
         os.chmod(path, mode)  # because mkdir(2) applies the umask
 
     def _write_file(self, file: p.File) -> None:
-        descriptor = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file.mode)
-        try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with sc.closing(os.open(file.path, flags, file.mode)) as descriptor:
             os.write(descriptor, file.text.encode())
             os.fchmod(descriptor, file.mode)
-        finally:
-            os.close(descriptor)
 
     def _attach(self, attach: p.Attach) -> None:
-        tree = self._slots.pop(attach.slot) if attach.slot else sc.open_tree(attach.source)
+        tree = self._slot_trees.pop(attach.slot) if attach.slot else sc.open_tree(attach.source)
         self._mount_at(tree, attach.path)
 
     def _mount_at(self, tree: int, path: str) -> None:
-        point = self._mount_point(path, directory=stat.S_ISDIR(os.fstat(tree).st_mode))
-        try:
-            sc.move_mount(tree, point, path)
-        finally:
-            os.close(point)
-            os.close(tree)
+        is_directory = stat.S_ISDIR(os.fstat(tree).st_mode)
+        with sc.closing(tree), sc.closing(self._mount_point(path, directory=is_directory)) as mount_point:
+            sc.move_mount(tree, mount_point, path)
 
     def _mount_proc(self, proc: p.Proc) -> None:
         """Mount proc in scratch and restrict it.
@@ -184,10 +179,10 @@ class Executor:
             self._write_file(p.File(_EMPTY_FILE, "", 0o444))
             for empty in (_EMPTY_FILE, _EMPTY_DIRECTORY):
                 _bind_read_only(empty)
-        there = set(os.listdir(proc.path))  # this kernel may lack some names
-        for name in there.intersection(proc.hidden):
+        names = set(os.listdir(proc.path))  # this kernel may lack some names
+        for name in names.intersection(proc.hidden):
             _hide(f"{proc.path}/{name}")
-        for name in there.intersection(proc.frozen):
+        for name in names.intersection(proc.frozen):
             _bind_read_only(f"{proc.path}/{name}")
 
     def _cover(self, paths: tuple[str, ...]) -> None:
@@ -196,18 +191,15 @@ class Executor:
         self._write_file(p.File("cover/file", "", 0o444))
         for path in paths:
             try:
-                point = sc.openat2(self._scratch, path, os.O_PATH, sc.RESOLVE_INSIDE)
+                mount_point = sc.openat2(self._scratch, path, os.O_PATH, sc.RESOLVE_INSIDE)
             except sc.CallError as error:
                 if error.errno in (errno.ENOENT, errno.EACCES):
                     continue
                 raise
-            try:
-                tree = sc.open_tree("cover/directory" if stat.S_ISDIR(os.fstat(point).st_mode) else "cover/file")
+            empty = "cover/directory" if stat.S_ISDIR(os.fstat(mount_point).st_mode) else "cover/file"
+            with sc.closing(mount_point), sc.closing(sc.open_tree(empty)) as tree:
                 sc.mount_setattr(tree, _SAFE | sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOEXEC)
-                sc.move_mount(tree, point, path)
-                os.close(tree)
-            finally:
-                os.close(point)
+                sc.move_mount(tree, mount_point, path)
 
     def _mount_point(self, path: str, *, directory: bool) -> int:
         """Open a mount point below scratch, or create it; refuse symbolic links on the way."""
@@ -217,11 +209,9 @@ class Executor:
             if error.errno != errno.ENOENT:
                 raise
         parent_path, _, name = path.rpartition("/")
-        parent = self._mount_point(parent_path, directory=True) if parent_path else os.dup(self._scratch)
-        try:
-            _create(parent, name, directory=directory)
-        finally:
-            os.close(parent)
+        parent_fd = self._mount_point(parent_path, directory=True) if parent_path else os.dup(self._scratch)
+        with sc.closing(parent_fd):
+            _create(parent_fd, name, directory=directory)
         return sc.openat2(self._scratch, path, os.O_PATH, sc.RESOLVE_INSIDE)
 
     def _mount_overlay(self, overlay: p.Overlay) -> None:
@@ -229,25 +219,23 @@ class Executor:
             self._mount_overlay_classic(overlay)
             return
         # always set userxattr, so that layers stay usable by ordinary users (overlayfs.rst)
-        fs = sc.fsopen("overlay")
-        try:
-            for lower in overlay.lowers:
-                sc.fsconfig(fs, "lowerdir+", lower)
-            if overlay.upper:
-                sc.fsconfig(fs, "upperdir", overlay.upper)
-                sc.fsconfig(fs, "workdir", overlay.work)
-            sc.fsconfig(fs, "userxattr")
-            if overlay.volatile:
-                sc.fsconfig(fs, "volatile")
-            tree = sc.fsmount(fs, _SAFE, "overlay")
-        except sc.CallError as error:
-            if (error.operation, error.errno) != ("fsconfig", errno.EINVAL):
-                raise
-            self._mount_overlay_classic(overlay)
-            _without_lowerdir_plus.append(True)  # do not try again: each refusal is logged by the kernel
-            return
-        finally:
-            os.close(fs)
+        with sc.closing(sc.fsopen("overlay")) as fs:
+            try:
+                for lower in overlay.lowers:
+                    sc.fsconfig(fs, "lowerdir+", lower)
+                if overlay.upper:
+                    sc.fsconfig(fs, "upperdir", overlay.upper)
+                    sc.fsconfig(fs, "workdir", overlay.work)
+                sc.fsconfig(fs, "userxattr")
+                if overlay.volatile:
+                    sc.fsconfig(fs, "volatile")
+                tree = sc.fsmount(fs, _SAFE, "overlay")
+            except sc.CallError as error:
+                if (error.operation, error.errno) != ("fsconfig", errno.EINVAL):
+                    raise
+                self._mount_overlay_classic(overlay)
+                _without_lowerdir_plus.append(True)  # do not try again: each refusal is logged by the kernel
+                return
         self._mount_at(tree, overlay.path)
 
     def _mount_overlay_classic(self, overlay: p.Overlay) -> None:
@@ -263,18 +251,17 @@ class Executor:
         sc.mount("overlay", overlay.path, "overlay", sc.MS_NOSUID | sc.MS_NODEV, options)
 
     def _mount_tmpfs(self, tmpfs: p.Tmpfs) -> None:
-        shown = [(sc.open_tree(path), path) for path in (f"{tmpfs.path}/{name}" for name in tmpfs.shown)]
+        shown_mounts = [(sc.open_tree(path), path) for path in (f"{tmpfs.path}/{name}" for name in tmpfs.shown)]
         options = {"mode": "1777"} | ({"size": str(tmpfs.size)} if tmpfs.size else {})
-        idmapped = self.idmap_fd is not None and tmpfs_can_be_idmapped(self.idmap_fd)
-        tree = sc.new_filesystem("tmpfs", 0, **options, **({"uid": "0", "gid": "0"} if idmapped else {}))
-        self._set_attributes(tree, _SAFE, owners="image" if idmapped else "host")
-        for mount, path in ((tree, tmpfs.path), *shown):
+        is_idmapped = self.idmap_fd is not None and tmpfs_can_be_idmapped(self.idmap_fd)
+        tree = sc.new_filesystem("tmpfs", 0, **options, **({"uid": "0", "gid": "0"} if is_idmapped else {}))
+        self._set_attributes(tree, _SAFE, owners="image" if is_idmapped else "host")
+        for mount, path in ((tree, tmpfs.path), *shown_mounts):
             self._mount_at(mount, path)
 
     def _make_devices(self, path: str) -> None:
-        directory = self._mount_point(path, directory=True)
-        os.fchdir(directory)
-        os.close(directory)
+        with sc.closing(self._mount_point(path, directory=True)) as directory:
+            os.fchdir(directory)
         for name in DEVICE_NAMES:
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
             sc.mount(f"/dev/{name}", name, None, sc.MS_BIND)
@@ -304,40 +291,33 @@ def tmpfs_can_be_idmapped(userns_fd: int) -> bool:
     Args:
         userns_fd: a user namespace for the attempt.
     """
-    tree = sc.new_filesystem("tmpfs", 0)
-    try:
-        sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=userns_fd)
-    except sc.CallError as error:
-        if error.errno == errno.EINVAL:
-            return False
-        raise
-    finally:
-        os.close(tree)
+    with sc.closing(sc.new_filesystem("tmpfs", 0)) as tree:
+        try:
+            sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=userns_fd)
+        except sc.CallError as error:
+            if error.errno == errno.EINVAL:
+                return False
+            raise
     return True
 
 
 def tmpfs_keeps_attributes() -> bool:
     """Return whether a tmpfs keeps ``user.*`` attributes, which overlayfs needs (Linux 6.6)."""
-    tree = sc.new_filesystem("tmpfs", 0)
-    try:
-        root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with sc.closing(sc.new_filesystem("tmpfs", 0)) as tree, sc.closing(os.open(".", flags, dir_fd=tree)) as root:
         try:
             os.setxattr(root, "user.overlay.minisandbox", b"y")
-        finally:
-            os.close(root)
-    except OSError as error:
-        if error.errno == errno.EOPNOTSUPP:
-            return False
-        raise
-    finally:
-        os.close(tree)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return False
+            raise
     return True
 
 
-def _cover_scratch_point(tree: int) -> None:
-    point = os.open(_SCRATCH_POINT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    sc.move_mount(tree, point, "scratch")
-    os.close(point)
+def attach(tree: int, path: str) -> None:
+    """Attach a detached mount at a directory."""
+    with sc.closing(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as mount_point:
+        sc.move_mount(tree, mount_point, path)
 
 
 def _bind_read_only(path: str) -> None:
@@ -368,25 +348,22 @@ def _create(parent: int, name: str, *, directory: bool) -> None:
 
 def _make_missing(complete: p.Complete) -> None:
     """Create missing directories in the sandbox's root; no process runs yet that could change the paths."""
-    root = os.open(complete.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with sc.closing(os.open(complete.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         for path in complete.paths:
             with contextlib.suppress(OSError):  # a command that starts in the directory reports the error
                 _make_path(root, path.strip("/"))
-    finally:
-        os.close(root)
 
 
 def _make_path(root: int, path: str) -> None:
     """Create a directory and its parents below a root, resolving links as a process with that root would."""
     parent = os.dup(root)
-    for end in (index for index, character in enumerate(f"{path}/") if character == "/"):
+    for prefix_length in (index for index, character in enumerate(f"{path}/") if character == "/"):
         try:
-            directory = sc.openat2(root, path[:end], os.O_PATH | os.O_DIRECTORY, sc.RESOLVE_AS_ROOT)
+            directory = sc.openat2(root, path[:prefix_length], os.O_PATH | os.O_DIRECTORY, sc.RESOLVE_AS_ROOT)
         except sc.CallError as error:
             if error.errno == errno.ENOENT:
-                _create(parent, path[:end].rpartition("/")[2], directory=True)
-                directory = sc.openat2(root, path[:end], os.O_PATH | os.O_DIRECTORY, sc.RESOLVE_AS_ROOT)
+                _create(parent, path[:prefix_length].rpartition("/")[2], directory=True)
+                directory = sc.openat2(root, path[:prefix_length], os.O_PATH | os.O_DIRECTORY, sc.RESOLVE_AS_ROOT)
             else:
                 raise
         finally:
@@ -403,9 +380,8 @@ def _set_names(hostname: str) -> None:
     except OSError as error:
         if error.errno != errno.EPERM:
             raise
-        hosts = os.open("run/hosts", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        os.write(hosts, f"127.0.0.1\t{os.uname().nodename}\n".encode())
-        os.close(hosts)
+        with sc.closing(os.open("run/hosts", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)) as hosts:
+            os.write(hosts, f"127.0.0.1\t{os.uname().nodename}\n".encode())
 
 
 def _enter(path: str) -> None:

@@ -80,14 +80,15 @@ def calls(architecture: str | None = None) -> tuple[SystemCall, ...]:
         ValueError: the architecture is not supported, or a known call has no rule.
     """
     rules, names = rules_by_name(), known_calls(architecture or machine())
-    missing = [name for name in names.values() if name not in rules]
-    if missing:
-        raise ValueError(f"no rule for {', '.join(missing)}")
+    names_without_rule = [name for name in names.values() if name not in rules]
+    if names_without_rule:
+        raise ValueError(f"no rule for {', '.join(names_without_rule)}")
     return tuple(SystemCall(number, name, rules[name]) for number, name in sorted(names.items()))
 
 
+@cache
 def assemble(architecture: str | None = None) -> bytes:
-    """Return the filter as an array of struct sock_filter; it is cached per architecture.
+    """Return the filter as an array of struct sock_filter.
 
     Args:
         architecture: ``x86_64`` or ``aarch64``; None is this process's.
@@ -95,40 +96,31 @@ def assemble(architecture: str | None = None) -> bytes:
     Raises:
         ValueError: as :func:`calls`.
     """
-    return _assemble(architecture or machine())
-
-
-@cache
-def _assemble(architecture: str) -> bytes:
-    return bpf.whole(AUDIT_ARCHITECTURES[architecture], list(_pieces(architecture)), UNKNOWN)
+    architecture = architecture or machine()
+    return bpf.complete_filter(AUDIT_ARCHITECTURES[architecture], list(_pieces(architecture)), UNKNOWN)
 
 
 def _pieces(architecture: str) -> Iterator[tuple[int, bpf.Code]]:
     """Yield the verdicts by their first system call number; consecutive numbers with the same verdict are merged."""
     codes = {call.number: bpf.check_arguments(call.rule.clauses, call.rule.verdict) for call in calls(architecture)}
-    previous: bpf.Code = []
+    previous_code: bpf.Code = []
     for number in range(NEWEST + 2):
         code = codes.get(number) or bpf.decide(UNKNOWN)
-        if code != previous:
+        if code != previous_code:
             yield number, code
-        previous = code
+        previous_code = code
 
 
-def install(architecture: str | None = None) -> None:
+def install() -> None:
     """Install the filter permanently in the calling thread and all its future child processes.
 
     The filter requires no_new_privs (prctl(2)) and survives execve(2). Other threads are not affected; the launcher's
     processes have none.
 
-    Args:
-        architecture: the architecture that the caller expects; None is this process's.
-
     Raises:
-        ValueError: as :func:`calls`, or this process has another architecture.
+        ValueError: as :func:`calls`.
         CallError: the kernel refused: EACCES without no_new_privs, EINVAL if it lacks seccomp filters.
     """
-    if architecture not in (None, machine()):
-        raise ValueError(f"a filter for {architecture} cannot be installed on {machine()}")
     _install(assemble())
 
 
@@ -148,12 +140,12 @@ def pretend_owners() -> None:
         pieces.append((number, bpf.check_arguments(rule.clauses, rule.verdict)))
         if number + 1 not in code:
             pieces.append((number + 1, bpf.decide(ALLOW)))
-    _install(bpf.whole(AUDIT_ARCHITECTURES[machine()], pieces, ALLOW))
+    _install(bpf.complete_filter(AUDIT_ARCHITECTURES[machine()], pieces, ALLOW))
 
 
 def _install(program: bytes) -> None:
-    argument = _Filter(len(program) // 8, program)
-    if _libc.syscall(_NUMBERS[machine()][0], _SET_MODE_FILTER, _ALLOW_SPECULATION, ctypes.byref(argument)) != 0:
+    program_struct = _Filter(len(program) // 8, program)
+    if _libc.syscall(_NUMBERS[machine()][0], _SET_MODE_FILTER, _ALLOW_SPECULATION, ctypes.byref(program_struct)) != 0:
         raise CallError(ctypes.get_errno(), "seccomp", "the sandbox's filter")
 
 
@@ -202,14 +194,16 @@ def describe(architecture: str | None = None) -> Iterator[str]:
         ValueError: as :func:`calls`.
     """
     name = architecture or machine()
-    listed = calls(name)
-    passed = sum(call.rule.verdict == ALLOW and not call.rule.clauses for call in listed)
-    conditional = sum(bool(call.rule.clauses) for call in listed)
-    size = len(assemble(name)) // 8
-    refused = len(listed) - passed - conditional
-    yield f"System calls of {name}: {passed} allowed, {conditional} by their arguments, {refused} refused."
-    yield f"Any other number, and any other architecture's convention: {verdict_name(UNKNOWN)}. {size} instructions."
-    for call in listed:
+    all_calls = calls(name)
+    allowed_count = sum(call.rule.verdict == ALLOW and not call.rule.clauses for call in all_calls)
+    conditional_count = sum(bool(call.rule.clauses) for call in all_calls)
+    instruction_count = len(assemble(name)) // 8
+    refused_count = len(all_calls) - allowed_count - conditional_count
+    counts = f"{allowed_count} allowed, {conditional_count} by their arguments, {refused_count} refused"
+    yield f"System calls of {name}: {counts}."
+    other = f"Any other number, and any other architecture's convention: {verdict_name(UNKNOWN)}."
+    yield f"{other} {instruction_count} instructions."
+    for call in all_calls:
         yield from _describe_call(call)
 
 

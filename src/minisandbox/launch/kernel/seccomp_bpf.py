@@ -44,32 +44,32 @@ def check_arguments(clauses: Iterable[Clause], verdict: int) -> Code:
     """Return code that returns the verdict of the first clause whose tests hold, otherwise ``verdict``."""
     code = decide(verdict)
     for clause in reversed(tuple(clauses)):
-        body = decide(clause.verdict)
+        clause_code = decide(clause.verdict)
         for test in reversed(clause.tests):
-            body = _test(test, len(body)) + body
-        code = body + code
+            clause_code = _test(test, len(clause_code)) + clause_code
+        code = clause_code + code
     return code
 
 
-def _test(test: Test, skip: int) -> Code:
-    """Return code that continues after itself if a test holds, and otherwise skips ``skip`` further instructions."""
+def _test(test: Test, skip_count: int) -> Code:
+    """Return code that continues if a test holds, and otherwise skips ``skip_count`` further instructions."""
     low = _ARGUMENTS + 8 * test.argument  # little-endian: the low word comes first
-    code = _compare(low, test, skip)
+    code = _compare(low, test, skip_count)
     if test.wide:
-        return _compare(low + 4, Test(test.argument, (0,)), skip + len(code)) + code
+        return _compare(low + 4, Test(test.argument, (0,)), skip_count + len(code)) + code
     return code
 
 
-def _compare(offset: int, test: Test, skip: int) -> Code:
-    load: Code = [(_LOAD, 0, 0, offset)]
+def _compare(offset: int, test: Test, skip_count: int) -> Code:
+    code: Code = [(_LOAD, 0, 0, offset)]
     if test.mask != _LOW:
-        load.append((_AND, 0, 0, test.mask))
-    last = len(test.values) - 1
+        code.append((_AND, 0, 0, test.mask))
+    last_index = len(test.values) - 1
     for index, value in enumerate(test.values):
-        remaining = last - index
-        on_match, on_mismatch = (remaining, skip) if test.inside else (remaining + skip, 0)
-        load.append((_IF_EQUAL, on_match, on_mismatch if remaining == 0 else 0, value))
-    return load
+        remaining = last_index - index
+        on_match, on_mismatch = (remaining, skip_count) if test.one_of else (remaining + skip_count, 0)
+        code.append((_IF_EQUAL, on_match, on_mismatch if remaining == 0 else 0, value))
+    return code
 
 
 def search(pieces: Sequence[tuple[int, Code]]) -> Code:
@@ -81,28 +81,28 @@ def search(pieces: Sequence[tuple[int, Code]]) -> Code:
     if len(pieces) == 1:
         return pieces[0][1]
     middle = len(pieces) // 2
-    low, high = search(pieces[:middle]), search(pieces[middle:])
-    return _branch(pieces[middle][0], low) + low + high
+    lower, upper = search(pieces[:middle]), search(pieces[middle:])
+    return _branch(pieces[middle][0], lower) + lower + upper
 
 
-def _branch(first: int, low: Code) -> Code:
-    if len(low) <= _FARTHEST:
-        return [(_IF_AT_LEAST, len(low), 0, first)]
-    return [(_IF_AT_LEAST, 0, 1, first), (_JUMP, 0, 0, len(low))]
+def _branch(first_upper: int, lower: Code) -> Code:
+    if len(lower) <= _FARTHEST:
+        return [(_IF_AT_LEAST, len(lower), 0, first_upper)]
+    return [(_IF_AT_LEAST, 0, 1, first_upper), (_JUMP, 0, 0, len(lower))]
 
 
-def whole(audit_architecture: int, pieces: Sequence[tuple[int, Code]], foreign: int) -> bytes:
+def complete_filter(audit_architecture: int, pieces: Sequence[tuple[int, Code]], foreign_verdict: int) -> bytes:
     """Return a complete filter, which tests the architecture and then the system call number.
 
     Args:
         audit_architecture: ``AUDIT_ARCH_*`` of the architecture that the numbers belong to.
         pieces: pieces of code as in :func:`search`.
-        foreign: verdict for system calls of any other architecture.
+        foreign_verdict: verdict for system calls of any other architecture.
 
     Returns:
         An array of struct sock_filter.
     """
-    refusal = decide(foreign)
+    refusal = decide(foreign_verdict)
     code: Code = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_IF_EQUAL, len(refusal), 0, audit_architecture),
@@ -133,8 +133,8 @@ def run(program: bytes, audit_architecture: int, number: int, arguments: Sequenc
     Raises:
         ValueError: the kernel would reject the filter, or the filter returns an unknown verdict.
     """
-    padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
-    data = _DATA.pack(number & _LOW, audit_architecture, 0, *(value & (1 << 64) - 1 for value in padded))
+    six_arguments = [*arguments, 0, 0, 0, 0, 0, 0][:6]
+    data = _DATA.pack(number & _LOW, audit_architecture, 0, *(value & (1 << 64) - 1 for value in six_arguments))
     code = list(instructions(program))
     accumulator = position = 0
     while position < len(code):
@@ -157,9 +157,9 @@ def run(program: bytes, audit_architecture: int, number: int, arguments: Sequenc
     raise ValueError("the filter runs past its end")
 
 
-def _verdict(value: int) -> int:
-    if value == _RETURN_ALLOW:
+def _verdict(action: int) -> int:
+    if action == _RETURN_ALLOW:
         return ALLOW
-    if value & ~0xFFFF == _RETURN_ERRNO and value & 0xFFFF:
-        return value & 0xFFFF
-    raise ValueError(f"no verdict: {value:#x}")
+    if action & ~0xFFFF == _RETURN_ERRNO and action & 0xFFFF:
+        return action & 0xFFFF
+    raise ValueError(f"no verdict: {action:#x}")

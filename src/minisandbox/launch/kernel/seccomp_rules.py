@@ -29,7 +29,7 @@ class Test:
         values: values to compare with.
         mask: bits to compare. The kernel reads most arguments as 32-bit numbers and ignores the high word, so only the
             low word is compared unless ``wide``.
-        inside: whether the argument must be one of the values (True) or none of them (False).
+        one_of: whether the argument must be one of the values (True) or none of them (False).
         wide: whether the high word must be zero too, as for a null pointer.
     """
 
@@ -38,7 +38,7 @@ class Test:
     argument: int
     values: tuple[int, ...]
     mask: int = _LOW
-    inside: bool = True
+    one_of: bool = True
     wide: bool = False
 
 
@@ -172,7 +172,7 @@ RULES = (
     _allow(
         "clone",
         "processes and threads of the sandbox's own",
-        Clause("a CLONE_NEW* flag: no new namespaces", (Test(0, (0,), _CLONE_NEW, inside=False),), errno.EPERM),
+        Clause("a CLONE_NEW* flag: no new namespaces", (Test(0, (0,), _CLONE_NEW, one_of=False),), errno.EPERM),
     ),
     _allow(
         "prctl",

@@ -6,9 +6,11 @@ Numbers and flags are from the kernel's uapi headers; numbers from 424 up are th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+from collections.abc import Iterator
 from ctypes import c_char_p, c_int, c_uint, c_uint32, c_uint64, c_ulong, c_void_p
 from functools import cache
 
@@ -122,6 +124,15 @@ def _checked(result: int, operation: str, target: object) -> int:
     return result
 
 
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end of a ``with`` block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def mount(source: str, target: str, fstype: str | None, flags: int, data: str | None = None) -> None:
     """Mount with mount(2), the old interface, for propagation changes and older kernels."""
     result = _libc.mount(
@@ -151,9 +162,9 @@ def setns(descriptor: int, kind: int) -> None:
     _checked(_libc.setns(descriptor, kind), "setns", hex(kind))
 
 
-def prctl(option: int, argument: int = 0, second: int = 0) -> int:
+def prctl(option: int, argument: int = 0, second_argument: int = 0) -> int:
     """Call prctl(2) with at most two arguments."""
-    return _checked(_libc.prctl(option, argument, second, 0, 0), "prctl", option)
+    return _checked(_libc.prctl(option, argument, second_argument, 0, 0), "prctl", option)
 
 
 def setdomainname(name: str) -> None:
@@ -232,14 +243,11 @@ def fsmount(fs_fd: int, attributes: int = 0, label: str = "") -> int:
 
 def new_filesystem(fstype: str, attributes: int, **options: str) -> int:
     """Create a detached mount of a new file system with nosuid and, except for devpts, nodev; return its descriptor."""
-    fs = fsopen(fstype)
-    try:
+    with closing(fsopen(fstype)) as fs:
         for key, value in options.items():
             fsconfig(fs, key, value)
         nodev = 0 if fstype == "devpts" else MOUNT_ATTR_NODEV
         return fsmount(fs, attributes | MOUNT_ATTR_NOSUID | nodev, fstype)
-    finally:
-        os.close(fs)
 
 
 class _OpenHow(ctypes.Structure):
@@ -248,9 +256,9 @@ class _OpenHow(ctypes.Structure):
 
 def openat2(directory_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
     """Open ``path`` below a directory under the given ``RESOLVE_*`` rules with openat2(2); return its descriptor."""
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
-    size = ctypes.c_size_t(ctypes.sizeof(how))
-    result = _syscall(_SYS_OPENAT2, c_int(directory_fd), c_char_p(os.fsencode(path)), ctypes.byref(how), size)
+    open_how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    size = ctypes.c_size_t(ctypes.sizeof(open_how))
+    result = _syscall(_SYS_OPENAT2, c_int(directory_fd), c_char_p(os.fsencode(path)), ctypes.byref(open_how), size)
     return _checked(result, "openat2", path)
 
 
@@ -299,23 +307,22 @@ def default_internal_signals() -> None:
     number = _SYS_RT_SIGACTION.get(os.uname().machine)
     if number is not None:
         for internal in (32, 33):
-            default = ctypes.create_string_buffer(32)  # struct sigaction of the kernel: SIG_DFL, no flags, no mask
-            _syscall(number, c_int(internal), default, None, ctypes.c_size_t(8))
+            default_action = ctypes.create_string_buffer(
+                32
+            )  # struct sigaction of the kernel: SIG_DFL, no flags, no mask
+            _syscall(number, c_int(internal), default_action, None, ctypes.c_size_t(8))
 
 
-def write_setting(path: str, text: str, below: int | None = None) -> None:
+def write_setting(path: str, text: str, directory_fd: int | None = None) -> None:
     """Write a setting to a file below /proc or /sys in a single write(2).
 
     Args:
         path: the file.
         text: the value to write.
-        below: descriptor of the directory that a relative path starts from.
+        directory_fd: descriptor of the directory that a relative path starts from.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=below)
-    try:
+    with closing(os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory_fd)) as descriptor:
         os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
 
 
 def trim_memory() -> None:
@@ -352,10 +359,8 @@ def scope_abstract_sockets() -> bool:
     attributes = (c_uint64 * 3)(0, 0, _SCOPE_ABSTRACT_UNIX_SOCKET)  # struct landlock_ruleset_attr
     ruleset = _syscall(_SYS_LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(ctypes.sizeof(attributes)), c_uint(0))
     _checked(ruleset, "landlock_create_ruleset", "abstract sockets")
-    try:
+    with closing(ruleset):
         _checked(_syscall(_SYS_LANDLOCK_RESTRICT_SELF, c_int(ruleset), c_uint(0)), "landlock_restrict_self", "self")
-    finally:
-        os.close(ruleset)
     return True
 
 
