@@ -16,8 +16,7 @@ from minisandbox.grade import Cause, Grade, Reason, Status, Validated, validate,
 from minisandbox.grade.confirm.changeable import ChangeableTests
 from minisandbox.grade.validation import Validation
 from minisandbox.images import Image
-from minisandbox.pool.runner import read_record
-from minisandbox.store.results import Result
+from minisandbox.pool.runner import read_fields
 from minisandbox.tasks import LogGrader, Task, task_from_row
 
 F2P, P2P = ("t.py::new", "t.py::newer"), ("t.py::old", "t.py::older")
@@ -135,7 +134,7 @@ def test_results_of_earlier_versions_are_read() -> None:
         "flaky": ["t.py::b"], "python": "3.11.9", "image_key": "k", "layers": [["l", 7, 1.5]],
         "reference": [["resolved", "resolved", 2.0]], "empty": [], "seconds": 3, "log": "",
     }  # fmt: skip
-    found = read_record(Validated, Result("a", "f", True, body))
+    found = read_fields(Validated, body)
     assert (found.status, found.cause, found.tests) == (Status.INVALID, Cause.FLAKY, ("t.py::b",))
     assert (found.layers[0].key, found.layers[0].bytes, found.reference[0].seconds) == ("l", 7, 2.0)
     assert (found.notes, found.seconds, found.finished) == ((), 3.0, True)

@@ -16,7 +16,7 @@ import pytest
 from minisandbox.errors import MiniSandboxError, RunError
 from minisandbox.images import Image
 from minisandbox.pool import Job, Progress, open_results, run_jobs
-from minisandbox.pool.runner import read_record
+from minisandbox.pool.runner import read_fields
 from minisandbox.store.results import Result, Results
 from minisandbox.store.rundir import RunDirectory
 
@@ -173,8 +173,8 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         assert made.seconds > 0
         assert (broken.by, broken.mark) == ("no luck, True", Mark.BROKEN)
     with open_results(RunDirectory, tmp_path / "run", {}) as results:
-        assert [read_record(Made, one) for one in results] == [made, broken]
-        assert read_record(Made, Result("a", "", True, {"by": "1", "dropped": 1})) == Made("1")  # of another version
+        assert [read_fields(Made, one.body) for one in results] == [made, broken]
+        assert read_fields(Made, {"by": "1", "dropped": 1}) == Made("1")  # of another version
 
 
 def test_an_image_that_cannot_be_made_is_a_result() -> None:

@@ -13,6 +13,7 @@ MISSING = "missing"
 CONFLICTING = "conflicting"
 INCOMPLETE = "incomplete"
 UNCOLLECTED = "uncollected"
+FAILING = frozenset({"failed", "error"})
 
 Parameters = Mapping[str, str | None]
 """The parameters of a test by name: the text of a plain value, or None for other values."""

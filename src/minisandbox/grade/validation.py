@@ -13,7 +13,7 @@ from minisandbox.grade.grading import grade_reference, grade_untouched
 from minisandbox.grade.judging import NOT_FOUND
 from minisandbox.grade.leaks import Leak, find_leaks
 from minisandbox.grade.options import ALWAYS, NEVER, ONCE
-from minisandbox.grade.report import MISSING, UNCOLLECTED
+from minisandbox.grade.report import FAILING, MISSING, UNCOLLECTED
 from minisandbox.grade.verdict import REPEATED, Grade, Reason
 from minisandbox.grade.workspace import Workspace
 from minisandbox.tasks import LogGrader, ScriptGrader, Task
@@ -23,7 +23,7 @@ from minisandbox.types import Limits
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-_SEEN_FAILING = frozenset({"failed", "error", UNCOLLECTED})
+_SEEN_FAILING = FAILING | {UNCOLLECTED}
 # Reasons with which a benchmark's own command may end if a test file cannot be imported or compiled.
 _ENDED_EARLY = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS, Reason.NO_RESULTS})
 

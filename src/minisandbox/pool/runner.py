@@ -41,6 +41,7 @@ class JobRecord(Protocol):
 
 Latest = TypeVar("Latest")
 Kept = TypeVar("Kept", bound=JobRecord)
+Fields = TypeVar("Fields")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ def run_jobs(
         if result is not None:
             results.put(result)
             new += 1
-        kept_results[name] = read_record(kind, result or before[name])
+        kept_results[name] = read_fields(kind, (result or before[name]).body)
         if progress is not None:
             remaining = (time.monotonic() - began) / new * max(todo - new, 0) if new else None
             progress(Progress(len(kept_results), len(jobs), kept_results[name], remaining, resumed=result is None))
@@ -219,18 +220,22 @@ def run_job(job: Job[Item], image_of: ImageOf[Item] | None, earlier: str | None)
     return Result(job.id, fingerprint, record.finished, body | {"seconds": time.monotonic() - began})
 
 
-def read_record(kind: type[Kept], result: Result) -> Kept:
-    """Convert a stored result to its dataclass; fields that the version that wrote it lacked get their defaults."""
+def read_fields(kind: type[Fields], values: Mapping[str, object]) -> Fields:
+    """Create a dataclass from JSON values by field name; missing fields get their defaults, unknown names are ignored.
+
+    Older versions wrote fewer fields.
+    """
     hints = typing.get_type_hints(kind)
-    return kind(**{name: _decoded(hints[name], value) for name, value in result.body.items() if name in hints})
+    return kind(**{name: _decoded(hints[name], value) for name, value in values.items() if name in hints})
 
 
 def _decoded(kind: typing.Any, value: typing.Any) -> object:
-    """Convert a JSON value to a field's type; a nested dataclass is stored as a list of its fields."""
+    """Convert a JSON value to a field's type; a nested dataclass is stored as an object, or as a list of its fields."""
     if typing.get_origin(kind) is tuple:
-        return tuple(_decoded(typing.get_args(kind)[0], one) for one in value)
+        return tuple(_decoded(typing.get_args(kind)[0], item) for item in value)
     if typing.get_origin(kind) is types.UnionType:
         return None if value is None else _decoded(typing.get_args(kind)[0], value)
-    if dataclasses.is_dataclass(kind) and isinstance(value, list):
-        return kind(*map(_decoded, typing.get_type_hints(kind).values(), value))  # type: ignore[operator] # a class
+    if dataclasses.is_dataclass(kind) and isinstance(value, list | dict):
+        fields = value if isinstance(value, dict) else dict(zip(typing.get_type_hints(kind), value, strict=False))
+        return read_fields(typing.cast("type[object]", kind), fields)
     return kind(value) if isinstance(kind, type) and issubclass(kind, float | enum.Enum) else value

@@ -14,18 +14,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from minisandbox.errors import SandboxGone
 from minisandbox.grade.confirm.editions import Change, Changes, Edition, Readout, Version, make_edition
-from minisandbox.grade.confirm.edits import PythonSource
-from minisandbox.grade.confirm.variants import WEAK, Kind, Variant, base_of, variants_of
+from minisandbox.grade.confirm.edits import Sources
+from minisandbox.grade.confirm.variants import WEAK, Variant, base_of, variants_of
 from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.names import first_words, located
-from minisandbox.grade.report import Report
+from minisandbox.grade.report import FAILING, PASSED, Report
 from minisandbox.grade.submission import CodePatch, reference_change
 from minisandbox.grade.testfiles import hidden_files, snapshots_of
 from minisandbox.grade.workspace import Workspace
+from minisandbox.pool.runner import read_fields
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.tasks import Task, node_id
 
@@ -35,7 +35,6 @@ _MOST_COPIES = 60
 _MOST_OF_ONE = 12
 _MOST_ITEMS = 300
 """The maximum number of items of one function in the check, over its copies; each set of parameters is an item."""
-_FAILING = frozenset({"failed", "error"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,31 +144,10 @@ def _path(workspace: Workspace) -> Path | None:
 def _read(path: Path) -> ChangeableTests | None:
     try:
         data = json.loads(path.read_bytes())
-        functions = tuple(map(_function, data["functions"]))
+        functions = tuple(read_fields(Changeable, function) for function in data["functions"])
         return ChangeableTests(functions) if data["format"] == _FORMAT else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _function(data: Any) -> Changeable:
-    return Changeable(
-        data["test"],
-        data["name"],
-        tuple(data["named"]),
-        tuple(data["passing"]),
-        data["copies"],
-        data["seconds"],
-        data["definition"],
-        tuple(data["broken"]),
-        tuple(
-            CheckedVariant(_variant(**checked["variant"]), tuple(checked["failing"])) for checked in data["variants"]
-        ),
-    )
-
-
-def _variant(**data: Any) -> Variant:
-    definition = data["definition"] and tuple(data["definition"])
-    return Variant(**{**data, "kind": Kind(data["kind"]), "texts": tuple(data["texts"]), "definition": definition})
 
 
 def _check(workspace: Workspace) -> ChangeableTests:
@@ -197,6 +175,7 @@ class _Check:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._files = test_files(workspace)
+        self._sources = Sources(self._files)
         self._names = function_names(workspace.task)
         self._dice = random.SystemRandom()
         self._variants = variants_of(self._files, tuple(self._names), self._dice)
@@ -254,9 +233,7 @@ class _Check:
     def run(self, requested: Mapping[str, Sequence[Changes]]) -> SuiteRun:
         """Run the reference on edited test files, and record the results."""
         edition = make_edition(self._files, requested, self._dice)
-        chosen = tuple(
-            called(self._workspace.task, version, self._names[version.original]) for version in edition.versions
-        )
+        chosen = names_of(edition, self._workspace.task, self._names)
         # the copies may exceed the tests' time limit together
         run = self._workspace.patient().run(reference_change(self._workspace.task), edition.files, chosen)
         if run.doubt is None:
@@ -267,9 +244,9 @@ class _Check:
         readout = Readout(run, {**self._files, **edition.files})
         for version, name in zip(edition.versions, chosen, strict=True):
             items = readout.items(name, version.test)
-            passing = tuple(item for item, found in items.items() if found.outcome == "passed")
+            passing = tuple(item for item, found in items.items() if found.outcome == PASSED)
             if version.is_changed:
-                failing = {item: found.place for item, found in items.items() if found.outcome in _FAILING}
+                failing = {item: found.place for item, found in items.items() if found.outcome in FAILING}
                 if failing:
                     self._failing[version.original, version.changes[0]] = failing
             elif version.test == version.original:
@@ -308,10 +285,8 @@ class _Check:
 
     def _line(self, test: str) -> int:
         """Return the line at which a test is defined, or 0 if its file cannot be parsed."""
-        path, _, name = test.partition("::")
-        source = PythonSource.read(self._files[path]) if path in self._files else None
-        function = source.function(name) if source else None
-        return function.lineno if function else 0
+        parsed = self._sources.find(test)
+        return parsed[1].lineno if parsed else 0
 
     def _checked(self, test: str, variant: Variant) -> CheckedVariant:
         passing = set(self._passing.get(test, ()))
@@ -342,15 +317,20 @@ def function_names(task: Task) -> dict[str, str]:
     return {base_of(test): base_of(name) if task.grader.reporter == "pytest" else name for test, name in ids.items()}
 
 
-def called(task: Task, version: Version, name: str) -> str:
-    """Return the runner's name for one version of a test.
+def names_of(edition: Edition, task: Task, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the runner's names for the versions of tests in an edition.
 
     Args:
+        edition: the edition.
         task: the task.
-        version: the version.
-        name: the runner's name for the original test.
+        names: the runner's names for the original tests, by pytest id.
     """
     if task.grader.reporter == "pytest":
-        return version.test
+        return tuple(version.test for version in edition.versions)
+    return tuple(_renamed(version, names[version.original]) for version in edition.versions)
+
+
+def _renamed(version: Version, name: str) -> str:
+    """Return another runner's name for a version of a test, given the name of the original."""
     before, after = (test.rpartition("::")[2] for test in (version.original, version.test))
     return re.sub(rf"(^|\.){re.escape(before)}(?=[ )]|$)", rf"\1{after}", name)  # test_it (module.TestIt.test_it)

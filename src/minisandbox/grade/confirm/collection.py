@@ -9,7 +9,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from minisandbox.grade.confirm.edits import PythonSource, Table
+from minisandbox.grade.confirm.edits import Sources, Table
 from minisandbox.grade.report import Parameters
 from minisandbox.tasks import node_id
 
@@ -25,19 +25,16 @@ def mismatches(files: Mapping[str, bytes], collected: Mapping[str, Parameters]) 
         A message for each test whose values are in no row of its table, and for each table of which some rows are
         collected more often than others. Only tables in the source, and only their literal values, are compared.
     """
-    sources: dict[str, PythonSource | None] = {}
+    sources = Sources(files)
     functions: dict[str, dict[str, Parameters]] = {}
     for test, parameters in collected.items():
         functions.setdefault(node_id(test).partition("[")[0], {})[test] = parameters
     differences: list[str] = []
     for base, tests in functions.items():
-        path, _, name = base.partition("::")
-        if path not in sources:
-            sources[path] = PythonSource.read(files[path]) if path in files and path.endswith(".py") else None
-        source = sources[path]
-        function = source.function(name) if source else None
-        for table in source.tables(function) if source and function else ():
-            differences += _of_table(base, table, tests)
+        if (parsed := sources.find(base)) is not None:
+            source, function = parsed
+            for table in source.tables(function):
+                differences += _of_table(base, table, tests)
     return tuple(differences)
 
 

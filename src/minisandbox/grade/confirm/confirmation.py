@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from minisandbox.errors import SandboxGone
-from minisandbox.grade.confirm.changeable import called, changeable_tests, function_names, test_files
+from minisandbox.grade.confirm.changeable import changeable_tests, function_names, names_of, test_files
 from minisandbox.grade.confirm.collection import mismatches
 from minisandbox.grade.confirm.draws import VersionDraw, draws, draws_without_copies
 from minisandbox.grade.confirm.editions import Edition, Readout, Version, make_edition
 from minisandbox.grade.judging import Doubt, SuiteRun
+from minisandbox.grade.report import FAILING, PASSED
 from minisandbox.grade.submission import CodePatch, reference_change
 from minisandbox.grade.verdict import NOT_CONFIRMED, Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace
@@ -29,7 +30,6 @@ ACCIDENTS = frozenset(
     }
 )  # fmt: skip
 """Doubts that the machine may have caused; they count against a submission only twice in a row."""
-_FAILING = frozenset({"failed", "error"})
 _NO_EDITION = Edition({}, ())
 
 
@@ -168,7 +168,9 @@ class Confirmation:
             return []
         expected = self._findings(drawn, edition, self._control(what, edition, chosen))
         runs = [[finding for finding in run if finding not in expected] for run in (first, last)]
-        spared, lost = ([_of_kind(run, kind) for run in runs] for kind in ("spared", "lost"))
+        spared, lost = (
+            [[finding for finding in run if finding.kind == kind] for run in runs] for kind in ("spared", "lost")
+        )
         if all(spared):
             raise _TamperedError(Reason.CHANGED_TEST_PASSED, f"tests that had to fail passed: {_some(spared[-1])}")
         if all(lost):
@@ -178,9 +180,7 @@ class Confirmation:
         return []
 
     def _chosen(self, edition: Edition) -> tuple[str, ...]:
-        return tuple(
-            called(self._workspace.task, version, self._names[version.original]) for version in edition.versions
-        )
+        return names_of(edition, self._workspace.task, self._names)
 
     def _findings(self, drawn: VersionDraw, edition: Edition, run: SuiteRun | None) -> list[_Finding]:
         """Return the tests that do not have the required outcome; empty without a run."""
@@ -194,14 +194,14 @@ class Confirmation:
                 findings += [
                     _Finding(version, item, "lost")
                     for item in passing
-                    if item not in items or items[item].outcome != "passed"
+                    if item not in items or items[item].outcome != PASSED
                 ]
                 continue
             for item, places in drawn.failing[version.original, version.changes].items():
                 result = items.get(item)
-                if result is not None and result.outcome == "passed":
+                if result is not None and result.outcome == PASSED:
                     findings.append(_Finding(version, item, "spared"))
-                elif result is None or result.outcome not in _FAILING or not {"", result.place} & places:
+                elif result is None or result.outcome not in FAILING or not {"", result.place} & places:
                     findings.append(_Finding(version, item, "elsewhere"))
         return findings
 
@@ -256,10 +256,6 @@ def _run_once(workspace: Workspace, change: CodePatch, edited: Mapping[str, byte
         return workspace.run(change, edited, chosen)
     except SandboxGone as error:
         return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, str(error)))
-
-
-def _of_kind(findings: Sequence[_Finding], kind: str) -> list[_Finding]:
-    return [finding for finding in findings if finding.kind == kind]
 
 
 def _tampered(graded: Grade, error: _TamperedError) -> Grade:

@@ -136,13 +136,12 @@ def _changes(function: Changeable, dice: random.Random) -> list[Change]:
     """Return changes of a test: first one at each position, then other values at the same positions."""
     if not function.variants:
         return []
-    places = [(variant, _shuffled(len(variant.texts), dice)) for variant in _ordered(_places(function), function, dice)]
+    places = [
+        (variant, dice.sample(range(len(variant.texts)), len(variant.texts)))
+        for variant in _ordered(_places(function), function, dice)
+    ]
     rounds = range(max(len(numbers) for _, numbers in places))
     return [(variant, numbers[turn]) for turn in rounds for variant, numbers in places if turn < len(numbers)]
-
-
-def _shuffled(count: int, dice: random.Random) -> list[int]:
-    return dice.sample(range(count), count)
 
 
 def _versions(function: Changeable, count: int, dice: random.Random) -> list[Changes]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from minisandbox.grade.confirm.edits import Edit, PythonSource, apply_edits
+from minisandbox.grade.confirm.edits import Edit, PythonSource, Sources, apply_edits
 from minisandbox.grade.confirm.variants import Variant
 from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.names import first_words
@@ -59,13 +59,15 @@ class ItemResult:
 
     Attributes:
         outcome: the outcome, as in a report.
-        place: the position of the failure in the test; "" if it is unknown.
         test: the item's name in the runner's output.
+        line: the line of the test's file at which it failed, or None.
+        place: the position of the failure in the test; "" if it is unknown.
     """
 
     outcome: str
+    test: str
+    line: int | None
     place: str = ""
-    test: str = ""
 
 
 def make_edition(
@@ -89,23 +91,19 @@ def make_edition(
     edits: dict[str, list[Edit]] = {}
     versions: list[Version] = []
     written: dict[int, list[str | None]] = {}
-    paths = dict.fromkeys(test.partition("::")[0] for test in requested)
-    sources = {path: PythonSource.read(files[path]) for path in paths if path in files}
-    used_names = {
-        path: {function.name for _, function in source.functions()} for path, source in sources.items() if source
-    }
+    sources = Sources(files)
+    used_names: dict[str, set[str]] = {}
     for test, each in requested.items():
-        path, _, name = test.partition("::")
-        source = sources.get(path)
-        function = source.function(name) if source else None
-        if source is None or function is None:
+        if (parsed := sources.find(test)) is None:
             continue
+        path, (source, function) = test.partition("::")[0], parsed
+        names = used_names.setdefault(path, {other.name for _, other in source.functions()})
         if id(function) not in written:
             for variant, number in each[0]:
                 edits.setdefault(variant.path, []).append(variant.edit(number))
             written[id(function)] = [function.name]
             for changes in each[1:]:
-                copy_name = _new_name(function.name, used_names[path], dice)
+                copy_name = _new_name(function.name, names, dice)
                 copy = source.copied(function, copy_name, [variant.edit(number) for variant, number in changes])
                 written[id(function)].append(copy_name if copy else None)
                 edits.setdefault(path, []).extend([copy] if copy else [])
@@ -152,13 +150,6 @@ def _new_name(name: str, used_names: set[str], dice: random.Random) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    outcome: str
-    line: int | None
-    test: str
-
-
 def _numbered(tests: Iterable[str]) -> dict[str, str]:
     """Number the items of each function in collection order, because a changed table changes their ids."""
     counts = Counter[str]()
@@ -179,13 +170,12 @@ class Readout:
     """
 
     def __init__(self, run: SuiteRun, files: Mapping[str, bytes]) -> None:
-        self._files = files
+        self._sources = Sources(files)
         self._seconds = run.report.seconds
-        self._sources: dict[str, PythonSource | None] = {}
-        self._functions: dict[str, dict[str, _Result]] = {}
+        self._functions: dict[str, dict[str, ItemResult]] = {}
         numbers = _numbered(run.report.parameters)
         for test, outcome in run.report.outcomes().items():
-            result = _Result(outcome, run.report.places.get(test), test)
+            result = ItemResult(outcome, test, run.report.places.get(test))
             base, bracket, parameters = node_id(test).partition("[")
             self._functions.setdefault(base, {})[numbers.get(test, bracket + parameters)] = result
             for name in first_words({test: outcome}):  # the names in unittest's lists
@@ -199,7 +189,7 @@ class Readout:
             test: the function's pytest id, without parameters.
         """
         results = self._functions.get(name, {})
-        return {item: ItemResult(one.outcome, self._place(test, one.line), one.test) for item, one in results.items()}
+        return {item: replace(result, place=self._place(test, result.line)) for item, result in results.items()}
 
     def seconds(self, name: str) -> float:
         """Return the total duration of a function's tests; 0 if negligible."""
@@ -208,9 +198,7 @@ class Readout:
     def _place(self, test: str, line: int | None) -> str:
         """Return a line as ``FUNCTION+OFFSET``; FUNCTION is empty for the test's own function."""
         path, _, name = test.partition("::")
-        if path not in self._sources:
-            self._sources[path] = PythonSource.read(self._files[path]) if path in self._files else None
-        source = self._sources[path]
+        source = self._sources.source(path)
         function = source.enclosing(line) if source and line else None
         if function is None or line is None:
             return ""

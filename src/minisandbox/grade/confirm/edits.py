@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import codecs
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -189,6 +189,32 @@ class PythonSource:
         """Return the end of the line that contains a position."""
         line_end = self.content.find(b"\n", position)
         return len(self.content) if line_end < 0 else line_end
+
+
+class Sources:
+    """The Python files among a task's test files; each is parsed once, when it is first needed.
+
+    Args:
+        files: the contents of the files, by path.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self._parsed: dict[str, PythonSource | None] = {}
+
+    def source(self, path: str) -> PythonSource | None:
+        """Return a parsed file, or None if there is no such file or it cannot be parsed."""
+        if path not in self._parsed:
+            is_python = path in self._files and path.endswith(".py")
+            self._parsed[path] = PythonSource.read(self._files[path]) if is_python else None
+        return self._parsed[path]
+
+    def find(self, test: str) -> tuple[PythonSource, Function] | None:
+        """Return a test's file and function by its pytest id without parameters, or None if there is none."""
+        path, _, name = test.partition("::")
+        source = self.source(path)
+        function = source.function(name) if source else None
+        return (source, function) if source and function else None
 
 
 def _reads(node: ast.AST, name: str) -> bool:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from minisandbox.grade.confirm.edits import Edit, Function, PythonSource, Table, apply_edits
+from minisandbox.grade.confirm.edits import Edit, Function, PythonSource, Sources, Table, apply_edits
 from minisandbox.grade.confirm.literals import literals_in, other_literals, spread
 from minisandbox.grade.confirm.uses import (
     ASSERTS,
@@ -145,18 +145,14 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.R
         The variants by test id without parameters; a test is missing if its file cannot be parsed.
     """
     by_test: dict[str, list[Variant]] = {}
-    sources: dict[str, PythonSource | None] = {}
+    sources = Sources(files)
     shared: dict[str, dict[object, tuple[str, ...]]] = {}
     strings: dict[str, dict[str, str | bytes]] = {}
     searches: dict[int, list[Variant]] = {}
     for test in dict.fromkeys(base_of(test) for test in tests):
-        path, _, name = test.partition("::")
-        if path not in sources:
-            sources[path] = PythonSource.read(files[path]) if path in files and path.endswith(".py") else None
-        source = sources[path]
-        function = source.function(name) if source else None
-        if source is None or function is None:
+        if (parsed := sources.find(test)) is None:
             continue
+        path, (source, function) = test.partition("::")[0], parsed
         if id(function) not in searches:  # tests that inherit a method share its variants
             if path not in strings:
                 strings[path] = _equated_strings(source)

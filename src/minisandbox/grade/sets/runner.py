@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
 
 from minisandbox.errors import MiniSandboxError
 from minisandbox.pool import Elsewhere, ImageOf, Job, Progress, open_results, run_jobs
-from minisandbox.pool.runner import JobRecord, read_record
+from minisandbox.pool.runner import JobRecord, read_fields
 from minisandbox.store import canonical_json
 from minisandbox.store.rundir import Config, RunDirectory, write_whole
 from minisandbox.tasks import ScriptGrader, Task
@@ -76,7 +76,7 @@ def run_set(
         DiskFull: the disk is full; finished results are kept.
     """
     with open_results(directory, options.get("out"), {**options.get("config", {}), **identity}) as results:
-        earlier = {result.id: read_record(kind, result) for result in results}
+        earlier = {result.id: read_fields(kind, result.body) for result in results}
         todo = [job for job in jobs if chosen(job.id, earlier.get(job.id))]
         latest = earlier
         if todo:
