@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from tests.identities import has_one_id
@@ -14,7 +15,7 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.io_sync import converse
 from minisandbox.sandbox.protocol.channels import ProcessChannel
 from minisandbox.sandbox.protocol.wire import ExecCall, environment_for
-from minisandbox.types import ExecResult, Outcome, Terminal
+from minisandbox.types import ExecResult, ImageSpec, Outcome, Terminal
 
 pytestmark = pytest.mark.kernel
 
@@ -264,3 +265,9 @@ def test_a_user_of_many_groups(town: Sandbox) -> None:
 def test_servers_may_have_any_port_of_their_own_loopback(box: Sandbox) -> None:
     program = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 80)); print(s.getsockname()[1])"
     assert box.exec(["python3", "-c", program]).check().stdout == "80\n"
+
+
+@pytest.mark.parametrize("user", ["\u00b2", "9" * 5000])
+def test_an_image_whose_user_is_no_number(spec: ImageSpec, user: str) -> None:
+    with Sandbox.create(replace(spec, user=user)) as box, pytest.raises(InvalidValue, match=user[:40]):
+        box.exec("true")

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.dockerfile_tools import copies, runs, stage
 
 from minisandbox.errors import DockerfileError
+from minisandbox.images.dockerfile import evaluation
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.spec import OciBase, ScratchBase, StageBase
 from minisandbox.types import Network
@@ -259,6 +260,16 @@ BAD = {
     "EXPOSE": ("FROM x\nEXPOSE http", "line 2.*no port"),
     "HEALTHCHECK": ("FROM x\nHEALTHCHECK --interval=5 CMD a", "line 2.*30s"),
     "ONBUILD ONBUILD": ("FROM x\nONBUILD ONBUILD RUN a", "line 2.*cannot have ONBUILD"),
+    "ONBUILD many times": (f"FROM x\n{'ONBUILD ' * 3000}RUN a", "line 2.*cannot have ONBUILD"),
+    "JSON of many levels": (f"FROM x\nRUN {'[' * 100_000}", "too many levels"),
+    "other digits of EXPOSE": ("FROM x\nEXPOSE \u00b2", "line 2.*is no port"),
+    "many digits of EXPOSE": (f"FROM x\nEXPOSE {'9' * 5000}", "line 2.*is no port"),
+    "other digits of a flag": ("FROM x\nHEALTHCHECK --retries=\u00b2 CMD a", "line 2.*give a number"),
+    "an endless interval": (f"FROM x\nHEALTHCHECK --interval={'9' * 400}h CMD a", "line 2.*292 years"),
+    "a NUL character": ("FROM x\nUSER a\0", "line 2.*NUL"),
+    "a NUL character in JSON": ('FROM x\nRUN ["a\\u0000"]', "line 2.*NUL"),
+    "a variable named by a variable": ("FROM x\nENV A=b=c\nENV $A=d", "line 3.*cannot be an environment variable"),
+    "stages on stages": ("FROM x AS s0\n" + "".join(f"FROM s{n} AS s{n + 1}\n" for n in range(2000)), "100 stages"),
     "ONBUILD unknown": ("FROM x\nONBUILD COPPY a", "line 2.*unknown"),
     "security": ("FROM x\nRUN --security=insecure a", "line 2.*not supported"),
     "ssh": ("FROM x\nRUN --mount=type=ssh,required=true a", "line 2.*no build has an SSH agent"),
@@ -280,3 +291,19 @@ def test_refused_with_the_line(case: str) -> None:
     text, reason = BAD[case]
     with pytest.raises(DockerfileError, match=f"(?s){reason}"):
         stage(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ENV A=xxxxxxxx\n" + "ENV A=$A$A\n" * 60, "line 1[0-9].*more than 65536"),
+        (f"ENV A={'x' * 1000}\n" + "LABEL a=$A\n" * 100, "more than 65536"),
+        (f"ENV A={'x' * 1000}\nENV B=${{A//x/$A}}", "line 3.*more than 65536"),
+        (f"ENV A={'a' * 999}\nENV B=${{A#*a*a*a*a*b}}", "line 3.*too long to match"),
+        (f"ENV P=*a*a*a*a*b A={'a' * 200}\nENV B=${{A#$P}}", "line 3.*too long to match"),
+    ],
+)
+def test_expansion_is_bounded(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_MOST_EXPANDED", 1 << 16)
+    with pytest.raises(DockerfileError, match=reason):
+        stage(f"FROM x\n{text}")

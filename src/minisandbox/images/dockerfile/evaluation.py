@@ -10,7 +10,6 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import NoReturn, TypeVar
 
@@ -34,7 +33,7 @@ from minisandbox.spec import (
 )
 from minisandbox.types import JSONValue, Network
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", str, list[str])
 PIPES = "/dev/pipes"
 """The directory of a here-document that a RUN executes, as in BuildKit."""
 PROXIES = tuple(
@@ -47,8 +46,17 @@ TIMEOUT = 7200.0
 """The default timeout of one RUN in seconds."""
 _SHELL = ("/bin/sh", "-c")
 _REMOTE = re.compile(r"(?:https?|ftp|git|ssh)://|git@[\w.-]+:", re.IGNORECASE)
-_DURATION = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)")
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|µs|ms|s|m|h)")
+_UNITS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "m": 60e9, "h": 3600e9}
+_PATTERN = re.compile(r"\$\{(\w+)[#%/]")
+"""An expansion that matches a pattern against the value of a variable."""
+_MOST_DIGITS = 18  # fit in 64 bits
+_MOST_NESTED = 100
+"""Maximum number of stages that are based on, or copy from, one another; planning a stage is recursive."""
+_MOST_EXPANDED = 1 << 23
+"""Maximum characters of all expanded words of a Dockerfile."""
+_MOST_STEPS = 1 << 26
+"""Maximum steps of matching one pattern."""
 
 Config = Mapping[str, JSONValue]
 Bases = Callable[[OciBase], Config]
@@ -153,6 +161,7 @@ class _Evaluation:
         self.globals = _platform_arguments(self.platform)
         self._blocks = blocks
         self._stages: dict[int, StageBase] = {}
+        self._depth = self._expanded = 0
 
     def set_globals(self, global_args: Iterable[Instruction]) -> None:
         for instruction in global_args:
@@ -166,12 +175,16 @@ class _Evaluation:
     def stage(self, index: int) -> StageBase:
         """Return a stage; evaluate each stage only once."""
         if index not in self._stages:
+            self._depth += 1
+            if self._depth > _MOST_NESTED:
+                self._blocks[index].start.refuse(f"more than {_MOST_NESTED} stages are based on one another")
             self._stages[index] = self._evaluate(self._blocks[index])
+            self._depth -= 1
         return self._stages[index]
 
     def origin(self, name: str, instruction: Instruction, stage_index: int) -> OciBase | StageBase:
         """Return the earlier stage or the image that ``--from`` names."""
-        if name.isdigit():
+        if _is_number(name):
             if int(name) >= stage_index:
                 instruction.refuse(f"--from={name}: there is no such stage before this one")
             return self.stage(int(name))
@@ -183,28 +196,45 @@ class _Evaluation:
 
     def word(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
         """Expand variables in a string that stays one word, and remove its quotes."""
-        return self._lexed(lambda lexer: lexer.process_word(text), variables, instruction)
+        return self._expand(ShellLex.process_word, text, variables, instruction)
 
     def words(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> list[str]:
         """Expand variables in a string and split it into words; a variable's value may contain several words."""
-        return self._lexed(lambda lexer: lexer.process_words(text), variables, instruction)
+        return self._expand(ShellLex.process_words, text, variables, instruction)
 
     def document(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
         """Expand variables in a here-document; keep its quotes."""
-        return self._lexed(lambda lexer: lexer.process_word(text), variables, instruction, keep_quotes=True)
+        return self._expand(ShellLex.process_word, text, variables, instruction, keep_quotes=True)
 
-    def _lexed(
-        self,
-        process: Callable[[ShellLex], _T],
-        variables: Mapping[str, str],
-        instruction: Instruction,
-        *,
-        keep_quotes: bool = False,
-    ) -> _T:
+    def _expand(
+        self, process: Callable[[ShellLex, str], _T], text: str, variables: Mapping[str, str], instruction: Instruction,
+        *, keep_quotes: bool = False,
+    ) -> _T:  # fmt: skip
+        if "$" in text:
+            self._check_expansion(text, variables, instruction)
+        lexer = ShellLex(self.escape, skip_process_quotes=keep_quotes, env=variables, skip_unset_env=False)
         try:
-            return process(ShellLex(self.escape, skip_process_quotes=keep_quotes, env=variables, skip_unset_env=False))
+            expanded = process(lexer, text)
         except ValueError as error:
-            instruction.refuse(str(error).replace("failed to process ", ""))
+            instruction.refuse(str(error).replace("failed to process ", "")[:1000])
+        self._expanded += len("".join(expanded))
+        return expanded
+
+    def _check_expansion(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> None:
+        """Reject an expansion that could need too much memory or time; the patterns of BuildKit never backtrack."""
+        longest = max(map(len, variables.values()), default=0)
+        size = self._expanded + len(text) + text.count("$") * longest
+        steps = 0
+        if names := _PATTERN.findall(text):
+            matched = max(len(variables.get(name, "")) for name in names)
+            is_nested = text.count("$") > len(names)
+            stars = text.count("*") + is_nested * max(value.count("*") for value in ("", *variables.values()))
+            size += matched * (len(text) + is_nested * longest)
+            steps = matched ** (min(stars, 20) + 1)
+        if size > _MOST_EXPANDED:
+            instruction.refuse(f"the Dockerfile's variables expand to more than {_MOST_EXPANDED} characters")
+        if steps > _MOST_STEPS:
+            instruction.refuse("a pattern in it would take too long to match")
 
     def _evaluate(self, block: _Block) -> StageBase:
         start = block.start
@@ -300,10 +330,11 @@ class _State:
 
     def _env(self, instruction: Instruction) -> None:
         variables = self._visible  # variables of one ENV instruction do not see each other
-        self._variables |= {
-            self._evaluation.word(name, variables, instruction): self._evaluation.word(value, variables, instruction)
-            for name, value in instruction.pairs
-        }
+        for name, value in instruction.pairs:
+            variable = self._evaluation.word(name, variables, instruction)
+            if not variable or "=" in variable:
+                instruction.refuse(f"{variable!r} cannot be an environment variable")
+            self._variables[variable] = self._evaluation.word(value, variables, instruction)
 
     def _label(self, instruction: Instruction) -> None:
         labels = {self._word(name, instruction): self._word(value, instruction) for name, value in instruction.pairs}
@@ -339,7 +370,7 @@ class _State:
             if flag_value := instruction.flag(flag):
                 health_check[name] = _nanoseconds(flag_value, flag, instruction)
         if flag_value := instruction.flag("retries"):
-            if not flag_value.isdigit():
+            if not _is_number(flag_value):
                 instruction.refuse(f"--retries={flag_value}: give a number")
             health_check["Retries"] = int(flag_value)
         self._config["Healthcheck"] = health_check
@@ -504,7 +535,7 @@ def _ports(ports: str, instruction: Instruction) -> list[str]:
     port_range, _, protocol = ports.partition("/")
     lowest, _, highest = port_range.partition("-")
     highest = highest or lowest
-    if not lowest.isdigit() or not highest.isdigit() or protocol.lower() not in ("", "tcp", "udp", "sctp"):
+    if not _is_number(lowest) or not _is_number(highest) or protocol.lower() not in ("", "tcp", "udp", "sctp"):
         instruction.refuse(f"{ports!r} is no port", "write it like 8080, 53/udp or 8000-8010")
     start, end = int(lowest), int(highest)
     if not 0 < start <= end < 65536:
@@ -517,7 +548,14 @@ def _nanoseconds(duration: str, flag: str, instruction: Instruction) -> int:
     terms = _DURATION.findall(duration)
     if "".join(number + unit for number, unit in terms) != duration or not terms:
         instruction.refuse(f"--{flag}={duration}: write it like 30s or 1m30s")
-    return round(timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in terms)).total_seconds() * 1e9)
+    total = sum(float(number) * _UNITS[unit] for number, unit in terms)
+    if total >= 1 << 63:
+        instruction.refuse(f"--{flag}={duration[:40]} is too long: at most 292 years")
+    return round(total)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def _mapping(config: Config, name: str) -> Mapping[str, JSONValue]:

@@ -154,17 +154,23 @@ def parse_dockerfile(text: str) -> Dockerfile:
     Raises:
         DockerfileError: the Dockerfile is malformed, or requests another frontend; the error has the line.
     """
+    parsed = _parse_syntax(text)
+    return replace(parsed, instructions=tuple(map(_checked, parsed.instructions)))
+
+
+def _parse_syntax(text: str) -> Dockerfile:
+    """Parse a Dockerfile, without checking flags and arguments."""
     _check_frontend(text)
     try:
         document = parse_dockerfile_ast(text)
     except DockerfileSyntaxError as error:
         reason = re.sub(r"^Dockerfile parse error(?: on line \d+)?: ", "", str(error))
         raise DockerfileError("the Dockerfile cannot be parsed", line=error.line, reason=reason) from None
+    except RecursionError:
+        raise DockerfileError("the Dockerfile cannot be parsed", reason="it has JSON with too many levels") from None
     if not document.instructions:
         raise DockerfileError("the Dockerfile has no instruction", hint="begin with FROM")
-    return Dockerfile(
-        tuple(_checked(_typed(instruction)) for instruction in document.instructions), document.escape_token
-    )
+    return Dockerfile(tuple(map(_typed, document.instructions)), document.escape_token)
 
 
 def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
@@ -179,13 +185,13 @@ def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
         DockerfileError: the instruction is malformed, or not allowed in ONBUILD.
     """
     try:
-        dockerfile = parse_dockerfile(text if escape == "\\" else f"# escape={escape}\n{text}")
+        trigger = _parse_syntax(text if escape == "\\" else f"# escape={escape}\n{text}").instructions[0]
+        trigger = trigger if trigger.name in _NOT_TRIGGERS else _checked(trigger)
     except DockerfileError as error:
         origin.refuse(f"ONBUILD {text[:200]}: {error.reason or error.what}")
-    trigger = replace(dockerfile.instructions[0], line=origin.line)
     if trigger.name in _NOT_TRIGGERS:
         origin.refuse(f"ONBUILD cannot have {trigger.name}")
-    return trigger
+    return replace(trigger, line=origin.line)
 
 
 def _check_frontend(text: str) -> None:
@@ -219,6 +225,8 @@ def _flag(flag: str) -> tuple[str, str]:
 
 def _checked(instruction: Instruction) -> Instruction:
     """Check the flags and arguments of an instruction, as far as possible without evaluating variables."""
+    if any("\0" in text for text in (instruction.text, *instruction.args)):
+        instruction.refuse("it has a NUL character, which no command, path or variable can have")
     names = [name for name, _ in instruction.flags]
     for name in names:
         if name not in FLAGS.get(instruction.name, frozenset()):

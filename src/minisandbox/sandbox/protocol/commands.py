@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -30,7 +31,7 @@ def directory(core: SandboxCore, path: str | PurePosixPath | None) -> str:
 def user_of(core: SandboxCore, user: str | int | None) -> str | int | None:
     """Return the user of a command: the given user, else the image's, or None for root."""
     image = core.image.user
-    return user if user is not None or not image else int(image) if image.isdigit() else image
+    return user if user is not None or not image else int(image) if re.fullmatch("[0-9]{1,10}", image) else image
 
 
 def run(
