@@ -1,4 +1,4 @@
-"""Another distribution's dialect, grader, agent and backend: installed by pip, used by the commands as typed."""
+"""Four other distributions, with a dialect, a grader, an agent and a backend: used by the commands as typed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import ScriptGrader, task_from_row
 from minisandbox.types import ExecResult, ImageSpec
 
-HERE = Path(__file__).parent
+DISTRIBUTIONS = sorted(str(path.parent) for path in Path(__file__).parent.glob("*/pyproject.toml"))
 ROWS = (
     {"exercise": "sum", "question": "What is 40 + 2?", "answer": "42"},
     {"exercise": "difference", "question": "What is 40 - 2?", "answer": "38"},
@@ -30,10 +30,10 @@ ROWS = (
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the example distribution."""
+    """A directory with the four distributions."""
     target = tmp_path_factory.mktemp("site")
     options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation")
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(HERE)]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), *DISTRIBUTIONS]
     subprocess.run(command, check=True)
     return target
 
@@ -44,7 +44,7 @@ def minisandbox(installed: Path, folder: Path, *words: str) -> subprocess.Comple
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_distribution_adds_one_of_each(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_distribution_adds_one_name(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(installed))
     assert {group: plugin_names(group) for group in GROUPS} == {
         "dialects": ("exercises",), "graders": ("answer",), "agents": ("writer",), "backends": ("labelled",),
