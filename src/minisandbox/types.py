@@ -407,6 +407,11 @@ class ExecResult:
                 return f"killed by signal {self.signal}"
         return f"exit status {self.exit_code}"
 
+    @property
+    def shell_status(self) -> int | None:
+        """The status that a shell reports: the exit code, or 128 plus the signal's number; None after a timeout."""
+        return self.exit_code if self.signal is None else 128 + self.signal
+
     def check(self) -> ExecResult:
         """Return self if the command exited with status 0.
 

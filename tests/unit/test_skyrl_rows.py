@@ -77,7 +77,7 @@ def test_a_step_with_all_that_happens() -> None:
     cut = replace(bad, turns=(*bad.turns[:-1], replace(bad.turns[-1], finish_reason="length")))
     forked = replace(good, rows=(row(context=3, sampled=4), row(context=3, sampled=6, turn=1, shared=2)))
     ended = [*group("a", good, bad, failed(good), None), *group("b", forked, cut, replace(good, rows=()), bad)]
-    output = output_of(ended, pad=7)
+    output = output_of(ended, pad_token=7)
     check(output)
     a, b = [[one for one in output["trajectory_ids"] if one.instance_id == name] for name in "ab"]
     assert (len(a), len(b)) == (4, 5)
@@ -93,7 +93,7 @@ def test_a_step_with_all_that_happens() -> None:
 
 def test_a_row_is_cut_where_its_loss_begins() -> None:
     (one,) = trajectory().rows
-    output = output_of(group("a", trajectory()), pad=0)
+    output = output_of(group("a", trajectory()), pad_token=0)
     (prompt,), (response,), (mask,), (logprobs,) = (
         output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs")
     )
@@ -106,14 +106,14 @@ def test_a_row_is_cut_where_its_loss_begins() -> None:
 
 def test_what_was_cut_off_can_go_without_loss() -> None:
     cut = replace(trajectory(), exit_status="submitted (exit_context)")
-    output = output_of(group("a", cut, trajectory(reward=0.0)), pad=0, drop_truncated=True)
+    output = output_of(group("a", cut, trajectory(reward=0.0)), pad_token=0, drop_truncated=True)
     check(output)
     assert [any(mask) for mask in output["loss_masks"]] == [False, True]
     assert output["rewards"] == [1.0, 0.0]
 
 
 def test_a_group_without_any_reward_says_nothing() -> None:
-    output = output_of(group("a", None, failed(trajectory())), pad=0)
+    output = output_of(group("a", None, failed(trajectory())), pad_token=0)
     check(output)
     assert output["rewards"] == [0.0, 0.0]
     assert not any(map(any, output["loss_masks"]))

@@ -162,7 +162,7 @@ def test_skyrl_gets_it_without_loss_by_default(asked: float | None, reward: floa
         instance_id = "a__b-1"
 
     ended = [Ended(Name(), trajectory()), Ended(Name(), ROLLOUT, asked)]
-    output = output_of(ended, pad=0)
+    output = output_of(ended, pad_token=0)
     assert output["rewards"] == [1.0, reward]  # without one of its own, the others' mean
     masks = cast("list[list[int]]", output["loss_masks"])
     assert any(masks[1]) is (asked is not None)

@@ -55,7 +55,7 @@ except ImportError as error:
 _DISK = 10 * GiB
 """The storage limit of a task without its own limit; Harbor's own tasks set the same value."""
 _OUTPUT = 16 * MiB
-_FINAL = (BuildError, DockerfileError, ImageRefused, InvalidValue, NotFound)
+_PERMANENT_ERRORS = (BuildError, DockerfileError, ImageRefused, InvalidValue, NotFound)
 _NOT_STARTED = 126
 
 
@@ -153,7 +153,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
                 environment=self._startup_env(),
                 labels={"by": "harbor", "trial": self.session_id},
             )
-        except _FINAL as error:
+        except _PERMANENT_ERRORS as error:
             raise SandboxBuildFailedError(str(error)) from error
         if entrypoint := self._box.image.entrypoint:
             await call_blocking(run_entrypoint, Sandbox.attach(self._box.id), entrypoint)
@@ -188,8 +188,8 @@ class MiniSandboxEnvironment(BaseEnvironment):
         if memory is not None and self._resource_mode("memory") is not ResourceMode.LIMIT:
             memory += disk
         cpus = self._effective_cpus
-        is_held = "cpu" in current_controller().launcher.enforcement
-        if cpus is not None and not is_held and self._resource_mode("cpu") is ResourceMode.AUTO:
+        is_enforced = "cpu" in current_controller().launcher.enforcement
+        if cpus is not None and not is_enforced and self._resource_mode("cpu") is ResourceMode.AUTO:
             self.logger.warning("cpus = %s is not enforced: there is no control group with a cpu controller", cpus)
             cpus = None
         return Limits(memory=memory, cpu=cpus, disk=disk, output=_OUTPUT)
@@ -255,8 +255,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
             return HarborResult(stdout="", stderr=f"{error}\n", return_code=_NOT_STARTED)
         if result.outcome is Outcome.TIMEOUT:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
-        status = result.exit_code if result.signal is None else 128 + result.signal
-        return HarborResult(stdout=result.stdout, stderr=result.stderr, return_code=status)
+        return HarborResult(stdout=result.stdout, stderr=result.stderr, return_code=result.shell_status)
 
     async def _run(self, command: str, *, env: Mapping[str, str] | None, **options: Any) -> ExecResult:
         """Run a command, and stream its output if Harbor has set a callback for output."""
@@ -296,9 +295,9 @@ class MiniSandboxEnvironment(BaseEnvironment):
         target = Path(target_dir)
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as staging:
-            done = await self.sandbox.files.download(source_dir, Path(staging, "tree"))
+            transfer = await self.sandbox.files.download(source_dir, Path(staging, "tree"))
             _merge(Path(staging, "tree"), target)
-        for name, reason in done.skipped:
+        for name, reason in transfer.skipped:
             self.logger.debug("%s/%s was not downloaded: %s", source_dir, name, reason)
 
 

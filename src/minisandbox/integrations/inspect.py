@@ -47,7 +47,7 @@ from minisandbox.integrations.settings import HOST, SandboxSettings, TaskImage
 CONFIG_FILE = "minisandbox.yaml"
 LABELS = {"by": "inspect"}
 
-_SECONDS = 600.0
+_FILE_TIMEOUT = 600.0
 _NOT_EXECUTABLE = 126
 _WRITE = """
 LC_ALL=C; export LC_ALL
@@ -173,9 +173,8 @@ class MiniSandboxProvider(SandboxEnvironment):
         self._check_output(result)
         if result.exit_code == _NOT_EXECUTABLE and result.stderr == f"{cmd[0]}: {os.strerror(errno.EACCES)}\n":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), cmd[0])
-        status = result.exit_code if result.signal is None else 128 + result.signal
-        assert status is not None
-        return InspectResult(result.ok, status, result.stdout, result.stderr)
+        assert result.shell_status is not None
+        return InspectResult(result.ok, result.shell_status, result.stdout, result.stderr)
 
     async def _run(
         self,
@@ -187,22 +186,22 @@ class MiniSandboxProvider(SandboxEnvironment):
         env: dict[str, str] | None = None,
         stdin: str | bytes | None = None,
     ) -> ExecResult:
-        runs = self._user if user is None else _user(user)
+        name_or_uid = self._user if user is None else _user(user)
         try:
-            return await self._box.exec(cmd, timeout=timeout, cwd=cwd, env=env, stdin=stdin, user=runs)
+            return await self._box.exec(cmd, timeout=timeout, cwd=cwd, env=env, stdin=stdin, user=name_or_uid)
         except InvalidValue as error:
-            if runs is not None and error.what.startswith(f"user {str(runs)!r}"):
+            if name_or_uid is not None and error.what.startswith(f"user {str(name_or_uid)!r}"):
                 raise SandboxUserUnsupportedError(str(error)) from error
             raise
 
     def _check_output(self, result: ExecResult) -> None:
         """Reject truncated output, because the caller may parse it."""
         limit = min(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE, self._output)
-        for output, dropped in (
+        for output, dropped_count in (
             (result.stdout_bytes, result.dropped_stdout),
             (result.stderr_bytes, result.dropped_stderr),
         ):
-            if dropped or len(output) > limit:
+            if dropped_count or len(output) > limit:
                 raise OutputLimitExceededError(f"{limit} bytes", output[-limit:].decode("utf-8", "replace"))
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
@@ -213,8 +212,8 @@ class MiniSandboxProvider(SandboxEnvironment):
         """
         if not self._box.alive:
             raise ConnectionError(f"sandbox {self._box.id} has ended")
-        runs = self._user if user is None else _user(user)
-        user_option = [] if runs is None else ["--user", str(runs)]
+        name_or_uid = self._user if user is None else _user(user)
+        user_option = [] if name_or_uid is None else ["--user", str(name_or_uid)]
         argv = [sys.executable, "-m", "minisandbox", "sandbox", "shell", *user_option, self._box.id]
         return SandboxConnection(type="minisandbox", command=shlex.join(argv))
 
@@ -235,7 +234,7 @@ class MiniSandboxProvider(SandboxEnvironment):
                 await self._box.files.write_bytes(file, data)
                 return
             argv = ["/bin/sh", "-c", _WRITE, "sh", str(PurePosixPath(file).parent), file]
-            _check_file(await self._run(argv, None, timeout=_SECONDS, stdin=data), file)
+            _check_file(await self._run(argv, None, timeout=_FILE_TIMEOUT, stdin=data), file)
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
@@ -264,20 +263,20 @@ class MiniSandboxProvider(SandboxEnvironment):
 
     async def _read_as_user(self, file: str, limit: int) -> bytes:
         """Read a file as the user with ``cat``, because the sandbox's file methods have root's permissions."""
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
         argv = ["/bin/cat", "--", file]
-        async with await self._box.start(argv, user=self._user, env={"LC_ALL": "C"}, timeout=_SECONDS) as cat:
+        async with await self._box.start(argv, user=self._user, env={"LC_ALL": "C"}, timeout=_FILE_TIMEOUT) as cat:
             async for event in cat.events():
                 if isinstance(event, ExecResult):
                     _check_file(event, file)
                     break
                 if event.stream == "stdout":
-                    pieces.append(event.data)
+                    chunks.append(event.data)
                     size += len(event.data)
                 if size > limit:
                     raise _too_large()
-        return b"".join(pieces)
+        return b"".join(chunks)
 
     # --- samples and tasks -------------------------------------------------------------------------------------------
 
@@ -321,7 +320,7 @@ class MiniSandboxProvider(SandboxEnvironment):
         try:
             if settings.workdir:
                 argv = ["/bin/sh", "-c", _MAKE_WORKDIR, "sh", str(spec.workdir), settings.user or ""]
-                (await box.exec(argv, cwd="/", timeout=_SECONDS)).check()
+                (await box.exec(argv, cwd="/", timeout=_FILE_TIMEOUT)).check()
         except BaseException:  # also on cancellation, because the caller has no handle to stop the sandbox
             await box.stop()
             raise
@@ -382,8 +381,8 @@ def _as_inspect_errors(file: str | None = None) -> Iterator[None]:
     except FileAccessError as error:
         if error.errno == errno.EFBIG and file is not None:
             raise _too_large() from error
-        number = errno.EIO if error.errno is None else error.errno
-        raise OSError(number, os.strerror(number), file or error.path) from error  # becomes FileNotFoundError etc.
+        code = errno.EIO if error.errno is None else error.errno
+        raise OSError(code, os.strerror(code), file or error.path) from error  # becomes FileNotFoundError etc.
     except InvalidValue:
         raise
     except MiniSandboxError as error:
@@ -394,9 +393,9 @@ def _check_file(result: ExecResult, file: str) -> None:
     """Raise the OSError that matches the error message of a failed ``cat`` or shell."""
     if result.ok:
         return
-    for number in (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR, errno.ENOSPC):
-        if os.strerror(number) in result.stderr:
-            raise OSError(number, os.strerror(number), file)
+    for code in (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR, errno.ENOSPC):
+        if os.strerror(code) in result.stderr:
+            raise OSError(code, os.strerror(code), file)
     raise OSError(errno.EIO, result.stderr.strip() or result.fate, file)
 
 

@@ -32,15 +32,13 @@ except ImportError as error:
         hint="pip install 'swe-minisandbox[mini]'",
     ) from error
 
-from minisandbox.integrations.settings import HOST, SandboxSettings
+from minisandbox.integrations.settings import HOST, MERGED_STREAMS, SandboxSettings
 
 BIND = "@bind"
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 _LOG = logging.getLogger("minisweagent.environment.minisandbox")
-_OF_DOCKER = ("executable", "run_args", "container_timeout", "pull_timeout")
-# redirect before bash starts, because bash reports some errors before a redirection in the command takes effect
-_MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
+_DOCKER_KEYS = ("executable", "run_args", "container_timeout", "pull_timeout")
 
 
 class SandboxEnvironmentConfig(SandboxSettings):
@@ -87,8 +85,8 @@ class SandboxEnvironment:
     """
 
     def __init__(self, **settings: object) -> None:
-        own_settings = {name: value for name, value in settings.items() if name not in _OF_DOCKER}
-        self.config = SandboxEnvironmentConfig.model_validate(own_settings)
+        sandbox_settings = {name: value for name, value in settings.items() if name not in _DOCKER_KEYS}
+        self.config = SandboxEnvironmentConfig.model_validate(sandbox_settings)
         self._box: Sandbox | None = None
         self._name = ""
         self._write_patch: Callable[[], None] = _nothing
@@ -100,7 +98,7 @@ class SandboxEnvironment:
                 hint="add -c environment.patch=FILE",
             )
         if self.config.image or self.config.workspace:
-            self._make(self.config.image or HOST)
+            self._create_sandbox(self.config.image or HOST)
 
     def execute(
         self, action: Mapping[str, object], cwd: str = "", *, timeout: float | None = None
@@ -131,14 +129,14 @@ class SandboxEnvironment:
 
     def _bind(self, command: str) -> str:
         """Create the sandbox that the first command names; return the command's remaining lines."""
-        first, _, remaining = command.partition("\n")
-        verb, _, name = first.strip().partition(" ")
+        first_line, _, remaining = command.partition("\n")
+        verb, _, name = first_line.strip().partition(" ")
         if verb != BIND or not name.strip():
             raise _unbound()
-        self._make(name.strip())
+        self._create_sandbox(name.strip())
         return remaining
 
-    def _make(self, name: str) -> None:
+    def _create_sandbox(self, name: str) -> None:
         task_image = self.config.find(name)
         box = Sandbox.create(
             task_image.image.spec(),
@@ -165,7 +163,7 @@ class SandboxEnvironment:
 
     def _run(self, command: str, cwd: str, timeout: float) -> dict[str, object]:
         assert self._box is not None
-        argv = [*_MERGED, *self.config.interpreter, command]
+        argv = [*MERGED_STREAMS, *self.config.interpreter, command]
         try:
             return _as_output(self._box.exec(argv, cwd=cwd or None, timeout=timeout), command, timeout)
         except FileAccessError as error:  # the agent has removed the working directory
@@ -193,15 +191,14 @@ class SandboxEnvironment:
         if self._box is None:
             raise _unbound()
         system = platform.uname()._asdict() | {"node": "sandbox"}
-        merged: dict[str, object] = recursive_merge(self.config.model_dump(), system, others)
-        return merged
+        variables: dict[str, object] = recursive_merge(self.config.model_dump(), system, others)
+        return variables
 
     def serialize(self) -> dict[str, object]:
         """Return this environment's entries of a trajectory: configuration, class, image and sandbox."""
-        kind = type(self)
         config = {
             "environment": self.config.model_dump(mode="json"),
-            "environment_type": f"{kind.__module__}.{kind.__qualname__}",
+            "environment_type": f"{type(self).__module__}.{type(self).__qualname__}",
         }
         sandbox = {"id": "" if self._box is None else self._box.id, "image": self._name}
         return {"info": {"config": config, "sandbox": sandbox}}
@@ -255,16 +252,15 @@ def _as_output(result: ExecResult, command: str, timeout: float) -> dict[str, ob
     if result.outcome is Outcome.TIMEOUT:
         problem = f"Command {command!r} timed out after {timeout:g} seconds"
         return _failed(result.stdout, "TimeoutExpired", problem)
-    code = result.exit_code if result.signal is None else 128 + result.signal
-    return {"output": result.stdout, "returncode": code, "exception_info": ""}
+    return {"output": result.stdout, "returncode": result.shell_status, "exception_info": ""}
 
 
-def _failed(output: str, kind: str, problem: str) -> dict[str, object]:
+def _failed(output: str, exception_type: str, problem: str) -> dict[str, object]:
     return {
         "output": output,
         "returncode": -1,
         "exception_info": f"An error occurred while executing the command: {problem}",
-        "extra": {"exception_type": kind, "exception": problem},
+        "extra": {"exception_type": exception_type, "exception": problem},
     }
 
 

@@ -32,6 +32,9 @@ _LOG = logging.getLogger("minisandbox.integrations")
 # docker.io/swebench/sweb.eval.x86_64.django_1776_django-11099:latest; image names must not contain "__"
 _OFFICIAL = re.compile(r"(?:.*/)?sweb\.eval\.[^.]+\.(?P<id>[^:]+)(?::.*)?")
 _LOADING = threading.Lock()
+# redirect before the program starts, because bash reports some errors before a redirection in its command takes effect
+MERGED_STREAMS = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
+"""Arguments before those of a command, which merge its stderr into its stdout."""
 
 
 class SandboxSettings(BaseModel):
@@ -104,12 +107,12 @@ class SandboxSettings(BaseModel):
         """
         store = Store.open()
         if name.endswith(".toml"):
-            recipe, called = read_recipe(Path(name)), Path(name).stem
-            return TaskImage(_build(recipe, store, called, self.repo_mirrors), None)
+            recipe = read_recipe(Path(name))
+            return TaskImage(_build(recipe, store, Path(name).stem, self.repo_mirrors), None)
         if self.tasks:
             tasks = self._task_set()
             if instance_id := _match(name, tasks.ids):
-                return _built(tasks[instance_id], store, self.repo_mirrors)
+                return build_task(tasks[instance_id], store, self.repo_mirrors)
         if image_name := _match(name, store.image_names()):
             return TaskImage(load_image(store, image_name), None)
         if name == HOST:
@@ -128,10 +131,10 @@ class SandboxSettings(BaseModel):
             )
 
     def _unknown(self, name: str, store: Store) -> NotFound:
-        looked = f"tasks {self.tasks!r} have no such instance_id" if self.tasks else "no tasks are named"
+        search = f"tasks {self.tasks!r} have no such instance_id" if self.tasks else "no tasks are named"
         return NotFound(
             f"no image {name!r} in the store {store.root}",
-            reason=f"it was not built here, and {looked}",
+            reason=f"it was not built here, and {search}",
             hint="'minisandbox image build TASKS' builds the images of a task set; the option 'tasks', or "
             f"{TASKS_VARIABLE}=TASKS, builds them on demand; 'minisandbox image ls' lists them",
         )
@@ -150,7 +153,7 @@ class TaskImage:
     task: Task | None
 
 
-def _built(task: Task, store: Store, mirrors: Path | None) -> TaskImage:
+def build_task(task: Task, store: Store, mirrors: Path | None) -> TaskImage:
     """Build a task's image, reusing existing layers. Threads and processes may build the same image concurrently."""
     return TaskImage(_build(task.recipe(), store, task.instance_id, mirrors), task)
 

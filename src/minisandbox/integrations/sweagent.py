@@ -30,7 +30,7 @@ def launch(arguments: Sequence[str]) -> int:
         SystemExit: SWE-agent raised it.
     """
     register()
-    main = _entry()
+    main = _import_main()
     sys.argv = ["sweagent", *arguments]  # SWE-agent shows this program name in its messages
     try:
         main(list(arguments))
@@ -40,7 +40,7 @@ def launch(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _entry() -> Callable[[list[str]], object]:
+def _import_main() -> Callable[[list[str]], object]:
     try:
         module = importlib.import_module("sweagent.run.run")
     except ImportError as error:
@@ -55,5 +55,5 @@ def _entry() -> Callable[[list[str]], object]:
             reason="it was installed without its checkout",
             hint="set SWE_AGENT_CONFIG_DIR, SWE_AGENT_TOOLS_DIR and SWE_AGENT_TRAJECTORY_DIR to those of a checkout",
         ) from error
-    entry: Callable[[list[str]], object] = module.main
-    return entry
+    main: Callable[[list[str]], object] = module.main
+    return main

@@ -134,7 +134,7 @@ def generate(
         async with ScriptedServer(script) as server:
             root = server.url.removesuffix("/v1")
             engines = RemoteInferenceClient(proxy_url=root, server_urls=[root], data_parallel_size=1)
-            made = SandboxGenerator(cfg, engines, pad=1, image_of=image_of)
+            made = SandboxGenerator(cfg, engines, pad_token=1, image_of=image_of)
             assert isinstance(made, GeneratorInterface)
             try:
                 output = await made.generate(asked(cfg, tasks, step)[0])
@@ -220,7 +220,7 @@ def test_an_evaluation(config: SandboxTrainConfig, image_of: Callable[[Task], Im
         async with ScriptedServer(script) as server:
             root = server.url.removesuffix("/v1")
             engines = RemoteInferenceClient(proxy_url=root, server_urls=[root], data_parallel_size=1)
-            made = SandboxGenerator(config, engines, pad=1, image_of=image_of)
+            made = SandboxGenerator(config, engines, pad_token=1, image_of=image_of)
             tokenizer = AutoTokenizer.from_pretrained(config.trainer.policy.model.path)
             dataset = PromptDataset(config.data.val_data, tokenizer, config.trainer.max_prompt_length, num_workers=1)
             try:

@@ -173,6 +173,4 @@ def _report_outcome(result: ExecResult) -> None:
 def _status(result: ExecResult) -> int:
     if result.outcome is Outcome.TIMEOUT:
         return exits.TIMEOUT
-    if result.signal is not None:
-        return 128 + result.signal
-    return result.exit_code if result.exit_code is not None else exits.INTERNAL
+    return exits.INTERNAL if result.shell_status is None else result.shell_status

@@ -60,15 +60,15 @@ class SandboxExperiment(BasePPOExp):
         inference_engine_client: InferenceEngineInterface,
     ) -> SandboxGenerator:
         """Return the generator that runs the rollouts."""
-        return SandboxGenerator(cfg, inference_engine_client, pad=int(tokenizer.eos_token_id))
+        return SandboxGenerator(cfg, inference_engine_client, pad_token=int(tokenizer.eos_token_id))
 
 
 def _each_once(dataset: PromptDataset) -> PromptDataset:
     ids = Counter(_id(dataset[number][2]) for number in range(len(dataset)))
-    twice = sorted(name for name, found in ids.items() if found > 1)
-    if twice:
+    repeated = sorted(name for name, count in ids.items() if count > 1)
+    if repeated:
         raise InvalidValue(
-            f"{twice[0]} is {ids[twice[0]]} times in the data",
+            f"{repeated[0]} is {ids[repeated[0]]} times in the data",
             reason="a task's rollouts in a step form one group",
             hint="list each task once, as minisandbox tasks export does",
         )

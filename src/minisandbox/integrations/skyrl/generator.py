@@ -14,8 +14,8 @@ from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, Gene
 from skyrl.train.generators.utils import get_rollout_metrics
 
 from minisandbox.agents import AgentLimits, AgentOptions, open_agent
-from minisandbox.errors import InvalidValue, MiniSandboxError, TrainingError
-from minisandbox.images import Image, build
+from minisandbox.errors import InvalidValue, TrainingError
+from minisandbox.integrations.settings import build_task
 from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions
 from minisandbox.integrations.skyrl.output import Ended, metrics_of, output_of
 from minisandbox.models import ModelOptions, Sampling, open_model
@@ -26,7 +26,7 @@ from minisandbox.store import Store
 from minisandbox.tasks import Task, task_from_row
 from minisandbox.train.options import from_mapping
 
-_KNOWN = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop", "logprobs", "min_p"})
+_CONVERTED = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop", "logprobs", "min_p"})
 """The sampling parameters of SkyRL that have a field in :class:`.Sampling` or need special handling."""
 _DRAIN = 60.0
 _PAUSE = 1.0
@@ -71,14 +71,14 @@ class SandboxGenerator(GeneratorInterface):
     Args:
         cfg: SkyRL's whole configuration, including the section ``minisandbox``.
         client: SkyRL's client for its engines.
-        pad: a token of the policy's tokenizer, for rows without loss.
+        pad_token: a token of the policy's tokenizer, for rows without loss.
         image_of: returns a task's image; None builds images in the store.
 
     Raises:
         InvalidValue: the section ``minisandbox`` is invalid, or ``generator.step_wise_trajectories`` is off.
     """
 
-    def __init__(self, cfg: Any, client: Any, *, pad: int, image_of: ImageOf | None = None) -> None:
+    def __init__(self, cfg: Any, client: Any, *, pad_token: int, image_of: ImageOf | None = None) -> None:
         if not cfg.generator.step_wise_trajectories:
             raise InvalidValue(
                 "generator.step_wise_trajectories is false",
@@ -86,7 +86,7 @@ class SandboxGenerator(GeneratorInterface):
                 hint="set generator.step_wise_trajectories=true",
             )
         self._options = from_mapping(SandboxOptions, cfg.minisandbox, place=SECTION)
-        self._cfg, self._client, self._pad = cfg, client, pad
+        self._cfg, self._client, self._pad_token = cfg, client, pad_token
         self._image_of = image_of or _builder(self._options.repo_mirrors)
         self._model = ModelOptions(
             model=resolve_policy_model_name(cfg),
@@ -115,7 +115,7 @@ class SandboxGenerator(GeneratorInterface):
             MiniSandboxError: the run directory cannot be written, or the engines reject a request.
         """
         request = await asyncio.to_thread(_Request.of, input_batch)
-        run_directory = await asyncio.to_thread(self._place, input_batch["batch_metadata"])
+        run_directory = await asyncio.to_thread(self._run_directory, input_batch["batch_metadata"])
         await self._run(request, run_directory, sampling_of(input_batch["sampling_params"] or {}))
         ended = await asyncio.to_thread(_ended, request, run_directory, self._options.unconfirmed_reward)
         if all(rollout.reward is None for rollout in ended):
@@ -124,7 +124,9 @@ class SandboxGenerator(GeneratorInterface):
                 reason=_first_failure(ended),
                 hint="fix the cause and repeat the command: it resumes from the last checkpoint",
             )
-        output = output_of(ended, pad=self._pad, drop_truncated=self._cfg.generator.apply_overlong_filtering)
+        output = output_of(
+            ended, pad_token=self._pad_token, drop_truncated=self._cfg.generator.apply_overlong_filtering
+        )
         output["rollout_metrics"] = _metrics(ended, output)
         return GeneratorOutput(**output)
 
@@ -137,7 +139,7 @@ class SandboxGenerator(GeneratorInterface):
         cluster = Cluster(address=options.cluster, model=self._model, mirrors=mirrors)
         return cluster.crew(setup, _budgets(options), tries=options.tries, pause=_PAUSE)
 
-    def _place(self, metadata: Any) -> Path:
+    def _run_directory(self, metadata: Any) -> Path:
         """Return a new run directory for a step. Existing directories belong to interrupted runs with other weights."""
         phase, step = ("train", 0) if metadata is None else (metadata.training_phase, metadata.global_step or 0)
         base = Path(self._options.out, phase)
@@ -150,11 +152,10 @@ class SandboxGenerator(GeneratorInterface):
         model = open_model(self._model)
         endings: list[asyncio.Future[None]] = []
 
-        def ended(progress: Progress[Summary]) -> None:
-            summary = progress.latest  # finish the session, for which a router has reserved an engine
-            endings.append(
-                asyncio.ensure_future(self._client.finish_session(f"{summary.instance_id}__{summary.attempt}"))
-            )
+        def finish_session(progress: Progress[Summary]) -> None:
+            """Finish the session of a rollout, for which a router has reserved an engine."""
+            session = f"{progress.latest.instance_id}__{progress.latest.attempt}"
+            endings.append(asyncio.ensure_future(self._client.finish_session(session)))
 
         setup = Setup(
             agent=self._agent,
@@ -168,13 +169,14 @@ class SandboxGenerator(GeneratorInterface):
         )
         batch = Batch(
             request.tasks, setup, run_directory, image_of=self._image_of, attempts=request.attempts,
-            budgets=_budgets(options), tries=options.tries, drain=_DRAIN, progress=ended, crew=self._crew(setup),
+            budgets=_budgets(options), tries=options.tries, drain=_DRAIN, progress=finish_session,
+            crew=self._crew(setup),
         )  # fmt: skip
-        late = asyncio.get_running_loop().call_later(options.step_deadline, batch.drain)
+        deadline = asyncio.get_running_loop().call_later(options.step_deadline, batch.drain)
         try:
             await batch.run()
         finally:
-            late.cancel()
+            deadline.cancel()
             await asyncio.gather(*endings, return_exceptions=True)
             await model.close()
 
@@ -186,9 +188,9 @@ def sampling_of(params: Mapping[str, object]) -> Sampling:
         params: vLLM's sampling parameters. Parameters without a field in :class:`.Sampling` are passed to the engine.
     """
     parameters: dict[str, Any] = dict(params)
-    passed = {"min_p": parameters["min_p"]} if parameters.get("min_p") else {}
+    min_p = {"min_p": parameters["min_p"]} if parameters.get("min_p") else {}
     stop = parameters.get("stop") or ()
-    extra = {key: value for key, value in parameters.items() if key not in _KNOWN and value is not None} | passed
+    extra = {key: value for key, value in parameters.items() if key not in _CONVERTED and value is not None} | min_p
     return Sampling(
         temperature=float(parameters.get("temperature", 1.0)),
         top_p=float(parameters.get("top_p", 1.0)),
@@ -206,16 +208,8 @@ def _budgets(options: SandboxOptions) -> Budgets:
 
 def _builder(mirrors: str | None) -> ImageOf:
     """Return a function that builds images in the store, reusing existing layers."""
-    store = Store.open()
-
-    def image_of(task: Task) -> Image:
-        name = task.instance_id
-        try:
-            return build(task.recipe(), store=store, name=name, mirrors=None if mirrors is None else Path(mirrors))
-        except MiniSandboxError as error:
-            raise error.about(name) from None
-
-    return image_of
+    store, path = Store.open(), None if mirrors is None else Path(mirrors)
+    return lambda task: build_task(task, store, path).image
 
 
 def _ended(request: _Request, run_directory: Path, unconfirmed: float | None) -> list[Ended]:
@@ -225,24 +219,20 @@ def _ended(request: _Request, run_directory: Path, unconfirmed: float | None) ->
 
 
 def _first_failure(ended: Sequence[Ended]) -> str:
-    failed = [
-        rollout.trajectory
-        for rollout in ended
-        if rollout.trajectory is not None and rollout.trajectory.failure is not None
-    ]
-    if not failed or failed[0].failure is None:
-        return "no rollout ended in time, or none has a verdict"
-    failure = failed[0].failure
-    return f"{failed[0].instance_id}__{failed[0].attempt}: {failure.phase}: {failure.kind}: {failure.detail}"
+    for trajectory in (rollout.trajectory for rollout in ended):
+        if trajectory is not None and (failure := trajectory.failure) is not None:
+            name = f"{trajectory.instance_id}__{trajectory.attempt}"
+            return f"{name}: {failure.phase}: {failure.kind}: {failure.detail}"
+    return "no rollout ended in time, or none has a verdict"
 
 
 def _metrics(ended: Sequence[Ended], output: Mapping[str, Any]) -> dict[str, Any]:
     """Return SkyRL's metrics of the rows with loss, and the metrics of this package."""
-    trained = [number for number, mask in enumerate(output["loss_masks"]) if any(mask)]
+    trained_rows = [index for index, mask in enumerate(output["loss_masks"]) if any(mask)]
     names = ("response_ids", "rewards", "loss_masks")
-    responses, rewards, masks = ([output[name][number] for number in trained] for name in names)
+    responses, rewards, masks = ([output[name][index] for index in trained_rows] for name in names)
     times = [rollout.seconds for rollout in ended if rollout.trajectory is not None]
-    theirs = (
-        get_rollout_metrics(responses, rewards, loss_masks=masks, trajectory_completion_times=times) if trained else {}
-    )
-    return {**theirs, **metrics_of(ended)}
+    if not trained_rows:
+        return {**metrics_of(ended)}
+    skyrl_metrics = get_rollout_metrics(responses, rewards, loss_masks=masks, trajectory_completion_times=times)
+    return {**skyrl_metrics, **metrics_of(ended)}

@@ -12,7 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from minisandbox.models import TokenRow
 from minisandbox.rollouts import EXIT_CONTEXT
@@ -74,71 +74,56 @@ class Ended:
         return 0.0 if self.trajectory is None else self.trajectory.timings.total
 
 
-class _Columns:
-    """The lists of a ``GeneratorOutput``, with one entry per row."""
+class _Row(NamedTuple):
+    """The tokens of a row: the prompt, and the tokens from the first token with loss on."""
 
-    def __init__(self) -> None:
-        self.prompts: list[list[int]] = []
-        self.responses: list[list[int]] = []
-        self.rewards: list[float] = []
-        self.masks: list[list[int]] = []
-        self.stops: list[str] = []
-        self.logprobs: list[list[float]] = []
-        self.names: list[RolloutName] = []
-        self.times: list[float] = []
-        self.lasts: list[bool] = []
-
-    def add(self, rollout: Ended, reward: float, pad: int) -> None:
-        """Add the rows of a rollout; a rollout without rows becomes one row without loss."""
-        stop = "length" if rollout.truncated else "stop"
-        rows = [_parts(row) for row in rollout.rows] or [([pad], [pad], [0], [0.0])]
-        for number, (prompt, response, mask, logprobs) in enumerate(rows, 1):
-            self.prompts.append(prompt)
-            self.responses.append(response)
-            self.masks.append(mask)
-            self.logprobs.append(logprobs)
-            # every row has the reward: SkyRL's baseline reads the last row, and its filters of groups read all rows
-            self.rewards.append(reward)
-            self.stops.append(stop if rollout.rows else "error")
-            self.names.append(rollout.name)
-            self.times.append(rollout.seconds)
-            self.lasts.append(number == len(rows))
+    prompt: list[int]
+    response: list[int]
+    mask: list[int]
+    logprobs: list[float]
 
 
-def output_of(ended: Sequence[Ended], *, pad: int, drop_truncated: bool = False) -> dict[str, object]:
+def output_of(ended: Sequence[Ended], *, pad_token: int, drop_truncated: bool = False) -> dict[str, object]:
     """Return a ``GeneratorOutput`` without metrics, which :func:`metrics_of` computes.
 
     Args:
         ended: the rollouts, grouped by prompt.
-        pad: a token for rollouts without rows.
+        pad_token: a token for rollouts without rows, each of which becomes one row without loss.
         drop_truncated: whether truncated rollouts carry no loss (``generator.apply_overlong_filtering``).
     """
     groups: dict[str, list[float]] = defaultdict(list)
     for rollout in ended:
         if rollout.reward is not None:
             groups[rollout.name.instance_id].append(rollout.reward)
-    columns = _Columns()
+    rows: list[_Row] = []
+    rollouts: list[tuple[Ended, float, str]] = []  # for each row: its rollout, the reward and the stop reason
+    last_rows: list[bool] = []
     for rollout in ended:
-        others = groups[rollout.name.instance_id]
-        stand_in = statistics.fmean(others) if others else 0.0
-        columns.add(rollout, stand_in if rollout.reward is None else rollout.reward, pad)
-    if drop_truncated:
-        pairs = zip(columns.masks, columns.stops, strict=True)
-        columns.masks = [mask if stop == "stop" else [0] * len(mask) for mask, stop in pairs]
+        group = groups[rollout.name.instance_id]
+        mean = statistics.fmean(group) if group else 0.0
+        reward = mean if rollout.reward is None else rollout.reward
+        own_rows = [_row(row) for row in rollout.rows] or [_Row([pad_token], [pad_token], [0], [0.0])]
+        stop = "error" if not rollout.rows else "length" if rollout.truncated else "stop"
+        if drop_truncated and stop != "stop":
+            own_rows = [row._replace(mask=[0] * len(row.mask)) for row in own_rows]
+        rows += own_rows
+        # every row has the reward: SkyRL's baseline reads the last row, and its filters of groups read all rows
+        rollouts += [(rollout, reward, stop)] * len(own_rows)
+        last_rows += [False] * (len(own_rows) - 1) + [True]
     return {
-        "prompt_token_ids": columns.prompts,
-        "response_ids": columns.responses,
-        "rewards": columns.rewards,
-        "loss_masks": columns.masks,
-        "stop_reasons": columns.stops,
+        "prompt_token_ids": [row.prompt for row in rows],
+        "response_ids": [row.response for row in rows],
+        "rewards": [reward for _, reward, _ in rollouts],
+        "loss_masks": [row.mask for row in rows],
+        "stop_reasons": [stop for _, _, stop in rollouts],
         "rollout_metrics": None,
-        "rollout_logprobs": columns.logprobs,
-        "trajectory_ids": columns.names,
-        "trajectory_generation_times": columns.times,
+        "rollout_logprobs": [row.logprobs for row in rows],
+        "trajectory_ids": [rollout.name for rollout, _, _ in rollouts],
+        "trajectory_generation_times": [rollout.seconds for rollout, _, _ in rollouts],
         "trajectory_time_splits": None,
         "rollout_expert_indices": None,
         "rollout_sample_support": None,
-        "is_last_step": columns.lasts,
+        "is_last_step": last_rows,
         "env_metrics": None,
     }
 
@@ -149,7 +134,7 @@ def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
     Args:
         ended: the rollouts.
     """
-    rewards = [rollout.reward for rollout in ended if rollout.reward is not None]
+    all_rewards = [rollout.reward for rollout in ended if rollout.reward is not None]
     groups: dict[str, set[float]] = defaultdict(set)
     for rollout in ended:
         groups[rollout.name.instance_id] |= set() if rollout.reward is None else {rollout.reward}
@@ -160,17 +145,18 @@ def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
         "sandbox/rollouts_truncated": sum(rollout.truncated for rollout in ended),
         "sandbox/rollouts_without_tokens": sum(rollout.reward is not None and not rollout.rows for rollout in ended),
         "sandbox/rollouts_forked": sum(len(rollout.rows) > 1 for rollout in ended),
-        "sandbox/groups_silent": sum(len(found) < 2 for found in groups.values()),
+        "sandbox/groups_silent": sum(len(rewards) < 2 for rewards in groups.values()),
     }
     means: dict[str, Sequence[float]] = {
-        "reward": rewards,
+        "reward": all_rewards,
         "turns": [len({turn for row in rollout.rows for turn in row.turns}) for rollout in ended if rollout.rows],
         "seconds": [rollout.seconds for rollout in ended if rollout.trajectory is not None],
     }
     return counts | {f"sandbox/{name}_mean": statistics.fmean(values) for name, values in means.items() if values}
 
 
-def _parts(row: TokenRow) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Split a row for SkyRL, into the prompt and the tokens from the first token with loss on."""
+def _row(row: TokenRow) -> _Row:
     start = max(1, row.prompt_length)  # SkyRL needs a prompt of at least one token, from which to predict
-    return row.ids[:start].tolist(), row.ids[start:].tolist(), list(row.mask[start:]), row.logprobs[start:].tolist()
+    return _Row(
+        row.ids[:start].tolist(), row.ids[start:].tolist(), list(row.mask[start:]), row.logprobs[start:].tolist()
+    )

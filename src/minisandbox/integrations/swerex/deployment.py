@@ -23,7 +23,7 @@ from minisandbox.integrations.swerex.runtime import MiniSandboxRuntime
 from minisandbox.sandbox import AsyncSandbox
 
 _COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-_SECONDS = 60.0
+_GIT_TIMEOUT = 60.0
 
 
 class MiniSandboxDeploymentConfig(SandboxSettings):
@@ -84,7 +84,7 @@ class MiniSandboxDeployment(AbstractDeployment):
             self._hooks.on_custom_step(f"Finding image {self._config.image}")
             task_image = await asyncio.to_thread(self._config.find, self._config.image)
             self._hooks.on_custom_step("Making sandbox")
-            box = await self._make(task_image)
+            box = await self._create_sandbox(task_image)
             self._runtime = MiniSandboxRuntime(box, logger=self.logger)
             await _alias_base_commit(box, task_image)
         except MiniSandboxError as error:
@@ -92,7 +92,7 @@ class MiniSandboxDeployment(AbstractDeployment):
             raise DeploymentStartupError(str(error)) from error
         self.logger.info("sandbox %s of %s in %.0f ms", box.id, task_image.image.name, 1000 * box.created_in)
 
-    async def _make(self, task_image: TaskImage) -> AsyncSandbox:
+    async def _create_sandbox(self, task_image: TaskImage) -> AsyncSandbox:
         return await AsyncSandbox.create(
             task_image.image.spec(),
             limits=self._config.checked_limits(),
@@ -143,7 +143,7 @@ async def _alias_base_commit(box: AsyncSandbox, task_image: TaskImage) -> None:
     base = "" if task_image.task is None else task_image.task.base_commit
     if _COMMIT.fullmatch(base) and base != task_image.image.commit:
         command = ["git", "update-ref", f"refs/replace/{base}", "HEAD"]
-        (await box.exec(command, timeout=_SECONDS)).check()
+        (await box.exec(command, timeout=_GIT_TIMEOUT)).check()
 
 
 def register() -> None:

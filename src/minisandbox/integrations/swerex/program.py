@@ -16,10 +16,10 @@ PROMPT = "SHELLPS1PREFIX"
 """The string that SWE-ReX reports as the matched pattern when bash's prompt appears."""
 
 _ESCAPES = re.compile(r"\x1B[@-_][0-?]*[ -/]*[@-~]")
-_LEAST_MEANING = 0.05
-_MOST_UNREAD = 1 << 20
+_MIN_TIMEOUT = 0.05
+_MAX_UNREAD = 1 << 20
 """The number of bytes at the end of the output that are searched for patterns."""
-_REST = 4
+_PAUSE_FACTOR = 4
 """The pause after a search, as a multiple of the search's duration, so that other tasks of the event loop can run."""
 
 
@@ -43,8 +43,8 @@ class Program:
     @classmethod
     async def start(cls, box: AsyncSandbox, command: str, shell: AsyncShell) -> Program:
         """Start a program with the exported variables and the working directory of a shell."""
-        listed = (await shell.run("command env -0")).stdout_bytes.decode("utf-8", "surrogateescape")
-        variables = dict(entry.split("=", 1) for entry in listed.split("\0") if "=" in entry)
+        output = (await shell.run("command env -0")).stdout_bytes.decode("utf-8", "surrogateescape")
+        variables = dict(entry.split("=", 1) for entry in output.split("\0") if "=" in entry)
         script = 'stty -echo 2>/dev/null; eval -- "$1"'
         env = {**variables, "TERM": "dumb"}
         return cls(await box.start(["bash", "-c", script, "bash", command], pty=Terminal(), cwd=shell.cwd, env=env))
@@ -71,7 +71,7 @@ class Program:
                 began = time.perf_counter()
                 if (match := self._find(patterns)) is not None:
                     return match
-                await asyncio.sleep(_REST * (time.perf_counter() - began))
+                await asyncio.sleep(_PAUSE_FACTOR * (time.perf_counter() - began))
                 if self.ended:
                     output, self._unread = _lines(self._unread), b""
                     return output, PROMPT
@@ -91,7 +91,7 @@ class Program:
             if isinstance(event, ExecResult):
                 self.ended = True
             else:
-                self._unread = (self._unread + event.data)[-_MOST_UNREAD:]
+                self._unread = (self._unread + event.data)[-_MAX_UNREAD:]
             return
         self.ended = True
 
@@ -101,7 +101,7 @@ class Program:
         for _ in range(action.n_retry):
             await self.write("\x03")
             try:
-                output, matched = await self.expect(action.expect, max(action.timeout, _LEAST_MEANING))
+                output, matched = await self.expect(action.expect, max(action.timeout, _MIN_TIMEOUT))
             except TimeoutError:
                 continue
             return BashObservation(output=output.strip(), exit_code=0, expect_string=matched)

@@ -38,9 +38,10 @@ from swerex.runtime.abstract import (
 from swerex.utils.log import get_logger
 
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError
+from minisandbox.integrations.settings import MERGED_STREAMS
 from minisandbox.integrations.swerex.session import BashSession
 from minisandbox.sandbox import AsyncSandbox
-from minisandbox.types import ExecResult, FileType, Outcome
+from minisandbox.types import FileType, Outcome
 
 
 class SandboxFailure(SwerexException, RuntimeError):
@@ -63,9 +64,6 @@ def as_swerex_errors() -> Iterator[None]:
         raise
     except MiniSandboxError as error:
         raise SandboxFailure(str(error)) from error
-
-
-_MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
 
 
 class MiniSandboxRuntime(AbstractRuntime):
@@ -154,7 +152,7 @@ class MiniSandboxRuntime(AbstractRuntime):
         if result.outcome is Outcome.TIMEOUT:
             raise CommandTimeoutError(f"Timeout ({command.timeout}s) exceeded while running command")
         response = CommandResponse(stdout=_text(result.stdout_bytes), stderr=_text(result.stderr_bytes))
-        response.exit_code = _status(result)
+        response.exit_code = result.exit_code if result.signal is None else -result.signal
         if command.check and response.exit_code != 0:
             message = f"Command {command.command!r} failed with exit code {response.exit_code}. "
             message += f"Stdout:\n{response.stdout!r}\nStderr:\n{response.stderr!r}"
@@ -214,11 +212,7 @@ def _argv(command: Command) -> Sequence[str]:
     argv = ["/bin/sh", "-c", *arguments] if command.shell else arguments
     if command.env is not None:  # as in subprocess.run, env replaces the whole environment
         argv = ["/usr/bin/env", "-i", "--", *(f"{name}={value}" for name, value in command.env.items()), *argv]
-    return [*_MERGED, *argv] if command.merge_output_streams else argv
-
-
-def _status(result: ExecResult) -> int | None:
-    return result.exit_code if result.signal is None else -result.signal
+    return [*MERGED_STREAMS, *argv] if command.merge_output_streams else argv
 
 
 def _text(data: bytes) -> str:

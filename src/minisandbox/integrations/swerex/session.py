@@ -86,19 +86,19 @@ class BashSession:
         if result.outcome is Outcome.TIMEOUT:
             self._left_over = output
             raise _timed_out(action)
-        status = result.exit_code if result.signal is None else 128 + result.signal
         for pattern in action.expect:  # search the whole output, because the command has exited
             if match := re.search(pattern, output):
-                return BashObservation(output=output[: match.start()], exit_code=status, expect_string=pattern)
-        return BashObservation(output=output, exit_code=status, expect_string=PROMPT)
+                output, matched = output[: match.start()], pattern
+                return BashObservation(output=output, exit_code=result.shell_status, expect_string=matched)
+        return BashObservation(output=output, exit_code=result.shell_status, expect_string=PROMPT)
 
     async def _check_syntax(self, command: str) -> None:
-        done = await self._box.exec(["bash", "-n"], stdin=command + "\n", timeout=_SYNTAX_SECONDS)
-        if done.outcome is Outcome.EXITED and done.exit_code != 0:  # otherwise bash did not finish the check
-            output = f"---- Stderr ----\n{done.stderr}\n---- Stdout ----\n{done.stdout}"
+        check = await self._box.exec(["bash", "-n"], stdin=command + "\n", timeout=_SYNTAX_SECONDS)
+        if check.outcome is Outcome.EXITED and check.exit_code != 0:  # otherwise bash did not finish the check
+            output = f"---- Stderr ----\n{check.stderr}\n---- Stdout ----\n{check.stdout}"
             raise BashIncorrectSyntaxError(
-                f"Error ({done.fate}) while checking bash command \n{command!r}\n{output}",
-                extra_info={"bash_stdout": done.stdout, "bash_stderr": done.stderr},
+                f"Error ({check.fate}) while checking bash command \n{command!r}\n{output}",
+                extra_info={"bash_stdout": check.stdout, "bash_stderr": check.stderr},
             )
 
     async def _interruptible(self, action: BashAction) -> ShellResult | None:
