@@ -17,24 +17,23 @@ KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 
-_MOST = 1 << 62
-_MOST_CHARACTERS = 0xFFFF
-_MOST_CPUS = 100_000
-_FEWEST_FILES = 16
-"""Minimum limit of open files; with fewer, a sandbox cannot start a command."""
-_LEAST_MEMORY = 16 * MiB
-_LONGEST_LIFETIME = 1e8
+_MAX_SIZE = 1 << 62
+_MAX_UINT16 = 0xFFFF
+_MAX_CPUS = 100_000
+_MIN_OPEN_FILES = 16  # with fewer, a sandbox cannot start a command
+_MIN_MEMORY = 16 * MiB
+_MAX_LIFETIME = 1e8
 WORKDIR = PurePosixPath("/testbed")
 """The path of the repository in a built image."""
 ENGINES = ("podman", "docker")  # values of ImageSpec.backend
 LIMITS_HIT = ("memory", "processes", "disk", "file_size", "output")
 """The values that can appear in :attr:`ExecResult.limits_hit`."""
 
-_MOST_HOSTS = 512
-_LONGEST_NAME = 253
+_MAX_HOSTS = 512
+_MAX_HOST_NAME = 253
 _LABEL = re.compile("[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_UNIT = {"": 1, "K": KiB, "M": MiB, "G": GiB, "T": 1024 * GiB}
+_UNIT_BYTES = {"": 1, "K": KiB, "M": MiB, "G": GiB, "T": 1024 * GiB}
 
 
 def parse_size(value: int | str) -> int:
@@ -50,15 +49,15 @@ def parse_size(value: int | str) -> int:
         InvalidValue: the text is not a size, or the size is negative or larger than 2**62 bytes.
     """
     if isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value <= _MOST:
-            raise InvalidValue(f"size {value} is not between 0 and {_MOST} bytes", hint="give text such as '2G'")
+        if not 0 <= value <= _MAX_SIZE:
+            raise InvalidValue(f"size {value} is not between 0 and {_MAX_SIZE} bytes", hint="give text such as '2G'")
         return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise InvalidValue(f"{value!r} is not a size", hint="give bytes as an int, or text such as '512M' or '2G'")
-    size = float(match[1]) * _UNIT[match[2].upper()]
-    if size > _MOST:
-        raise InvalidValue(f"size {value!r} is too large", hint=f"give at most {_MOST} bytes")
+    size = float(match[1]) * _UNIT_BYTES[match[2].upper()]
+    if size > _MAX_SIZE:
+        raise InvalidValue(f"size {value!r} is too large", hint=f"give at most {_MAX_SIZE} bytes")
     return int(size)
 
 
@@ -121,33 +120,30 @@ class Limits:
         inotify: int = 32,
         lifetime: float | None = None,
     ) -> None:
-        for name, count in (("processes", processes), ("open_files", open_files), ("inotify", inotify)):
-            if type(count) is not int or not 1 <= count <= _MOST:  # True is an int too
+        counts = {"processes": processes, "open_files": open_files, "inotify": inotify}
+        for name, count in counts.items():
+            if type(count) is not int or not 1 <= count <= _MAX_SIZE:  # True is an int too
                 raise InvalidValue(f"Limits.{name} is {count!r}", hint="give a positive int")
-        if open_files < _FEWEST_FILES:
+        if open_files < _MIN_OPEN_FILES:
             raise InvalidValue(
                 f"Limits.open_files is {open_files}",
-                reason=f"no command can start with fewer than {_FEWEST_FILES}",
-                hint=f"give {_FEWEST_FILES} or more",
+                reason=f"no command can start with fewer than {_MIN_OPEN_FILES}",
+                hint=f"give {_MIN_OPEN_FILES} or more",
             )
         if parse_size(disk) == 0:  # tmpfs(5) takes 0 as no limit
             raise InvalidValue("Limits.disk is 0", hint="give a size, for instance '64M'")
-        if memory is not None and parse_size(memory) < _LEAST_MEMORY:
+        if memory is not None and parse_size(memory) < _MIN_MEMORY:
             raise InvalidValue(f"Limits.memory is {memory!r}", hint="give 16M or more, or None for no limit")
-        if cpu is not None and not (is_number(cpu) and 0.01 <= cpu <= _MOST_CPUS):  # NaN fails too
+        if cpu is not None and not (is_number(cpu) and 0.01 <= cpu <= _MAX_CPUS):  # NaN fails too
             raise InvalidValue(f"Limits.cpu is {cpu!r}", hint="give 0.01 or more CPUs, or None for no limit")
-        if lifetime is not None and not (is_number(lifetime) and 0 < lifetime <= _LONGEST_LIFETIME):  # NaN fails too
+        if lifetime is not None and not (is_number(lifetime) and 0 < lifetime <= _MAX_LIFETIME):  # NaN fails too
             raise InvalidValue(f"Limits.lifetime is {lifetime!r}", hint="give a positive number of seconds, or None")
-        put = object.__setattr__
-        put(self, "memory", None if memory is None else parse_size(memory))
-        put(self, "cpu", None if cpu is None else float(cpu))
-        put(self, "inotify", inotify)
-        put(self, "lifetime", None if lifetime is None else float(lifetime))
-        put(self, "disk", parse_size(disk))
-        put(self, "processes", processes)
-        put(self, "open_files", open_files)
-        put(self, "file_size", None if file_size is None else parse_size(file_size))
-        put(self, "output", parse_size(output))
+        sizes = {"memory": memory, "disk": disk, "file_size": file_size, "output": output}
+        byte_counts = {name: None if size is None else parse_size(size) for name, size in sizes.items()}
+        optional = {"cpu": cpu, "lifetime": lifetime}
+        numbers = {name: None if number is None else float(number) for name, number in optional.items()}
+        for name, limit in (counts | byte_counts | numbers).items():
+            object.__setattr__(self, name, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +164,11 @@ class Network:
         if self.mode not in ("off", "allow", "host"):
             raise InvalidValue(f"network {self.mode!r}", hint="use Network.off(), Network.allow(...) or Network.host()")
         if (self.mode == "allow") != bool(self.hosts):
-            what = "Network.allow() names no host" if self.mode == "allow" else f"network {self.mode!r} takes no hosts"
-            raise InvalidValue(what, hint="use Network.allow('example.org') for some hosts, Network.off() for none")
-        if len(self.hosts) > _MOST_HOSTS:
+            fault = "Network.allow() names no host" if self.mode == "allow" else f"network {self.mode!r} takes no hosts"
+            raise InvalidValue(fault, hint="use Network.allow('example.org') for some hosts, Network.off() for none")
+        if len(self.hosts) > _MAX_HOSTS:
             raise InvalidValue(
-                f"Network.allow() has {len(self.hosts)} hosts, more than {_MOST_HOSTS}",
+                f"Network.allow() has {len(self.hosts)} hosts, more than {_MAX_HOSTS}",
                 hint="replace names below one domain by '*.example.org', which counts as one",
             )
         object.__setattr__(self, "hosts", tuple(dict.fromkeys(map(_checked_host, self.hosts))))
@@ -221,7 +217,7 @@ def _checked_host(pattern: str) -> str:
         name = name.lower() if name.isascii() else name.encode("idna").decode("ascii").lower()
     except ValueError as error:
         raise InvalidValue(f"host {pattern!r}: {error}") from None
-    if len(name) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in name.split(".")):
+    if len(name) > _MAX_HOST_NAME or not all(_LABEL.fullmatch(label) for label in name.split(".")):
         raise InvalidValue(
             f"{pattern!r} is not a host pattern",
             hint="give a name, '*.suffix', '*' or an IP address, optionally ':port'",
@@ -234,7 +230,7 @@ def _split_port(pattern: str) -> tuple[str, str]:
     name, colon, port = pattern.rpartition(":")
     if not colon or pattern.endswith("]") or (":" in name and not name.endswith("]")):  # no port, or bare IPv6
         return pattern, ""
-    if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= _MOST_CHARACTERS:
+    if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= _MAX_UINT16:
         raise InvalidValue(f"host {pattern!r}: {port!r} is not a port", hint="give 1 to 65535, or leave out the ':'")
     return name, f":{int(port)}"
 
@@ -245,12 +241,12 @@ def _ip_literal(name: str) -> str:
     Raises:
         ValueError: the text is not an IP address, but resolvers might take it for one.
     """
-    bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
-    last = bare.rpartition(".")[2].lower()
-    if ":" not in bare and not last.isdecimal() and not last.startswith("0x"):
+    text = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    last_label = text.rpartition(".")[2].lower()
+    if ":" not in text and not last_label.isdecimal() and not last_label.startswith("0x"):
         return ""
-    address = ipaddress.ip_address(bare)
-    if "%" in bare:
+    address = ipaddress.ip_address(text)
+    if "%" in text:
         raise ValueError("an address with a zone is link-local; link-local addresses are always refused")
     return str(address) if address.version == 4 else f"[{address}]"
 
@@ -279,13 +275,13 @@ class Mount:
     upper: Path | None = None
 
     def __post_init__(self) -> None:  # users may pass other types
-        rows = [("source", self.source, Path), ("target", self.target, PurePosixPath)]
-        rows += [("upper", self.upper, Path)] if self.upper is not None else []
+        paths = [("source", self.source, Path), ("target", self.target, PurePosixPath)]
+        paths += [("upper", self.upper, Path)] if self.upper is not None else []
         if isinstance(self.below, tuple):
-            rows += [(f"below[{number}]", path, Path) for number, path in enumerate(self.below)]
-        for name, value, kind in (*rows, ("read_only", self.read_only, bool), ("below", self.below, tuple)):
-            if not isinstance(value, kind):
-                raise InvalidValue(f"Mount.{name} is of type {type(value).__name__}", hint=f"give a {kind.__name__}")
+            paths += [(f"below[{index}]", path, Path) for index, path in enumerate(self.below)]
+        for name, value, type_ in (*paths, ("read_only", self.read_only, bool), ("below", self.below, tuple)):
+            if not isinstance(value, type_):
+                raise InvalidValue(f"Mount.{name} is of type {type(value).__name__}", hint=f"give a {type_.__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,8 +460,8 @@ class Terminal:
 
     def __post_init__(self) -> None:
         for name, count in (("rows", self.rows), ("columns", self.columns)):
-            if type(count) is not int or not 1 <= count <= _MOST_CHARACTERS:
-                raise InvalidValue(f"Terminal.{name} is {count!r}", hint=f"give 1 to {_MOST_CHARACTERS}")
+            if type(count) is not int or not 1 <= count <= _MAX_UINT16:
+                raise InvalidValue(f"Terminal.{name} is {count!r}", hint=f"give 1 to {_MAX_UINT16}")
 
 
 class FileType(enum.Enum):
