@@ -183,7 +183,7 @@ def test_repositories_of_servers(place: Path, monkeypatch: pytest.MonkeyPatch, u
     """A directory that is called like an address is none."""
     (place / url).mkdir(parents=True)
     monkeypatch.chdir(place)
-    assert mirrors._place(GitSource(url, COMMIT)) == url
+    assert mirrors._location(GitSource(url, COMMIT)) == url
     assert len(TaskSet.load(written(place, repository(url)))) == 1
 
 

@@ -20,8 +20,7 @@ from minisandbox.types import Mount, Network
 
 _UV_TIMEOUT = 30.0
 _USER = re.compile(r"^([^/?#]*://)[^/?#]*@")
-_USER_OR_LOGIN = re.compile(r"^([^/?#]*://)?[^/?#]*@")
-_FINDING = threading.Lock()
+_FIND_LOCK = threading.Lock()
 """A lock around ``find_uv_bin``, which reads sysconfig: a second thread may see half-initialised variables."""
 _QUIET = {
     "PIP_CACHE_DIR": "/tmp/build/pip-cache",  # noqa: S108 - in the sandbox, removed with it
@@ -58,13 +57,20 @@ def default_index_url() -> str:
     """
     options = ("--quiet", "--no-header", "--emit-index-url", "--no-config", "--no-cache")  # home may be read-only
     command = [str(find_uv()), "pip", "compile", *options, "--python", sys.executable, "-"]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
     try:
-        done = subprocess.run(
-            command, input="", capture_output=True, text=True, env=clean, timeout=_UV_TIMEOUT, cwd="/", check=False
+        process = subprocess.run(
+            command,
+            input="",
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=_UV_TIMEOUT,
+            cwd="/",
+            check=False,
         )
-        message = done.stderr
-        if match := re.search(r"^--index-url (\S+)$", done.stdout, re.MULTILINE):
+        message = process.stderr
+        if match := re.search(r"^--index-url (\S+)$", process.stdout, re.MULTILINE):
             return match[1]
     except (OSError, subprocess.SubprocessError) as error:
         message = str(error)
@@ -85,7 +91,7 @@ def find_uv() -> Path:
     import uv  # noqa: PLC0415 - most commands do not need uv
 
     try:
-        with _FINDING:
+        with _FIND_LOCK:
             return Path(uv.find_uv_bin()).resolve(strict=True)
     except OSError as error:
         raise ProgramNotFound(

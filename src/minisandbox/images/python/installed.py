@@ -72,11 +72,11 @@ def python_environments(image: Image, *more: str) -> list[PythonEnvironment]:
     with image.store.hold(*image.layers):
         tree = ImageTree(Below(tuple(image.store.layer_tree(key) for key in reversed(image.layers))))
         reader = _Reader(tree, dict(image.environment), image.user.partition(":")[0] or "root")
-        places: dict[tuple[str, ...] | None, str] = {}
+        prefixes: dict[tuple[str, ...] | None, str] = {}
         for path in (*reader.prefixes(str(image.workdir).rstrip("/")), *more):
-            places.setdefault(tree.resolve(path), posixpath.normpath(f"/{path.strip('/')}"))
-        environments = [reader.environment(path) for where, path in places.items() if where is not None]
-    return [one for one in environments if one is not None]
+            prefixes.setdefault(tree.resolve(path), posixpath.normpath(f"/{path.strip('/')}"))
+        environments = [reader.environment(path) for resolved, path in prefixes.items() if resolved is not None]
+    return [environment for environment in environments if environment is not None]
 
 
 def choose(image: Image, environments: Sequence[PythonEnvironment], path: str = "") -> PythonEnvironment:
@@ -95,9 +95,9 @@ def choose(image: Image, environments: Sequence[PythonEnvironment], path: str = 
         if path in ("", environment.path) or environment.path.endswith(f"/{path}"):
             return environment
     paths = ", ".join(environment.path for environment in environments)
-    there = paths or "none in its PATH and in the usual places, in layers of its own"
-    which = f"Python environment {path!r}" if path else "Python environment"
-    raise NotFound(f"image {image.name!r} has no {which}", reason=f"found: {there}")
+    found_paths = paths or "none in its PATH and in the usual places, in layers of its own"
+    label = f"Python environment {path!r}" if path else "Python environment"
+    raise NotFound(f"image {image.name!r} has no {label}", reason=f"found: {found_paths}")
 
 
 class _Distribution(NamedTuple):
@@ -147,12 +147,12 @@ class _Reader:
         yield from (f"{prefix}/envs/{name}" for name in environments)
 
     def _matching(self, pattern: str) -> Iterator[str]:
-        before, star, after = pattern.partition("*")
+        head, star, tail = pattern.partition("*")
         if not star:
             yield pattern.rstrip("/")
             return
-        for name in self.tree.names(before):
-            yield from self._matching(f"{before}{name}{after}")
+        for name in self.tree.names(head):
+            yield from self._matching(f"{head}{name}{tail}")
 
     def environment(self, prefix: str) -> PythonEnvironment | None:
         """Return the environment at a prefix; None if the directory is not an environment."""
@@ -165,9 +165,11 @@ class _Reader:
             for name in self.tree.names(site):
                 if (distribution := self._distribution(f"{site}/{name}")) is not None:
                     distributions.setdefault(canonicalize_name(distribution.name), distribution)
-        listed = [distributions[name] for name in sorted(distributions)]
-        pins = tuple(f"{each.name}=={each.version}" for each in listed if not each.reason)
-        apart = tuple((each.name, each.reason) for each in listed if each.reason)
+        ordered = [distributions[name] for name in sorted(distributions)]
+        pins = tuple(
+            f"{distribution.name}=={distribution.version}" for distribution in ordered if not distribution.reason
+        )
+        apart = tuple((distribution.name, distribution.reason) for distribution in ordered if distribution.reason)
         return PythonEnvironment(prefix or "/", self._version(prefix, minor, settings), pins, apart)
 
     def _minor(self, prefix: str) -> str | None:
@@ -196,7 +198,7 @@ class _Reader:
                 self.tree.read("/var/lib/dpkg/status").decode("utf-8", "replace") if base == "/usr" else "",
             ),
         )
-        versions = (match[1] for pattern, text in sources if (match := re.search(pattern, text)))
+        versions = (match[1] for pattern, content in sources if (match := re.search(pattern, content)))
         return next((version for version in versions if version.startswith(f"{minor}.")), minor)
 
     def _sites(self, prefix: str, minor: str, settings: Mapping[str, str]) -> Iterator[str]:
@@ -225,8 +227,10 @@ class _Reader:
             reason = f"editable installation of {_plain(source)}"
             return _Distribution(stem, "", reason) if _PROJECT.fullmatch(stem) else None
         files = {"dist-info": ("/METADATA",), "egg-info": ("/PKG-INFO", ""), "egg": ("/EGG-INFO/PKG-INFO",)}
-        data = b"".join(self.tree.read(path + name, _HEADERS) for name in files.get(kind, ()))
-        fields = dict(re.findall(r"(?m)^(Name|Version):[ \t]*(\S+)", data.decode("utf-8", "replace").split("\n\n")[0]))
+        metadata = b"".join(self.tree.read(path + name, _HEADERS) for name in files.get(kind, ()))
+        fields = dict(
+            re.findall(r"(?m)^(Name|Version):[ \t]*(\S+)", metadata.decode("utf-8", "replace").split("\n\n")[0])
+        )
         name, version = fields.get("Name", ""), fields.get("Version", "")
         if _PROJECT.fullmatch(name) is None or stem.startswith("~"):  # pip leaves "~" names behind
             return None
@@ -248,16 +252,16 @@ class _Reader:
         return ""
 
 
-def _settings(data: bytes) -> Iterator[tuple[str, str]]:
-    for line in data.decode("utf-8", "replace").splitlines():
+def _settings(content: bytes) -> Iterator[tuple[str, str]]:
+    for line in content.decode("utf-8", "replace").splitlines():
         name, equals, value = line.partition("=")
         if equals:
             yield name.strip().lower(), value.strip()
 
 
-def _is_version(text: str) -> bool:
+def _is_version(version: str) -> bool:
     try:
-        return len(text) < 200 and bool(Version(text))
+        return len(version) < 200 and bool(Version(version))
     except ValueError:
         return False
 

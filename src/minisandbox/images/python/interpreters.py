@@ -92,8 +92,8 @@ def probe(executable: Path) -> Interpreter | None:
         CPython.
     """
     try:
-        info = executable.stat()
-        answer = subprocess.run(
+        status = executable.stat()
+        output = subprocess.run(
             [executable, "-E", "-s", "-S", "-c", _QUESTION],  # Python 2 has no -I
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -102,11 +102,11 @@ def probe(executable: Path) -> Interpreter | None:
             timeout=PROBE_TIMEOUT,
             check=True,
         ).stdout
-        values = json.loads(answer)
-        if values["implementation"] != "CPython" or values["debug"]:
+        properties = json.loads(output)
+        if properties["implementation"] != "CPython" or properties["debug"]:
             return None
-        prefix, stamp = Path(values["prefix"]).resolve(), f"{info.st_size}:{info.st_mtime_ns}"
-        return Interpreter(executable, values["version"], prefix, values["abi"], values["build"], stamp)
+        prefix, stamp = Path(properties["prefix"]).resolve(), f"{status.st_size}:{status.st_mtime_ns}"
+        return Interpreter(executable, properties["version"], prefix, properties["abi"], properties["build"], stamp)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
 
@@ -127,27 +127,22 @@ def find_interpreter(text: str) -> Interpreter:
     """
     request = PythonRequest.parse(text)
     minor = None if request.ranged else ".".join(request.text.split(".")[:2])
-    suitable = [one for one in _probed(minor) if request.accepts(str(one.release))]
-    if not suitable:
+    candidates = [interpreter for interpreter in _probed(minor) if request.accepts(str(interpreter.release))]
+    if not candidates:
         raise _not_found(request, installed_interpreters())
-    return choose(request, suitable)
+    return choose(request, candidates)
 
 
-def choose(request: PythonRequest, suitable: Iterable[Interpreter]) -> Interpreter:
+def choose(request: PythonRequest, candidates: Iterable[Interpreter]) -> Interpreter:
     """Choose the best of several interpreters that satisfy a request; see :func:`find_interpreter`."""
-    ordered = sorted(suitable, key=_newest_first, reverse=True)
+    ordered = sorted(candidates, key=_newest_first, reverse=True)
     if not request.ranged:
         return ordered[0]
-    running = Path(sys.base_prefix).resolve()
-    own_version = [
-        interpreter
-        for interpreter in ordered
-        if interpreter.prefix == running and interpreter.version == platform.python_version()
-    ]
-    if own_version:
-        return own_version[0]
-    oldest = min(Version(interpreter.minor) for interpreter in ordered)
-    return next(interpreter for interpreter in ordered if Version(interpreter.minor) == oldest)
+    running = Path(sys.base_prefix).resolve(), platform.python_version()
+    for interpreter in ordered:
+        if (interpreter.prefix, interpreter.version) == running:
+            return interpreter
+    return min(ordered, key=lambda interpreter: Version(interpreter.minor))
 
 
 def installed_interpreters() -> list[Interpreter]:
@@ -159,9 +154,9 @@ def _probed(minor: str | None = None) -> Iterator[Interpreter]:
     """Yield the interpreters of this machine; skip executables whose names state another minor version."""
     for executable in candidates(os.environ):
         match = _NAME.fullmatch(executable.name)
-        named = match[1] if match else None
-        if (minor is None or named in (None, minor)) and (answer := probe(executable)) is not None:
-            yield answer
+        name_version = match[1] if match else None
+        if (minor is None or name_version in (None, minor)) and (interpreter := probe(executable)) is not None:
+            yield interpreter
 
 
 def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
@@ -170,11 +165,11 @@ def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
     Args:
         environment: the variables that name directories, for example PATH and PYENV_ROOT.
     """
-    seen: set[Path] = set()
+    known_paths: set[Path] = set()
     for directory in search_places(environment):
         for path in _executables(directory):
-            if path not in seen:  # a virtual environment's python is a link to its base's
-                seen.add(path)
+            if path not in known_paths:  # a virtual environment's python is a link to its base's
+                known_paths.add(path)
                 yield path
 
 
@@ -182,7 +177,9 @@ def search_places(environment: Mapping[str, str]) -> Iterator[Path]:
     """Yield the directories to search: of the running interpreter, PATH, pyenv, uv, conda, and the system."""
     yield Path(sys.base_prefix) / "bin"
     shims = os.sep + "shims"
-    yield from (Path(part) for part in environment.get("PATH", "").split(":") if part and not part.endswith(shims))
+    yield from (
+        Path(folder) for folder in environment.get("PATH", "").split(":") if folder and not folder.endswith(shims)
+    )
     home = home_directory(environment) or Path("/nonexistent")  # the usual entry of users without a home directory
     for pattern in _patterns(environment, home):
         yield from sorted(Path("/").glob(str(pattern).lstrip("/")))
@@ -190,9 +187,9 @@ def search_places(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _patterns(environment: Mapping[str, str], home: Path) -> Iterator[Path]:
-    data = Path(environment.get("XDG_DATA_HOME") or home / ".local/share")
+    data_folder = Path(environment.get("XDG_DATA_HOME") or home / ".local/share")
     yield Path(environment.get("PYENV_ROOT") or home / ".pyenv") / "versions/*/bin"
-    yield Path(environment.get("UV_PYTHON_INSTALL_DIR") or data / "uv/python") / "*/bin"
+    yield Path(environment.get("UV_PYTHON_INSTALL_DIR") or data_folder / "uv/python") / "*/bin"
     roots = [home / name for name in ("miniconda3", "anaconda3", "miniforge3", "mambaforge", ".conda")]
     roots += [Path("/opt") / name for name in ("conda", "miniconda3", "anaconda3", "miniforge3")]
     roots += [Path(environment[name]) for name in ("CONDA_ROOT", "MAMBA_ROOT_PREFIX") if environment.get(name)]
@@ -224,11 +221,13 @@ def _newest_first(interpreter: Interpreter) -> tuple[bool, Version, str]:
 
 
 def _not_found(request: PythonRequest, interpreters: list[Interpreter]) -> InterpreterNotFound:
-    listed = ", ".join(sorted({f"{one.version} ({one.prefix})" for one in interpreters})) or "none"
-    places = "this Python's own prefix, PATH, pyenv, uv, conda, /usr/bin, /usr/local/bin and /opt"
+    installed = (
+        ", ".join(sorted({f"{interpreter.version} ({interpreter.prefix})" for interpreter in interpreters})) or "none"
+    )
+    locations = "this Python's own prefix, PATH, pyenv, uv, conda, /usr/bin, /usr/local/bin and /opt"
     version = request.text if not request.ranged else "VERSION"
     return InterpreterNotFound(
         f"no Python {request.text} on this machine",
-        reason=f"found: {listed}; looked in {places}",
+        reason=f"found: {installed}; looked in {locations}",
         hint=f"install one: `uv python install {version}` (3.8 and later), `pyenv install {version}` or conda",
     )

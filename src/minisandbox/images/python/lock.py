@@ -67,7 +67,7 @@ def _packages(text: str, key: str) -> tuple[Package, ...]:
 
 def packages_fact(packages: Iterable[Package]) -> str:
     """Return the :data:`PACKAGES` fact for the files that a step fetched."""
-    return json.dumps([[one.name, one.version, one.file, one.sha256] for one in sorted(packages)])
+    return json.dumps([[package.name, package.version, package.file, package.sha256] for package in sorted(packages)])
 
 
 def read_freeze(text: str) -> dict[str, str]:
@@ -106,13 +106,10 @@ def _read(table: Mapping[str, object]) -> Lock:
         if _SHA256.fullmatch(package.sha256) is None or "/" in package.file:
             raise TypeError(f"{package.file!r} with the hash {package.sha256!r}")
         steps.setdefault(_text(row, "step"), []).append(package)
-    python, system, installed = (_texts(table[part]) for part in _PARTS)
-    done = {step: tuple(packages) for step, packages in steps.items()}
+    python, system, installed = (_texts(table[section]) for section in ("python", "system", "installed"))
+    step_packages = {step: tuple(packages) for step, packages in steps.items()}
     backend = _text(table, TORCH_BACKEND) if TORCH_BACKEND in table else ""
-    return Lock(_text(table, "image"), _text(table, "base"), python, system, installed, done, backend)
-
-
-_PARTS = ("python", "system", "installed")
+    return Lock(_text(table, "image"), _text(table, "base"), python, system, installed, step_packages, backend)
 
 
 def _texts(table: object) -> dict[str, str]:
@@ -122,7 +119,7 @@ def _texts(table: object) -> dict[str, str]:
 
 
 def _text(table: object, name: str) -> str:
-    value = table[name] if isinstance(table, dict) else None
-    if not isinstance(value, str):
+    text = table[name] if isinstance(table, dict) else None
+    if not isinstance(text, str):
         raise TypeError(f"{name} is not a string")
-    return value
+    return text

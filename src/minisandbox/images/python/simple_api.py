@@ -149,8 +149,8 @@ class Listings:
 
     def _path(self, project: str) -> Path:
         """Return the cache file of a project; hash the indexes' URLs for its name, because they may contain secrets."""
-        places = json.dumps([self.web.settings.indexes, self.web.settings.find_links, project])
-        return self.store.root / "index" / f"{hashlib.sha256(places.encode()).hexdigest()}.json"
+        identity = json.dumps([self.web.settings.indexes, self.web.settings.find_links, project])
+        return self.store.root / "index" / f"{hashlib.sha256(identity.encode()).hexdigest()}.json"
 
 
 def listed_files(name: str, web: Web) -> tuple[list[IndexLink], list[SourceError]]:
@@ -259,8 +259,13 @@ def version_in(name: str, filename: str) -> str | None:
         parts = filename.split("-")
         return parts[1] if len(parts) >= 5 and canonicalize_name(parts[0]) == canonicalize_name(name) else None
     stem = match["stem"] if (match := _ARCHIVE.fullmatch(filename)) else ""
-    dashes = [found.start() for found in re.finditer("-", stem)]  # names of old archives may have "-" in the project
-    return next((stem[at + 1 :] for at in dashes if canonicalize_name(stem[:at]) == canonicalize_name(name)), None)
+    dash_indexes = [
+        match.start() for match in re.finditer("-", stem)
+    ]  # names of old archives may have "-" in the project
+    return next(
+        (stem[index + 1 :] for index in dash_indexes if canonicalize_name(stem[:index]) == canonicalize_name(name)),
+        None,
+    )
 
 
 def same_version(version: str, other: str) -> bool:

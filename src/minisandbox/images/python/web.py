@@ -70,10 +70,10 @@ class Web:
         """
         if urlsplit(url).scheme == "file":
             return _local_page(Path(urllib.request.url2pathname(urlsplit(url).path)))
-        with self.open(url, accept) as answer:
-            if answer is None:
+        with self.open(url, accept) as response:
+            if response is None:
                 return None
-            return Page(answer.read(), answer.headers.get_content_type(), answer.geturl())
+            return Page(response.read(), response.headers.get_content_type(), response.geturl())
 
     @contextmanager
     def open(self, url: str, accept: str = "*/*") -> Iterator[HTTPResponse | None]:
@@ -82,7 +82,7 @@ class Web:
         Raises:
             SourceError: the URL cannot be read.
         """
-        what = f"cannot read {shown(url)}"
+        summary = f"cannot read {shown(url)}"
         headers = {"Accept": accept, "User-Agent": "minisandbox"}
         request = urllib.request.Request(without_credentials(url), headers=headers)  # noqa: S310 - _may_link checked the scheme
         try:
@@ -91,13 +91,13 @@ class Web:
         except urllib.error.HTTPError as error:
             error.close()
             if error.code not in _GONE:
-                raise SourceError(what, reason=f"the server answered {error.code} {error.reason}".rstrip()) from None
+                raise SourceError(summary, reason=f"the server answered {error.code} {error.reason}".rstrip()) from None
             yield None
         except (OSError, HTTPException, ValueError) as error:
             if isinstance(error, OSError) and error.errno in FULL:  # a full local disk is not a network error
                 raise
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
-            raise SourceError(what, reason=reason, hint=_HINT) from None
+            raise SourceError(summary, reason=reason, hint=_HINT) from None
 
     def client(self, url: str) -> HttpClient:
         """Return the HTTP client for a URL; trusted hosts have a client that does not verify certificates."""
@@ -123,8 +123,8 @@ class _Credentials(urllib.request.BaseHandler):
         self._headers: dict[tuple[str, str | None, int | None], str] = {}
         for parts in map(urlsplit, urls):
             if parts.username is not None:
-                pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-                self._headers.setdefault(_server(parts), "Basic " + base64.b64encode(pair.encode()).decode())
+                login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+                self._headers.setdefault(_server(parts), "Basic " + base64.b64encode(login.encode()).decode())
 
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
         """Add the credentials to a request; urllib also calls this for redirected requests."""
@@ -169,43 +169,36 @@ def fetch_file(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str
 
 
 def _download(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str]:
-    with store.staging("download") as work, store_faults(f"download {_name(url)}"):
-        part = work / "part"
-        digest = _receive(url, part, web)
-        _check(url, sha256, digest)
+    name = unquote(urlsplit(url).path.rpartition("/")[2])
+    with store.staging("download") as staging, store_faults(f"download {name}"):
+        partial_path = staging / "part"
+        digest = _receive(url, partial_path, web)
+        if sha256 not in ("", digest):
+            raise SourceError(
+                f"{name} does not have the sha256 {sha256}",
+                reason=f"what came has {digest}",
+                hint="the index and its file do not fit: nothing was kept; try again, or correct the hash",
+            )
         path = store.download_path(digest)
-        part.replace(path)
+        partial_path.replace(path)
         sync_directory(path.parent)
     return path, digest
 
 
 def _receive(url: str, path: Path, web: Web) -> str:
     """Download a URL into a new file; return its hash."""
-    digest, came = hashlib.sha256(), 0
-    with path.open("xb") as target, web.open(url) as answer:
-        if answer is None:
+    digest, received = hashlib.sha256(), 0
+    with path.open("xb") as target, web.open(url) as response:
+        if response is None:
             hint = "try again, or name another version"
             raise SourceError(f"{shown(url)} is listed on the index, but not there", hint=hint)
-        while block := answer.read(_BLOCK):
+        while block := response.read(_BLOCK):
             digest.update(block)
-            came += target.write(block)
-        announced = answer.headers.get("Content-Length", str(came))
-        if announced != str(came):
-            reason = f"the connection broke off after {came} of {announced} bytes"
+            received += target.write(block)
+        stated_size = response.headers.get("Content-Length", str(received))
+        if stated_size != str(received):
+            reason = f"the connection broke off after {received} of {stated_size} bytes"
             raise SourceError(f"cannot download {shown(url)}", reason=reason, hint="try again")
         target.flush()
         os.fsync(target.fileno())
     return digest.hexdigest()
-
-
-def _check(url: str, expected: str, digest: str) -> None:
-    if expected and expected != digest:
-        raise SourceError(
-            f"{_name(url)} does not have the sha256 {expected}",
-            reason=f"what came has {digest}",
-            hint="the index and its file do not fit: nothing was kept; try again, or correct the hash",
-        )
-
-
-def _name(url: str) -> str:
-    return unquote(urlsplit(url).path.rpartition("/")[2])

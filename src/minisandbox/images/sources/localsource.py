@@ -57,9 +57,9 @@ class SourceSnapshot:
             SourceError: a file changed since the snapshot.
             OSError: the archive cannot be written.
         """
-        with _opened(self.root) as top, tarfile.open(target, "x", format=tarfile.PAX_FORMAT) as archive:
+        with _opened(self.root) as root_fd, tarfile.open(target, "x", format=tarfile.PAX_FORMAT) as archive:
             for path, kind, content in self.files:
-                entry = _read(top, path)
+                entry = _read(root_fd, path)
                 if entry is None or (entry[0], hashlib.sha256(entry[1]).hexdigest()) != (kind, content):
                     raise SourceError(f"{self.root / path} changed while it was read", hint="build again")
                 archive.addfile(*_member(path, kind, entry[1]))
@@ -74,10 +74,10 @@ def take_snapshot(source: LocalSource) -> SourceSnapshot:
     """
     root = source.path.expanduser().absolute()
     try:
-        with _opened(root) as top:
-            _check_place(top, source)
+        with _opened(root) as root_fd:
+            _check_place(root_fd, source)
             paths = sorted(set(_tracked(root) or _walked(root)))
-            entries = ((path, _read(top, path)) for path in paths)
+            entries = ((path, _read(root_fd, path)) for path in paths)
             files = tuple(
                 (path, entry[0], hashlib.sha256(entry[1]).hexdigest()) for path, entry in entries if entry is not None
             )
@@ -91,21 +91,21 @@ def take_snapshot(source: LocalSource) -> SourceSnapshot:
 @contextmanager
 def _opened(root: Path) -> Iterator[int]:
     try:
-        top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SourceError(f"{root} is not a directory", hint="give the path of a repository's work tree") from error
     try:
-        yield top
+        yield root_fd
     finally:
-        os.close(top)
+        os.close(root_fd)
 
 
-def _check_place(top: int, source: LocalSource) -> None:
-    real = Path(os.readlink(f"/proc/self/fd/{top}"))
-    if source.within is not None and not any(map(real.is_relative_to, source.within)):
-        where = ", ".join(map(str, source.within))
+def _check_place(root_fd: int, source: LocalSource) -> None:
+    real_path = Path(os.readlink(f"/proc/self/fd/{root_fd}"))
+    if source.within is not None and not any(map(real_path.is_relative_to, source.within)):
+        allowed = ", ".join(map(str, source.within))
         raise SourceError(
-            f"{source.path} leads to {real} now, outside of {where}", hint="see who changes it, and load again"
+            f"{source.path} leads to {real_path} now, outside of {allowed}", hint="see who changes it, and load again"
         )
 
 
@@ -124,20 +124,22 @@ def _tracked(root: Path) -> list[str] | None:
 def _listed(root: Path, *options: str) -> list[str] | None:
     command = ["-C", str(root), "ls-files", "-z", *options, "--", "."]
     # in a work tree, git must not fail: listing all files instead would include ignored files
-    is_work_tree = any((place / ".git").exists() for place in (root, *root.parents))
+    is_work_tree = any((folder / ".git").exists() for folder in (root, *root.parents))
     try:
-        done = run_git(command, timeout=_LIST_TIMEOUT)
+        process = run_git(command, timeout=_LIST_TIMEOUT)
     except ProgramNotFound:
         if is_work_tree:
             raise
         return None
     except subprocess.TimeoutExpired as error:
         raise SourceError(f"git took longer than {_LIST_TIMEOUT:.0f} s to list {root}") from error
-    if done.returncode != 0:
+    if process.returncode != 0:
         if is_work_tree:
-            raise SourceError(f"git cannot list {root}", reason=done.stderr.decode("utf-8", "replace").strip()[-500:])
+            raise SourceError(
+                f"git cannot list {root}", reason=process.stderr.decode("utf-8", "replace").strip()[-500:]
+            )
         return None
-    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    return [os.fsdecode(name) for name in process.stdout.split(b"\0") if name]
 
 
 def _walked(root: Path) -> Iterator[str]:
@@ -147,25 +149,25 @@ def _walked(root: Path) -> Iterator[str]:
         yield from (os.path.relpath(f"{folder}/{name}", root) for name in (*names, *folders) if name != ".git")
 
 
-def _read(top: int, path: str) -> tuple[str, bytes] | None:
+def _read(root_fd: int, path: str) -> tuple[str, bytes] | None:
     """Return the kind and the content of a file, or the target of a link; None if the path is missing or special."""
     try:
-        fd = sc.openat2(top, path, os.O_PATH | os.O_NOFOLLOW, sc.RESOLVE_INSIDE)
+        fd = sc.openat2(root_fd, path, os.O_PATH | os.O_NOFOLLOW, sc.RESOLVE_INSIDE)
     except OSError as error:
         if error.errno in _GONE:  # a tracked file may be missing
             return None
         raise
     try:
-        info = os.fstat(fd)
-        if stat.S_ISLNK(info.st_mode):
+        status = os.fstat(fd)
+        if stat.S_ISLNK(status.st_mode):
             return "link", os.fsencode(os.readlink("", dir_fd=fd))
-        if not stat.S_ISREG(info.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return None
-        if info.st_size > _LARGEST:
-            raise SourceError(f"{path!r} is too large for a source", reason=f"it has {info.st_size} bytes")
+        if status.st_size > _LARGEST:
+            raise SourceError(f"{path!r} is too large for a source", reason=f"it has {status.st_size} bytes")
         # open the checked inode, not the path, which may have been replaced
         with open(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return ("program" if info.st_mode & stat.S_IXUSR else "file"), file.read(info.st_size)
+            return ("program" if status.st_mode & stat.S_IXUSR else "file"), file.read(status.st_size)
     finally:
         os.close(fd)
 

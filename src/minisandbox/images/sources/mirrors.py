@@ -17,7 +17,6 @@ from pathlib import Path
 from minisandbox.errors import DiskFull, InvalidValue, SourceError
 from minisandbox.git import find_clones, has_commit, name_parts, run_git
 from minisandbox.images.python.index import without_credentials
-from minisandbox.images.sources.submodules import Module, read_modules, resolve_url
 from minisandbox.spec import GitSource, shown
 from minisandbox.store import Store
 from minisandbox.store.disk.faults import disk_full
@@ -31,7 +30,7 @@ _REFUSED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CommitPack:
     """The pack of a commit's tree, written from a mirror.
 
     Attributes:
@@ -76,7 +75,7 @@ class Mirrors:
     store: Store
     clones: Path | None = None
 
-    def take(self, source: GitSource, work: Path, *, timeout: float = FETCH_TIMEOUT) -> Taken:
+    def take(self, source: GitSource, work: Path, *, timeout: float = FETCH_TIMEOUT) -> CommitPack:
         """Write the pack of a commit's tree; fetch the commit first if no clone and no mirror has it.
 
         Args:
@@ -94,7 +93,7 @@ class Mirrors:
         """
         repository = self._repository(source, timeout)
         # a commit of a shallow fetch lacks its parents, but its tree is complete
-        tree = _git(["-C", str(repository), "rev-parse", "--verify", f"{source.commit}^{{tree}}"], source).strip()
+        tree = _git(source, repository, "rev-parse", "--verify", f"{source.commit}^{{tree}}").strip()
         objects, merged = repository, _Merged([], [], [])
         self._merge(merged, source, repository, b"", timeout)
         if merged.submodules:
@@ -102,9 +101,9 @@ class Mirrors:
             tree = _write_tree(merged, objects, repository, source)
         pack = work / "tree.pack"
         with pack.open("xb") as target:
-            command = ["-C", str(objects), "pack-objects", "--quiet", "--revs", "--stdout", "--threads=1"]
-            _run(command, source, stdin=tree.encode(), stdout=target.fileno(), timeout=timeout)
-        return Taken(pack, tree, tuple(merged.submodules), _described(repository, source))
+            command = ("pack-objects", "--quiet", "--revs", "--stdout", "--threads=1")
+            _run(source, objects, *command, stdin=tree.encode(), stdout=target.fileno(), timeout=timeout)
+        return CommitPack(pack, tree, tuple(merged.submodules), _described(repository, source))
 
     def _merge(self, merged: _Merged, source: GitSource, repository: Path, prefix: bytes, timeout: float) -> None:
         """Add the files of a commit, and of its submodules recursively; keep gitlinks that git would not check out.
@@ -116,7 +115,7 @@ class Mirrors:
             prefix: the path of the commit's files with a trailing slash; empty for the superproject.
             timeout: the timeout of each fetch in seconds.
         """
-        listing = _run(["-C", str(repository), "ls-tree", "-r", "-z", source.commit], source, timeout=FETCH_TIMEOUT)
+        listing = _run(source, repository, "ls-tree", "-r", "-z", source.commit)
         entries = listing.stdout.split(b"\0")[:-1]
         has_links = any(entry.startswith(b"160000 ") for entry in entries)
         modules = _modules(repository, source) if has_links else {}
@@ -141,23 +140,23 @@ class Mirrors:
         except SourceError as error:
             name = "/".join(name_parts(submodule.url)) or "OWNER/NAME"
             raise SourceError(
-                f"cannot fetch submodule {path!r} of {_shown(source)}: "
-                f"commit {submodule.commit} of {_shown(submodule)}",
+                f"cannot fetch submodule {path!r} of {shown(source.url)}: "
+                f"commit {submodule.commit} of {shown(submodule.url)}",
                 reason=": ".join(filter(None, (error.what, error.reason))),
                 hint=f"give --repo-mirrors DIR with a clone at DIR/{name} that has the commit",
             ) from error
 
     def describe(self, source: GitSource) -> str:
         """Return the ``git describe`` output for a commit; "" if no local repository has the commit and a tag."""
-        places = (*self._local_clones(source), self._mirror(source))
-        repository = next((path for path in places if has_commit(path, source.commit)), None)
+        repositories = (*self._local_clones(source), self._mirror(source))
+        repository = next((path for path in repositories if has_commit(path, source.commit)), None)
         return "" if repository is None else _described(repository, source)
 
     def _local_clones(self, source: GitSource) -> list[Path]:
         return [] if self.clones is None else find_clones(self.clones, source.url)
 
     def _mirror(self, source: GitSource) -> Path:
-        return self.store.root / "repositories" / mirror_name(_place(source))
+        return self.store.root / "repositories" / mirror_name(_location(source))
 
     def _repository(self, source: GitSource, timeout: float, *, local: bool = True) -> Path:
         """Return a repository with a commit; fetch the commit if necessary. ``local`` allows paths of this machine."""
@@ -176,42 +175,42 @@ class Mirrors:
 
 def _described(repository: Path, source: GitSource) -> str:
     """Return the ``git describe`` output from the last tag with a digit (``5.4.1-159-g5e7f1ab``), or ""."""
-    command = ["-C", str(repository), "describe", "--tags", "--long", "--match", "*[0-9]*", source.commit]
-    done = _run(command, source, timeout=FETCH_TIMEOUT, check=False)
-    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
+    command = ("describe", "--tags", "--long", "--match", "*[0-9]*", source.commit)
+    process = _run(source, repository, *command, check=False)
+    return process.stdout.decode("utf-8", "replace").strip() if process.returncode == 0 else ""
 
 
 def mirror_name(url: str) -> str:
     """Return the directory name of a repository's mirror, which is readable and unique for each URL."""
-    plain = _plain(url)
-    label = re.sub(r"[^A-Za-z0-9.-]+", "_", plain.rpartition("://")[2]).strip("._-")[-60:]
-    return f"{label or 'repository'}-{_digest(plain)}.git"
+    address = _canonical(url).rpartition("://")[2]
+    label = re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("._-")[-60:]
+    return f"{label or 'repository'}-{_url_digest(url)}.git"
 
 
-def _plain(url: str) -> str:
+def _canonical(url: str) -> str:
     return without_credentials(url).removesuffix("/").removesuffix(".git")
 
 
 def origin(source: GitSource) -> str:
     """Return a hash of the repository for layers' keys, so that a commit id alone gives no access to a layer."""
-    return _digest(_plain(_place(source)))
+    return _url_digest(_location(source))
 
 
-def _digest(plain: str) -> str:
-    return hashlib.sha256(plain.encode()).hexdigest()[:32]
+def _url_digest(url: str) -> str:
+    return hashlib.sha256(_canonical(url).encode()).hexdigest()[:32]
 
 
 def _fetch(source: GitSource, mirror: Path, timeout: float, local_clones: list[Path]) -> None:
     try:
         if not (mirror / "HEAD").is_file():
             mirror.parent.mkdir(mode=0o700, exist_ok=True)
-            _git(["init", "--quiet", "--bare", "--template=", str(mirror)], source)
+            _git(source, mirror.parent, "init", "--quiet", "--bare", "--template=", str(mirror))
         if not _fetch_one(source, mirror, timeout):
             _fetch_branches(source, mirror, timeout)
     except SourceError as error:
         if local_clones:
-            looked = ", ".join(map(str, local_clones))
-            error.reason = "\n".join(filter(None, (f"{looked} has no commit {source.commit}", error.reason)))
+            folders = ", ".join(map(str, local_clones))
+            error.reason = "\n".join(filter(None, (f"{folders} has no commit {source.commit}", error.reason)))
         raise
 
 
@@ -222,11 +221,11 @@ def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
         SourceError: the fetch failed for another reason. Fetching more would fail as well, or take hours.
     """
     refspec = f"{source.commit}:refs/kept/{source.commit}"  # a ref protects the objects from git gc
-    command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--depth=1", "--", _place(source), refspec]
-    done = _run(command, source, timeout=timeout, check=False, fetches=True)
-    if done.returncode == 0:
+    command = ("fetch", "--quiet", "--no-tags", "--depth=1", "--", _location(source), refspec)
+    process = _run(source, mirror, *command, timeout=timeout, check=False, fetches=True)
+    if process.returncode == 0:
         return True
-    message = done.stderr.decode("utf-8", "replace")
+    message = process.stderr.decode("utf-8", "replace")
     if _REFUSED.search(message) is None:
         raise _failure(source, message)
     return False
@@ -239,99 +238,95 @@ def _fetch_branches(source: GitSource, mirror: Path, timeout: float) -> None:
         SourceError: the fetch failed, or no branch or tag contains the commit.
     """
     refspecs = [f"+refs/{kind}/*:refs/fetched/{kind}/*" for kind in ("heads", "tags")]
-    _run(
-        ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--", _place(source), *refspecs],
-        source,
-        timeout=timeout,
-        fetches=True,
-    )
+    command = ("fetch", "--quiet", "--no-tags", "--", _location(source), *refspecs)
+    _run(source, mirror, *command, timeout=timeout, fetches=True)
     if not has_commit(mirror, source.commit):
         raise SourceError(
-            f"{_shown(source)} has no commit {source.commit}",
+            f"{shown(source.url)} has no commit {source.commit}",
             reason="its server does not give out that commit by its name, and no branch or tag leads to it",
             hint="check the commit, or give --repo-mirrors DIR with a repository that has it",
         )
 
 
-def _modules(repository: Path, source: GitSource) -> dict[bytes, Module]:
+def _modules(repository: Path, source: GitSource) -> dict[bytes, _Module]:
     """Return the entries of a commit's ``.gitmodules`` by path; empty if it is missing or malformed."""
-    command = ["-C", str(repository), "config", "--null", f"--blob={source.commit}:.gitmodules", "--list"]
-    done = _run(command, source, timeout=FETCH_TIMEOUT, check=False)
-    return read_modules(done.stdout) if done.returncode == 0 else {}
+    command = ("config", "--null", f"--blob={source.commit}:.gitmodules", "--list")
+    process = _run(source, repository, *command, check=False)
+    return _read_modules(process.stdout) if process.returncode == 0 else {}
 
 
-def _submodule(source: GitSource, module: Module, commit: str, path: str) -> GitSource:
-    url = resolve_url(_place(source), module.url)
+def _submodule(source: GitSource, module: _Module, commit: str, path: str) -> GitSource:
+    url = _resolve_url(_location(source), module.url)
     try:
         return GitSource(url, commit)
     except InvalidValue as error:
-        raise SourceError(f"cannot fetch submodule {path!r} of {_shown(source)}", reason=error.what) from error
+        raise SourceError(f"cannot fetch submodule {path!r} of {shown(source.url)}", reason=error.what) from error
 
 
 def _objects(repository: Path, source: GitSource) -> Path:
-    command = ["-C", str(repository), "rev-parse", "--git-path", "objects"]
-    return (repository / _git(command, source).removesuffix("\n")).absolute()
+    return (repository / _git(source, repository, "rev-parse", "--git-path", "objects").removesuffix("\n")).absolute()
 
 
 def _write_tree(merged: _Merged, target: Path, repository: Path, source: GitSource) -> str:
     """Write the tree of merged files into a new repository that borrows their objects; return the tree's name."""
-    style = _git(["-C", str(repository), "rev-parse", "--show-object-format"], source).strip()
-    _git(["init", "--quiet", "--bare", "--template=", f"--object-format={style}", str(target)], source)
+    object_format = _git(source, repository, "rev-parse", "--show-object-format").strip()
+    init = ("init", "--quiet", "--bare", "--template=", f"--object-format={object_format}")
+    _git(source, target.parent, *init, str(target))
     (target / "objects/info").mkdir(exist_ok=True)
     (target / "objects/info/alternates").write_bytes(b"".join(os.fsencode(path) + b"\n" for path in merged.stores))
-    command = ["-C", str(target), "update-index", "-z", "--index-info"]
-    _run(command, source, timeout=FETCH_TIMEOUT, stdin=b"".join(entry + b"\0" for entry in merged.entries))
-    return _git(["-C", str(target), "write-tree"], source).strip()
+    index = b"".join(entry + b"\0" for entry in merged.entries)
+    _run(source, target, "update-index", "-z", "--index-info", stdin=index)
+    return _git(source, target, "write-tree").strip()
 
 
-def _git(arguments: list[str], source: GitSource) -> str:
-    return _run(arguments, source, timeout=FETCH_TIMEOUT).stdout.decode("utf-8", "surrogateescape")
+def _git(source: GitSource, folder: Path, *arguments: str) -> str:
+    return _run(source, folder, *arguments).stdout.decode("utf-8", "surrogateescape")
 
 
 def _run(
-    arguments: list[str],
     source: GitSource,
-    *,
-    timeout: float,
+    folder: Path,
+    *arguments: str,
+    timeout: float = FETCH_TIMEOUT,
     stdin: bytes = b"",
     stdout: int = subprocess.PIPE,
     check: bool = True,
     fetches: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
     try:
-        done = run_git(arguments, timeout=timeout, stdin=stdin, stdout=stdout, fetches=fetches)
+        process = run_git(["-C", str(folder), *arguments], timeout=timeout, stdin=stdin, stdout=stdout, fetches=fetches)
     except subprocess.TimeoutExpired:
         raise SourceError(
-            f"fetching {_shown(source)} took longer than {timeout:.0f} s",
+            f"fetching {shown(source.url)} took longer than {timeout:.0f} s",
             reason="the server or the network is slow, or hangs",
             hint="try again; a local clone needs no network (git: url: /path, or --repo-mirrors DIR)",
         ) from None
-    if check and done.returncode != 0:
-        raise _failure(source, done.stderr.decode("utf-8", "replace"))
-    return done
+    if check and process.returncode != 0:
+        raise _failure(source, process.stderr.decode("utf-8", "replace"))
+    return process
 
 
 def _failure(source: GitSource, message: str) -> SourceError | DiskFull:
-    what = f"fetch {source.commit[:12]} from {_shown(source)}"
+    action = f"fetch {source.commit[:12]} from {shown(source.url)}"
     if "No space left on device" in message or "Disk quota exceeded" in message:
-        return disk_full(what)
+        return disk_full(action)
     lines = _git_messages(source, message)
     hint = "check the address and your access to it; on a machine without network give --repo-mirrors DIR"
     if "dubious ownership" in message:
         hint = "the repository belongs to another user: `git config --global --add safe.directory PATH` trusts it"
     if re.search(r"unable to read [0-9a-f]{40}|missing (?:blob|tree) object", message):
         hint = "the repository is not whole, as after a partial clone: `git fetch --refetch` in it, or a new clone"
-    return SourceError(f"cannot {what}", reason=" / ".join(lines[-4:]), hint=hint)
+    return SourceError(f"cannot {action}", reason=" / ".join(lines[-4:]), hint=hint)
 
 
 def _git_messages(source: GitSource, message: str) -> list[str]:
     """Return the lines of git's messages without the URL's secrets, because git prints a URL with its query."""
-    for form in (source.url, without_credentials(source.url)):
-        message = message.replace(form, _shown(source))
+    for url in (source.url, without_credentials(source.url)):
+        message = message.replace(url, shown(source.url))
     return [line for line in message.splitlines() if line.strip()]
 
 
-def _place(source: GitSource) -> str:
+def _location(source: GitSource) -> str:
     """Return the URL for git; make a local path absolute, because git runs in another directory.
 
     A string that looks like a URL is never read as a local path, even if such a directory exists.
@@ -348,5 +343,54 @@ def _is_local(url: str) -> bool:
     return _is_path(url) or url.startswith("file://")
 
 
-def _shown(source: GitSource) -> str:
-    return shown(source.url)
+# --- submodules ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """An entry of ``.gitmodules``.
+
+    Attributes:
+        url: the URL of the submodule's repository; ``./`` and ``../`` are relative to the superproject's URL.
+        is_checked_out: whether ``git submodule update`` checks the submodule out (``update`` is not ``none``).
+    """
+
+    url: str
+    is_checked_out: bool
+
+
+def _read_modules(listing: bytes) -> dict[bytes, _Module]:
+    """Return the entries of ``.gitmodules`` that have a path and a URL, by path.
+
+    Args:
+        listing: the output of ``git config --null --list`` for ``.gitmodules``.
+    """
+    sections: dict[bytes, dict[bytes, bytes]] = {}
+    for line in listing.split(b"\0"):
+        key, _, value = line.partition(b"\n")
+        section, _, entry = key.partition(b".")
+        name, _, variable = entry.rpartition(b".")
+        if section == b"submodule" and name:
+            sections.setdefault(name, {})[variable] = value
+    return {
+        fields[b"path"].rstrip(b"/"): _Module(os.fsdecode(fields[b"url"]), fields.get(b"update") != b"none")
+        for fields in sections.values()
+        if fields.get(b"path") and fields.get(b"url")
+    }
+
+
+def _resolve_url(base: str, url: str) -> str:
+    """Return the absolute URL of a submodule, as ``git submodule init`` resolves it.
+
+    Args:
+        base: the superproject's URL.
+        url: the submodule's URL in ``.gitmodules``.
+    """
+    if not url.startswith(("./", "../")):
+        return url
+    base, separator = base.rstrip("/"), "/"
+    while url.startswith(("./", "../")):
+        step, _, url = url.partition("/")
+        if step == "..":
+            base, separator, _ = base.rpartition("/" if "/" in base else ":")
+    return f"{base}{separator}{url}".rstrip("/")

@@ -56,15 +56,15 @@ def _choose(source: SdistSource, links: list[IndexLink]) -> IndexLink:
             reason=f"there are: {_versions({version for version, _ in archives})}",
             hint="name one of these",
         )
-    chosen = [link for link in matching if link.sha256 in ("", source.sha256)]
-    if not chosen:
-        listed = ", ".join(f"{link.filename} {link.sha256}" for link in matching)
+    usable = [link for link in matching if link.sha256 in ("", source.sha256)]
+    if not usable:
+        hashes = ", ".join(f"{link.filename} {link.sha256}" for link in matching)
         raise SourceError(
             f"the source archive of {label} does not have the sha256 {source.sha256}",
-            reason=f"the index has {listed}",
+            reason=f"the index has {hashes}",
             hint="correct the hash in the recipe if the archive is the one you want",
         )
-    return max(chosen, key=lambda link: link.sha256 != "")
+    return max(usable, key=lambda link: link.sha256 != "")
 
 
 def _versions(versions: set[str]) -> str:
