@@ -33,8 +33,8 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelError
-from minisandbox.models.dialect import PROBE, answer_body, read_request, wants_tokens
-from minisandbox.models.endpoint import SESSION_HEADER
+from minisandbox.models.dialect import PROBES, answer_body, read_request, wants_tokens
+from minisandbox.models.http import SESSION_HEADER
 from minisandbox.models.protocol import Completion, Message, Request, Tokens, TokenUsage
 from minisandbox.models.scripted import FAULTS, Answerer, Fault, Reply, Script, ScriptedModel
 from minisandbox.models.serving import LARGEST_REQUEST
@@ -49,10 +49,10 @@ Scripted = Answerer | Script | Sequence[object] | Mapping[str, Sequence[object]]
 """The scripts that :class:`ScriptedModel` accepts."""
 
 
-def _probed(logprob: float) -> dict[str, object]:
+def _probed(processed: bool) -> dict[str, object]:
     """Return the response to the client's probe for log-probabilities of the sampled distribution."""
-    tokens = Tokens(array("i", [1, 2]), array("i", [3]), array("d", [logprob]))
-    return answer_body(Completion(Message("assistant", "word"), "length", TokenUsage(2, 1), tokens), tokens=True)
+    tokens = Tokens(array("i", [1, 2]), array("i", [3, 4]), array("d", [0.0, 0.0] if processed else [-0.19, -4.0]))
+    return answer_body(Completion(Message("assistant", "word"), "length", TokenUsage(2, 2), tokens), tokens=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ class ScriptedServer:
 
     async def _answered(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
-        if body.get("messages") == [one.to_json() for one in PROBE.messages]:
-            return web.json_response(_probed(0.0 if self._processed else -0.19))
+        if body.get("messages") == [message.to_json() for message in PROBES["scaled"].messages]:
+            return web.json_response(_probed(self._processed))
         session = _session(http, body)
         fault = self._next_fault(session)
         number = self.count

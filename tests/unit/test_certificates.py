@@ -22,9 +22,7 @@ from minisandbox.images.oci.http import RegistryClient
 from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.web import Web
 from minisandbox.index_settings import IndexSettings, host_settings, uv_variables
-from minisandbox.models.endpoint import Timeouts
-from minisandbox.models.refusals import Failed
-from minisandbox.models.transport import Transport
+from minisandbox.models.http import Failed, Timeouts, Transport
 from minisandbox.spec import Remote
 
 pytestmark = [
@@ -103,7 +101,7 @@ def model(server: str, place: Path) -> None:
     async def ask() -> int:
         transport = Transport(f"{server}/v1", "", Timeouts(), 1000)
         try:
-            return (await transport.post(b"{}", "")).status
+            return (await transport.send("/chat/completions", b"{}", "")).status
         finally:
             await transport.close()
 

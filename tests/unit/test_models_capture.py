@@ -26,8 +26,7 @@ from minisandbox.models import Completion, Message, Timeouts, Tokens, TokenUsage
 from minisandbox.models.capture import Access, CaptureProxy
 from minisandbox.models.capture.captured import CaptureSession
 from minisandbox.models.capture.proxy import _completions
-from minisandbox.models.endpoint import SESSION_HEADER
-from minisandbox.models.refusals import clean
+from minisandbox.models.http import SESSION_HEADER, clean
 from minisandbox.models.scripted import Fault
 from minisandbox.models.serving import has_key
 from minisandbox.redaction import REPEATS_KEY

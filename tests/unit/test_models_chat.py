@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from minisandbox.models import Message, Request
-from minisandbox.models.engine.chat import ChatFormat
+from minisandbox.models.renderer import Renderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,11 +20,12 @@ class Tokenizer:
     """What reading an answer asks of a tokenizer: that it has a template."""
 
     chat_template = "{{ tools }}"
+    eos_token_id = None
 
 
 def read(text: str) -> Message:
-    form = ChatFormat(cast("PreTrainedTokenizerBase", Tokenizer()))
-    return form.read(text, Request((Message("user", "do"),), (TOOL,)))
+    form = Renderer(cast("PreTrainedTokenizerBase", Tokenizer()))
+    return form.message(text, Request((Message("user", "do"),), (TOOL,)))
 
 
 @pytest.mark.parametrize(

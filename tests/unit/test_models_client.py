@@ -27,7 +27,7 @@ from minisandbox.models import (
     client,
     open_model,
 )
-from minisandbox.models.refusals import Failed
+from minisandbox.models.http import Failed
 from minisandbox.models.scripted import ENDS_WITH, FAULTS, Fault
 
 pytestmark = pytest.mark.once

@@ -12,8 +12,8 @@ from tests.scripted_server import ScriptedServer
 from tests.unit.model_servers import ASK, KEY, answering, be_impatient, canned, opened, run
 
 from minisandbox.errors import BadAnswer, ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
-from minisandbox.models import Sampling, TokenUsage
-from minisandbox.models.dialect import read_usage
+from minisandbox.models import Message, Request, Sampling, TokenUsage
+from minisandbox.models.dialect import read_answer, read_usage
 
 pytestmark = pytest.mark.once
 
@@ -364,3 +364,40 @@ def test_tokens_that_do_not_fit_are_no_answer(changes: dict[str, object]) -> Non
                 await model.complete(ASK)
 
     run(body)
+
+
+# --- token ids and reasoning -----------------------------------------------------------------------------------------
+
+
+def test_sglang_s_chat_api_has_the_ids_in_the_choice() -> None:
+    """``ChatCompletionResponseChoice`` of sglang/srt/entrypoints/openai/protocol.py, 0.5.23."""
+    logprobs = {"content": [{"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": []}] * 2}
+    choice = {
+        "index": 0, "message": {"role": "assistant", "content": "a", "reasoning_content": None, "tool_calls": None},
+        "logprobs": logprobs, "finish_reason": "stop", "matched_stop": 2, "prompt_token_ids": [5, 6, 7],
+        "response_token_ids": [8, 2],
+    }  # fmt: skip
+    tokens = read_answer({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}).tokens
+    assert tokens is not None
+    assert (tokens.prompt.tolist(), tokens.sampled.tolist()) == ([5, 6, 7], [8, 2])
+    assert tokens.logprobs.tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_goes_back_in_the_field_in_which_it_came(name: str) -> None:
+    bodies: list[dict[str, object]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        message = {"role": "assistant", "content": "yes", name: "hm"}
+        return web.json_response({"choices": [{"message": message, "finish_reason": "stop"}], "usage": {}})
+
+    async def body() -> None:
+        app = web.Application()
+        app.router.add_post("/chat/completions", answer)
+        async with answering(app) as url, opened(url, tokens="no") as model:
+            first = await model.complete(ASK)
+            await model.complete(Request((*ASK.messages, first.message, Message("user", "go on"))))
+
+    run(body)
+    assert bodies[1]["messages"][1] == {"role": "assistant", "content": "yes", name: "hm"}  # type: ignore[index]

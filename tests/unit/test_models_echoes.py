@@ -11,8 +11,7 @@ from tests.unit.model_servers import ASK, KEY, answering, be_impatient, canned, 
 
 from minisandbox.errors import BadAnswer, ModelRefused
 from minisandbox.models.capture import CaptureProxy
-from minisandbox.models.refusals import clean
-from minisandbox.models.transport import Answer
+from minisandbox.models.http import Answer, clean
 from minisandbox.redaction import REPEATS_KEY, redact
 
 SPELT = "".join(f"\\u{ord(sign):04X}" for sign in KEY)

@@ -16,9 +16,8 @@ from tests.unit.tiny_model import TOOL, tiny_engine, tiny_tokenizer, torch
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
 from minisandbox.models import Completion, Message, Request, Sampling, TokenGraph
 from minisandbox.models.engine import TransformersEngine, recompute_logprobs
-from minisandbox.models.engine.chat import ChatFormat
-from minisandbox.models.engine.conversations import Conversations
 from minisandbox.models.engine.sampling import draw
+from minisandbox.models.renderer import Conversations, Renderer
 
 pytestmark = pytest.mark.once
 SAMPLING = Sampling(max_tokens=24, seed=1)
@@ -166,7 +165,7 @@ def test_narrowed_sampling() -> None:
 def test_the_end_is_among_the_sampled_tokens() -> None:
     async def run() -> None:
         async with opened() as engine:
-            ends = engine._ends
+            ends = engine.renderer.ends
             answers = [answer for n in range(12) for answer in await converse(engine, n, 1)]
             for answer in answers:
                 assert answer.tokens is not None
@@ -226,30 +225,30 @@ def test_other_conversations_fork() -> None:
 
 
 def test_calls_of_tools_are_read() -> None:
-    form = ChatFormat(tiny_tokenizer())
+    form = Renderer(tiny_tokenizer())
     request = Request((Message("user", "x"),), (TOOL,))
     call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
-    message = form.read(f"I look.\n{call}", request)
+    message = form.message(f"I look.\n{call}", request)
     assert message.content == "I look."
     assert [(one.name, one.arguments) for one in message.tool_calls] == [("bash", '{"command": "ls"}')]
-    assert form.read(f"I look.\n{call}", request) == message  # the same name for the same call
-    assert '"arguments": {"command": "ls"}' in form.render(request, message)
-    assert form.read(call, Request((Message("user", "x"),))).content == call
+    assert form.message(f"I look.\n{call}", request) == message  # the same name for the same call
+    assert '"arguments": {"command": "ls"}' in form.text(request, message)
+    assert form.message(call, Request((Message("user", "x"),))).content == call
     for broken in ("<tool_call>{nothing}</tool_call>", '<tool_call>{"a":' + "[" * 100_000 + "}</tool_call>"):
-        assert form.read(broken, request) == Message("assistant", broken)
+        assert form.message(broken, request) == Message("assistant", broken)
 
 
 def test_a_template_without_tools_or_for_other_messages() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% if messages[0].role != 'user' %}{{ raise_exception('users first') }}{% endif %}x"
-    form = ChatFormat(tokenizer)
+    form = Renderer(tokenizer)
     with pytest.raises(ModelRefused, match="does not support tools"):
-        form.render(Request((Message("user", "x"),), (TOOL,)))
+        form.text(Request((Message("user", "x"),), (TOOL,)))
     with pytest.raises(ModelRefused, match="users first"):
-        form.render(Request((Message("system", "x"),)))
+        form.text(Request((Message("system", "x"),)))
     tokenizer.chat_template = None
     with pytest.raises(ModelRefused, match="no chat template"):
-        ChatFormat(tokenizer)
+        Renderer(tokenizer)
 
 
 def test_too_long_a_conversation() -> None:
@@ -310,7 +309,7 @@ def test_cancelled_requests_are_drawn_no_longer() -> None:
     async def run() -> None:
         async with opened(max_batch=1) as engine:
             endless = replace(SAMPLING, max_tokens=4000)
-            engine._ends = engine._decoder._ends = frozenset()  # type: ignore[attr-defined] # of our own decoder
+            engine._decoder._ends = frozenset()  # type: ignore[attr-defined] # of our own decoder
             task = asyncio.create_task(engine.complete(Request((Message("user", "x"),), (), endless)))
             await asyncio.sleep(0.2)
             task.cancel()

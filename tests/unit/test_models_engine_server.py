@@ -168,7 +168,7 @@ def test_a_foreign_client_through_the_proxy() -> None:
 def test_a_client_that_goes_away_frees_its_place() -> None:
     async def run() -> None:
         async with served() as (engine, server, client):
-            engine._ends = engine._decoder._ends = frozenset()  # type: ignore[attr-defined] # of our own decoder
+            engine._decoder._ends = frozenset()  # type: ignore[attr-defined] # of our own decoder
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(post(client, server.base_url, max_tokens=4000), 0.5)
             async with asyncio.timeout(60):
@@ -181,7 +181,7 @@ def test_a_client_that_goes_away_frees_its_place() -> None:
 def test_a_directory_is_loaded(tmp_path: Path) -> None:
     engine = tiny_engine()
     engine.model.save_pretrained(tmp_path)
-    engine._tokenizer.save_pretrained(tmp_path)
+    engine.renderer._tokenizer.save_pretrained(tmp_path)
 
     async def run() -> None:
         loaded = TransformersEngine.load(tmp_path, name="tiny")

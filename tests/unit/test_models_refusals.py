@@ -8,8 +8,7 @@ import time
 import pytest
 
 from minisandbox.models.capture import CaptureProxy
-from minisandbox.models.refusals import clean
-from minisandbox.models.transport import LARGEST_REFUSAL, Answer
+from minisandbox.models.http import LARGEST_REFUSAL, Answer, clean
 from minisandbox.redaction import redact
 
 

@@ -7,10 +7,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from minisandbox.models.endpoint import Timeouts
-from minisandbox.models.refusals import Failed
+from minisandbox.models.http import Failed, Timeouts, Transport
 from minisandbox.models.serving import HttpServer
-from minisandbox.models.transport import Transport
 
 pytestmark = pytest.mark.once
 KEY = b"sk-nobody-elses"
@@ -76,7 +74,7 @@ def test_an_answer_that_is_no_http_is_not_quoted(answer: bytes) -> None:
         )
         async with server:
             with pytest.raises(Failed) as failed:
-                await transport.post(b"{}", "")
+                await transport.send("/chat/completions", b"{}", "")
         await transport.close()
         return str(failed.value.error)
 

@@ -12,16 +12,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiohttp import web
-from tests.unit.model_servers import answering
 from tests.unit.tiny_model import tiny_model, tiny_tokenizer
 from tests.unit.toy_setting import ToySetting, toy_config
 
 from minisandbox.errors import InvalidValue, MissingExtra, ModelUnavailable
-from minisandbox.models import Message, OpenAIModel, Request, Sampling, TokenGraph
+from minisandbox.models import Message, Request, Sampling, TokenGraph
 from minisandbox.models.engine import TransformersEngine, recompute_logprobs
 from minisandbox.models.engine.decoding import Decoder, Row
 from minisandbox.models.engine.vllm import VllmDecoder
+from minisandbox.models.served import ServerPolicy
 from minisandbox.train import engines
 from minisandbox.train.config import RlConfig, Vllm
 from minisandbox.train.engines import (
@@ -30,7 +29,6 @@ from minisandbox.train.engines import (
     check_engine,
     in_precision,
     open_engine,
-    served_name,
     vllm_arguments,
 )
 from minisandbox.train.rl import train_rl
@@ -181,32 +179,6 @@ def test_what_vllm_cannot_do_is_refused_before_anything_begins(
         check_engine(config)
 
 
-@pytest.mark.parametrize(
-    ("models", "name"),
-    [
-        ([{"id": "policy", "root": "models/policy"}], "policy"),
-        ([{"id": "policy"}], "policy"),  # --served-model-name
-        ([{"id": "adapter"}, {"id": "models/policy"}], "models/policy"),
-        ([{"id": "a"}, {"id": "b"}], None),
-    ],
-)
-def test_a_server_may_know_the_model_by_another_name(models: list[dict[str, str]], name: str | None) -> None:
-    async def listed(_request: web.Request) -> web.Response:
-        return web.json_response({"data": models})
-
-    async def body() -> None:
-        app = web.Application()
-        app.router.add_get("/v1/models", listed)
-        async with answering(app) as url:
-            if name is not None:
-                assert await asyncio.to_thread(served_name, f"{url}/v1", "models/policy") == name
-                return
-            with pytest.raises(InvalidValue, match="does not serve models/policy; likely reason: it serves a, b"):
-                await asyncio.to_thread(served_name, f"{url}/v1", "models/policy")
-
-    asyncio.run(body())
-
-
 def test_a_missing_vllm_is_named_before_anything_begins(config: RlConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl", reason="the extra [train] is not installed")
     monkeypatch.setitem(sys.modules, "vllm", None)
@@ -245,18 +217,20 @@ def test_vllm_has_the_weights_of_each_step_once(config: RlConfig) -> None:
         assert isinstance(engine, OwnEngine if settings.mode == "colocate" else ServedEngine)
 
 
-def test_the_server_is_asked_by_the_name_that_it_has(config: RlConfig) -> None:
+def test_the_server_s_policy_has_the_trainer_s_tokenizer(config: RlConfig) -> None:
     tokenizer = tiny_tokenizer()
     trainer = Trainer(tiny_model(len(tokenizer)), tokenizer)
     trainer.model.name_or_path = "models/policy"
     engine = open_engine(trainer, replace(config, vllm=Vllm(mode="server", url="http://localhost:1/")))
-    assert isinstance(engine.model, OpenAIModel)
+    assert isinstance(engine.model, ServerPolicy)
     assert engine.model.name == "models/policy"
+    assert engine.model.renderer.encode("the tests") == array("i", tokenizer("the tests")["input_ids"])
+    client = engine.model.client
 
     async def ask() -> None:
         with pytest.raises(ModelUnavailable):
             await asyncio.wait_for(engine.model.complete(Request((Message("user", "?"),))), 30)
         await engine.close()
 
-    engine.model._retries = 0
+    client._retries = 0
     asyncio.run(ask())

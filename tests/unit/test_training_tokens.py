@@ -16,7 +16,7 @@ from tests.unit.training_tools import DATA, MESSAGES, byte_row, example, saved_t
 from minisandbox.agents.actions import TOOLS
 from minisandbox.errors import InvalidValue, MissingExtra, TrajectoryError
 from minisandbox.models import Message
-from minisandbox.models.engine.conversations import Conversations
+from minisandbox.models.renderer import Conversations
 from minisandbox.models.scripted import decode_answer
 from minisandbox.trajectories.sources import read_examples
 from minisandbox.trajectories.styles import Converter

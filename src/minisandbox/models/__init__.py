@@ -1,8 +1,8 @@
 """Language models: complete an agent's conversation, and report the token ids read and sampled."""
 
 from minisandbox.models.client import Gate, OpenAIModel
-from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.graph import TokenGraph, TokenRow
+from minisandbox.models.http import Timeouts
 from minisandbox.models.metering import Budget, Meter, Prices
 from minisandbox.models.options import ModelOptions, open_model
 from minisandbox.models.protocol import (

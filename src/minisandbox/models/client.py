@@ -7,35 +7,32 @@ import json
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TypeVar
 
 from minisandbox.errors import BadAnswer, InvalidValue, ModelError, ModelRefused, ModelUnavailable
 from minisandbox.models.dialect import (
-    PROBE,
+    NO_TOKENS,
+    PROBES,
     RequestBody,
     TokensWanted,
+    distribution_of,
+    is_processed,
     read_answer,
     read_queue_time,
     read_usage,
+    reasoning_field,
     request_fields,
 )
-from minisandbox.models.endpoint import Timeouts
+from minisandbox.models.http import Again, Answer, Failed, Timeouts, Transport, clean, error_in, failure_of
 from minisandbox.models.metering import Budget, Meter, Prices
-from minisandbox.models.protocol import Completion, Request, Sampling
-from minisandbox.models.refusals import (
-    Again,
-    Failed,
-    clean,
-    error_in,
-    failure_of,
-)
+from minisandbox.models.protocol import Completion, QueueTime, Request, Sample, Sampling
 from minisandbox.redaction import REPEATS_KEY, answer_repeats_key, contains_key
 
-if TYPE_CHECKING:
-    from minisandbox.models.transport import Answer
+T = TypeVar("T", bound=Completion | Sample)
 
 _LOG = logging.getLogger("minisandbox.models")
 _SELDOM = 2  # retries after a failure that will probably repeat
@@ -46,10 +43,6 @@ _LONGEST_WAIT = 600.0
 LARGEST_ANSWER = 8 * 1024 * 1024
 _SHOWN = 200
 _TOKENS_TAKE = 8  # bytes of token JSON per byte of text
-_EXACT = 1e-4
-_RAW = "{} reports log-probabilities of the raw model, not of the distribution that it samples from"
-_RAW_HINT = "start vLLM with --logprobs-mode processed_logprobs, or sample with temperature 1 without top_p and top_k"
-_NO_TOKENS = "use vLLM 0.10.2 or later, or --tokens no; without token ids the responses cannot be trained on"
 
 
 class OpenAIModel:
@@ -70,6 +63,9 @@ class OpenAIModel:
         gate: limits the concurrency and the rate of tries; None for 256 concurrent tries.
         meter: the prices of tokens, and the run's budget.
         largest: maximum bytes of a response's text.
+
+    Attributes:
+        disconnects: the number of tries that got no response. Another server may respond afterwards.
     """
 
     def __init__(
@@ -85,9 +81,6 @@ class OpenAIModel:
         meter: Meter | None = None,
         largest: int = LARGEST_ANSWER,
     ) -> None:
-        # aiohttp takes a quarter of a second to import, and other models do not need it
-        from minisandbox.models.transport import Transport  # noqa: PLC0415 - see above
-
         if retries < 0:
             raise InvalidValue(f"retries is {retries!r}", hint="give 0 or more")
         self._model = model
@@ -103,8 +96,10 @@ class OpenAIModel:
         self._left_out: frozenset[str] = frozenset()
         self._length_field = "max_tokens"
         self._probing = asyncio.Lock()
-        self._processed: bool | None = None
+        self._processed: dict[str, bool] = {}
+        self._reasoning_field = "reasoning_content"
         self._outage = False
+        self.disconnects = 0
 
     def __repr__(self) -> str:
         return f"OpenAIModel({self._model!r} at {self._transport.server!r})"
@@ -114,41 +109,73 @@ class OpenAIModel:
         """The model's name at the server."""
         return self._model
 
+    @property
+    def server(self) -> str:
+        """The server's host and port, for messages."""
+        return self._transport.server
+
     async def complete(self, request: Request) -> Completion:
         """Complete a conversation (:meth:`Model.complete`)."""
         completion = await self._answer(request)
         if completion.tokens is None or await self._match_sampling(request.sampling):
             return completion
         if self._tokens == "yes":
-            raise ModelRefused(_RAW.format(self._transport.server), hint=_RAW_HINT)
+            raise raw_logprobs(self.server)
         return replace(completion, tokens=None)
 
     async def _match_sampling(self, sampling: Sampling) -> bool:
-        """Return whether log-probabilities are of the sampled distribution; if necessary, probe the server once."""
-        if sampling.temperature == 0 or (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0):
-            return True  # raw and processed log-probabilities are equal
+        """Return whether log-probabilities are of the sampled distribution; probe the server once for each kind."""
+        kind = distribution_of(sampling)
+        if kind == "model":
+            return True
         async with self._probing:
-            if self._processed is None:
-                tokens = (await self._answer(PROBE)).tokens
-                self._processed = tokens is None or min(tokens.logprobs) > -_EXACT
-                if not self._processed and self._tokens != "yes":
-                    _LOG.warning("%s; token ids are discarded; %s", _RAW.format(self._transport.server), _RAW_HINT)
-        return self._processed
+            if kind not in self._processed:
+                tokens = (await self._answer(PROBES[kind])).tokens
+                self._processed[kind] = tokens is None or is_processed(tokens.logprobs, kind)
+                if not self._processed[kind] and self._tokens != "yes":
+                    _LOG.warning("%s; token ids are discarded", raw_logprobs(self.server))
+        return self._processed[kind]
 
     async def _answer(self, request: Request) -> Completion:
         """Complete a conversation, with retries."""
-        call = _Call(self._left_out, self._length_field)
+        began = time.monotonic()
+        fields = request_fields(request, self._model, self._tokens, reasoning_field=self._reasoning_field)
+        read = partial(read_answer, largest=self._largest)
+        completion = await self.post("/chat/completions", fields, read, session=request.session, queue=request.queue)
+        return replace(completion, seconds=time.monotonic() - began)
+
+    async def post(
+        self,
+        path: str,
+        fields: RequestBody,
+        read: Callable[[object], T],
+        *,
+        session: str = "",
+        queue: QueueTime | None = None,
+    ) -> T:
+        """Send a request, with retries; return the parsed response, with its cost and number of tries.
+
+        Args:
+            path: the path below the API's address.
+            fields: the request's fields.
+            read: parses the response's JSON; may raise BadAnswer, which is retried, and ModelRefused, which is not.
+            session: the name of the rollout.
+            queue: measures the time that the request waits.
+
+        Raises:
+            ModelError: all retries failed, or a retry cannot help.
+        """
+        call = _Call(self._left_out, self._length_field, queue or QueueTime())
         began = time.monotonic()
         while True:
-            fields = request_fields(request, self._model, self._tokens)
             try:
-                completion = await self._try(request, fields, call)
+                response = await self._try(path, fields, session, read, call)
             except Failed as error:
                 failed = error
             else:
                 self._settle(call)
                 self._outage = False
-                return replace(completion, cost=call.cost, seconds=time.monotonic() - began, tries=call.tries)
+                return replace(response, cost=call.cost, tries=call.tries)
             # _pause raises outside the except block, because a chained exception could contain the key
             if not self._adapt(failed, fields, call):
                 pause = self._pause(failed, call, time.monotonic() - began)
@@ -158,26 +185,42 @@ class OpenAIModel:
                     _LOG.warning("%s, %d times in a row; trying on for some minutes", failed.error.what, _OUTAGE)
                 await asyncio.sleep(pause)
 
+    async def models(self) -> list[dict[str, object]]:
+        """Return the models that the server lists; empty if it does not list any, or cannot be reached now."""
+        try:
+            answer = await self._transport.send("/models")
+            listed = json.loads(answer.body)["data"] if answer.status == 200 else []
+            return [model for model in listed if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        except (Failed, ValueError, KeyError, TypeError, RecursionError):
+            return []  # the first request reports the failure
+
     async def close(self) -> None:
         """Close the connections; further calls do nothing."""
         await self._transport.close()
 
-    async def _try(self, request: Request, fields: RequestBody, call: _Call) -> Completion:
+    async def _try(self, path: str, fields: RequestBody, session: str, read: Callable[[object], T], call: _Call) -> T:
         await self._turns.take()
         body = call.body(fields)
         data = json.dumps(body).encode()
-        request.queue.begin()
+        call.queue.begin()
         async with self._gate.passage():
-            request.queue.end()
+            call.queue.end()
             self._meter.budget.check()
             call.tries += 1
-            answer = await self._transport.post(data, request.session)
+            try:
+                answer = await self._transport.send(path, data, session)
+            except Failed:
+                self.disconnects += 1
+                raise
         if answer.status != 200:
             raise self._refusal(answer)
         await self._turns.take()
-        return self._completion(answer, call, request, wants_ids="return_token_ids" in body)
+        response = self._parsed(answer, call, read)
+        if isinstance(response, Completion) and "return_token_ids" in body and response.tokens is None:
+            self._without_tokens(call)
+        return response
 
-    def _completion(self, answer: Answer, call: _Call, request: Request, *, wants_ids: bool) -> Completion:
+    def _parsed(self, answer: Answer, call: _Call, read: Callable[[object], T]) -> T:
         try:
             # Parse on the event loop: json holds the interpreter lock, so a thread would not help.
             # Decode as json decodes bytes, because the search for the key must see the same text as the parser.
@@ -191,13 +234,11 @@ class OpenAIModel:
         if refusal := error_in(body):
             raise self._refusal(replace(answer, status=refusal[0], body=refusal[1]))
         call.cost += self._meter.charge(read_usage(body))
-        request.queue.add(read_queue_time(body))
-        completion = self._read(body, text)
-        if wants_ids and completion.tokens is None:
-            self._without_tokens(call)
-        return completion
+        call.queue.add(read_queue_time(body))
+        self._reasoning_field = reasoning_field(body) or self._reasoning_field
+        return self._read(body, text, read)
 
-    def _read(self, body: object, text: str) -> Completion:
+    def _read(self, body: object, text: str, read: Callable[[object], T]) -> T:
         """Parse a response; reject a response that contains the key, because it would be recorded."""
         server = self._transport.server
         if answer_repeats_key(text, self._key):
@@ -208,7 +249,9 @@ class OpenAIModel:
             )
             raise Failed(error, "seldom")
         try:
-            return read_answer(body, self._largest)
+            return read(body)
+        except ModelRefused as error:
+            raise Failed(error.about(server), "never") from None
         except BadAnswer as error:
             shown = error.about(server)
         if contains_key(text, self._key):  # the error may quote a part of the key, which redaction would miss
@@ -219,7 +262,7 @@ class OpenAIModel:
         """Handle a response without the token ids that were requested."""
         if self._tokens == "yes":
             problem = f"{self._transport.server} reports no token ids of {self._model!r}"
-            raise Failed(ModelRefused(problem, hint=_NO_TOKENS), "never")
+            raise Failed(ModelRefused(problem, hint=NO_TOKENS), "never")
         call.left_out |= {"logprobs", "top_logprobs", "return_token_ids"}
 
     def _refusal(self, answer: Answer) -> Failed:
@@ -246,7 +289,7 @@ class OpenAIModel:
         refused = fields.refused(failed.named, call.left_out)
         call.left_out |= refused
         if self._tokens == "yes" and not refused and "logprobs" in failed.named:
-            failed.error.hint = _NO_TOKENS
+            failed.error.hint = NO_TOKENS
         return bool(refused)
 
     def _settle(self, call: _Call) -> None:
@@ -287,6 +330,7 @@ class _Call:
     Attributes:
         left_out: the optional fields that the server rejected.
         length_field: the server's name for the field of the maximum length.
+        queue: measures the time that the request waits.
         tries: the number of tries so far.
         cost: the cost of all tries so far, in US dollars.
         failures: the number of failed tries by kind.
@@ -294,6 +338,7 @@ class _Call:
 
     left_out: frozenset[str]
     length_field: str
+    queue: QueueTime = field(default_factory=QueueTime)
     tries: int = 0
     cost: float = 0.0
     failures: dict[Again, int] = field(default_factory=dict)
@@ -304,6 +349,15 @@ class _Call:
         if "max_tokens" in body:
             body[self.length_field] = body.pop("max_tokens")
         return body
+
+
+def raw_logprobs(server: str) -> ModelRefused:
+    """Return the error for a server whose log-probabilities are not of the distribution that it samples from."""
+    return ModelRefused(
+        f"{server} reports log-probabilities of the raw model, not of the distribution that it samples from",
+        hint="start vLLM with --logprobs-mode processed_logprobs, or sample with temperature 1 without top_p and top_k "
+        "(SGLang's log-probabilities include the temperature, but not top_p and top_k)",
+    )
 
 
 def _with_tries(error: ModelError, tries: int, seconds: float) -> ModelError:

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from minisandbox.errors import BadAnswer, InvalidValue
+from minisandbox.errors import BadAnswer, InvalidValue, ModelRefused
 from minisandbox.models.protocol import (
     Completion,
     FinishReason,
     Message,
     Request,
+    Sample,
     Sampling,
     Tokens,
     TokenUsage,
@@ -28,11 +29,37 @@ TokensWanted = Literal["no", "auto", "yes"]
 TOKEN_FIELDS: Mapping[str, object] = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
 """Request fields for token ids and log-probabilities; without ``top_logprobs``, vLLM returns no log-probabilities."""
 
-PROBE = Request((Message("user", "Name any word."),), sampling=Sampling(top_k=1, max_tokens=4))
-"""A request that detects whether an engine reports log-probabilities of the raw model.
+Distribution = Literal["model", "scaled", "truncated"]
+"""What tokens are sampled from: the model's own distribution, or that after a temperature, or after top_p or top_k."""
 
-With ``top_k`` 1 only one token can be sampled, so the log-probabilities of the sampled distribution are all 0.
-"""
+_HOT = 1000.0
+_PROBE_TEXT = (Message("user", "Name any word."),)
+PROBES: Mapping[Distribution, Request] = {
+    "scaled": Request(_PROBE_TEXT, sampling=Sampling(temperature=_HOT, max_tokens=8)),
+    "truncated": Request(_PROBE_TEXT, sampling=Sampling(top_k=1, max_tokens=4)),
+}
+"""Requests that detect whether an engine reports log-probabilities of the raw model."""
+
+NO_TOKENS = (
+    "use vLLM 0.10.2 or SGLang 0.5.23 or later, or --tokens no; responses without token ids cannot be trained on"
+)
+
+
+def distribution_of(sampling: Sampling) -> Distribution:
+    """Return what a request samples from; at temperature 0 log-probabilities are the model's own."""
+    if sampling.temperature == 0 or (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0):
+        return "model"
+    return "scaled" if (sampling.top_p, sampling.top_k) == (1, 0) else "truncated"
+
+
+def is_processed(logprobs: Sequence[float], kind: Distribution) -> bool:
+    """Return whether the log-probabilities in the response to a probe are of the sampled distribution.
+
+    At a very high temperature all tokens have nearly the same log-probability. With ``top_k`` 1 only one token can be
+    sampled, so its log-probability is 0.
+    """
+    return max(logprobs) - min(logprobs) < 0.5 if kind == "scaled" else min(logprobs) > -1e-4
+
 
 # Set these fields explicitly: engines have their own defaults (vLLM reads the model's generation_config.json), which
 # would change the distribution that Sampling describes.
@@ -77,8 +104,8 @@ class RequestBody:
         optional: the fields that repeat a default value or request an optional feature.
     """
 
-    needed: Mapping[str, object]
-    optional: Mapping[str, object]
+    needed: dict[str, object]
+    optional: dict[str, object]
 
     def without(self, names: Iterable[str]) -> dict[str, object]:
         """Return the body without these optional fields."""
@@ -106,8 +133,16 @@ class RequestBody:
         return frozenset(named)
 
 
-def request_fields(request: Request, model: str, tokens: TokensWanted) -> RequestBody:
-    """Convert a request to the API's fields.
+def request_fields(
+    request: Request, model: str, tokens: TokensWanted, *, reasoning_field: str = "reasoning_content"
+) -> RequestBody:
+    """Convert a request to the chat API's fields.
+
+    Args:
+        request: the request.
+        model: the model's name at the server.
+        tokens: whether to request token ids.
+        reasoning_field: the server's name for the reasoning in messages.
 
     Raises:
         InvalidValue: ``Sampling.extra`` has a reserved field, or constrains the sampling although tokens are required.
@@ -122,10 +157,34 @@ def request_fields(request: Request, model: str, tokens: TokensWanted) -> Reques
             reason="the server's log-probabilities would be of the constrained distribution, and not trainable",
             hint=f"leave out {constraint}, or give tokens=no",
         )
-    needed: dict[str, object] = {"model": model, "messages": [message.to_json() for message in request.messages]}
-    optional: dict[str, object] = dict(_NEUTRAL)
+    messages = [message.to_json(reasoning_field) for message in request.messages]
+    needed: dict[str, object] = {"model": model, "messages": messages}
     if request.tools:
         needed["tools"] = [dict(tool) for tool in request.tools]
+    body = _sampling_fields(needed, drawn)
+    if tokens != "no" and constraint is None:
+        (body.needed if tokens == "yes" else body.optional).update(TOKEN_FIELDS)
+    return body
+
+
+def completion_fields(prompt: Sequence[int], sampling: Sampling, model: str, ends: Iterable[int]) -> RequestBody:
+    """Return the fields of a request that samples by token ids (``/v1/completions``).
+
+    Args:
+        prompt: the ids of the prompt.
+        sampling: the sampling options.
+        model: the model's name at the server.
+        ends: the ids that end a response.
+    """
+    # vLLM and SGLang report log-probabilities of the sampled tokens alone for 0.
+    needed = {"model": model, "prompt": list(prompt), "logprobs": 0, "return_token_ids": True}
+    extra = {name: value for name, value in sampling.extra.items() if name != "chat_template_kwargs"}
+    return _sampling_fields({**needed, "stop_token_ids": sorted(ends)}, replace(sampling, extra=extra))
+
+
+def _sampling_fields(needed: dict[str, object], drawn: Sampling) -> RequestBody:
+    """Add the fields of sampling options to the required fields of a request."""
+    optional: dict[str, object] = dict(_NEUTRAL)
     (needed if drawn.temperature != 1.0 else optional)["temperature"] = drawn.temperature
     (needed if drawn.top_p != 1.0 else optional)["top_p"] = drawn.top_p
     if drawn.top_k:
@@ -133,8 +192,6 @@ def request_fields(request: Request, model: str, tokens: TokensWanted) -> Reques
     parameters = {"max_tokens": drawn.max_tokens, "seed": drawn.seed, "stop": list(drawn.stop) or None}
     needed |= {name: value for name, value in parameters.items() if value is not None}
     needed |= drawn.extra
-    if tokens != "no" and constraint is None:
-        (needed if tokens == "yes" else optional).update(TOKEN_FIELDS)
     return RequestBody(needed, {name: value for name, value in optional.items() if name not in needed})
 
 
@@ -253,16 +310,50 @@ def _size(message: Message) -> int:
     return len(message.content) + len(message.reasoning) + sum(len(call.arguments) for call in message.tool_calls)
 
 
+def reasoning_field(body: object) -> str | None:
+    """Return the name of the field in which a response has its reasoning, or None."""
+    choices = body.get("choices") if isinstance(body, Mapping) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, Mapping) else None
+    names = ("reasoning", "reasoning_content")
+    return next((name for name in names if isinstance(message, Mapping) and message.get(name)), None)
+
+
+def read_sample(body: object) -> Sample:
+    """Parse the response to a request by token ids.
+
+    Raises:
+        BadAnswer: the response is malformed.
+        ModelRefused: the server reports no token ids.
+    """
+    choice = _choice(body)
+    assert isinstance(body, Mapping)  # _choice checks that
+    try:
+        tokens = _tokens(body, choice)
+    except InvalidValue as error:
+        raise BadAnswer(error.what, reason=error.reason, hint=error.hint) from None
+    if tokens is None:
+        raise ModelRefused("the server reports no token ids", hint=NO_TOKENS)
+    if not tokens.sampled:
+        raise BadAnswer("the response is empty: no token")
+    return Sample(tokens, _finish_reason(choice), read_usage(body).cached)
+
+
 def _tokens(body: Mapping[str, object], choice: Mapping[str, object]) -> Tokens | None:
-    prompt, sampled = body.get("prompt_token_ids"), choice.get("token_ids")
+    # SGLang's chat API has the prompt's ids in each choice and calls the sampled ids response_token_ids. In completions
+    # both servers have both in the choice.
+    fields = {**choice, **{name: value for name, value in body.items() if value is not None}}
+    prompt, sampled = fields.get("prompt_token_ids"), fields.get("token_ids", fields.get("response_token_ids"))
     if prompt is None or sampled is None:
         return None
     logprobs = choice.get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
-    if not (isinstance(prompt, list) and isinstance(sampled, list) and isinstance(content, list | None)):
+    if not isinstance(logprobs, Mapping):
+        logprobs = {}
+    content, numbers = logprobs.get("content") or [], logprobs.get("token_logprobs") or []
+    if not (isinstance(prompt, list) and isinstance(sampled, list) and isinstance(content, list)):
         raise InvalidValue("the response's token ids or log-probabilities are not lists")
     try:
-        values = array("d", [one["logprob"] for one in content or ()])
+        values = array("d", numbers or [token["logprob"] for token in content])
         tokens = Tokens(array("i", prompt), array("i", sampled), values)
     except (TypeError, KeyError, OverflowError) as error:
         raise InvalidValue(f"the response's tokens are malformed: {error}") from None

@@ -12,16 +12,20 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue
 from minisandbox.models.client import Gate, OpenAIModel, check_key
 from minisandbox.models.dialect import TokensWanted
-from minisandbox.models.endpoint import Timeouts, check_base
+from minisandbox.models.http import Timeouts, check_base
 from minisandbox.models.metering import Budget, Meter, Metered, Prices
 from minisandbox.models.protocol import Model, Sampling
 from minisandbox.models.scripted import Script, ScriptedModel
+from minisandbox.models.served import ServedModel
 
 LOCAL = "local"
 """The name of the embedded model."""
 
 SCRIPTED = "scripted:"
 """The prefix of a scripted model's name; the path of the script follows."""
+
+SERVER_TOKENIZER = "server"
+"""The tokenizer option that leaves tokenizing to the server."""
 
 _KEY = "OPENAI_API_KEY"
 _LOG = logging.getLogger("minisandbox.models")
@@ -36,6 +40,8 @@ class ModelOptions:
         api_base: the address of the server's API: ``http://localhost:8000/v1``.
         api_key_env: the environment variable that holds the server's key.
         sampling: the sampling options of requests.
+        tokenizer: the directory of the server's tokenizer, to send token ids; ``server`` to send text; "" for the
+            tokenizer that the server names, if this machine has it.
         tokens: whether to request token ids and log-probabilities: ``yes`` requires them, ``auto`` accepts an engine
             that does not report them.
         timeout: time limit of one try in seconds.
@@ -53,6 +59,7 @@ class ModelOptions:
     api_base: str | None = None
     api_key_env: str = _KEY
     sampling: Sampling = field(default_factory=Sampling)
+    tokenizer: str = ""
     tokens: TokensWanted = "auto"
     timeout: float = 600.0
     connect_timeout: float = 20.0
@@ -127,7 +134,7 @@ def open_model(
         open_local: Callable[..., Model] = import_module("minisandbox.models.engine").open_local
         return Metered(open_local(options, tell=tell), meter)
     assert options.api_base is not None  # ModelOptions checks that
-    return OpenAIModel(
+    client = OpenAIModel(
         options.model,
         options.api_base,
         api_key=_key(options.api_key_env) if api_key is None else check_key(api_key),
@@ -137,6 +144,9 @@ def open_model(
         gate=options.gate(),
         meter=meter,
     )
+    if options.tokens == "no" or options.tokenizer == SERVER_TOKENIZER:
+        return client
+    return ServedModel(client, options.tokenizer, tokens=options.tokens)
 
 
 def _key(variable: str) -> str:

@@ -50,8 +50,12 @@ class Message:
     tool_call_id: str | None = None
     reasoning: str = ""
 
-    def to_json(self) -> dict[str, object]:
-        """Return the message in the chat completions API's format."""
+    def to_json(self, reasoning_field: str = "reasoning_content") -> dict[str, object]:
+        """Return the message in the chat completions API's format.
+
+        Args:
+            reasoning_field: the server's name for the reasoning; vLLM's is ``reasoning`` since 0.12.
+        """
         body: dict[str, object] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             body["tool_calls"] = [
@@ -61,7 +65,7 @@ class Message:
         if self.tool_call_id is not None:
             body["tool_call_id"] = self.tool_call_id
         if self.reasoning:
-            body["reasoning_content"] = self.reasoning
+            body[reasoning_field] = self.reasoning
         return body
 
     @classmethod
@@ -85,7 +89,6 @@ class Message:
             _text(body.get("content")),
             tuple(_tool_call(one) for one in calls),
             answers if isinstance(answers, str) else None,
-            # since 0.12, vLLM has called this field "reasoning" instead of "reasoning_content"
             _text(body.get("reasoning_content") or body.get("reasoning")),
         )
 
@@ -264,6 +267,25 @@ class Completion:
     seconds: float = 0.0
     tries: int = 1
     model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sampled response, as token ids.
+
+    Attributes:
+        tokens: the ids read and sampled, and the log-probabilities under the sampled distribution.
+        finish_reason: ``stop`` or ``length``.
+        cached: tokens of the prompt that came from the engine's cache.
+        cost: the cost in US dollars.
+        tries: the number of tries.
+    """
+
+    tokens: Tokens
+    finish_reason: FinishReason
+    cached: int = 0
+    cost: float = 0.0
+    tries: int = 1
 
 
 class Model(Protocol):

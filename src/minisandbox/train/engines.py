@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from minisandbox.errors import InvalidValue
 from minisandbox.models import Model, OpenAIModel
-from minisandbox.models.endpoint import check_base, proxy_for
+from minisandbox.models.renderer import Renderer, end_ids
+from minisandbox.models.served import ServerPolicy
 from minisandbox.train.config import RlConfig, Vllm
 from minisandbox.train.running import missing_vllm
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
     from minisandbox.models.engine import TransformersEngine
-
-_ASKING = 20.0
 
 
 class PolicyEngine(Protocol):
@@ -131,8 +128,9 @@ def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
         )  # fmt: skip
         return OwnEngine(own)
     if config.vllm.mode == "server":
-        base = f"{config.vllm.url.rstrip('/')}/v1"
-        return ServedEngine(OpenAIModel(served_name(base, trainer.model.name_or_path), base, tokens="yes"), trainer)
+        client = OpenAIModel(trainer.model.name_or_path, f"{config.vllm.url.rstrip('/')}/v1", tokens="yes")
+        renderer = Renderer(trainer.processing_class, end_ids(module.generation_config.eos_token_id))
+        return ServedEngine(ServerPolicy(client, renderer, alias=True, context=config.policy.context), trainer)
     from minisandbox.models.engine.vllm import VllmDecoder  # noqa: PLC0415 - needed only here
 
     llm = trainer.vllm_generation.llm
@@ -141,33 +139,6 @@ def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
         decoder=lambda ends: VllmDecoder(llm.llm_engine, ends),
     )  # fmt: skip
     return OwnEngine(inner, trainer)
-
-
-def served_name(base: str, model: str) -> str:
-    """Return a model's name on a server: with ``--served-model-name`` it differs from the model's own.
-
-    Args:
-        base: the address of the server's API.
-        model: the model's own name or directory; returned if the server does not list its models.
-
-    Raises:
-        InvalidValue: the server has several models, none of them with this name.
-    """
-    try:
-        address = f"{check_base(base)}/models"
-        proxies = urllib.request.ProxyHandler(None if proxy_for(address) else {})
-        with urllib.request.build_opener(proxies).open(address, timeout=_ASKING) as answer:
-            listed = [one for one in json.load(answer)["data"] if isinstance(one, dict) and one.get("id")]
-    except (OSError, ValueError, KeyError, TypeError):
-        return model  # the first request reports the error
-    names = [str(one["id"]) for one in listed]
-    same = [str(one["id"]) for one in listed if model in (one["id"], one.get("root"))]
-    if not (same or len(names) == 1):
-        raise InvalidValue(
-            f"{base} does not serve {model}", reason=f"it serves {', '.join(names) or 'nothing'}",
-            hint=f"vllm serve {model}",
-        )  # fmt: skip
-    return (same or names)[0]
 
 
 def vllm_arguments(config: RlConfig) -> dict[str, object]:

@@ -57,6 +57,8 @@ _MODEL = (
                 "the model's name at its server; local: the embedded model; scripted:FILE: responses from a file"),
     FieldOption("--api-base", ModelOptions, "api_base", "URL", "the server's address: http://localhost:8000/v1"),
     FieldOption("--api-key-env", ModelOptions, "api_key_env", "VARIABLE", "the environment variable with its key"),
+    FieldOption("--tokenizer", ModelOptions, "tokenizer", "DIR",
+                "the server's tokenizer, to send token ids; server: send text (default: the server's, if it is here)"),
     FieldOption("--tokens", ModelOptions, "tokens", None,
                 "token ids and log-probabilities, for training; yes requires them, auto takes them if available",
                 choices=get_args(TokensWanted)),

@@ -18,12 +18,10 @@ from aiohttp import web
 from minisandbox.errors import BadAnswer, InvalidValue, NotFound
 from minisandbox.models.capture.captured import CaptureSession
 from minisandbox.models.dialect import TOKEN_FIELDS, constraint_in, read_answer, wants_tokens
-from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.graph import TokenRow
+from minisandbox.models.http import Answer, Failed, Timeouts, Transport, error_in
 from minisandbox.models.protocol import Completion
-from minisandbox.models.refusals import Failed, error_in
 from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_response, has_key, key_of, stream_of
-from minisandbox.models.transport import Answer, Transport
 from minisandbox.redaction import REPEATS_KEY, answer_repeats_key, redact
 
 _LOG = logging.getLogger("minisandbox.models")
@@ -219,7 +217,7 @@ class CaptureProxy(HttpServer):
         body = json.dumps(_for_engine(request, self._model)).encode()
         try:
             target = self._targets[key]
-            got = await self._upstreams[target.upstream].post(body, target.shown)
+            got = await self._upstreams[target.upstream].send("/chat/completions", body, target.shown)
         except Failed as failed:
             raise _refusal(502, f"no response from the engine: {failed.error}", "upstream_error") from None
         answer = self._read(got)

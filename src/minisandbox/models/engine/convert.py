@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from minisandbox.models.engine.extra import require
+from minisandbox.models.renderer import require
 
 
 def convert(source: Path, target: Path) -> None:

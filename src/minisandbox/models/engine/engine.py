@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from minisandbox.errors import ContextExceeded, InvalidValue, ModelError, ModelUnavailable
-from minisandbox.models.engine.chat import ChatFormat
-from minisandbox.models.engine.conversations import Conversations
+from minisandbox.errors import InvalidValue, ModelUnavailable
 from minisandbox.models.engine.decoding import Decoder, Decoding, Row
-from minisandbox.models.engine.extra import require
-from minisandbox.models.protocol import Completion, Request, Tokens, TokenUsage
+from minisandbox.models.policy import Policy, response_limit
+from minisandbox.models.protocol import QueueTime, Sample, Sampling, Tokens
+from minisandbox.models.renderer import Renderer, end_ids, require
 
 if TYPE_CHECKING:
     import torch
@@ -30,19 +28,17 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A submitted request."""
+    """A submitted row, and the sample that it becomes."""
 
-    request: Request
-    future: Future[Completion]
-    row: Row | None = None
+    row: Row
+    future: Future[Sample]
+    queue: QueueTime
 
 
-class TransformersEngine:
-    """A :class:`Model` that runs a transformers model on the CPU or one GPU.
+class TransformersEngine(Policy):
+    """A policy that runs a transformers model on the CPU or one GPU.
 
     One thread owns the model. It samples up to ``max_batch`` responses together; requests join at any token or wait.
-    Tokens come with the log-probabilities that they were sampled with, and the next prompt of a
-    conversation starts with exactly the tokens of its earlier turns.
 
     A request's ``seed`` makes its response repeatable up to rounding: other rows of the batch change logits in the
     seventh digit, which can flip a sample close to a boundary. With ``max_batch=1, kept=0`` it is exact.
@@ -58,7 +54,7 @@ class TransformersEngine:
 
     Raises:
         MissingExtra: torch or transformers is not installed.
-        InvalidValue: the model has layers without full attention.
+        InvalidValue: the model has layers without full attention, or fewer positions than ``context``.
         ModelRefused: the tokenizer has no chat template.
     """
 
@@ -76,17 +72,18 @@ class TransformersEngine:
         require()
         if max_batch < 1:
             raise InvalidValue(f"max_batch is {max_batch}", hint="give 1 or more")
+        configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+        super().__init__(Renderer(tokenizer, end_ids(configured)))
+        positions = int(model.config.get_text_config(decoder=True).max_position_embeddings)
+        if context is not None and context > positions:
+            hint = f"lower the context to {positions}, or use a model with more positions"
+            raise InvalidValue(f"{name} cannot hold a context of {context}: it has {positions} positions", hint=hint)
         self._model = model.eval()
-        self._tokenizer = tokenizer
         self._name = name
         self._max_batch = max_batch
-        self._context = context or int(model.config.get_text_config(decoder=True).max_position_embeddings)
-        self._format = ChatFormat(tokenizer)
-        self._ends = _ends(model, tokenizer)
-        marks = [str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(self._ends)]
-        self._conversations = Conversations(self._encode, marks)
+        self._context = context or positions
         self._decoder: Decoding = (
-            Decoder(self._model, self._ends, kept=kept) if decoder is None else decoder(self._ends)
+            Decoder(self._model, self.renderer.ends, kept=kept) if decoder is None else decoder(self.renderer.ends)
         )
         self._jobs: deque[_Job] = deque()
         self._running: list[_Job] = []
@@ -157,40 +154,27 @@ class TransformersEngine:
         """The model itself. Change it only in :meth:`paused`."""
         return self._model
 
-    def prompt_tokens(self, request: Request) -> int:
-        """Return the number of tokens of a request's prompt.
-
-        Raises:
-            ModelRefused: the chat template rejects the messages.
-        """
-        return len(self._conversations.encode(self._format.render(request), request.session))
-
-    async def complete(self, request: Request) -> Completion:
-        """Complete a conversation; cancelling the caller stops the sampling.
-
-        Raises:
-            ContextExceeded: the prompt and ``max_tokens`` do not fit the context.
-            ModelRefused: the chat template rejects the messages.
-            ModelUnavailable: the engine is closed, or has failed.
-        """
-        began = time.monotonic()
-        completion = await asyncio.wrap_future(self.submit(request))
-        return replace(completion, seconds=time.monotonic() - began)
-
-    def submit(self, request: Request) -> Future[Completion]:
-        """Submit a request from any thread; the errors of :meth:`complete` are set on the future."""
-        job = _Job(request, Future())
+    async def generate(
+        self,
+        prompt: array[int],
+        sampling: Sampling,
+        *,
+        session: str = "",  # noqa: ARG002 - there is one engine
+        queue: QueueTime | None = None,
+    ) -> Sample:
+        """Sample a response (:meth:`.Policy.generate`)."""
+        limit, stop = response_limit(self._context, prompt, sampling), sampling.stop
+        job = _Job(Row(prompt, sampling, limit, self._stopper(stop) if stop else None), Future(), queue or QueueTime())
         with self._changed:
             if self._closed:
-                job.future.set_exception(_closed())
-                return job.future
+                raise _closed()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="model-engine", daemon=True)
                 self._thread.start()
-            request.queue.begin()
+            job.queue.begin()
             self._jobs.append(job)
             self._changed.notify_all()
-        return job.future
+        return await asyncio.wrap_future(job.future)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -238,7 +222,7 @@ class TransformersEngine:
     def _work(self) -> None:
         while self._next():
             try:
-                self._decoder.drop([job.row for job in self._running if job.row and job.future.cancelled()])
+                self._decoder.drop([job.row for job in self._running if job.future.cancelled()])
                 ended = self._decoder.step() if self._decoder.rows else []
             except Exception as error:  # noqa: BLE001 - out of memory, a broken model: reported to the callers
                 self._fail(self._running, ModelUnavailable(f"the engine failed: {error!r}"))
@@ -246,7 +230,10 @@ class TransformersEngine:
                 ended = []
             for job in self._running:
                 if job.row in ended:
-                    self._answer(job)
+                    tokens = Tokens(job.row.prompt, job.row.sampled, job.row.logprobs)
+                    sample = Sample(tokens, job.row.finish or "stop", job.row.cached)
+                    with contextlib.suppress(InvalidStateError):  # cancelled just now
+                        job.future.set_result(sample)
             with self._changed:
                 self._running = [job for job in self._running if job.row in self._decoder.rows]
                 self._changed.notify_all()
@@ -260,85 +247,33 @@ class TransformersEngine:
                 self._running = []
                 self._changed.notify_all()
                 return False
-            taken = []
+            admitted = []
             while self._jobs and not self._pauses and len(self._running) < self._max_batch:
-                taken.append(self._jobs.popleft())
-                self._running.append(taken[-1])
-        for job in taken:
+                admitted.append(self._jobs.popleft())
+            self._running += admitted
+        for job in admitted:
             self._admit(job)
         return True
 
     def _admit(self, job: _Job) -> None:
-        job.request.queue.end()
+        job.queue.end()
         if job.future.cancelled():
             return
         try:
-            job.row = self._row(job.request)
             self._decoder.admit(job.row)
-        except ModelError as error:
-            self._fail([job], error)
         except Exception as error:  # noqa: BLE001 - a prompt may exceed the memory; the others continue
             self._fail([job], ModelUnavailable(f"the engine failed at a prompt: {error!r}"))
-
-    def _row(self, request: Request) -> Row:
-        """Tokenize the prompt, and check that the response fits the context."""
-        prompt = self._conversations.encode(self._format.render(request), request.session)
-        remaining, stop = self._context - len(prompt), request.sampling.stop
-        wanted = request.sampling.max_tokens or max(remaining, 1)
-        if wanted > remaining:
-            # vLLM's wording: agents look for it
-            raise ContextExceeded(
-                f"This model's maximum context length is {self._context} tokens. However, you requested "
-                f"{len(prompt) + wanted} tokens ({len(prompt)} in the messages, {wanted} in the completion). "
-                "Please reduce the length of the messages or completion."
-            )
-        return Row(prompt, request.sampling, wanted, self._stopper(stop) if stop else None)
 
     def _stopper(self, stop: tuple[str, ...]) -> Callable[[array[int]], bool]:
         # a token has at least one character, except the bytes of an incomplete one
         reach = 8 + max(len(text.encode()) for text in stop)
-        return lambda sampled: any(text in self._decode(sampled[-reach:]) for text in stop)
+        return lambda sampled: any(text in self.renderer.decode(sampled[-reach:]) for text in stop)
 
-    def _answer(self, job: _Job) -> None:
-        assert job.row is not None
-        row, request = job.row, job.request
-        try:
-            text = self._decode(row.sampled)
-            stops = [text.find(stop) for stop in request.sampling.stop if stop in text]
-            message = self._format.read(text[: min(stops)] if stops else text, request)
-            ids = row.prompt + row.sampled
-            before, whole = self._format.render_unasked(request), self._format.render(request, message)
-            self._conversations.keep(before, whole, ids, request.session)
-        except ModelError as error:
-            self._fail([job], error)
-            return
-        except Exception as error:  # noqa: BLE001 - reported to the caller; the others continue
-            self._fail([job], ModelUnavailable(f"the engine failed at a response: {error!r}"))
-            return
-        usage = TokenUsage(len(row.prompt), len(row.sampled), row.cached)
-        finish = "tool_calls" if message.tool_calls else row.finish or "stop"
-        tokens = Tokens(row.prompt, row.sampled, row.logprobs)
-        with contextlib.suppress(InvalidStateError):  # cancelled just now
-            job.future.set_result(Completion(message, finish, usage, tokens, model=self._name))
-
-    def _fail(self, jobs: list[_Job], error: ModelError) -> None:
+    def _fail(self, jobs: list[_Job], error: ModelUnavailable) -> None:
         for job in jobs:
             with contextlib.suppress(InvalidStateError):  # completed or cancelled
                 job.future.set_exception(error)
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _decode(self, ids: array[int]) -> str:
-        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
 
 def _closed() -> ModelUnavailable:
     return ModelUnavailable("the engine is closed")
-
-
-def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens that end a response: the tokenizer's, and those in the model's generation config."""
-    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
-    several = configured if isinstance(configured, list) else [configured]
-    return frozenset(int(token) for token in (*several, tokenizer.eos_token_id) if token is not None)

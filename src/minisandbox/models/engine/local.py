@@ -17,8 +17,8 @@ import uv
 from minisandbox import wheels
 from minisandbox.errors import InvalidValue, ModelUnavailable
 from minisandbox.models.engine.engine import TransformersEngine
-from minisandbox.models.engine.extra import require
 from minisandbox.models.options import LOCAL, ModelOptions
+from minisandbox.models.renderer import require
 
 NAME = "smollm2-135m-instruct"
 _DIRECTORY = f"{NAME}-1"

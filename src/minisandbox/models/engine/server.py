@@ -12,7 +12,7 @@ from aiohttp import web
 
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelError, ModelRefused
 from minisandbox.models.dialect import answer_body, read_request, wants_tokens
-from minisandbox.models.endpoint import SESSION_HEADER
+from minisandbox.models.http import SESSION_HEADER
 from minisandbox.models.protocol import Model, Request
 from minisandbox.models.serving import HttpServer, error_response, has_key, stream_of
 

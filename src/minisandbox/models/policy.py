@@ -1,0 +1,105 @@
+"""The policy: samples token ids for a prompt of token ids, for conversations that are rendered in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from array import array
+
+from minisandbox.errors import ContextExceeded
+from minisandbox.models.protocol import Completion, QueueTime, Request, Sample, Sampling, TokenUsage
+from minisandbox.models.renderer import Renderer
+
+
+class Policy(ABC):
+    """A :class:`.Model` that samples by token ids, so that a conversation's sampled ids are never tokenized again.
+
+    Subclasses sample; the renderer above them converts messages to ids and back.
+
+    Attributes:
+        renderer: the renderer of the policy's conversations.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The model's name in logs and trajectories."""
+
+    @abstractmethod
+    async def generate(
+        self, prompt: array[int], sampling: Sampling, *, session: str = "", queue: QueueTime | None = None
+    ) -> Sample:
+        """Sample a response; cancelling the caller stops the sampling.
+
+        Args:
+            prompt: the ids of the prompt.
+            sampling: the sampling options.
+            session: the rollout, so that a router can send its requests to the engine that has cached the conversation.
+            queue: measures the time that the request waits.
+
+        Raises:
+            ContextExceeded: the prompt and ``max_tokens`` do not fit the context.
+            ModelUnavailable: the engine has failed, or all retries failed.
+            ModelRefused: the server rejects the request, or serves another model or tokenizer.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release connections and threads; further calls do nothing."""
+
+    def prompt_tokens(self, request: Request) -> int:
+        """Return the number of tokens of a request's prompt.
+
+        Raises:
+            ModelRefused: the chat template rejects the messages.
+        """
+        return len(self.renderer.prompt(request))
+
+    async def complete(self, request: Request) -> Completion:
+        """Complete a conversation (:meth:`.Model.complete`).
+
+        Raises:
+            ModelRefused: the chat template rejects the messages.
+        """
+        began = time.monotonic()
+        prompt = await asyncio.to_thread(self.renderer.prompt, request)
+        sample = await self.generate(prompt, request.sampling, session=request.session, queue=request.queue)
+        tokens = sample.tokens
+        message = await asyncio.to_thread(self.renderer.response, request, tokens)
+        return Completion(
+            message,
+            "tool_calls" if message.tool_calls else sample.finish_reason,
+            TokenUsage(len(tokens.prompt), len(tokens.sampled), sample.cached),
+            tokens,
+            cost=sample.cost,
+            seconds=time.monotonic() - began,
+            tries=sample.tries,
+            model=self.name,
+        )
+
+
+def response_limit(context: int, prompt: array[int], sampling: Sampling) -> int:
+    """Return the maximum length of a response in tokens.
+
+    Args:
+        context: maximum tokens of prompt and response together.
+        prompt: the ids of the prompt.
+        sampling: the sampling options.
+
+    Raises:
+        ContextExceeded: the response does not fit the context.
+    """
+    remaining = context - len(prompt)
+    limit = sampling.max_tokens or max(remaining, 1)
+    if limit > remaining:
+        # vLLM's wording: agents look for it
+        raise ContextExceeded(
+            f"This model's maximum context length is {context} tokens. However, you requested "
+            f"{len(prompt) + limit} tokens ({len(prompt)} in the messages, {limit} in the completion). "
+            "Please reduce the length of the messages or completion."
+        )
+    return limit

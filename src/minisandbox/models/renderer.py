@@ -1,0 +1,351 @@
+"""Render conversations to token ids with a model's chat template, and read sampled ids as messages.
+
+Text does not determine its tokens: a model may sample ``ab`` as ``a`` and ``b``, where a tokenizer makes one token.
+So the renderer stores the ids of each conversation under its rendered text, up to the end of the latest response. When
+a later conversation starts with that text, its first ids are the ones that were read and sampled; only the rest is
+tokenized.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from minisandbox.errors import InvalidValue, MissingExtra, ModelRefused
+from minisandbox.models.protocol import Message, Request, Tokens, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Qwen, Hermes and SmolLM3 write a call as one JSON object between these marks.
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
+_TOOL: Mapping[str, object] = {
+    "type": "function",
+    "function": {
+        "name": "run",
+        "description": "Run a command.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+    },
+}
+
+
+def require(*packages: str) -> None:
+    """Import packages of the extra ``[local]``.
+
+    Args:
+        packages: names to import; torch and transformers if none is given.
+
+    Raises:
+        MissingExtra: a package is not installed.
+    """
+    # transformers would ask the hub even about local directories
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Idle threads of OpenMP spin by default: on a busy machine a step of the engine takes ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name in packages or ("torch", "transformers"):
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise MissingExtra(
+                f"the package {name} is not installed",
+                reason=str(error),
+                hint="pip install torch==2.13.0 (a build for the CPU), then pip install 'swe-minisandbox[local]'",
+            ) from error
+
+
+class Renderer:
+    """Convert conversations to prompts, and sampled ids to messages, from any thread.
+
+    Attributes:
+        ends: the ids of tokens that end a response.
+
+    Args:
+        tokenizer: a transformers tokenizer with a chat template.
+        ends: ids that end a response, in addition to the tokenizer's own.
+        capacity: maximum tokens of all stored conversations together.
+
+    Raises:
+        ModelRefused: the tokenizer has no chat template.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int] = (), *, capacity: int = 1 << 24
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise ModelRefused(
+                "the model's tokenizer has no chat template",
+                reason="it is a base model, not tuned on conversations",
+                hint="use an instruction-tuned model, or give the tokenizer a template",
+            )
+        self._tokenizer = tokenizer
+        self._template = str(tokenizer.chat_template)
+        self.ends = frozenset(ends) | ({tokenizer.eos_token_id} - {None})
+        end_texts = [str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(self.ends)]
+        self._conversations = Conversations(self.encode, end_texts, capacity=capacity)
+
+    @classmethod
+    def load(cls, source: Path | str) -> Self:
+        """Load the tokenizer of a model.
+
+        Args:
+            source: a directory with the tokenizer, or the name of a model in the local cache of Hugging Face.
+
+        Raises:
+            MissingExtra: transformers is not installed.
+            InvalidValue: the tokenizer cannot be loaded.
+            ModelRefused: the tokenizer has no chat template.
+        """
+        require("transformers")
+        from transformers import AutoTokenizer, GenerationConfig  # noqa: PLC0415 - an extra
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        except (OSError, ValueError, KeyError) as error:
+            hint = "give a directory that contains tokenizer.json and the chat template"
+            raise InvalidValue(f"{source}: the tokenizer cannot be loaded", reason=str(error), hint=hint) from error
+        try:
+            return cls(tokenizer, end_ids(GenerationConfig.from_pretrained(source).eos_token_id))
+        except OSError:  # no generation_config.json
+            return cls(tokenizer)
+
+    def prompt(self, request: Request) -> array[int]:
+        """Return the ids of a conversation, up to where the model continues.
+
+        Raises:
+            ModelRefused: the template does not support these messages, or tools.
+        """
+        return self._conversations.encode(self.text(request), request.session)
+
+    def response(self, request: Request, tokens: Tokens) -> Message:
+        """Return the message of sampled ids, and store all ids for later prompts of the conversation.
+
+        Args:
+            request: the conversation.
+            tokens: the ids of its prompt, and the sampled ones.
+        """
+        text = self.decode(tokens.sampled)
+        stops = [text.find(stop) for stop in request.sampling.stop if stop in text]
+        message = self.message(text[: min(stops)] if stops else text, request)
+        before = self._render(request, (), generation_prompt=False)
+        ids = tokens.prompt + tokens.sampled
+        self._conversations.keep(before, self.text(request, message), ids, request.session)
+        return message
+
+    def encode(self, text: str) -> array[int]:
+        """Return the ids of a text, without tokens added before or after."""
+        return array("i", self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def text(self, request: Request, *response: Message) -> str:
+        """Return the text of a conversation; without a response it ends where the model continues.
+
+        Raises:
+            ModelRefused: the template does not support these messages, or tools.
+        """
+        return self._render(request, response, generation_prompt=not response)
+
+    def message(self, text: str, request: Request) -> Message:
+        """Return the message of a sampled text: its thoughts, its content, and calls if tools were offered."""
+        reasoning, text = self._split_thoughts(text, request)
+        matches = list(_written_calls(text)) if request.tools else []
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        calls = [
+            _tool_call(call, f"{len(request.messages)}.{index}.{digest}") for index, (_, call) in enumerate(matches)
+        ]
+        if not matches or None in calls:  # malformed calls are text: the agent reports them to the model
+            return Message("assistant", text, reasoning=reasoning)
+        content = text[: matches[0][0]].strip()
+        return Message("assistant", content, tuple(call for call in calls if call), reasoning=reasoning)
+
+    @cached_property
+    def reads_calls(self) -> bool:
+        """Whether :meth:`message` reads the calls that the template writes; other formats need the server's parser."""
+        call = ToolCall("call_1", "run", '{"command": "ls"}')
+        user = Message("user", "List the files.")
+        request = Request((user,), (_TOOL,))
+        try:
+            before = self._render(request, (), generation_prompt=False)
+            written = self.text(request, Message("assistant", "", (call,))).removeprefix(before)
+        except ModelRefused:
+            return False
+        calls = self.message(written, request).tool_calls
+        return [(call.name, call.arguments) for call in calls] == [("run", '{"command": "ls"}')]
+
+    @cached_property
+    def rewrites_history(self) -> bool:
+        """Whether the template renders an earlier response differently once the conversation continues."""
+        request = Request((Message("user", "Hello"),))
+        answer = Message("assistant", "Hello.", reasoning="A greeting." if _THOUGHT_END in self._template else "")
+        before = self._render(request, (answer,), generation_prompt=False)
+        later = Request((*request.messages, answer, Message("user", "Go on.")))
+        return not self.text(later).startswith(before.rstrip())
+
+    def _render(self, request: Request, response: Sequence[Message], *, generation_prompt: bool) -> str:
+        if request.tools and "tools" not in self._template:
+            raise ModelRefused(
+                "the model's chat template does not support tools",
+                hint="use an action format in text, or another model",
+            )
+        options = request.sampling.extra.get("chat_template_kwargs") or {}
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [_for_template(message) for message in (*request.messages, *response)],
+                tools=[dict(tool) for tool in request.tools] or None,
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+                **(options if isinstance(options, Mapping) else {}),
+            )
+        except Exception as error:  # templates are programs: they may raise anything
+            raise ModelRefused(f"the model's chat template rejected the messages: {error}") from error
+        return str(text)
+
+    def _split_thoughts(self, text: str, request: Request) -> tuple[str, str]:
+        """Return the thoughts of a sampled text, and the rest. Only templates that know thoughts have any."""
+        if _THOUGHT_END not in self._template:
+            return "", text
+        opened = text.lstrip().startswith(_THOUGHT)
+        thought, end, rest = text.partition(_THOUGHT_END)
+        if not end and not (opened or self.text(request).rstrip().endswith(_THOUGHT)):
+            return "", text
+        return thought.lstrip().removeprefix(_THOUGHT).strip("\n"), rest.lstrip("\n")
+
+
+class Conversations:
+    """The ids of conversations, by their text; drops the least recently used.
+
+    Args:
+        encode: tokenizes a text without adding tokens.
+        ends: the texts of tokens that end a response.
+        capacity: maximum tokens of all conversations together.
+    """
+
+    def __init__(self, encode: Callable[[str], Iterable[int]], ends: Sequence[str], *, capacity: int = 1 << 24) -> None:
+        self._encode = encode
+        self._ends = re.compile("|".join(map(re.escape, sorted(filter(None, ends), key=len, reverse=True))) or r"(?!)")
+        self._capacity = capacity
+        self._token_count = 0
+        self._lock = threading.Lock()
+        self._stored: OrderedDict[tuple[str, bytes], array[int]] = OrderedDict()
+
+    def encode(self, text: str, session: str = "") -> array[int]:
+        """Return a prompt's ids: those of the longest stored conversation that it starts with, then the rest's.
+
+        Args:
+            text: the prompt under the chat template.
+            session: the rollout, whose own conversations win over others with equal text and different ids.
+        """
+        ids, end_start, end = array("i"), 0, 0
+        with self._lock:
+            for start, position, digest in self._prefixes(text):
+                for key in ((session, digest), ("", digest)):
+                    if key in self._stored:
+                        self._stored.move_to_end(key)
+                        ids, end_start, end = self._stored[key], start, position
+                        break
+        # Tokenize the rest with the end token before it: alone, it might get a space mark, or spaces of that token.
+        rest = array("i", self._encode(text[end_start:]))
+        if end_start < end:
+            rest = rest[1:] if rest[:1] == ids[-1:] else array("i", self._encode(text[end:]))
+        return ids + rest
+
+    def keep(self, before: str, text: str, ids: array[int], session: str = "") -> None:
+        """Store a conversation that ends with a response.
+
+        Args:
+            before: the text without the response.
+            text: the text with it; the template's text after the response's end is ignored.
+            ids: the ids read and sampled.
+            session: the rollout.
+        """
+        ends = [match.start() for match in self._ends.finditer(text, len(before))]
+        if not text.startswith(before) or not ends:
+            return  # template and model end responses differently, so no later text can start with this one
+        # A truncated response has no end token of its own: the template's is not among its ids.
+        match = self._ends.match(text, ends[-1])
+        complete = match is not None and ids[-1:] == array("i", self._encode(match[0]))
+        end = match.end() if match is not None and complete else ends[-1]
+        digest = hashlib.sha256(text[:end].encode("utf-8", "surrogatepass")).digest()
+        with self._lock:
+            for key in {(session, digest), ("", digest)}:
+                self._token_count += len(ids) - len(self._stored.pop(key, ()))
+                self._stored[key] = ids
+            while self._token_count > self._capacity:
+                self._token_count -= len(self._stored.popitem(last=False)[1])
+
+    def _prefixes(self, text: str) -> Iterator[tuple[int, int, bytes]]:
+        """Yield each end token's start, a position where a conversation may end, and the hash of the text before it."""
+        digest, hashed = hashlib.sha256(), 0
+        for match in self._ends.finditer(text):
+            for position in (match.start(), match.end()):
+                digest.update(text[hashed:position].encode("utf-8", "surrogatepass"))
+                hashed = position
+                yield match.start(), position, digest.copy().digest()
+
+
+def end_ids(configured: int | list[int] | None) -> list[int]:
+    """Return the ids in a generation configuration's ``eos_token_id``."""
+    return configured if isinstance(configured, list) else [] if configured is None else [configured]
+
+
+def _written_calls(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the start and the JSON text of each call, in time linear in the text's length."""
+    position = 0
+    while (start := text.find(_CALL, position)) >= 0:
+        position = opening = _skip_space(text, start + len(_CALL))
+        if not text.startswith("{", opening):
+            continue
+        while (position := text.find(_CALL_END, position)) >= 0:
+            closing = _skip_space(text, position - 1, -1)
+            position += len(_CALL_END)
+            if text[closing] == "}":
+                yield start, text[opening : closing + 1]
+                break
+        else:
+            return  # no end for later calls either
+
+
+def _skip_space(text: str, position: int, step: int = 1) -> int:
+    while 0 <= position < len(text) and text[position].isspace():
+        position += step
+    return position
+
+
+def _tool_call(text: str, seed: str) -> ToolCall | None:
+    try:
+        body = json.loads(text)
+        if not isinstance(body, dict) or not isinstance(body.get("name"), str):
+            return None
+        arguments = json.dumps(body.get("arguments", {}), ensure_ascii=False)
+    except (ValueError, RecursionError):  # degenerate samples repeat: a thousand brackets are not rare
+        return None
+    # not random: a seeded response must be reproducible
+    name = hashlib.sha256(seed.encode()).hexdigest()[:24]
+    return ToolCall(f"call_{name}", body["name"], arguments)
+
+
+def _for_template(message: Message) -> dict[str, object]:
+    """Return a message for a template: calls' arguments are objects, and thoughts have both of their usual names."""
+    body = message.to_json()
+    if message.reasoning:
+        body["reasoning"] = message.reasoning
+    calls = body.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        try:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        except (ValueError, RecursionError):
+            continue  # not JSON: kept as text
+    return body
