@@ -12,7 +12,7 @@ from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.images.dockerfile.sources import content_digest, list_sources
 from minisandbox.images.dockerfile.trees import ContextTree, open_context
 from minisandbox.spec import Context, CopyFiles, Recipe, RunCommand
-from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.below import LowerLayers
 
 BASE: Mapping[str, object] = {"Env": ["PATH=/usr/bin", "LANG=C"], "Cmd": ["bash"], "WorkingDir": "/srv"}
 NOWHERE = Context(Path("/nonexistent"), Path("/nonexistent/Dockerfile"))
@@ -48,7 +48,7 @@ def make(text: str, root: Path, place: Path, *below: Path) -> Path:
     """Make the layer of one COPY, ADD or WORKDIR over layers, topmost first."""
     (copy,) = copies(stage(f"FROM base\n{text}\n", {}))
     tree = context(root)
-    copy_layer(copy, list_sources(copy, tree), tree, place, Below(below), keep_owners=os.geteuid() == 0)
+    copy_layer(copy, list_sources(copy, tree), tree, place, LowerLayers(below), keep_owners=os.geteuid() == 0)
     return place
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.below import LowerLayers
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.unpack import Bounds, Unpacked, unpack
 
@@ -89,7 +89,7 @@ def long_name(name: bytes, kind: bytes = b"L") -> bytes:
 def unpack_bytes(data: bytes, tree: Path, *below: Path, bounds: Bounds | None = None, **more: bool) -> Unpacked:
     """Unpack an archive; it is checked that all of it can be read."""
     with LayerStream(Blob(io.BytesIO(data), "", "layer"), 1 << 40) as stream:
-        return unpack(stream, tree, Below(below), keep_owners=more.get("keep_owners", False), bounds=bounds)
+        return unpack(stream, tree, LowerLayers(below), keep_owners=more.get("keep_owners", False), bounds=bounds)
 
 
 def digest(data: bytes) -> str:

@@ -24,7 +24,7 @@ from minisandbox.images.python.installed import choose
 from minisandbox.images.tree import ImageTree
 from minisandbox.spec import PythonRecipe
 from minisandbox.store import Store
-from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.below import LowerLayers
 from minisandbox.tasks.dialects.environments import exported
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -276,7 +276,7 @@ def test_links_are_resolved_inside(tmp_path: Path) -> None:
     (upper / "out").symlink_to("/etc/passwd")
     os.mkfifo(upper / "pipe")
     os.mknod(upper / "a/hidden", stat.S_IFCHR, 0)
-    tree = ImageTree(Below((upper, lower)))
+    tree = ImageTree(LowerLayers((upper, lower)))
     assert tree.resolve("/root/up") == ("a", "file")
     assert tree.read("/root/./b/../up") == b"lower"
     assert tree.names("/root") == ["b", "file", "up"]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.below import LowerLayers
 
 Parts = tuple[str, ...]
 _MOST_LINKS = 40  # path_resolution(7)
@@ -50,7 +50,7 @@ class ImageTree:
         files: the merged layers.
     """
 
-    files: Below
+    files: LowerLayers
 
     def resolve(self, path: str) -> Parts | None:
         """Return the parts of a path with links resolved; None if the path is missing or unreadable."""

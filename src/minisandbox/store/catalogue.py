@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,17 @@ class Catalogue:
                 "minisandbox image import --private FILE.tar",
             )
 
+    @contextmanager
+    def _changing(self, action: str) -> Iterator[None]:
+        """Reject a change of a read-only store; convert OSErrors of the body as :func:`store_faults` does.
+
+        Raises:
+            StoreError: the store is read-only.
+        """
+        self.require_writable(action)
+        with store_faults(action):
+            yield
+
     # --- images ---
 
     def put_image(self, record: ImageRecord) -> None:
@@ -53,8 +65,7 @@ class Catalogue:
             InvalidValue: the name cannot be used as a file name.
             DiskFull: the disk is full.
         """
-        self.require_writable(f"record image {record.name}")
-        with store_faults(f"record image {record.name}"):
+        with self._changing(f"record image {record.name}"):
             write_atomic(self._image(record.name), record.to_json())
             self._failure(record.name).unlink(missing_ok=True)
 
@@ -111,8 +122,7 @@ class Catalogue:
             NotFound: there is no image of that name.
             StoreError: a system call failed.
         """
-        self.require_writable(f"remove image {name}")
-        with store_faults(f"remove image {name}"):
+        with self._changing(f"remove image {name}"):
             try:
                 self._image(name).unlink()
             except FileNotFoundError:
@@ -127,9 +137,8 @@ class Catalogue:
             NotFound: there is no image of that name.
             StoreError: a system call failed.
         """
-        self.require_writable(f"pin image {name}")
-        self.image(name)
-        with store_faults(f"pin image {name}"):
+        with self._changing(f"pin image {name}"):
+            self.image(name)
             (self.root / "pins" / check_name(name)).touch(mode=0o600)
 
     def unpin(self, name: str) -> None:
@@ -138,8 +147,7 @@ class Catalogue:
         Raises:
             StoreError: a system call failed.
         """
-        self.require_writable(f"unpin image {name}")
-        with store_faults(f"unpin image {name}"):
+        with self._changing(f"unpin image {name}"):
             (self.root / "pins" / check_name(name)).unlink(missing_ok=True)
 
     def pins(self) -> frozenset[str]:
@@ -158,8 +166,7 @@ class Catalogue:
             InvalidValue: the name cannot be used as a file name.
             DiskFull: the disk is full.
         """
-        self.require_writable(f"record the failure of {record.image}")
-        with store_faults(f"record the failure of {record.image}"):
+        with self._changing(f"record the failure of {record.image}"):
             write_atomic(self._failure(record.image), record.to_json())
 
     def failure(self, name: str) -> FailureRecord:
@@ -185,8 +192,7 @@ class Catalogue:
 
     def remove_failure(self, name: str) -> None:
         """Remove the record of a failed build; do nothing if there is none."""
-        self.require_writable(f"forget the failure of {name}")
-        with store_faults(f"forget the failure of {name}"):
+        with self._changing(f"forget the failure of {name}"):
             self._failure(name).unlink(missing_ok=True)
 
     def quarantine_image(self, name: str) -> None:
@@ -195,8 +201,7 @@ class Catalogue:
         Raises:
             StoreError: a system call failed.
         """
-        self.require_writable(f"put the record of {name} into quarantine")
-        with store_faults(f"put the record of {name} into quarantine"), suppress(FileNotFoundError):
+        with self._changing(f"put the record of {name} into quarantine"), suppress(FileNotFoundError):
             set_aside(self.root, self._image(name))
 
     def _image(self, name: str) -> Path:

@@ -88,18 +88,18 @@ def collect(
         StoreError: the store is read-only, a record is damaged, or a system call failed.
     """
     store.require_writable("collect what is not needed")
-    done, report = Collected(), progress or (lambda _: None)
+    collected, report = Collected(), progress or (lambda _: None)
     if freeze:
-        _freeze_first(store, done, budget, unused_for, frozenset(keep) | store.pins(), grace, dry_run, report)
+        _freeze_first(store, collected, budget, unused_for, frozenset(keep) | store.pins(), grace, dry_run, report)
         unused_for = None
         budget = None if dry_run else budget  # a dry run cannot know which removals the freezing leaves necessary
     with store_faults("collect what is not needed"), store.alone():
-        work = _Collection(store, done, grace, dry_run, report)
-        work.leftovers()
+        collection = _Collection(store, collected, grace, dry_run, report)
+        collection.leftovers()
         sizes = StoreSizes(store, store.images())
-        chosen = work.choose(sizes, frozenset(keep) | store.pins(), budget, unused_for)
-        work.remove(sizes, chosen, copies=grace if budget is None else 0.0)
-    return done
+        image_names = collection.choose(sizes, frozenset(keep) | store.pins(), budget, unused_for)
+        collection.remove(sizes, image_names, copy_age=grace if budget is None else 0.0)
+    return collected
 
 
 def remove_images(
@@ -129,15 +129,15 @@ def remove_images(
         StoreError: the store is read-only, a record is damaged, or a system call failed.
     """
     store.require_writable("remove images")
-    chosen, done = list(dict.fromkeys(names)), Collected()
-    for name in chosen:
+    image_names, collected = list(dict.fromkeys(names)), Collected()
+    for name in image_names:
         store.image(name)
     with store_faults("remove images"), store.alone():
         sizes = StoreSizes(store, store.images())
-        work = _Collection(store, done, 0.0, dry_run, progress or (lambda _: None), frozenset(failures))
-        exclusive = sizes.only_of(chosen) | work.remove_failures()
-        work.remove(sizes, chosen, among=exclusive)
-    return done
+        collection = _Collection(store, collected, 0.0, dry_run, progress or (lambda _: None), frozenset(failures))
+        exclusive = sizes.only_of(image_names) | collection.remove_failures()
+        collection.remove(sizes, image_names, candidates=exclusive)
+    return collected
 
 
 def idle_images(
@@ -152,13 +152,15 @@ def idle_images(
         grace: seconds; images used within this time are left out too.
     """
     now = time.time()
-    candidates = sorted((use_of_image(store, one).last, one.name, one) for one in images if one.name not in keep)
-    return [(used, name) for used, name, one in candidates if now - used >= grace and not is_in_use(store, one)]
+    candidates = sorted(
+        (use_of_image(store, image).last, image.name, image) for image in images if image.name not in keep
+    )
+    return [(used, name) for used, name, image in candidates if now - used >= grace and not is_in_use(store, image)]
 
 
 def _freeze_first(
     store: Store,
-    done: Collected,
+    collected: Collected,
     budget: int | None,
     unused_for: float | None,
     keep: Collection[str],
@@ -172,14 +174,14 @@ def _freeze_first(
     idle = idle_images(store, images, keep=keep, grace=grace)
     old = [name for used, name in idle if unused_for is not None and now - used > unused_for]
     frozen = freezing.freeze(store, old, dry_run=dry_run, progress=report)
-    size, done.frozen = sizes.total - frozen.freed, frozen.images
+    size, collected.frozen = sizes.total - frozen.freed, frozen.images
     for _, name in idle:
         if budget is None or size <= budget:
             return
         if name not in old:
             frozen = freezing.freeze(store, [name], dry_run=dry_run, progress=report)
             size -= frozen.freed
-            done.frozen += frozen.images
+            collected.frozen += frozen.images
 
 
 def remove_download(store: Store, path: Path) -> bool:
@@ -212,7 +214,7 @@ class _Collection:
     """State of one garbage collection."""
 
     store: Store
-    done: Collected
+    result: Collected
     grace: float
     dry_run: bool
     report: Callable[[str], None]
@@ -223,18 +225,20 @@ class _Collection:
         self, sizes: StoreSizes, keep: Collection[str], budget: int | None, unused_for: float | None
     ) -> list[str]:
         """Return the images to remove, the least recently used first."""
-        now, chosen = time.time(), []
+        now, image_names = time.time(), []
         failed = self._failed_layers()
-        stay = {key for key in sizes.layers if key in failed or self._fresh(sizes, key)}
-        removal = Removal(sizes, stay)
-        size = sizes.total - sum(removal.take(key) for key in sizes.layers if not sizes.uses[key] and key not in stay)
-        for used, name in idle_images(self.store, sizes.images.values(), keep=keep, grace=self.grace):
-            old = unused_for is not None and now - used > unused_for
-            large = budget is not None and size > budget
-            if old or large:
-                chosen.append(name)
+        kept_keys = {key for key in sizes.layers if key in failed or self._fresh(sizes, key)}
+        removal = Removal(sizes, kept_keys)
+        size = sizes.total - sum(
+            removal.take(key) for key in sizes.layers if not sizes.uses[key] and key not in kept_keys
+        )
+        for last_use, name in idle_images(self.store, sizes.images.values(), keep=keep, grace=self.grace):
+            is_old = unused_for is not None and now - last_use > unused_for
+            is_too_large = budget is not None and size > budget
+            if is_old or is_too_large:
+                image_names.append(name)
                 size -= removal.take_image(name)
-        return chosen
+        return image_names
 
     def _failed_layers(self) -> set[str]:
         return {key for failure in self._failures() for key in failure.layers}
@@ -249,7 +253,7 @@ class _Collection:
         for failure in self.store.failures():
             if failure.image in self.forgotten:
                 layers |= {*failure.layers}
-                self.done.leftovers.append(f"failed build of {failure.image}: step {failure.step}")
+                self.result.leftovers.append(f"failed build of {failure.image}: step {failure.step}")
                 if not self.dry_run:
                     self.store.remove_failure(failure.image)
         if self.forgotten:
@@ -261,68 +265,68 @@ class _Collection:
         sizes: StoreSizes,
         names: Iterable[str],
         *,
-        among: Collection[str] | None = None,
-        copies: float = math.inf,
+        candidates: Collection[str] | None = None,
+        copy_age: float = math.inf,
     ) -> None:
         """Remove images, and the layers that nothing else needs.
 
         Args:
             sizes: sizes of the store's layers before the removal.
             names: the images.
-            among: the only layers that may be removed; None allows all.
-            copies: age in seconds from which blobs of layers with a tree are removed.
+            candidates: the only layers that may be removed; None allows all.
+            copy_age: age in seconds from which blobs of layers with a tree are removed.
         """
         images = self.remove_images(sizes, names)
-        self.remove_layers(sizes, images, among)
-        self.blobs(copies)
+        self.remove_layers(sizes, images, candidates)
+        self.blobs(copy_age)
         self.orphans()
-        freed = sizes.freed(self.done.layers)
-        self.done.size = sizes.total - freed
-        self.done.freed += freed
+        freed = sizes.freed(self.result.layers)
+        self.result.size = sizes.total - freed
+        self.result.freed += freed
 
     def remove_images(self, sizes: StoreSizes, names: Iterable[str]) -> list[ImageRecord]:
         """Remove the records of images; return the remaining images."""
         removed = set()
         for name in names:
             removed.add(name)
-            self.done.images.append(name)
+            self.result.images.append(name)
             self.report(f"image {name}")
             if not self.dry_run:
                 with suppress(NotFound):  # another process has removed the image
                     self.store.remove_image(name)
         return [image for name, image in sizes.images.items() if name not in removed]
 
-    def remove_layers(self, sizes: StoreSizes, images: list[ImageRecord], among: Collection[str] | None) -> None:
+    def remove_layers(self, sizes: StoreSizes, images: list[ImageRecord], candidates: Collection[str] | None) -> None:
         """Remove the layers that no image and no failed build references, unless they are in use."""
         needed = {key for image in images for key in stack_of(image)} | self._failed_layers()
         for key in sizes.layers:
-            if key in needed or (among is not None and key not in among):
+            if key in needed or (candidates is not None and key not in candidates):
                 continue
             if self._fresh(sizes, key):
-                self.done.spared.append(key)
+                self.result.spared.append(key)
             elif self.dry_run:
-                (self.done.spared if in_use(self.store.layer_directory(key)) else self.done.layers).append(key)
+                (self.result.spared if in_use(self.store.layer_directory(key)) else self.result.layers).append(key)
             elif self.store.remove_unused_layer(key):
-                self.done.layers.append(key)
+                self.result.layers.append(key)
                 self.store.log_path(key).unlink(missing_ok=True)
                 self.report(f"layer {key[:16]}")
             else:
-                self.done.spared.append(key)
+                self.result.spared.append(key)
 
     def leftovers(self) -> None:
         """Remove leftovers of dead processes, quarantined files, old downloads, and logs without a layer."""
         if not self.dry_run:
             removed = reclaim(self.store.root)
-            self.done.leftovers += [f"{removed} unfinished directories of dead processes"] if removed else []
+            self.result.leftovers += [f"{removed} unfinished directories of dead processes"] if removed else []
         for path in sorted((self.store.root / "locks").iterdir()):
             self._dead_lock(path)
         for path in sorted((self.store.root / "quarantine").iterdir()):
             self._quarantined(path)
         for path in sorted((self.store.root / "downloads").iterdir()):
             with suppress(FileNotFoundError):
-                info = path.stat()
-                if _older(info.st_mtime, {PART: self.grace, BLOB: _BLOB_SECONDS}.get(path.suffix, math.inf)):
-                    self._download(path, info.st_blocks * 512)
+                status = path.stat()
+                if _older(status.st_mtime, {PART: self.grace, BLOB: _BLOB_SECONDS}.get(path.suffix, math.inf)):
+                    self._download(path, status.st_blocks * 512)
         self.remove_logs(self.grace)
 
     def _download(self, path: Path, size: int) -> None:
@@ -338,11 +342,11 @@ class _Collection:
         frozen, copies = freezing.blob_names(self.store)
         for path in sorted((self.store.root / FOLDER).glob("[!.]*")):
             with suppress(FileNotFoundError):
-                info = path.stat()
+                status = path.stat()
                 if path.name in copies:
-                    if _older(info.st_mtime, grace):
-                        what = f"copy {path.name[:16]} of a layer for push and export"
-                        self._remove(path, what, info.st_blocks * 512)
+                    if _older(status.st_mtime, grace):
+                        description = f"copy {path.name[:16]} of a layer for push and export"
+                        self._remove(path, description, status.st_blocks * 512)
                 elif path.name not in frozen and not self.dry_run:  # the blob's size was counted with its layer
                     path.unlink()
 
@@ -351,16 +355,16 @@ class _Collection:
         failed = {failure.key for failure in self._failures()}
         for path in sorted((self.store.root / "logs").glob("[!.]*.log")):
             with suppress(FileNotFoundError):
-                info = path.stat()
-                if path.stem not in failed and not self.store.has_layer(path.stem) and _older(info.st_mtime, grace):
-                    self._remove(path, f"log of step {path.stem[:16]}", info.st_blocks * 512)
+                status = path.stat()
+                if path.stem not in failed and not self.store.has_layer(path.stem) and _older(status.st_mtime, grace):
+                    self._remove(path, f"log of step {path.stem[:16]}", status.st_blocks * 512)
 
     def orphans(self) -> None:
         """Remove pool objects that no layer links to."""
         # Count objects only: their bytes were counted with the removed layers.
-        self.done.orphans = self.store.pool.remove_orphans(dry_run=self.dry_run)[0]
-        if self.done.orphans and not self.done.layers:
-            self.report(f"{self.done.orphans} objects that no layer has")
+        self.result.orphans = self.store.pool.remove_orphans(dry_run=self.dry_run)[0]
+        if self.result.orphans and not self.result.layers:
+            self.report(f"{self.result.orphans} objects that no layer has")
 
     def _fresh(self, sizes: StoreSizes, key: str) -> bool:
         created = sizes.layers[key].record.created
@@ -381,9 +385,9 @@ class _Collection:
             return
         self._remove(path, f"quarantined {path.name[:16]}", measure_tree(path).bytes if path.is_dir() else 0)
 
-    def _remove(self, path: Path, what: str, size: int) -> None:
+    def _remove(self, path: Path, description: str, size: int) -> None:
         """Remove and report a leftover file or directory."""
-        self._leftover(what, size)
+        self._leftover(description, size)
         if self.dry_run:
             return
         if path.is_dir():
@@ -391,11 +395,11 @@ class _Collection:
         else:
             path.unlink(missing_ok=True)
 
-    def _leftover(self, what: str, size: int) -> None:
-        self.done.leftovers.append(what)
-        self.done.freed += size
-        self.report(what)
+    def _leftover(self, description: str, size: int) -> None:
+        self.result.leftovers.append(description)
+        self.result.freed += size
+        self.report(description)
 
 
-def _older(moment: float, seconds: float) -> bool:
-    return time.time() - moment >= seconds
+def _older(timestamp: float, seconds: float) -> bool:
+    return time.time() - timestamp >= seconds

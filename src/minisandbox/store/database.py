@@ -48,8 +48,8 @@ class Database:
                 self._database.close()
                 raise
         if path is not None and self.journal == "delete":
-            what = f"{path.parent}: this file system has no shared memory, so SQLite uses a rollback journal"
-            warnings.warn(what, RuntimeWarning, stacklevel=2)
+            message = f"{path.parent}: this file system has no shared memory, so SQLite uses a rollback journal"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
         """Close the database; closing it again does nothing."""
@@ -84,12 +84,12 @@ class Database:
             code = getattr(error, "sqlite_errorcode", None)
             if code == sqlite3.SQLITE_FULL:
                 raise disk_full(self._path, error) from error
-            busy = code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            is_busy = code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             raise RunError(
                 f"{self._path} cannot be used",
                 reason=f"SQLite says: {error}",
                 hint="end the program that has it open, and give the same command again: what is finished is kept"
-                if busy
+                if is_busy
                 else "check who owns the directory and its disk; where the file is damaged, give another directory",
             ) from error
 
@@ -103,10 +103,10 @@ def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connecti
     """
     uri = "file::memory:" if path is None else path.absolute().as_uri()
 
-    def opened(mode: str) -> sqlite3.Connection:
+    def connect(mode: str) -> sqlite3.Connection:
         return sqlite3.connect(f"{uri}{mode}", timeout=wait, isolation_level=None, check_same_thread=False, uri=True)
 
-    connection = opened("?mode=ro" if readonly else "")
+    connection = connect("?mode=ro" if readonly else "")
     if readonly and path is not None:
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -114,7 +114,7 @@ def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connecti
             connection.close()
             if os.access(path.parent, os.W_OK) or path.with_name(f"{path.name}-wal").exists():
                 raise
-            connection = opened("?immutable=1")
+            connection = connect("?immutable=1")
     return connection
 
 
@@ -125,14 +125,14 @@ def _journal(database: sqlite3.Connection) -> str:
     fails at the first read. ``MINISANDBOX_NO_WAL=1`` is for file systems on which WAL only seems to work.
     """
     modes = ("delete",) if os.environ.get("MINISANDBOX_NO_WAL") == "1" else ("wal", "delete")
-    chosen = ""
+    journal_mode = ""
     for mode in modes:
         try:
-            (chosen,) = database.execute(f"PRAGMA journal_mode = {mode}").fetchone()
+            (journal_mode,) = database.execute(f"PRAGMA journal_mode = {mode}").fetchone()
             database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
             continue
-        if chosen == mode:
+        if journal_mode == mode:
             break
     database.execute("PRAGMA synchronous = FULL")
-    return str(chosen)
+    return str(journal_mode)

@@ -84,16 +84,9 @@ def list_digest(entries: Iterable[Entry]) -> str:
     for entry in entries:
         attributes = [pair for pair in entry.attributes if pair[0].startswith("user.")]
         row = [
-            entry.path,
-            entry.kind,
-            entry.mode,
-            entry.mtime,
-            entry.size,
-            entry.digest,
-            entry.same,
-            entry.target,
+            entry.path, entry.kind, entry.mode, entry.mtime, entry.size, entry.digest, entry.same, entry.target,
             attributes,
-        ]
+        ]  # fmt: skip
         digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
 
@@ -113,16 +106,16 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with path.open("xb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as out:
-        out.write(f'{{"format":{FORMAT}}}\n'.encode())
+    with path.open("xb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as lines:
+        lines.write(f'{{"format":{FORMAT}}}\n'.encode())
         for entry in entries:
-            out.write(encode(entry))
+            lines.write(encode(entry))
 
 
 def encode(entry: Entry) -> bytes:
     """Return an entry as one line of a list."""
-    values = [getattr(entry, name) for name in Entry.__slots__]
-    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+    fields = [getattr(entry, name) for name in Entry.__slots__]
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Entry:
@@ -131,14 +124,14 @@ def decode(line: bytes) -> Entry:
     Raises:
         ValueError: the line is not an entry.
     """
-    values = json.loads(line)
-    if not isinstance(values, list) or len(values) != len(Entry.__slots__):
+    fields = json.loads(line)
+    if not isinstance(fields, list) or len(fields) != len(Entry.__slots__):
         raise ValueError("a line has the wrong number of fields")
-    path, kind, mode, uid, gid, mtime, size, disk, digest, copy, same, target, attributes = values
-    strings, numbers = (path, kind, digest, same, target), (mode, uid, gid, mtime, size, disk, copy)
-    if not all(type(text) is str for text in strings) or not all(type(number) is int for number in numbers):
+    path, kind, mode, uid, gid, mtime, size, disk, digest, copy, same, target, attributes = fields
+    strings, integers = (path, kind, digest, same, target), (mode, uid, gid, mtime, size, disk, copy)
+    if not all(type(text) is str for text in strings) or not all(type(integer) is int for integer in integers):
         raise ValueError("a field has the wrong type")
-    if any(abs(number) > _LARGEST for number in numbers):
+    if any(abs(integer) > _LARGEST for integer in integers):
         raise ValueError("a number is too large")
     pairs = tuple((name, value) for name, value in attributes)
     if kind not in KINDS or any(type(text) is not str for pair in pairs for text in pair):
@@ -156,30 +149,30 @@ def read_entries(layer: Path) -> Iterator[Entry]:
         StoreError: the list is damaged, too large, not a regular file, or has a later format.
         FileNotFoundError: the list is missing.
     """
-    where = f"{layer}/{NAME}"
+    list_path = f"{layer}/{NAME}"
     lines = _lines(read_below(layer.parent.parent, f"{layer.parent.name}/{layer.name}/{NAME}", MOST))
     try:
-        head = json.loads(next(lines, b"null"))
-        if head["format"] != FORMAT:
-            raise StoreError(f"{where} has format {head['format']!r}", hint="use a later MiniSandbox")
+        header = json.loads(next(lines, b"null"))
+        if header["format"] != FORMAT:
+            raise StoreError(f"{list_path} has format {header['format']!r}", hint="use a later MiniSandbox")
         for line in lines:
             yield decode(line)
     except (ValueError, TypeError, KeyError, EOFError, OSError, RecursionError) as error:  # OSError: damaged gzip
         raise StoreError(
-            f"the list of files {where} is damaged", reason=str(error), hint="build the image again"
+            f"the list of files {list_path} is damaged", reason=str(error), hint="build the image again"
         ) from error
 
 
-def _lines(packed: bytes) -> Iterator[bytes]:
+def _lines(compressed: bytes) -> Iterator[bytes]:
     """Yield the lines of a list.
 
     Raises:
         ValueError: the list is larger than :data:`MOST`, a line is too long, or decompression failed.
     """
     remaining = MOST
-    with gzip.GzipFile(fileobj=io.BytesIO(packed)) as source:
+    with gzip.GzipFile(fileobj=io.BytesIO(compressed)) as decompressed:
         try:
-            while line := source.readline(_LONGEST + 1):
+            while line := decompressed.readline(_LONGEST + 1):
                 remaining -= len(line)
                 if len(line) > _LONGEST or remaining < 0:
                     raise ValueError("it unpacks to more than a list can have")

@@ -51,21 +51,21 @@ class Holder:
     def take(self, layer: Path, lies: Path | None = None, *, frozen: bool = False) -> _Held:
         """Return an object that holds a layer until it is garbage-collected; see :meth:`Lease.add`."""
         with self._lock:
-            held = self._held.get(layer)
-            if held is None:
+            lock = self._held.get(layer)
+            if lock is None:
                 with store_faults(f"hold layer {layer.name}"):
-                    held = self._held[layer] = _Held(_open_shared(lies or layer))
+                    lock = self._held[layer] = _Held(_open_shared(lies or layer))
         if frozen or not is_frozen(layer):
-            return held
+            return lock
         from minisandbox.store.blobs.thawing import thaw  # noqa: PLC0415 - few layers are frozen
 
         try:
             # `held` keeps the layer from being removed or frozen; other threads can take other layers meanwhile.
             thaw(layer)
         except BaseException:  # Ctrl-C included: release the lock now, because the traceback keeps `held` alive
-            del held
+            del lock
             raise
-        return held
+        return lock
 
 
 class Lease:
@@ -207,15 +207,15 @@ def stamp(layer: Path, *, count: bool) -> None:
         os.close(fd)
 
 
-def use_of(layer: Path, published: float) -> Use:
+def use_of(layer: Path, created: float) -> Use:
     """Return the usage record of a layer.
 
     Args:
         layer: directory of the layer.
-        published: seconds since the epoch when the layer was published.
+        created: seconds since the epoch when the layer was published.
     """
     try:
-        info = os.stat(layer / USED, follow_symlinks=False)
+        status = os.stat(layer / USED, follow_symlinks=False)
     except OSError:  # the layer was never used
-        return Use(0, published)
-    return Use(info.st_size, max(published, info.st_mtime))
+        return Use(0, created)
+    return Use(status.st_size, max(created, status.st_mtime))

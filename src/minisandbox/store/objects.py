@@ -52,15 +52,15 @@ class Pool:
         """
         return hold_flock(self.root / ".lock", LOCK_FILE, shared=not exclusive)
 
-    def take(self, entry: Entry, key: str, name: str, *, first: int, spare: Path) -> int | None:
+    def take(self, entry: Entry, key: str, file_path: str, *, first_copy: int, temporary_folder: Path) -> int | None:
         """Replace a file by a hard link to the pool's equal object, if the pool has one.
 
         Args:
             entry: the file.
             key: the file's address (:attr:`.Entry.object`).
-            name: the file's path, its only name, in a tree that is not published yet.
-            first: number of the first copy of the object that may be used.
-            spare: a directory for temporary names.
+            file_path: the file's path, its only name, in a tree that is not published yet.
+            first_copy: number of the first copy of the object that may be used.
+            temporary_folder: a directory for temporary names.
 
         Returns:
             The number of the copy, or None if the pool has no usable copy; a damaged copy is removed from the pool.
@@ -68,23 +68,23 @@ class Pool:
         Raises:
             OSError: a system call failed.
         """
-        for copy in itertools.count(first):
-            path = self._path(copy_name(key, copy))
+        for copy in itertools.count(first_copy):
+            object_path = self._path(copy_name(key, copy))
             try:
-                return copy if self._take(entry, path, name, spare) else None
+                return copy if self._replace(entry, object_path, file_path, temporary_folder) else None
             except _FullInode:
                 continue
         raise AssertionError("copies are counted without an end")
 
-    def share(self, entry: Entry, key: str, name: str, *, first: int, spare: Path) -> int:
+    def share(self, entry: Entry, key: str, file_path: str, *, first_copy: int, temporary_folder: Path) -> int:
         """Add a file to the pool; if another process was faster, replace the file by a link to the pool's object.
 
         Args:
             entry: the file; its content is durable.
             key: the file's address (:attr:`.Entry.object`).
-            name: the file's path, its only name, in a tree that is not published yet.
-            first: number of the first copy of the object that the file may become.
-            spare: a directory for temporary names.
+            file_path: the file's path, its only name, in a tree that is not published yet.
+            first_copy: number of the first copy of the object that the file may become.
+            temporary_folder: a directory for temporary names.
 
         Returns:
             The number of the copy, or :data:`.entries.PRIVATE` if the inode has reached its limit of links.
@@ -92,12 +92,14 @@ class Pool:
         Raises:
             OSError: a system call failed.
         """
-        for copy in itertools.count(first):
-            path = self._path(copy_name(key, copy))
+        for copy in itertools.count(first_copy):
+            object_path = self._path(copy_name(key, copy))
             try:
                 with suppress(_FullInode):
-                    while not self._given(name, path) and not self._take(entry, path, name, spare):
-                        pass  # the pool's object was damaged, and _take has removed it
+                    while not self._add(file_path, object_path) and not self._replace(
+                        entry, object_path, file_path, temporary_folder
+                    ):
+                        pass  # the pool's object was damaged, and _replace has removed it
                     return copy
             except OSError as error:
                 if error.errno == errno.EMLINK:
@@ -105,60 +107,60 @@ class Pool:
                 raise
         raise AssertionError("copies are counted without an end")
 
-    def _given(self, name: str, path: str) -> bool:
+    def _add(self, file_path: str, object_path: str) -> bool:
         """Add a file to the pool; return False if the pool has an object with that name."""
         try:
             try:
-                _link(name, path)
+                _link(file_path, object_path)
             except FileNotFoundError:  # the first object of its shard
-                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                _link(name, path)
+                os.makedirs(os.path.dirname(object_path), mode=0o700, exist_ok=True)
+                _link(file_path, object_path)
         except FileExistsError:
             return False
         return True
 
-    def _take(self, entry: Entry, path: str, name: str, spare: Path) -> bool:
+    def _replace(self, entry: Entry, object_path: str, file_path: str, temporary_folder: Path) -> bool:
         """Replace a file by a link to an object; return False if the object is missing or was damaged and removed."""
         try:
-            info = os.lstat(path)
+            status = os.lstat(object_path)
         except FileNotFoundError:
             return False
-        if not looks_like(entry, info):
+        if not looks_like(entry, status):
             with suppress(FileNotFoundError):
-                os.unlink(path)  # layers that link to this inode keep it, and `image verify` finds them
+                os.unlink(object_path)  # layers that link to this inode keep it, and `image verify` finds them
             return False
         # Do not rename(2) over the file: ext4 would then write back the replaced file (auto_da_alloc), 2 ms each.
-        aside = f"{spare}/aside"
-        os.rename(name, aside)
+        replaced_path = f"{temporary_folder}/aside"
+        os.rename(file_path, replaced_path)
         try:
-            _link(path, name)
+            _link(object_path, file_path)
         except OSError as error:
-            os.rename(aside, name)
+            os.rename(replaced_path, file_path)
             if error.errno == errno.EMLINK:
                 raise _FullInode from error
             raise
-        os.unlink(aside)
+        os.unlink(replaced_path)
         return True
 
     def shards(self) -> list[Path]:
         """Return the pool's subdirectories, named by the first two digits of their objects."""
         return sorted(path for path in self.root.iterdir() if len(path.name) == 2)
 
-    def orphans(self, *, alone: bool = True) -> Iterator[tuple[str, os.stat_result]]:
+    def orphans(self, *, lock: bool = True) -> Iterator[tuple[str, os.stat_result]]:
         """Yield (path, status) of each object that no layer links to.
 
         Args:
-            alone: whether to lock the pool exclusively while the orphans of a shard are read.
+            lock: whether to lock the pool exclusively while the orphans of a shard are read.
 
         Raises:
             OSError: a system call failed.
         """
         for shard in self.shards():
-            with self.using(exclusive=True) if alone else nullcontext(), os.scandir(shard) as entries:
+            with self.using(exclusive=True) if lock else nullcontext(), os.scandir(shard) as entries:
                 for entry in entries:
-                    info = entry.stat(follow_symlinks=False)
-                    if info.st_nlink == 1:
-                        yield entry.path, info
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_nlink == 1:
+                        yield entry.path, status
 
     def remove_orphans(self, *, dry_run: bool = False) -> tuple[int, int]:
         """Remove the objects that no layer links to.
@@ -173,8 +175,8 @@ class Pool:
             OSError: a system call failed.
         """
         count = size = 0
-        for path, info in self.orphans():
-            count, size = count + 1, size + info.st_blocks * 512
+        for path, status in self.orphans():
+            count, size = count + 1, size + status.st_blocks * 512
             if not dry_run:
                 os.unlink(path)
         return count, size
@@ -188,9 +190,9 @@ def _link(source: str, target: str) -> None:
     os.link(source, target, follow_symlinks=False)
 
 
-def looks_like(entry: Entry, info: os.stat_result) -> bool:
+def looks_like(entry: Entry, status: os.stat_result) -> bool:
     """Return whether an inode is a regular file with the size, mode, owner and mtime of the entry."""
-    return stat.S_ISREG(info.st_mode) and (
-        (info.st_size, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns)
+    return stat.S_ISREG(status.st_mode) and (
+        (status.st_size, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns)
         == (entry.size, entry.mode, entry.uid, entry.gid, entry.mtime)
     )

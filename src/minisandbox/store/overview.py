@@ -72,16 +72,10 @@ def image_rows(store: Store) -> list[ImageRow]:
     names = {row.name for row in rows}
     for failure in store.failures():
         if failure.image not in names:
-            rows.append(
-                ImageRow(
-                    failure.image,
-                    ImageStatus.FAILED,
-                    None,
-                    created=failure.created,
-                    used=failure.created,
-                    detail=f"step {failure.step}: {failure.reason.splitlines()[0] if failure.reason else '?'}",
-                )
-            )
+            created, reason = failure.created, failure.reason.partition("\n")[0] or "?"
+            detail = f"step {failure.step}: {reason}"
+            row = ImageRow(failure.image, ImageStatus.FAILED, None, created=created, used=created, detail=detail)
+            rows.append(row)
     return sorted(rows, key=lambda row: row.name)
 
 
@@ -89,19 +83,12 @@ def _row(store: Store, record: ImageRecord, sizes: StoreSizes, pins: frozenset[s
     size, missing = sizes.image(record.name), sizes.missing.get(record.name, [])
     use = use_of_image(store, record)
     return ImageRow(
-        name=record.name,
-        status=ImageStatus.BROKEN if missing else ImageStatus.READY,
-        record=record,
-        unique=size.unique,
-        shared=size.shared,
-        created=record.created,
-        used=use.last,
-        uses=use.count,
-        in_use=is_in_use(store, record),
+        record.name, ImageStatus.BROKEN if missing else ImageStatus.READY, record, size.unique, size.shared,
+        record.created, use.last, use.count, is_in_use(store, record),
         pinned=record.name in pins,
         frozen=any(sizes.layers[key].frozen for key in stack_of(record) if key in sizes.layers),
         detail=f"layer {missing[0][:16]} is missing: build it again" if missing else "",
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +131,8 @@ def parts(store: Store) -> list[Part]:
     """Return the disk use of each part of a store, largest first."""
     sizes = StoreSizes(store, [])
     layers = [path for path in (store.root / "layers").iterdir() if path.is_dir()]
-    orphans = [info.st_blocks * 512 for _, info in store.pool.orphans(alone=False)]  # unlocked: it may be read-only
-    lists = sum(_taken(path / name) for path in layers for name in (listing.NAME, "layer.json", USED, BLOBS))
+    orphans = [status.st_blocks * 512 for _, status in store.pool.orphans(lock=False)]  # unlocked: it may be read-only
+    lists = sum(_disk_bytes(path / name) for path in layers for name in (listing.NAME, "layer.json", USED, BLOBS))
     rows = [
         Part("layers", sizes.total - sizes.blobs + lists, len(layers), "what images are made of", "image rm, image gc"),
         Part("objects", sum(orphans), len(orphans), "files that no layer has any more", "image gc"),
@@ -164,7 +151,7 @@ def apparent_bytes(store: Store) -> int:
     return sum(sizes.image(name).total for name in sizes.images)
 
 
-def _taken(path: Path) -> int:
+def _disk_bytes(path: Path) -> int:
     try:
         return path.lstat().st_blocks * 512
     except FileNotFoundError:

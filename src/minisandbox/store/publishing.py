@@ -61,7 +61,7 @@ class Publication:
     _copies: dict[str, int] = field(default_factory=dict)
     _missing: list[tuple[Entry, str]] = field(default_factory=list)
     _next: dict[str, int] = field(default_factory=dict)
-    _asked: bool = False
+    _read_below: bool = False
 
     @property
     def spare(self) -> Path:
@@ -85,11 +85,11 @@ class Publication:
             OSError: a system call failed; delayed allocation reports ENOSPC only here.
         """
         self.spare.mkdir(mode=0o700)
-        entries = self._settle()
+        entries = self._share_files()
         layer = self.work / "publish"
         layer.mkdir(mode=0o700)
         rename_directory(self.output.tree, layer / "tree")
-        listing.write_entries(layer / listing.NAME, self._listed(entries))
+        listing.write_entries(layer / listing.NAME, self._with_copies(entries))
         names = [entry for entry in entries if entry.kind != listing.DIRECTORY]
         # Exclude the tree's own directory (path ""), as the sizes of older layers do.
         size = sum(entry.disk for entry in entries if not entry.same and entry.path)
@@ -98,40 +98,42 @@ class Publication:
         sync_filesystem(layer)
         return layer, record
 
-    def _settle(self) -> list[Entry]:
+    def _share_files(self) -> list[Entry]:
         """Share the tree's files with the pool; return the entries of the tree."""
-        with ExitStack() as opened:
-            entries = list(scan(self.output.tree, opened, Allowance(self.output.patience), self.output.digests))
+        with ExitStack() as restore_modes:
+            entries = list(scan(self.output.tree, restore_modes, Allowance(self.output.patience), self.output.digests))
             if self.output.expected and list_digest(entries) != self.output.expected:
                 raise StoreError("the files of a layer are not those of its list", reason="its content was changed")
             with self.pool.using():
                 self._linked = {entry.same for entry in entries}
-                self._take(entries)
+                self._replace_files(entries)
                 sync_filesystem(self.work)
-                self._give()
+                self._add_objects()
             self._restore_mtimes(entries)
         return entries
 
-    def _take(self, entries: list[Entry]) -> None:
+    def _replace_files(self, entries: list[Entry]) -> None:
         """Replace files by equal pool objects, before the sync, so that duplicates are never written to disk."""
         for entry in entries:
             if self._is_shared(entry):
                 key = entry.object
-                first = self.copies.get(entry.path, self._first(key))
-                copy = self.pool.take(entry, key, self._where(entry), first=first, spare=self.spare)
+                first_copy = self.copies.get(entry.path, self._first_copy(key))
+                copy = self.pool.take(
+                    entry, key, self._path_of(entry), first_copy=first_copy, temporary_folder=self.spare
+                )
                 if copy is None:
                     self._missing.append((entry, key))
                 else:
                     self._note(entry, key, copy)
 
-    def _give(self) -> None:
+    def _add_objects(self) -> None:
         """Add the files to the pool for which it has no object."""
         for entry, key in self._missing:
-            first = self.copies.get(entry.path, self._next.get(key, 0))
-            copy = self.pool.share(entry, key, self._where(entry), first=first, spare=self.spare)
+            first_copy = self.copies.get(entry.path, self._next.get(key, 0))
+            copy = self.pool.share(entry, key, self._path_of(entry), first_copy=first_copy, temporary_folder=self.spare)
             self._note(entry, key, copy)
 
-    def _where(self, entry: Entry) -> str:
+    def _path_of(self, entry: Entry) -> str:
         return f"{self.output.tree}/{entry.path}"
 
     def _is_shared(self, entry: Entry) -> bool:
@@ -143,16 +145,16 @@ class Publication:
         self._copies[entry.path] = copy
         self._next[key] = max(self._next.get(key, 0), copy + 1)
 
-    def _first(self, key: str) -> int:
+    def _first_copy(self, key: str) -> int:
         """Return the number of the first copy of an object that neither this layer nor the layers below use."""
-        if not self._asked and self.pool.has(key):
-            self._asked = True
-            for name in self.below:
-                object_key, _, number = name.partition(".")
-                self._next[object_key] = max(self._next.get(object_key, 0), int(number or 0) + 1)
+        if not self._read_below and self.pool.has(key):
+            self._read_below = True
+            for object_name in self.below:
+                object_key, _, copy = object_name.partition(".")
+                self._next[object_key] = max(self._next.get(object_key, 0), int(copy or 0) + 1)
         return self._next.get(key, 0)
 
-    def _listed(self, entries: list[Entry]) -> Iterator[Entry]:
+    def _with_copies(self, entries: list[Entry]) -> Iterator[Entry]:
         for entry in entries:
             copy = self._copies.get(entry.path, PRIVATE)
             yield entry if copy == PRIVATE else replace(entry, copy=copy)
@@ -161,9 +163,9 @@ class Publication:
         """Restore the mtimes of directories, which replacing files in them has changed."""
         for entry in entries:
             if entry.kind == listing.DIRECTORY:
-                where = self._where(entry)
-                if os.lstat(where).st_mtime_ns != entry.mtime:
-                    os.utime(where, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
+                path = self._path_of(entry)
+                if os.lstat(path).st_mtime_ns != entry.mtime:
+                    os.utime(path, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
 
 
 def rename_directory(source: Path, target: Path) -> None:

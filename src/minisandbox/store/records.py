@@ -56,12 +56,12 @@ class StoreRecord:
             StoreError: the record is damaged or has a later format.
         """
         try:
-            values = json.loads(text)
-            version = values.pop("format")
+            columns = json.loads(text)
+            version = columns.pop("format")
             names = {f.name for f in fields(cls)}
             if version == FORMAT:
-                cls._check(values)
-                return cls(**{name: _frozen(value) for name, value in values.items() if name in names})
+                cls._check(columns)
+                return cls(**{name: _frozen(value) for name, value in columns.items() if name in names})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"record {where} is damaged",
@@ -73,10 +73,10 @@ class StoreRecord:
         )
 
     @classmethod
-    def _check(cls, values: Mapping[str, object]) -> None:
+    def _check(cls, columns: Mapping[str, object]) -> None:
         for column in fields(cls):
-            if column.name in values and not _FITS[str(column.type)](values[column.name]):
-                raise ValueError(f"{column.name} is {repr(values[column.name])[:80]}")
+            if column.name in columns and not _FITS[str(column.type)](columns[column.name]):
+                raise ValueError(f"{column.name} is {repr(columns[column.name])[:80]}")
 
 
 def is_number(value: object) -> bool:

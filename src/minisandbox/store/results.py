@@ -57,10 +57,10 @@ class Results(Database):
             DiskFull: the disk is full; an earlier result is unchanged.
             RunError: the database cannot be written.
         """
-        ended = datetime.now(UTC).isoformat(timespec="seconds")
+        end_time = datetime.now(UTC).isoformat(timespec="seconds")
         # Write ASCII: unpaired surrogates (paths that are not UTF-8) cannot be encoded as UTF-8, only as JSON escapes.
         body = json.dumps(dict(result.body), default=dataclasses.astuple)
-        row = (result.id, result.fingerprint, int(result.final), ended, body)
+        row = (result.id, result.fingerprint, int(result.final), end_time, body)
         with self._faults():
             self._database.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", row)
 
@@ -72,7 +72,9 @@ class Results(Database):
         """Yield all results, sorted by id."""
         return self._rows("SELECT id, fingerprint, final, body FROM results ORDER BY id")
 
-    def _rows(self, query: str, *values: str) -> Iterator[Result]:
+    def _rows(self, query: str, *parameters: str) -> Iterator[Result]:
         with self._faults():
-            rows = self._database.execute(query, values)
-            return iter([Result(name, mark, bool(final), json.loads(body)) for name, mark, final, body in rows])
+            rows = self._database.execute(query, parameters)
+            return iter(
+                [Result(name, fingerprint, bool(final), json.loads(body)) for name, fingerprint, final, body in rows]
+            )

@@ -81,13 +81,13 @@ class RunDirectory:
         self.close()
 
     def _check(self, config: Config) -> None:
-        file = self.path / "run.json"
+        record_file = self.path / "run.json"
         try:
-            recorded = _known_config(file, self.kind)
+            recorded = _known_config(record_file, self.kind)
         except FileNotFoundError:
-            began = datetime.now(UTC).isoformat(timespec="seconds")
-            head = {"format": self.kind, "version": VERSION, "minisandbox": __version__, "started": began}
-            write_whole(file, json.dumps({**head, "config": dict(config)}, indent=1).encode() + b"\n")
+            start_time = datetime.now(UTC).isoformat(timespec="seconds")
+            header = {"format": self.kind, "version": VERSION, "minisandbox": __version__, "started": start_time}
+            write_whole(record_file, json.dumps({**header, "config": dict(config)}, indent=1).encode() + b"\n")
             return
         for key in sorted((set(recorded) | set(config)) - self.may_change):
             if recorded.get(key) != config.get(key):
@@ -103,7 +103,7 @@ class RunDirectory:
                 leftover.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file of a run atomically and durably.
 
     Raises:
@@ -111,7 +111,7 @@ def write_whole(path: Path, data: bytes) -> None:
         OSError: the file cannot be written.
     """
     try:
-        write_atomic(path, data)
+        write_atomic(path, content)
     except OSError as error:
         if error.errno in FULL:
             raise disk_full(path, error) from error
@@ -135,19 +135,23 @@ def _locked(path: Path) -> int:
     )
 
 
-def _known_config(file: Path, kind: str) -> dict[str, object]:
+def _known_config(record_file: Path, kind: str) -> dict[str, object]:
     try:
-        run = json.loads(file.read_text(encoding="utf-8"))
+        run = json.loads(record_file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise RunError(f"{file} is damaged", reason=str(error), hint="give another directory") from error
-    actual = run.get("format") if isinstance(run, dict) else None
-    version = run.get("version") if actual == kind else None
+        raise RunError(f"{record_file} is damaged", reason=str(error), hint="give another directory") from error
+    recorded_kind = run.get("format") if isinstance(run, dict) else None
+    version = run.get("version") if recorded_kind == kind else None
     if not isinstance(version, int) or not isinstance(run.get("config"), dict):
-        what = f"it describes a {actual}, not a {kind}" if isinstance(actual, str) and actual != kind else None
-        raise RunError(f"{file} does not describe such a run", reason=what, hint="give another directory")
+        reason = (
+            f"it describes a {recorded_kind}, not a {kind}"
+            if isinstance(recorded_kind, str) and recorded_kind != kind
+            else None
+        )
+        raise RunError(f"{record_file} does not describe such a run", reason=reason, hint="give another directory")
     if version > VERSION:
         raise RunError(
-            f"{file} has version {version}; this MiniSandbox knows up to {VERSION}",
+            f"{record_file} has version {version}; this MiniSandbox knows up to {VERSION}",
             reason="a newer MiniSandbox made it",
             hint="update MiniSandbox, or give another directory",
         )

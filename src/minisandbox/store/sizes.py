@@ -118,7 +118,9 @@ class StoreSizes:
                     self.damaged.append(key)
         stacks = {name: stack_of(image) for name, image in self.images.items()}
         self.missing = {
-            name: lost for name, stack in stacks.items() if (lost := [key for key in stack if key not in self.layers])
+            name: missing_keys
+            for name, stack in stacks.items()
+            if (missing_keys := [key for key in stack if key not in self.layers])
         }
         self._stacks = {name: [key for key in stack if key in self.layers] for name, stack in stacks.items()}
 
@@ -140,11 +142,11 @@ class StoreSizes:
 
     def together(self, keys: Iterable[str]) -> int:
         """Return the bytes that the given layers take together, each inode counted once."""
-        chosen = [self.layers[key] for key in set(keys)]
+        layers = [self.layers[key] for key in set(keys)]
         objects: dict[str, int] = {}
-        for layer in chosen:
+        for layer in layers:
             objects.update(layer.objects)
-        return sum(layer.private for layer in chosen) + sum(objects.values())
+        return sum(layer.private for layer in layers) + sum(objects.values())
 
     def freed(self, keys: Iterable[str]) -> int:
         """Return the bytes that removing the given layers would free: those of inodes that no other layer has."""
@@ -163,9 +165,9 @@ class StoreSizes:
 
     def only_of(self, names: Iterable[str]) -> set[str]:
         """Return the keys of layers that only the given images have."""
-        excluded = set(names)
-        needed = {key for name, stack in self._stacks.items() if name not in excluded for key in stack}
-        return {key for name in excluded for key in self._stacks[name]} - needed
+        chosen_names = set(names)
+        other_keys = {key for name, stack in self._stacks.items() if name not in chosen_names for key in stack}
+        return {key for name in chosen_names for key in self._stacks[name]} - other_keys
 
 
 class Removal:
@@ -176,22 +178,24 @@ class Removal:
         stay: keys of layers that are kept even if no image has them any more.
     """
 
-    def __init__(self, sizes: StoreSizes, stay: Collection[str] = ()) -> None:
-        self._sizes, self._stay = sizes, stay
-        self._taken: Counter[str] = Counter()
+    def __init__(self, sizes: StoreSizes, kept_keys: Collection[str] = ()) -> None:
+        self._sizes, self._kept_keys = sizes, kept_keys
+        self._removed_counts: Counter[str] = Counter()
         self._uses = Counter(sizes.uses)
 
     def take_image(self, name: str) -> int:
         """Simulate the removal of an image; return the bytes that the removal frees."""
         stack = {*stack_of(self._sizes.images[name])}
         self._uses.subtract(stack)
-        return sum(self.take(key) for key in stack if not self._uses[key] and key not in self._stay)
+        return sum(self.take(key) for key in stack if not self._uses[key] and key not in self._kept_keys)
 
     def take(self, key: str) -> int:
         """Simulate the removal of a layer; return the bytes that it frees after the earlier removals."""
         layer = self._sizes.layers.get(key)
         if layer is None:
             return 0
-        self._taken.update(layer.objects.keys())  # keys only: Counter.update() adds up the values of a mapping
+        self._removed_counts.update(layer.objects.keys())  # keys only: Counter.update() adds up the values of a mapping
         owners = self._sizes.owners
-        return layer.private + sum(size for name, size in layer.objects.items() if self._taken[name] == owners[name])
+        return layer.private + sum(
+            size for name, size in layer.objects.items() if self._removed_counts[name] == owners[name]
+        )

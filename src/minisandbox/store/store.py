@@ -185,11 +185,14 @@ class Store(Catalogue):
                 return record, False
             if self.layer_directory(key).exists():
                 self.quarantine(key)
-            with self.staging(f"layer-{key[:12]}") as work:
+            with self.staging(f"layer-{key[:12]}") as staging:
                 started = time.monotonic()
-                result = make(work)
-                took = round(time.monotonic() - started, 3)
-                return self._publish(work, result, _unsized(key, parent, step, result, took), stacked_with, hold), True
+                made = make(staging)
+                seconds = round(time.monotonic() - started, 3) if made.seconds is None else made.seconds
+                unsized = LayerRecord(
+                    key, parent, dict(step), seconds, 0, 0, time.time(), dict(made.facts), made.seconds is not None
+                )
+                return self._publish(staging, made, unsized, stacked_with, hold), True
 
     def _sound(self, key: str, hold: Lease | None) -> LayerRecord | None:
         """Hold a layer and return its record, or None if the layer is missing or damaged."""
@@ -216,9 +219,8 @@ class Store(Catalogue):
         Raises:
             StoreError: a system call failed.
         """
-        self.require_writable(f"remove layer {key}")
         layer = self.layer_directory(key)
-        with store_faults(f"remove layer {key}"):
+        with self._changing(f"remove layer {key}"):
             fd = open_exclusive(layer)
             if fd is None:
                 return False
@@ -240,8 +242,7 @@ class Store(Catalogue):
         Raises:
             StoreError: a system call failed.
         """
-        self.require_writable(f"put layer {key} into quarantine")
-        with store_faults(f"put layer {key} into quarantine"):
+        with self._changing(f"put layer {key} into quarantine"):
             return set_aside(self.root, self.layer_directory(key))
 
     @contextmanager
@@ -289,8 +290,7 @@ class Store(Catalogue):
             DiskFull: the disk is full, in the body too.
             StoreError: a system call failed with another OSError, in the body too.
         """
-        self.require_writable(f"make {label}")
-        with store_faults(f"make {label}"), staging_directory(self.root, label) as path:
+        with self._changing(f"make {label}"), staging_directory(self.root, label) as path:
             yield path
 
     def log_path(self, key: str) -> Path:
@@ -305,11 +305,11 @@ class Store(Catalogue):
         return self.layer_directory(key) / "layer.json"
 
     def _publish(
-        self, work: Path, result: Made, unsized: LayerRecord, stacked_with: Sequence[str], hold: Lease | None
+        self, staging: Path, made: Made, unsized: LayerRecord, stacked_with: Sequence[str], hold: Lease | None
     ) -> LayerRecord:
         with store_faults(f"publish layer {unsized.key}"):
             below = self._objects_below(unsized.parent, stacked_with)
-            layer, record = Publication(self.pool, work, result, below).prepare(unsized)
+            layer, record = Publication(self.pool, staging, made, below).prepare(unsized)
             if hold is not None:  # hold the layer before it is published, so that no process can remove it
                 hold.add([self.layer_directory(record.key)], layer)
             make_visible(layer, self.layer_directory(record.key))
@@ -318,21 +318,14 @@ class Store(Catalogue):
     def _objects_below(self, parent: str | None, stacked_with: Sequence[str]) -> Iterator[str]:
         """Yield the names of pool objects in the layers below and in ``stacked_with``; lists are read on demand."""
         stack: dict[str, None] = {}
-        waiting = [key for key in (parent, *stacked_with) if key is not None]
-        while waiting:
-            key = waiting.pop()
+        pending = [key for key in (parent, *stacked_with) if key is not None]
+        while pending:
+            key = pending.pop()
             if key not in stack and self.has_layer(key):
                 stack[key] = None
-                below = self.layer(key).parent
-                waiting += [below] if below is not None else []
+                parent_key = self.layer(key).parent
+                pending += [parent_key] if parent_key is not None else []
         yield from objects_of(self.layer_directory(key) for key in stack)
-
-
-def _unsized(key: str, parent: str | None, step: Mapping[str, JSONValue], result: Made, took: float) -> LayerRecord:
-    """Return a layer's record without the number and size of its files."""
-    imported = result.seconds is not None
-    seconds = took if result.seconds is None else result.seconds
-    return LayerRecord(key, parent, dict(step), seconds, 0, 0, time.time(), dict(result.facts), imported)
 
 
 def _remove_torn(root: Path) -> None:
@@ -346,37 +339,37 @@ def _remove_torn(root: Path) -> None:
 
 def _check_version(root: Path) -> None:
     """Reject a directory that is not a store or has another version; write the version into an empty directory."""
-    file = root / "version"
+    version_file = root / "version"
     try:
-        text = read_below(root, file.name, _MOST_VERSION).decode("ascii", "replace").strip()
+        version = read_below(root, version_file.name, _MOST_VERSION).decode("ascii", "replace").strip()
     except FileNotFoundError:
         if any(not entry.name.startswith((".version.", "lost+found")) for entry in root.iterdir()):
-            _check_unmarked(file)
-            return
-        write_atomic(file, f"{VERSION}\n".encode())
+            _check_unmarked(version_file)
+        else:
+            write_atomic(version_file, f"{VERSION}\n".encode())
         return
-    if text == str(VERSION):
+    if version == str(VERSION):
         return
-    if text.isdigit() and int(text) < VERSION:
+    if version.isdigit() and int(version) < VERSION:
         raise StoreError(
             f"the store {root} was made by an earlier MiniSandbox, and cannot be read",
-            reason=f"it has version {text}, this MiniSandbox has {VERSION}",
+            reason=f"it has version {version}, this MiniSandbox has {VERSION}",
             hint=f"its images are made again: remove it (chmod -R u+rwX {shlex.quote(str(root))}; rm -r "
             f"{shlex.quote(str(root))}), or set MINISANDBOX_STORE to a new directory; then build or pull",
         )
     raise StoreError(
-        f"the store {root} has version {text[:20]!r}; this MiniSandbox reads {VERSION}",
+        f"the store {root} has version {version[:20]!r}; this MiniSandbox reads {VERSION}",
         hint="use a later MiniSandbox, or set MINISANDBOX_STORE to another directory",
     )
 
 
-def _check_unmarked(file: Path) -> None:
+def _check_unmarked(version_file: Path) -> None:
     """Reject a directory without a version file, unless another process has just created the store."""
-    if file.exists():
-        _check_version(file.parent)
+    if version_file.exists():
+        _check_version(version_file.parent)
         return
     raise StoreError(
-        f"{file.parent} is not a store, and not empty",
+        f"{version_file.parent} is not a store, and not empty",
         reason="it has no file `version`",
         hint="set MINISANDBOX_STORE to an empty or new directory",
     )

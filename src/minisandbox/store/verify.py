@@ -103,32 +103,32 @@ def verify(
         NotFound: a layer of ``keys`` is missing.
         StoreError: a system call failed.
     """
-    chosen = _everything(store) if keys is None else list(dict.fromkeys(keys))
+    layer_keys = _all_keys(store) if keys is None else list(dict.fromkeys(keys))
     check, damaged = _Check(store, full), list[Damage]()
-    for number, key in enumerate(chosen, 1):
+    for index, key in enumerate(layer_keys, 1):
         try:
             with store.hold(key, frozen=True):
                 fault = check.layer(key)
-                damaged += [_put_away(store, fault)] if fault is not None else []
+                damaged += [_quarantined(store, fault)] if fault is not None else []
         except NotFound:
             if keys is not None:
                 raise
             continue  # the layer was removed meanwhile
         if progress is not None:
-            progress(VerifyEvent(number, len(chosen), key, 0 if fault is None else fault.count))
+            progress(VerifyEvent(index, len(layer_keys), key, 0 if fault is None else fault.count))
     if full and keys is None:
         check.orphans()
-    broken = tuple(_broken(store, {damage.key for damage in damaged}))
-    return VerifyReport(len(chosen), check.files, check.bytes, tuple(damaged), check.unreadable, broken)
+    broken_images = tuple(_broken(store, {damage.key for damage in damaged}))
+    return VerifyReport(len(layer_keys), check.files, check.bytes, tuple(damaged), check.unreadable, broken_images)
 
 
-def _everything(store: Store) -> list[str]:
+def _all_keys(store: Store) -> list[str]:
     """Return the keys of all layers, including layers without a record."""
     with store_faults("list layers"):
         return sorted(name for name in os.listdir(store.root / "layers") if is_key(name))
 
 
-def _broken(store: Store, bad: set[str]) -> Iterator[str]:
+def _broken(store: Store, damaged_keys: set[str]) -> Iterator[str]:
     for name in store.image_names():
         try:
             image = store.image(name)
@@ -140,16 +140,14 @@ def _broken(store: Store, bad: set[str]) -> Iterator[str]:
                 store.quarantine_image(name)
             continue
         stack = {*stack_of(image)}
-        if stack & bad or any(not store.has_layer(key) for key in stack):
+        if stack & damaged_keys or any(not store.has_layer(key) for key in stack):
             yield name
 
 
-def _put_away(store: Store, damage: Damage) -> Damage:
+def _quarantined(store: Store, damage: Damage) -> Damage:
     if not store.writable:
         return damage
-    quarantined = store.quarantine(damage.key)
-    relative = str(quarantined.relative_to(store.root))
-    return replace(damage, quarantined=relative)
+    return replace(damage, quarantined=str(store.quarantine(damage.key).relative_to(store.root)))
 
 
 @dataclass(slots=True)
@@ -161,7 +159,7 @@ class _Check:
     files: int = 0
     bytes: int = 0
     unreadable: int = 0
-    _hashed: dict[int, str] = field(default_factory=dict)
+    _digests: dict[int, str] = field(default_factory=dict)
 
     def layer(self, key: str) -> Damage | None:
         """Compare a layer with its file list; return its damage, or None if it is intact."""
@@ -185,13 +183,13 @@ class _Check:
 
     def orphans(self) -> None:
         """Remove damaged orphans from the pool, so that no new layer links to them."""
-        for path, info in self.store.pool.orphans() if self.store.writable else ():
-            if self._is_damaged(path, info):
+        for path, status in self.store.pool.orphans() if self.store.writable else ():
+            if self._is_damaged(path, status):
                 os.unlink(path)
 
-    def _is_damaged(self, path: str, info: os.stat_result) -> bool:
+    def _is_damaged(self, path: str, status: os.stat_result) -> bool:
         try:
-            return describe("", path, info).object != os.path.basename(path).partition(".")[0]
+            return describe("", path, status).object != os.path.basename(path).partition(".")[0]
         except PermissionError:  # a build removed the owner's read permission
             self.unreadable += 1
             return False
@@ -212,70 +210,72 @@ class _Check:
 
     def _compare(self, key: str, expected: dict[str, Entry]) -> Iterator[str]:
         tree = self.store.layer_directory(key) / "tree"
-        seen: set[str] = set()
+        checked_paths: set[str] = set()
         try:
-            for path, info in walk(tree):
-                seen.add(path)
+            for path, status in walk(tree):
+                checked_paths.add(path)
                 entry = expected.get(path)
                 if entry is None:
                     yield f"{path}: is not in the list"
                 else:
-                    yield from self._entry(entry, f"{tree}/{path}" if path else str(tree), info)
+                    yield from self._entry(entry, f"{tree}/{path}" if path else str(tree), status)
         except PermissionError as error:  # a build removed the owner's permission to read a directory
             self.unreadable += 1
-            below = os.path.relpath(os.fsdecode(error.filename), tree)
-            seen |= {path for path in expected if path == below or path.startswith(f"{below}/")}
+            unreadable_path = os.path.relpath(os.fsdecode(error.filename), tree)
+            checked_paths |= {
+                path for path in expected if path == unreadable_path or path.startswith(f"{unreadable_path}/")
+            }
         except FileNotFoundError as error:
             yield f"{error.filename}: has gone"
-        yield from (f"{path}: is missing" for path in expected.keys() - seen)
+        yield from (f"{path}: is missing" for path in expected.keys() - checked_paths)
 
-    def _entry(self, entry: Entry, where: str, info: os.stat_result) -> Iterator[str]:
+    def _entry(self, entry: Entry, file_path: str, status: os.stat_result) -> Iterator[str]:
         path = entry.path or "."
-        if kind_of(info) != entry.kind:
+        if kind_of(status) != entry.kind:
             yield f"{path}: is of another type"
             return
-        current = describe(entry.path, where, info, digest=False)
+        current = describe(entry.path, file_path, status, digest=False)
         for name in ("mode", "uid", "gid", "size", "mtime", "target", "attributes"):
-            was, now = getattr(entry, name), getattr(current, name)
-            if was != now:
-                values = (f"{value:o}" if name == "mode" else str(value)[:80] for value in (now, was))
-                yield f"{path}: {name} is {', was '.join(values)}"
+            expected, actual = getattr(entry, name), getattr(current, name)
+            if expected != actual:
+                texts = (f"{value:o}" if name == "mode" else str(value)[:80] for value in (actual, expected))
+                yield f"{path}: {name} is {', was '.join(texts)}"
         if entry.kind == FILE:
-            yield from self._file(entry, where, info)
+            yield from self._file(entry, file_path, status)
 
-    def _file(self, entry: Entry, where: str, info: os.stat_result) -> Iterator[str]:
+    def _file(self, entry: Entry, file_path: str, status: os.stat_result) -> Iterator[str]:
         self.files += 1
-        if not self.full or info.st_size != entry.size:
+        if not self.full or status.st_size != entry.size:
             return
-        digest = self._hashed.get(info.st_ino)
+        digest = self._digests.get(status.st_ino)
         if digest is None:
             try:
-                digest = hash_file(where, info.st_size)
+                digest = hash_file(file_path, status.st_size)
             except PermissionError:
                 self.unreadable += 1
                 return
-            self.bytes += info.st_size
-            if info.st_nlink > 1:
-                self._hashed[info.st_ino] = digest
+            self.bytes += status.st_size
+            if status.st_nlink > 1:
+                self._digests[status.st_ino] = digest
         if digest != entry.digest:
             yield f"{entry.path}: has other content"
-            self._forget(entry, info)
+            self._forget(entry, status)
         elif entry.object_name and self.store.writable:
-            self._put_back(entry, where)
+            self._put_back(entry, file_path)
 
-    def _put_back(self, entry: Entry, where: str) -> None:
+    def _put_back(self, entry: Entry, file_path: str) -> None:
         """Add an intact file to the pool again if the pool has lost its object, so that later layers can share it."""
         path = self.store.pool.path(entry.object_name)
         if not os.path.lexists(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with suppress(FileExistsError):
-                os.link(where, path, follow_symlinks=False)
+                os.link(file_path, path, follow_symlinks=False)
 
-    def _forget(self, entry: Entry, info: os.stat_result) -> None:
+    def _forget(self, entry: Entry, status: os.stat_result) -> None:
         """Remove a damaged inode from the pool, so that no new layer links to it."""
         if not self.store.writable or not entry.object_name:
             return
         path = self.store.pool.path(entry.object_name)
         with self.store.pool.using(exclusive=True), suppress(FileNotFoundError):
-            if path.lstat().st_ino == info.st_ino:
+            if path.lstat().st_ino == status.st_ino:
                 path.unlink()

@@ -22,7 +22,7 @@ from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.tree import FileTree, LinkError, Parts, resolve
 from minisandbox.launch.kernel.identity import LAST_ID, last_id
 from minisandbox.spec import CopyFiles
-from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.below import LowerLayers
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader
 from minisandbox.store.blobs.unpack import Unpacked, unpack_members
@@ -44,7 +44,7 @@ def copy_layer(
     sources: tuple[CopySource, ...],
     tree: FileTree,
     directory: Path,
-    below: Below,
+    below: LowerLayers,
     *,
     keep_owners: bool,
 ) -> Unpacked:

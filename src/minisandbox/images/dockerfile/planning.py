@@ -18,7 +18,7 @@ from minisandbox.images.runner import BuildStep, StepContext
 from minisandbox.images.tree import FileTree
 from minisandbox.spec import Context, CopyFiles, OciBase, ResolvedMount, RunCommand, StageBase
 from minisandbox.store import Made, Store
-from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.below import LowerLayers
 from minisandbox.types import JSONValue
 
 
@@ -76,7 +76,7 @@ def _plan_copy(copy: CopyFiles, chain: StepChain) -> BuildStep:
     origin = _origin(copy, chain)
 
     def make(context: StepContext) -> Made:
-        tree, below = context.staging / "tree", Below(tuple(reversed(context.layers)))
+        tree, below = context.staging / "tree", LowerLayers(tuple(reversed(context.layers)))
         unpacked = copy_layer(copy, *origin.read(), tree, below, keep_owners=keeps_owners())
         return Made(tree, digests=unpacked.digests)
 
@@ -102,7 +102,7 @@ def _plan_run(run: RunCommand, chain: StepChain) -> BuildStep:
     }
 
     def write_bind(mount: ResolvedMount, directory: Path) -> None:
-        copy_layer(binds[mount], *origins[mount].read(), directory, Below(), keep_owners=keeps_owners())
+        copy_layer(binds[mount], *origins[mount].read(), directory, LowerLayers(), keep_owners=keeps_owners())
 
     needs = tuple(dict.fromkeys(key for origin in origins.values() for key in origin.layers))
     return BuildStep(
@@ -123,7 +123,7 @@ def _origin(copy: CopyFiles, chain: StepChain) -> _Origin:
     store, (key, layers) = chain.store, chain.origin(copy.origin)
 
     def read() -> tuple[tuple[CopySource, ...], FileTree]:
-        tree = Below(tuple(map(store.layer_tree, reversed(layers))))
+        tree = LowerLayers(tuple(map(store.layer_tree, reversed(layers))))
         return list_sources(copy, tree), tree
 
     return _Origin(key, layers, read)

@@ -32,7 +32,7 @@ from minisandbox.launch.plan import Tmpfs
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.spec import ResolvedMount, RunCommand, RunMount
 from minisandbox.store import Made
-from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.below import LowerLayers
 from minisandbox.store.blobs.unpack import OPAQUE
 from minisandbox.store.disk.trees import remove_tree
 from minisandbox.types import ExecResult, ImageSpec
@@ -64,7 +64,7 @@ def run_layer(run: RunCommand, context: StepContext, write_bind: Callable[[Resol
     for path in (upper, upper / "tree"):
         path.mkdir(mode=0o755)
         path.chmod(0o755)
-    targets = MountTargets(upper / "tree", Below(tuple(reversed(context.layers))))
+    targets = MountTargets(upper / "tree", LowerLayers(tuple(reversed(context.layers))))
     with _mounted_files(run, context, write_bind, targets):
         result = _execute(run, context, upper, targets)
     write_log(context.log, log_entry(f"line {run.line}: {run.text}", result))
@@ -181,7 +181,7 @@ def _execute(run: RunCommand, context: StepContext, upper: Path, targets: MountT
             refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
 
 
-def _user(run: RunCommand, image: Below) -> str | None:
+def _user(run: RunCommand, image: LowerLayers) -> str | None:
     """Return the user of the command; None for root, the only user if an ordinary user runs MiniSandbox."""
     try:
         ids = find_owner(run.user, image)
@@ -208,7 +208,7 @@ class MountTargets:
     """
 
     tree: Path
-    image: Below
+    image: LowerLayers
     _paths: list[Parts] = field(default_factory=list)
 
     def resolve(self, path: str) -> Parts:

@@ -23,7 +23,7 @@ from minisandbox.images.oci.layout import DockerArchive, LayoutDirectory, OciLay
 from minisandbox.images.oci.reference import ARCHIVE_NAMES, archive_names, default_name, is_of, origin
 from minisandbox.spec import Local, Remote, parse_reference
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
-from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.below import LowerLayers
 from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
 from minisandbox.store.disk.faults import store_faults
@@ -313,7 +313,7 @@ class _Pull:
     def _unpacked(self, layer: m.Layer, below: list[LayerRecord], staging: Path) -> Made:
         trees = tuple(self.store.layer_tree(record.key) for record in reversed(_visible(below)))
         with self.source.layer(layer) as blob, LayerStream(blob, m.MOST_LAYER, layer.diff_id) as stream:
-            unpacked = unpack(stream, staging / "tree", Below(trees), keep_owners=keeps_owners())
+            unpacked = unpack(stream, staging / "tree", LowerLayers(trees), keep_owners=keeps_owners())
             if stream.diff_id != layer.diff_id:
                 raise ImageRefused(
                     f"{blob.name} does not unpack to what its image says",

@@ -17,7 +17,7 @@ from minisandbox.errors import NotFound
 from minisandbox.images.image import Image
 from minisandbox.images.tree import ImageTree
 from minisandbox.spec import shown
-from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.below import LowerLayers
 
 _MINOR = re.compile(r"python(\d\.\d{1,2})")
 _RELEASE = r"(\d+\.\d+\.\d+)"
@@ -70,7 +70,7 @@ def python_environments(image: Image, *more: str) -> list[PythonEnvironment]:
         StoreError: a layer is damaged.
     """
     with image.store.hold(*image.layers):
-        tree = ImageTree(Below(tuple(image.store.layer_tree(key) for key in reversed(image.layers))))
+        tree = ImageTree(LowerLayers(tuple(image.store.layer_tree(key) for key in reversed(image.layers))))
         reader = _Reader(tree, dict(image.environment), image.user.partition(":")[0] or "root")
         prefixes: dict[tuple[str, ...] | None, str] = {}
         for path in (*reader.prefixes(str(image.workdir).rstrip("/")), *more):

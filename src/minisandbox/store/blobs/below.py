@@ -17,7 +17,7 @@ _OPAQUE = "user.overlay.opaque"
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class LowerLayers:
     """Merged view of the trees of stacked layers.
 
     Attributes:
@@ -43,8 +43,8 @@ class Below:
             location = self.find(path)
         if location is None or not stat.S_ISDIR(location[1].st_mode):
             return Member(b"", DIRECTORY, 0o755, 0, 0, 0, 0)
-        info = location[1]
-        return Member(b"", DIRECTORY, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, 0)
+        status = location[1]
+        return Member(b"", DIRECTORY, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, 0)
 
     def find(self, path: tuple[str, ...]) -> tuple[str, os.stat_result] | None:
         """Return (path on this machine, status), or None if the path does not exist; links are not followed.
@@ -53,10 +53,10 @@ class Below:
             PermissionError: the mode of a parent directory denies access to its owner.
         """
         for tree in self.trees:
-            location, info, hidden = _look(tree, path)
-            if info is not None:
-                return location, info
-            if hidden:
+            location, status, is_hidden = _look(tree, path)
+            if status is not None:
+                return location, status
+            if is_hidden:
                 return None
         return None
 
@@ -89,17 +89,17 @@ class Below:
         Raises:
             PermissionError: the mode of the directory or a parent directory denies access to its owner.
         """
-        seen: dict[str, bool] = {}
+        visible_by_name: dict[str, bool] = {}
         for tree in self.trees:
-            directory, info, hidden = _look(tree, path)
-            if info is not None and not stat.S_ISDIR(info.st_mode):
+            directory, status, is_hidden = _look(tree, path)
+            if status is not None and not stat.S_ISDIR(status.st_mode):
                 break
-            if info is not None:
+            if status is not None:
                 for entry in os.scandir(directory):
-                    seen.setdefault(entry.name, kind_of(entry.stat(follow_symlinks=False)) != WHITEOUT)
-            if hidden or (info is not None and _is_opaque(directory)):
+                    visible_by_name.setdefault(entry.name, kind_of(entry.stat(follow_symlinks=False)) != WHITEOUT)
+            if is_hidden or (status is not None and _is_opaque(directory)):
                 break
-        return sorted(name for name, shown in seen.items() if shown)
+        return sorted(name for name, is_visible in visible_by_name.items() if is_visible)
 
 
 def attributes_of(path: str) -> dict[str, bytes]:
@@ -114,18 +114,18 @@ def _look(tree: Path, path: tuple[str, ...]) -> tuple[str, os.stat_result | None
         The path on this machine; its status, or None if the layer has no such path; and whether the layer hides the
         path in the layers below.
     """
-    location, opaque = os.fspath(tree), False
-    info = os.lstat(location)
+    location, is_hidden = os.fspath(tree), False
+    status = os.lstat(location)
     for part in path:
-        if not stat.S_ISDIR(info.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             return location, None, True
         location = f"{location}/{part}"
-        opaque = opaque or _is_opaque(os.path.dirname(location))
+        is_hidden = is_hidden or _is_opaque(os.path.dirname(location))
         try:
-            info = os.lstat(location)
+            status = os.lstat(location)
         except FileNotFoundError:
-            return location, None, opaque
-    return (location, None, True) if kind_of(info) == WHITEOUT else (location, info, opaque)
+            return location, None, is_hidden
+    return (location, None, True) if kind_of(status) == WHITEOUT else (location, status, is_hidden)
 
 
 def _is_opaque(directory: str) -> bool:

@@ -70,34 +70,34 @@ def freeze(
         DiskFull: there is no space for a blob; layers that were frozen before stay frozen.
     """
     store.require_writable("freeze images")
-    chosen = list(dict.fromkeys(names))
-    for name in chosen:
+    image_names = list(dict.fromkeys(names))
+    for name in image_names:
         store.image(name)
     with store_faults("freeze images"), store.alone():
-        work = _Freezing(store, dry_run, progress or (lambda _: None))
-        work.run(chosen)
-    return work.done
+        freezing = _Freezing(store, dry_run, progress or (lambda _: None))
+        freezing.run(image_names)
+    return freezing.result
 
 
 def blob_names(store: Store) -> tuple[set[str], set[str]]:
     """Return the names of blobs that frozen layers need, and the names of all other recorded blobs."""
-    needed, others = set[str](), set[str]()
+    needed_names, other_names = set[str](), set[str]()
     for key in store.layer_keys():
         with suppress(StoreError):  # `image verify` reports damage
             record = read_blobs(store.root, key)
             for compression, digest in record.digests.items() if record is not None else ():
-                cold = compression == COLD and store.is_frozen(key)
-                (needed if cold else others).add(blob_path(store.root, digest).name)
-    return needed, others - needed
+                is_needed = compression == COLD and store.is_frozen(key)
+                (needed_names if is_needed else other_names).add(blob_path(store.root, digest).name)
+    return needed_names, other_names - needed_names
 
 
 def remove_copies(store: Store, digests: Sequence[str]) -> None:
     """Remove blobs, except those that frozen layers need."""
     if digests:
         with store_faults("remove blobs"), store.alone():
-            needed = blob_names(store)[0]
+            needed_names = blob_names(store)[0]
             for path in (blob_path(store.root, digest) for digest in digests):
-                if path.name not in needed:
+                if path.name not in needed_names:
                     path.unlink(missing_ok=True)
 
 
@@ -108,32 +108,32 @@ class _Freezing:
     store: Store
     dry_run: bool
     report: Callable[[str], None]
-    done: Frozen = field(default_factory=Frozen)
+    result: Frozen = field(default_factory=Frozen)
 
     def run(self, names: Sequence[str]) -> None:
         """Freeze the layers that belong only to these images and to images that are already frozen."""
         sizes = StoreSizes(self.store, self.store.images())
-        cold = {name for name, image in sizes.images.items() if any(map(self.store.is_frozen, stack_of(image)))}
-        exclusive = sizes.only_of({*names, *cold})
+        frozen = {name for name, image in sizes.images.items() if any(map(self.store.is_frozen, stack_of(image)))}
+        exclusive = sizes.only_of({*names, *frozen})
         for name in names:
-            chosen = [key for key in stack_of(sizes.images[name]) if key in exclusive and key not in self.done.layers]
-            frozen = [key for key in chosen if not self.store.is_frozen(key) and self._try(key)]
-            if frozen:
-                self.done.layers += frozen
-                self.done.images.append(name)
+            keys = [key for key in stack_of(sizes.images[name]) if key in exclusive and key not in self.result.layers]
+            new_keys = [key for key in keys if not self.store.is_frozen(key) and self._try(key)]
+            if new_keys:
+                self.result.layers += new_keys
+                self.result.images.append(name)
                 self.report(f"image {name}")
         if self.dry_run:
-            self.done.freed = round((1 - EXPECTED) * sizes.freed(self.done.layers))
+            self.result.freed = round((1 - EXPECTED) * sizes.freed(self.result.layers))
             return
         orphans = self.store.pool.remove_orphans()[1]
-        private = sum(sizes.layers[key].private for key in self.done.layers)
-        self.done.freed = private + orphans - self.done.blobs
+        private = sum(sizes.layers[key].private for key in self.result.layers)
+        self.result.freed = private + orphans - self.result.blobs
 
     def _try(self, key: str) -> bool:
-        frozen = not in_use(self.store.layer_directory(key)) and (self.dry_run or self._freeze(key))
-        if not frozen and key not in self.done.spared:
-            self.done.spared.append(key)
-        return frozen
+        is_newly_frozen = not in_use(self.store.layer_directory(key)) and (self.dry_run or self._freeze(key))
+        if not is_newly_frozen and key not in self.result.spared:
+            self.result.spared.append(key)
+        return is_newly_frozen
 
     def _freeze(self, key: str) -> bool:
         """Freeze a layer, unless it is in use or cannot be compressed."""
@@ -152,7 +152,7 @@ class _Freezing:
             self._remove_tree(layer / "tree")
         finally:
             os.close(fd)
-        self.done.blobs += blob.size
+        self.result.blobs += blob.size
         return True
 
     def _remove_tree(self, tree: Path) -> None:

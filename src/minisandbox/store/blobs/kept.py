@@ -55,14 +55,14 @@ class LayerBlob:
     size: int
 
 
-def ensure_blob(root: Path, key: str, compression: str, work: Path | None = None) -> LayerBlob:
+def ensure_blob(root: Path, key: str, compression: str, folder: Path | None = None) -> LayerBlob:
     """Return a layer's blob, and create it if missing. The caller holds the layer.
 
     Args:
         root: the store's directory.
         key: key of the layer.
         compression: one of :data:`.packing.COMPRESSIONS`.
-        work: directory for a blob that the store does not keep, for example of a read-only store; None stores the blob.
+        folder: directory for a blob that the store does not keep (a read-only store); None stores the blob.
 
     Raises:
         StoreError: the layer is damaged, or contains files that a blob cannot contain.
@@ -71,15 +71,15 @@ def ensure_blob(root: Path, key: str, compression: str, work: Path | None = None
     with store_faults(f"compress layer {key}"):
         blob = known_blob(root, key, compression)
         # With `work`, do not use the blob of a read-only store, because its owner may change the blob.
-        if blob is not None and is_there(blob) and (work is None or not is_read_only(root)):
+        if blob is not None and is_there(blob) and (folder is None or not is_read_only(root)):
             return blob
-        if work is not None:
-            return _made(root, key, compression, work)
+        if folder is not None:
+            return _write_blob(root, key, compression, folder)
         with hold_lock(root / "locks" / f"blob-{key}.lock", timeout=_TIMEOUT):
             blob = known_blob(root, key, compression)  # another process may have created it
             if blob is not None and is_there(blob):
                 return blob
-            return _kept(root, key, compression)
+            return _store_blob(root, key, compression)
 
 
 def known_blob(root: Path, key: str, compression: str) -> LayerBlob | None:
@@ -98,10 +98,10 @@ def known_blob(root: Path, key: str, compression: str) -> LayerBlob | None:
 def is_there(blob: LayerBlob) -> bool:
     """Return whether a blob's file exists and has the recorded size."""
     try:
-        info = blob.path.lstat()
+        status = blob.path.lstat()
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(info.st_mode) and info.st_size == blob.size
+    return stat.S_ISREG(status.st_mode) and status.st_size == blob.size
 
 
 def read_blobs(root: Path, key: str) -> BlobRecord | None:
@@ -170,8 +170,8 @@ def tar_of(root: Path, key: str) -> Iterator[bytes]:
     """
     if is_frozen(root / "layers" / key):
         with open_cold(root, key) as stream:
-            while piece := stream.some(_CHUNK):
-                yield piece
+            while chunk := stream.some(_CHUNK):
+                yield chunk
             stream.finish()
         return
     owner = (root / "version").lstat().st_uid
@@ -185,15 +185,15 @@ def _open_file(root: Path, key: str, entry: Entry) -> IO[bytes]:
         return open_below(root, name)
     except PermissionError:  # the mode of the file or of a parent directory denies access to its owner
         parts, tree = entry.path.split("/"), root / "layers" / key / "tree"
-        with ExitStack() as opened:
-            for path in (tree.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)):
+        with ExitStack() as restore_modes:
+            for path in (tree.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)):
                 if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
-                    opened.enter_context(opened_up(path))
+                    restore_modes.enter_context(opened_up(path))
             return open_below(root, name)
 
 
-def _kept(root: Path, key: str, compression: str) -> LayerBlob:
-    blob = _made(root, key, compression, root / FOLDER)
+def _store_blob(root: Path, key: str, compression: str) -> LayerBlob:
+    blob = _write_blob(root, key, compression, root / FOLDER)
     path = blob_path(root, blob.digest)
     record = read_blobs(root, key)
     if record is None or record.diff_id != blob.diff_id:
@@ -206,18 +206,18 @@ def _kept(root: Path, key: str, compression: str) -> LayerBlob:
     return dataclasses.replace(blob, path=path)
 
 
-def _made(root: Path, key: str, compression: str, folder: Path) -> LayerBlob:
+def _write_blob(root: Path, key: str, compression: str, folder: Path) -> LayerBlob:
     """Write a blob to a temporary file; opening the store removes the temporary files of killed processes."""
     path = folder / f".{key[:12]}.{secrets.token_hex(6)}"
     try:
         with path.open("xb") as file:
-            done = pack(tar_of(root, key), compression, file)
+            packed = pack(tar_of(root, key), compression, file)
             file.flush()
             os.fsync(file.fileno())
     except BaseException:  # Ctrl-C included: leave no partial blob
         path.unlink(missing_ok=True)
         raise
-    return LayerBlob(path, done.diff_id, done.digest, done.size)
+    return LayerBlob(path, packed.diff_id, packed.digest, packed.size)
 
 
 def _write(root: Path, key: str, record: BlobRecord) -> None:

@@ -59,20 +59,20 @@ def pack(tar: Iterable[bytes], compression: str, file: IO[bytes]) -> Packed:
     Raises:
         OSError: the file cannot be written.
     """
-    out, diff = _Hashed(file), hashlib.sha256()
+    output, diff_hash = _Hashed(file), hashlib.sha256()
 
-    def hashed() -> Iterator[bytes]:
-        for piece in tar:
-            diff.update(piece)
-            yield piece
+    def hashed_chunks() -> Iterator[bytes]:
+        for chunk in tar:
+            diff_hash.update(chunk)
+            yield chunk
 
     if compression == GZIP:
-        _gzip(_pieces(hashed()), out)
+        _gzip(_pieces(hashed_chunks()), output)
     else:
-        with compressor(cast("IO[bytes]", out), _ZSTD_LEVEL, threads=-1) as packer:
-            for piece in hashed():
-                packer.write(piece)
-    return Packed(f"sha256:{diff.hexdigest()}", f"sha256:{out.hash.hexdigest()}", out.size)
+        with compressor(cast("IO[bytes]", output), _ZSTD_LEVEL, threads=-1) as packer:
+            for chunk in hashed_chunks():
+                packer.write(chunk)
+    return Packed(f"sha256:{diff_hash.hexdigest()}", f"sha256:{output.hash.hexdigest()}", output.size)
 
 
 class _Hashed:
@@ -83,46 +83,46 @@ class _Hashed:
         self.hash = hashlib.sha256()
         self.size = 0
 
-    def write(self, data: bytes) -> int:
+    def write(self, chunk: bytes) -> int:
         """Write to the file."""
-        self.hash.update(data)
-        self.size += len(data)
-        return self._file.write(data)
+        self.hash.update(chunk)
+        self.size += len(chunk)
+        return self._file.write(chunk)
 
 
 def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the same bytes in pieces of equal size, except for the last piece."""
-    waiting = bytearray()
+    buffer = bytearray()
     for chunk in chunks:
-        waiting += chunk
-        while len(waiting) >= _PIECE:
-            yield bytes(waiting[:_PIECE])
-            del waiting[:_PIECE]
-    yield bytes(waiting)
+        buffer += chunk
+        while len(buffer) >= _PIECE:
+            yield bytes(buffer[:_PIECE])
+            del buffer[:_PIECE]
+    yield bytes(buffer)
 
 
-def _gzip(pieces: Iterator[bytes], out: _Hashed) -> None:
+def _gzip(pieces: Iterator[bytes], output: _Hashed) -> None:
     """Write a gzip stream, compressing its pieces in parallel; each piece uses the previous as dictionary (pigz(1))."""
     workers = len(os.sched_getaffinity(0))
-    total = crc = 0
-    before = b""
-    out.write(_HEAD)
+    size = crc = 0
+    dictionary = b""
+    output.write(_HEAD)
     with ThreadPoolExecutor(workers, "gzip") as pool:
-        coming: deque[Future[bytes]] = deque()
+        futures: deque[Future[bytes]] = deque()
         for piece in pieces:
-            coming.append(pool.submit(_deflated, piece, before))
-            total, crc, before = total + len(piece), zlib.crc32(piece, crc), piece[-_WINDOW:]
-            if len(coming) > 2 * workers:
-                out.write(coming.popleft().result())
-        while coming:
-            out.write(coming.popleft().result())
-    last = zlib.compressobj(_GZIP_LEVEL, wbits=-15)
-    out.write(last.flush() + crc.to_bytes(4, "little") + (total & 0xFFFFFFFF).to_bytes(4, "little"))
+            futures.append(pool.submit(_deflated, piece, dictionary))
+            size, crc, dictionary = size + len(piece), zlib.crc32(piece, crc), piece[-_WINDOW:]
+            if len(futures) > 2 * workers:
+                output.write(futures.popleft().result())
+        while futures:
+            output.write(futures.popleft().result())
+    final_block = zlib.compressobj(_GZIP_LEVEL, wbits=-15)
+    output.write(final_block.flush() + crc.to_bytes(4, "little") + (size & 0xFFFFFFFF).to_bytes(4, "little"))
 
 
-def _deflated(piece: bytes, before: bytes) -> bytes:
+def _deflated(piece: bytes, dictionary: bytes) -> bytes:
     """Compress a piece of a deflate stream, flushed to a byte boundary so that the next piece can follow."""
-    packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -15, zdict=before)
+    packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -15, zdict=dictionary)
     return packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
@@ -176,15 +176,15 @@ def _buffer(info: tarfile.TarInfo, records: dict[str, str]) -> bytes:
 
 
 def _content(entry: Entry, open_file: Opener) -> Iterator[bytes]:
-    hashed, remaining = hashlib.sha256(), entry.size
+    digest, remaining = hashlib.sha256(), entry.size
     with open_file(entry) as file:
         while chunk := file.read(min(_CHUNK, remaining + 1)):
             remaining -= len(chunk)
             if remaining < 0:
                 break
-            hashed.update(chunk)
+            digest.update(chunk)
             yield chunk
-    if remaining or hashed.hexdigest() != entry.digest:
+    if remaining or digest.hexdigest() != entry.digest:
         raise StoreError(
             f"a layer is damaged: {entry.path} has other content than when it was made",
             hint="run `minisandbox image verify --full`, and build its images again",

@@ -19,7 +19,7 @@ from minisandbox.store.disk.faults import disk_full
 
 _READ = 1 << 18
 _CHUNK = 1 << 20
-_AHEAD = 4
+_PREFETCH = 4
 """Number of decompressed chunks to prefetch."""
 SPARE = 256 << 20
 """Bytes to leave free on the disk."""
@@ -58,18 +58,18 @@ def check_digest(digest: str) -> str:
     return digest
 
 
-def new_hash(digest: str, data: bytes = b"") -> hashlib._Hash:
-    """Return a hash object with the algorithm of a digest, fed with ``data``."""
-    return hashlib.new(digest.partition(":")[0], data)
+def new_hash(digest: str, content: bytes = b"") -> hashlib._Hash:
+    """Return a hash object with the algorithm of a digest, fed with ``content``."""
+    return hashlib.new(digest.partition(":")[0], content)
 
 
-def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
+def check_hash(hasher: hashlib._Hash, digest: str, name: str) -> None:
     """Compare the hash of the read bytes with the expected digest.
 
     Raises:
         ImageRefused: the digests differ.
     """
-    actual = f"{hashed.name}:{hashed.hexdigest()}"
+    actual = f"{hasher.name}:{hasher.hexdigest()}"
     if actual != digest:
         raise ImageRefused(
             f"{name} does not have the digest {digest}",
@@ -78,15 +78,15 @@ def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
         )
 
 
-def require_room(fd: int, size: int, what: str, spare: int | None = None) -> None:
+def require_room(fd: int, size: int, action: str, spare: int | None = None) -> None:
     """Check that a file system has ``size`` free bytes, plus ``spare`` bytes that must stay free.
 
     Raises:
         DiskFull: there is not enough space.
     """
-    info = os.fstatvfs(fd)
-    if info.f_bavail * info.f_frsize < (SPARE if spare is None else spare) + size:
-        raise disk_full(what)
+    status = os.fstatvfs(fd)
+    if status.f_bavail * status.f_frsize < (SPARE if spare is None else spare) + size:
+        raise disk_full(action)
 
 
 class Blob:
@@ -106,10 +106,10 @@ class Blob:
 
     def read(self, size: int) -> bytes:
         """Read the next bytes; b"" at the end."""
-        data = self._file.read(size)
+        chunk = self._file.read(size)
         if self._digest:
-            self._hash.update(data)
-        return data
+            self._hash.update(chunk)
+        return chunk
 
     def check(self) -> None:
         """Read the remaining bytes, and compare the hash with the digest.
@@ -137,11 +137,11 @@ class LayerStream:
 
     def __init__(self, blob: Blob, limit: int, digest: str = "sha256:") -> None:
         self._blob = blob
-        self._left = limit
+        self._remaining = limit
         self._hash = new_hash(digest)
-        self._chunks = _Ahead(self._hashed(_unpacked(blob)))
+        self._chunks = _Prefetcher(self._hashed(_unpacked(blob)))
         self._chunk = b""
-        self._at = 0
+        self._offset = 0
 
     def __enter__(self) -> Self:
         return self
@@ -165,11 +165,11 @@ class LayerStream:
         Raises:
             ImageRefused: decompression failed, or the tar is larger than the limit.
         """
-        if self._at == len(self._chunk) and not self._fill():
+        if self._offset == len(self._chunk) and not self._fill():
             return b""
-        part = self._chunk[self._at : self._at + size]
-        self._at += len(part)
-        return part
+        chunk = self._chunk[self._offset : self._offset + size]
+        self._offset += len(chunk)
+        return chunk
 
     def exactly(self, size: int) -> bytes:
         """Read ``size`` bytes; fewer only at the end.
@@ -177,14 +177,14 @@ class LayerStream:
         Raises:
             ImageRefused: as :meth:`some`.
         """
-        part = self.some(size)
-        if len(part) == size or not part:
-            return part
-        parts, missing = [part], size - len(part)
-        while missing and (part := self.some(missing)):
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
+        chunk = self.some(size)
+        if len(chunk) == size or not chunk:
+            return chunk
+        chunks, missing = [chunk], size - len(chunk)
+        while missing and (chunk := self.some(missing)):
+            chunks.append(chunk)
+            missing -= len(chunk)
+        return b"".join(chunks)
 
     def skip(self, size: int) -> bool:
         """Skip ``size`` bytes; return False if the tar ended before.
@@ -192,8 +192,8 @@ class LayerStream:
         Raises:
             ImageRefused: as :meth:`some`.
         """
-        while size and (part := self.some(size)):
-            size -= len(part)
+        while size and (chunk := self.some(size)):
+            size -= len(chunk)
         return not size
 
     def finish(self) -> None:
@@ -221,9 +221,9 @@ class LayerStream:
                 reason=f"its compressed stream is damaged or ends early ({error})",
                 hint="nothing was published; pull or save the image again",
             ) from error
-        self._at = 0
-        self._left -= len(self._chunk)
-        if self._left < 0:
+        self._offset = 0
+        self._remaining -= len(self._chunk)
+        if self._remaining < 0:
             raise ImageRefused(
                 f"{self.name} unpacks to too much",
                 reason="its tar is larger than a layer may be",
@@ -237,7 +237,7 @@ class LayerStream:
             yield chunk
 
 
-class _Ahead:
+class _Prefetcher:
     """Prefetch chunks of an iterator in a thread, so that decompression and hashing overlap with the unpacking.
 
     This works because zlib and hashlib release the GIL.
@@ -245,8 +245,8 @@ class _Ahead:
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self._ready: queue.Queue[bytes | BaseException] = queue.Queue(_AHEAD)
-        self._over = self._begun = False
+        self._ready: queue.Queue[bytes | BaseException] = queue.Queue(_PREFETCH)
+        self._is_done = self._is_started = False
         self._thread = threading.Thread(target=self._read, daemon=True)
 
     def next(self) -> bytes:
@@ -255,20 +255,20 @@ class _Ahead:
         Raises:
             Exception: the iterator failed with this error.
         """
-        if self._over:
+        if self._is_done:
             return b""
-        if not self._begun:
-            self._begun = True
+        if not self._is_started:
+            self._is_started = True
             self._thread.start()
         chunk = self._ready.get()
-        self._over = not chunk or isinstance(chunk, BaseException)
+        self._is_done = not chunk or isinstance(chunk, BaseException)
         if isinstance(chunk, BaseException):
             raise chunk
         return chunk
 
     def close(self) -> None:
         """Stop the thread."""
-        self._over = True
+        self._is_done = True
         while self._thread.is_alive():
             with suppress(queue.Empty):
                 self._ready.get(timeout=0.01)
@@ -277,7 +277,7 @@ class _Ahead:
         end: bytes | BaseException = b""
         try:
             for chunk in self._chunks:
-                if self._over:
+                if self._is_done:
                     return
                 if chunk:
                     self._ready.put(chunk)
@@ -294,11 +294,11 @@ def is_packed(head: bytes) -> bool:
 
 def _unpacked(blob: Blob) -> Iterator[bytes]:
     head = blob.read(_READ)
-    while 0 < len(head) < LONGEST_MAGIC and (more := blob.read(_READ)):
-        head += more
-    other = next((new for magic, new in _OTHERS.items() if head.startswith(magic)), None)
-    if other is not None:
-        yield from _decompressed(blob, head, other)
+    while 0 < len(head) < LONGEST_MAGIC and (chunk := blob.read(_READ)):
+        head += chunk
+    new_decompressor = next((new for magic, new in _OTHERS.items() if head.startswith(magic)), None)
+    if new_decompressor is not None:
+        yield from _decompressed(blob, head, new_decompressor)
     elif head.startswith(_GZIP):
         yield from _gunzipped(blob, head)
     elif is_packed(head):
@@ -311,42 +311,42 @@ def _unpacked(blob: Blob) -> Iterator[bytes]:
             head = blob.read(_READ)
 
 
-def _gunzipped(blob: Blob, data: bytes) -> Iterator[bytes]:
+def _gunzipped(blob: Blob, compressed: bytes) -> Iterator[bytes]:
     """Decompress one or more concatenated gzip members."""
-    while data:
+    while compressed:
         member = zlib.decompressobj(wbits=31)
         while True:
-            if chunk := member.decompress(data, _CHUNK):
+            if chunk := member.decompress(compressed, _CHUNK):
                 yield chunk
             if member.eof:
                 break
-            data = member.unconsumed_tail or blob.read(_READ)
-            if not data and not chunk:
+            compressed = member.unconsumed_tail or blob.read(_READ)
+            if not compressed and not chunk:
                 raise EOFError("the end of the gzip stream is missing")
-        data = _after_padding(blob, member.unused_data)
+        compressed = _after_padding(blob, member.unused_data)
 
 
 def _decompressed(
-    blob: Blob, data: bytes, new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]
+    blob: Blob, compressed: bytes, new_decompressor: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]
 ) -> Iterator[bytes]:
     """Decompress one or more concatenated streams of xz or bzip2."""
-    while data:
-        member = new()
+    while compressed:
+        member = new_decompressor()
         while not member.eof:
             try:
-                chunk = member.decompress(data, _CHUNK)
+                chunk = member.decompress(compressed, _CHUNK)
             except (lzma.LZMAError, OSError) as error:
                 raise CorruptedError(str(error)) from error
             yield chunk
-            data = b""
-            if member.needs_input and not (data := blob.read(_READ)):
+            compressed = b""
+            if member.needs_input and not (compressed := blob.read(_READ)):
                 raise EOFError("the end of the stream is missing")
-        data = _after_padding(blob, member.unused_data)
+        compressed = _after_padding(blob, member.unused_data)
 
 
-def _after_padding(blob: Blob, data: bytes) -> bytes:
+def _after_padding(blob: Blob, padding: bytes) -> bytes:
     """Skip the zero padding that may follow a compressed stream (gzip(1), xz(1)); return the next bytes."""
-    while not (stripped := data.lstrip(b"\0")):
-        if not (data := blob.read(_READ)):
+    while not (stripped := padding.lstrip(b"\0")):
+        if not (padding := blob.read(_READ)):
             break
     return stripped

@@ -116,9 +116,9 @@ class TarReader:
             ImageRefused: always.
         """
         subject = self._last if name is None else name
-        where = "its first entry" if name is None and not subject else f"entry {_shown(subject)}"
+        label = "its first entry" if name is None and not subject else f"entry {_shown(subject)}"
         raise ImageRefused(
-            f"{self._stream.name}: {where if name is not None or not subject else f'the one after {where}'} is refused",
+            f"{self._stream.name}: {label if name is not None or not subject else f'the one after {label}'} is refused",
             reason=reason,
             hint=f"nothing of it was published; {hint}",
         )
@@ -139,11 +139,11 @@ class TarReader:
             ImageRefused: the archive ends early.
         """
         while self._data:
-            part = self._stream.some(self._data)
-            if not part:
+            chunk = self._stream.some(self._data)
+            if not chunk:
                 self.refuse("the archive ends in the middle of its content", self._last)
-            self._data -= len(part)
-            yield part
+            self._data -= len(chunk)
+            yield chunk
 
     def _member(self, header: bytes) -> Member:
         """Read a member's headers."""
@@ -153,17 +153,17 @@ class TarReader:
             count += 1
             if count > _MOST_HEADERS:
                 self.refuse(f"it has more than {_MOST_HEADERS} extended headers")
-            text = self._extended(header)
+            extension = self._extended(header)
             if flag == b"L":
-                records["path"] = text.rstrip(b"\0")
+                records["path"] = extension.rstrip(b"\0")
             elif flag == b"K":
-                records["linkpath"] = text.rstrip(b"\0")
+                records["linkpath"] = extension.rstrip(b"\0")
             elif flag == b"x":  # container engines use Go's archive/tar, which ignores global headers (g)
-                records |= self._records(text)
-            following = self._next_header()
-            if following is None:
+                records |= self._records(extension)
+            next_header = self._next_header()
+            if next_header is None:
                 self.refuse("the archive ends after an extended header")
-            header = following
+            header = next_header
         return self._described(header, records)
 
     def _described(self, header: bytes, records: dict[str, bytes]) -> Member:
@@ -228,54 +228,56 @@ class TarReader:
             self.refuse("the archive ends in the middle of an extended header")
         return text
 
-    def _records(self, text: bytes) -> dict[str, bytes]:
+    def _records(self, extension: bytes) -> dict[str, bytes]:
         """Parse a pax header: lines of ``LENGTH KEY=VALUE``, in which values may contain any byte."""
         records: dict[str, bytes] = {}
-        at = 0
-        while at < len(text):
-            space = text.find(b" ", at, at + _LONGEST_NUMBER)
-            length = int(text[at:space]) if space > at and text[at:space].isdigit() else 0
-            record = text[space + 1 : at + length]
+        offset = 0
+        while offset < len(extension):
+            space = extension.find(b" ", offset, offset + _LONGEST_NUMBER)
+            length = int(extension[offset:space]) if space > offset and extension[offset:space].isdigit() else 0
+            record = extension[space + 1 : offset + length]
             key, equals, value = record.partition(b"=")
-            if length <= 0 or at + length > len(text) or record[-1:] != b"\n" or not equals or not key or b"\0" in key:
+            fits = 0 < length <= len(extension) - offset
+            if not fits or record[-1:] != b"\n" or not equals or not key or b"\0" in key:
                 self.refuse("its pax header is malformed")
             records[key.decode("utf-8", "surrogateescape")] = value[:-1]
-            at += length
+            offset += length
         return records
 
     # --- fields ---
 
-    def _field(self, text: bytes, name: bytes) -> int:
+    def _field(self, field: bytes, name: bytes) -> int:
         """Parse a number in a header: octal, or base 256 (GNU) if the first bit is set."""
-        if text[0] & 0x80:
-            value = int.from_bytes(bytes([text[0] & 0x3F if text[0] & 0x40 == 0 else text[0]]) + text[1:], signed=True)
+        if field[0] & 0x80:
+            sign_byte = field[0] if field[0] & 0x40 else field[0] & 0x3F
+            number = int.from_bytes(bytes([sign_byte]) + field[1:], signed=True)
         else:
-            octal = _octal(text)
+            octal = _octal(field)
             if octal is None:
-                self.refuse(f"its header has the number {text!r}", name)
-            value = octal
-        if abs(value) >= 1 << 63:
+                self.refuse(f"its header has the number {field!r}", name)
+            number = octal
+        if abs(number) >= 1 << 63:
             self.refuse("its header has a number that is too large", name)
-        return value
+        return number
 
-    def _number(self, text: bytes, name: bytes) -> int:
-        if not _NUMBER.fullmatch(text) or abs(value := int(text)) >= 1 << 63:
-            self.refuse(f"its extended header has the number {text[:40]!r}", name)
-        return value
+    def _number(self, digits: bytes, name: bytes) -> int:
+        if not _NUMBER.fullmatch(digits) or abs(number := int(digits)) >= 1 << 63:
+            self.refuse(f"its extended header has the number {digits[:40]!r}", name)
+        return number
 
-    def _moment(self, text: bytes, name: bytes) -> int:
-        match = _MOMENT.fullmatch(text)
+    def _moment(self, seconds_text: bytes, name: bytes) -> int:
+        match = _MOMENT.fullmatch(seconds_text)
         if match is None:
-            self.refuse(f"its extended header has the time {text[:40]!r}", name)
+            self.refuse(f"its extended header has the time {seconds_text[:40]!r}", name)
         sign, seconds, fraction = match.groups()
-        moment = int(seconds) * _NANO + int((fraction or b"")[:9].ljust(9, b"0"))
-        return -moment if sign else moment
+        nanoseconds = int(seconds) * _NANO + int((fraction or b"")[:9].ljust(9, b"0"))
+        return -nanoseconds if sign else nanoseconds
 
 
-def _octal(text: bytes) -> int | None:
-    digits = text.strip(b" \0").split(b"\0")[0].split(b" ")[0]
-    value: int = int(digits or b"0", 8) if not digits.strip(b"01234567") else -1
-    return None if value < 0 else value
+def _octal(field: bytes) -> int | None:
+    digits = field.strip(b" \0").split(b"\0")[0].split(b" ")[0]
+    number: int = int(digits or b"0", 8) if not digits.strip(b"01234567") else -1
+    return None if number < 0 else number
 
 
 def _signed_sum(block: bytes) -> int:
@@ -300,5 +302,5 @@ def _attributes(records: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _shown(name: bytes) -> str:
-    text = repr(name.decode("utf-8", "backslashreplace"))
-    return text if len(text) <= 200 else f"{text[:100]}...{text[-60:]}"
+    label = repr(name.decode("utf-8", "backslashreplace"))
+    return label if len(label) <= 200 else f"{label[:100]}...{label[-60:]}"

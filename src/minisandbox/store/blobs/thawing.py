@@ -44,20 +44,20 @@ def thaw(layer: Path) -> None:
     with hold_lock(root / "locks" / f"thaw-{layer.name}.lock", timeout=_TIMEOUT):
         if is_frozen(layer):
             label = f"thaw-{layer.name[:12]}"
-            with store_faults(f"thaw layer {layer.name}"), staging_directory(root, label) as work:
-                _put_back(layer, _unpacked(root, layer, work))
+            with store_faults(f"thaw layer {layer.name}"), staging_directory(root, label) as staging:
+                _put_back(layer, _unpacked(root, layer, staging))
 
 
-def _unpacked(root: Path, layer: Path, work: Path) -> Path:
+def _unpacked(root: Path, layer: Path, staging: Path) -> Path:
     """Unpack a layer's blob; return a directory that contains the tree and the file list, both durable."""
     try:
-        listed = list(listing.read_entries(layer))
+        entries = list(listing.read_entries(layer))
         with open_cold(root, layer.name) as stream:
-            done = unpack(stream, work / "tree", None, keep_owners=os.geteuid() == 0)
-        copies = {entry.path: entry.copy for entry in listed if entry.copy != PRIVATE}
-        result = Made(work / "tree", digests=done.digests, expected=list_digest(listed))
+            unpacked = unpack(stream, staging / "tree", None, keep_owners=os.geteuid() == 0)
+        copies = {entry.path: entry.copy for entry in entries if entry.copy != PRIVATE}
+        made = Made(staging / "tree", digests=unpacked.digests, expected=list_digest(entries))
         record = LayerRecord.read(root, f"layers/{layer.name}/layer.json")
-        return Publication(Pool(root / "objects"), work, result, (), copies).prepare(record)[0]
+        return Publication(Pool(root / "objects"), staging, made, (), copies).prepare(record)[0]
     except DiskFull:
         raise
     except StoreError as error:

@@ -21,7 +21,7 @@ from minisandbox.errors import ImageRefused
 from minisandbox.launch.jobs.tree_writer import NEW_FILE_FLAGS, FileWriter
 from minisandbox.launch.kernel import syscalls
 from minisandbox.launch.kernel.identity import last_id
-from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.below import LowerLayers
 from minisandbox.store.blobs.streams import SPARE, LayerStream, require_room
 from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, MemberReader, TarReader
 
@@ -97,7 +97,7 @@ class _Node:
 
 
 def unpack(
-    stream: LayerStream, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
+    stream: LayerStream, tree: Path, below: LowerLayers | None, *, keep_owners: bool, bounds: Bounds | None = None
 ) -> Unpacked:
     """Unpack a layer.
 
@@ -114,7 +114,7 @@ def unpack(
         OSError: a system call failed, for example with ENOSPC because the disk is full.
     """
     try:
-        done = unpack_members(TarReader(stream), tree, below, keep_owners=keep_owners, bounds=bounds)
+        unpacked = unpack_members(TarReader(stream), tree, below, keep_owners=keep_owners, bounds=bounds)
     except OSError as error:
         if not _is_refusal(error):
             raise
@@ -124,30 +124,36 @@ def unpack(
             hint="nothing of this layer was published",
         ) from error
     stream.finish()
-    return done
+    return unpacked
 
 
 def unpack_members(
-    reader: MemberReader, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
+    reader: MemberReader, tree: Path, below: LowerLayers | None, *, keep_owners: bool, bounds: Bounds | None = None
 ) -> Unpacked:
     """Unpack the members of a layer from any reader; see :func:`unpack`."""
     tree.mkdir(mode=0o700)
-    root = os.open(tree, _OPEN_DIRECTORY | os.O_CLOEXEC)
-    unpacker = _Unpacker(reader, root, tree.with_suffix(".removed"), below, keep_owners, bounds or Bounds())
+    root_fd = os.open(tree, _OPEN_DIRECTORY | os.O_CLOEXEC)
+    unpacker = _Unpacker(reader, root_fd, tree.with_suffix(".removed"), below, keep_owners, bounds or Bounds())
     try:
         unpacker.run()
     finally:
         unpacker.close()
-    return unpacker.done
+    return unpacker.result
 
 
 class _Unpacker:
     def __init__(
-        self, reader: MemberReader, root: int, trash: Path, below: Below | None, keep_owners: bool, bounds: Bounds
+        self,
+        reader: MemberReader,
+        root_fd: int,
+        trash: Path,
+        below: LowerLayers | None,
+        keep_owners: bool,
+        bounds: Bounds,
     ) -> None:
-        self.done = Unpacked()
+        self.result = Unpacked()
         self._reader = reader
-        self._root = root
+        self._root = root_fd
         self._trash = trash
         self._below = below
         self._keep_owners = keep_owners
@@ -165,9 +171,9 @@ class _Unpacker:
             self._count(1)
             self._take(member)
         self._remove_links()
-        self._hide((), self._top, hidden=False)
+        self._hide((), self._top, is_hidden=False)
         self._forget()
-        self.done.hides_all = self._top.opaque
+        self.result.hides_all = self._top.opaque
         self._top.opaque = False  # overlayfs ignores the attribute on a layer's root
         self._settle((), self._top)
 
@@ -203,23 +209,23 @@ class _Unpacker:
                 self._refuse("the root of an image is a directory")
             self._top.member = member
             return
-        is_note = any(part.startswith(_AUFS) and part != OPAQUE_MARK for part in parts)
-        if is_note and (member.kind != FILE or parts[:-1] != [_AUFS_LINKS]):
+        is_aufs_file = any(part.startswith(_AUFS) and part != OPAQUE_MARK for part in parts)
+        if is_aufs_file and (member.kind != FILE or parts[:-1] != [_AUFS_LINKS]):
             return
-        folder, where = self._directory(parts[:-1])
+        folder, folder_path = self._directory(parts[:-1])
         name = parts[-1]
         if name.startswith(WHITEOUT):
             self._note_whiteout(folder, name)
             return
         if member.kind == HARD_LINK:
-            self._link(folder, where, name)
+            self._link(folder, folder_path, name)
             return
-        existing = folder.children.get(name)
-        if existing is not None and existing.kind == DIRECTORY == member.kind:
-            existing.member = member
+        replaced = folder.children.get(name)
+        if replaced is not None and replaced.kind == DIRECTORY == member.kind:
+            replaced.member = member
             return
-        self._remove(folder, where, name)
-        self._make(folder, where, name)
+        self._remove(folder, folder_path, name)
+        self._make(folder, folder_path, name)
 
     def _parts(self, path: str) -> list[str]:
         """Split a path into names; reject "..", and ignore leading slashes as tar(1) does."""
@@ -235,32 +241,32 @@ class _Unpacker:
     def _directory(self, parts: list[str]) -> tuple[_Node, tuple[str, ...]]:
         """Find or create a directory, resolving this layer's links in the model; return its node and its path."""
         path: list[str] = []
-        node, trail = self._top, [self._top]
-        waiting, links = list(reversed(parts)), 0
-        while waiting:
-            part = waiting.pop()
+        node, nodes = self._top, [self._top]
+        pending, link_count = list(reversed(parts)), 0
+        while pending:
+            part = pending.pop()
             if part == "..":  # from the target of a link
                 if not path:
                     self._refuse("it lies behind a link that leads out of the image")
                 path.pop()
-                trail.pop()
+                nodes.pop()
             else:
                 child = node.children.get(part) or self._imply(node, path, part)
                 if child.kind == LINK:
-                    links += 1
-                    if links > _MOST_LINKS:
+                    link_count += 1
+                    if link_count > _MOST_LINKS:
                         self._refuse(f"it lies behind more than {_MOST_LINKS} links")
                     if child.target.startswith("/"):
-                        path, trail = [], [self._top]
-                    waiting += [one for one in reversed(child.target.split("/")) if one not in ("", ".")]
+                        path, nodes = [], [self._top]
+                    pending += [name for name in reversed(child.target.split("/")) if name not in ("", ".")]
                 elif child.kind != DIRECTORY:
                     self._refuse(f"it lies in {'/'.join((*path, part))!r}, which is a {child.kind}")
                 elif len(path) == DEEPEST:
                     self._refuse(f"it lies in more than {DEEPEST} directories")
                 else:
                     path.append(part)
-                    trail.append(child)
-            node = trail[-1]
+                    nodes.append(child)
+            node = nodes[-1]
         if len("/".join(path)) > LONGEST_PATH:
             self._refuse(f"its path has more than {LONGEST_PATH} characters")
         return node, tuple(path)
@@ -270,9 +276,9 @@ class _Unpacker:
         if name.startswith(WHITEOUT) and (path or name != _AUFS_LINKS):
             self._refuse(f"it lies in {name!r}, which is a whiteout")
         self._count(1)
-        parent = self._at(tuple(path))
-        os.mkdir(name, 0o700, dir_fd=parent)
-        fd = syscalls.openat2(parent, name, _OPEN_DIRECTORY, syscalls.RESOLVE_INSIDE)
+        parent_fd = self._at(tuple(path))
+        os.mkdir(name, 0o700, dir_fd=parent_fd)
+        fd = syscalls.openat2(parent_fd, name, _OPEN_DIRECTORY, syscalls.RESOLVE_INSIDE)
         self._forget()
         self._open = ((*path, name), fd)
         child = node.children[name] = _Node(DIRECTORY)
@@ -288,72 +294,72 @@ class _Unpacker:
             folder.whiteouts = folder.whiteouts or set()
             folder.whiteouts.add(hidden)
 
-    def _link(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
+    def _link(self, folder: _Node, folder_path: tuple[str, ...], name: str) -> None:
         target = self._parts(os.fsdecode(self._member.target))
         if not target:
             self._refuse("it is a hard link to a directory")
-        origin, origin_path = self._directory(target[:-1])
-        linked = origin.children.get(target[-1])
-        if linked is None or linked.kind == DIRECTORY:
-            what = "a directory" if linked else "nothing of this layer"
-            self._refuse(f"it is a hard link to {os.fsdecode(self._member.target)!r}, which is {what}")
-        if folder.children.get(name) is linked:
+        target_folder, target_folder_path = self._directory(target[:-1])
+        target_node = target_folder.children.get(target[-1])
+        if target_node is None or target_node.kind == DIRECTORY:
+            kind = "a directory" if target_node else "nothing of this layer"
+            self._refuse(f"it is a hard link to {os.fsdecode(self._member.target)!r}, which is {kind}")
+        if folder.children.get(name) is target_node:
             return
-        if origin_path[: len(where) + 1] == (*where, name):
+        if target_folder_path[: len(folder_path) + 1] == (*folder_path, name):
             self._refuse("it is a hard link to a file in the directory that it replaces")
-        self._remove(folder, where, name)
-        source = self._duplicate(origin_path)
+        self._remove(folder, folder_path, name)
+        target_fd = self._duplicate(target_folder_path)
         try:
-            os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=self._at(where), follow_symlinks=False)
+            os.link(target[-1], name, src_dir_fd=target_fd, dst_dir_fd=self._at(folder_path), follow_symlinks=False)
         finally:
-            os.close(source)
-        folder.children[name] = linked
+            os.close(target_fd)
+        folder.children[name] = target_node
 
-    def _make(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
-        member, parent = self._member, self._at(where)
+    def _make(self, folder: _Node, folder_path: tuple[str, ...], name: str) -> None:
+        member, parent_fd = self._member, self._at(folder_path)
         node = _Node(member.kind)
         if member.kind == FILE:
-            self._write(member, name, parent)
+            self._write(member, name, parent_fd)
         elif member.kind == DIRECTORY:
-            os.mkdir(name, 0o700, dir_fd=parent)
+            os.mkdir(name, 0o700, dir_fd=parent_fd)
             node.member = member
         elif member.kind == LINK:
-            node.target = self._symlink(member, name, parent)
+            node.target = self._symlink(member, name, parent_fd)
         elif member.kind == FIFO:
-            os.mkfifo(name, 0o600, dir_fd=parent)
-            self._own(member, name, parent)
-            os.chmod(name, member.mode, dir_fd=parent)
-            self._date(member, name, parent)
+            os.mkfifo(name, 0o600, dir_fd=parent_fd)
+            self._own(member, name, parent_fd)
+            os.chmod(name, member.mode, dir_fd=parent_fd)
+            self._date(member, name, parent_fd)
         else:  # a sandbox has its own /dev, and device files do not work elsewhere in a sandbox
-            self.done.notes["device files are left out"] += where[:1] != ("dev",)
+            self.result.notes["device files are left out"] += folder_path[:1] != ("dev",)
             self._note_whiteout(folder, f"{WHITEOUT}{name}")  # like the device, hide this name in the layers below
             return
         folder.children[name] = node
 
-    def _symlink(self, member: Member, name: str, parent: int) -> str:
+    def _symlink(self, member: Member, name: str, parent_fd: int) -> str:
         target = os.fsdecode(member.target)
         if not target or len(member.target) > 4095:  # symlink(2): PATH_MAX
             self._refuse("it is a link to a path that is empty or too long")
-        os.symlink(target, name, dir_fd=parent)
-        self._own(member, name, parent)
-        self._date(member, name, parent)
+        os.symlink(target, name, dir_fd=parent_fd)
+        self._own(member, name, parent_fd)
+        self._date(member, name, parent_fd)
         if member.attributes:
-            self.done.notes["extended attributes of links are left out"] += 1
+            self.result.notes["extended attributes of links are left out"] += 1
         return target
 
-    def _write(self, member: Member, name: str, parent: int) -> None:
+    def _write(self, member: Member, name: str, parent_fd: int) -> None:
         self._content += member.size
         if self._content > self._bounds.content:
             self._refuse(f"the layer's files have more than {self._bounds.content} bytes")
-        file = FileWriter(os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=parent))
+        file = FileWriter(os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=parent_fd))
         try:
-            hashed = hashlib.sha256()
-            for part in self._reader.content():
-                hashed.update(part)
-                self._require_room(file.fd, len(part))
-                file.data(part)
+            hasher = hashlib.sha256()
+            for chunk in self._reader.content():
+                hasher.update(chunk)
+                self._require_room(file.fd, len(chunk))
+                file.data(chunk)
             self._finish(file.fd, member, self._owner(member))
-            self.done.digests[os.fstat(file.fd).st_ino] = hashed.hexdigest()
+            self.result.digests[os.fstat(file.fd).st_ino] = hasher.hexdigest()
         finally:
             file.close()
 
@@ -371,64 +377,64 @@ class _Unpacker:
             os.fchown(fd, *owner)
         self._set_attributes(fd, member)
         os.fchmod(fd, member.mode)
-        moment = _moment(member)
-        os.utime(fd, ns=(moment, moment))
+        mtime = _moment(member)
+        os.utime(fd, ns=(mtime, mtime))
 
     def _owner(self, member: Member) -> tuple[int, int]:
         if not self._keep_owners:
             if member.uid or member.gid:
-                self.done.notes["files of other owners belong to root"] += 1
+                self.result.notes["files of other owners belong to root"] += 1
             return -1, -1
         if max(member.uid, member.gid) > self._last_id:
-            self.done.notes[f"files of ids above {self._last_id} belong to nobody"] += 1
-        uid, gid = (number if number <= self._last_id else NOBODY for number in (member.uid, member.gid))
+            self.result.notes[f"files of ids above {self._last_id} belong to nobody"] += 1
+        uid, gid = (id_number if id_number <= self._last_id else NOBODY for id_number in (member.uid, member.gid))
         return uid, gid
 
-    def _own(self, member: Member, name: str, parent: int) -> None:
+    def _own(self, member: Member, name: str, parent_fd: int) -> None:
         uid, gid = self._owner(member)
         if self._keep_owners:
-            os.chown(name, uid, gid, dir_fd=parent, follow_symlinks=False)
+            os.chown(name, uid, gid, dir_fd=parent_fd, follow_symlinks=False)
 
-    def _date(self, member: Member, name: str, parent: int) -> None:
-        moment = _moment(member)
-        os.utime(name, ns=(moment, moment), dir_fd=parent, follow_symlinks=False)
+    def _date(self, member: Member, name: str, parent_fd: int) -> None:
+        mtime = _moment(member)
+        os.utime(name, ns=(mtime, mtime), dir_fd=parent_fd, follow_symlinks=False)
 
     def _set_attributes(self, fd: int, member: Member) -> None:
         for name, value in member.attributes.items():
-            ours = name.startswith("user.overlay.")
-            if not ours and name.startswith(("user.", "security.capability", "system.posix_acl_")):
+            is_overlay = name.startswith("user.overlay.")
+            if not is_overlay and name.startswith(("user.", "security.capability", "system.posix_acl_")):
                 with contextlib.suppress(OSError):  # not permitted for this user, or no support in the file system
                     os.setxattr(fd, name, value)
                     continue
-            space = name.partition(".")[0]
-            which = f"extended attributes {space}.*" if space in _NAMESPACES else "other extended attributes"
-            self.done.notes[f"{which} are left out"] += 1
+            namespace = name.partition(".")[0]
+            label = f"extended attributes {namespace}.*" if namespace in _NAMESPACES else "other extended attributes"
+            self.result.notes[f"{label} are left out"] += 1
 
     # --- whiteouts and directories, once everything is there ---
 
-    def _hide(self, path: tuple[str, ...], node: _Node, *, hidden: bool) -> None:
+    def _hide(self, path: tuple[str, ...], node: _Node, *, is_hidden: bool) -> None:
         """Create whiteouts, except for names that this layer has itself (image-spec, layer.md, "Whiteouts")."""
-        hidden = hidden or node.opaque
+        is_hidden = is_hidden or node.opaque
         for name in sorted(node.whiteouts or ()):
-            child_of_layer = node.children.get(name)
-            if child_of_layer is not None:
-                child_of_layer.opaque = child_of_layer.kind == DIRECTORY
-            elif self._below is None or (not hidden and self._below.shows((*path, name))):
+            own_child = node.children.get(name)
+            if own_child is not None:
+                own_child.opaque = own_child.kind == DIRECTORY
+            elif self._below is None or (not is_hidden and self._below.shows((*path, name))):
                 # An unprivileged user may create a whiteout since Linux 5.8 (mknod(2) with WHITEOUT_DEV).
-                parent = self._at(path)
-                os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
-                os.utime(name, ns=(0, 0), dir_fd=parent, follow_symlinks=False)
+                parent_fd = self._at(path)
+                os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent_fd)
+                os.utime(name, ns=(0, 0), dir_fd=parent_fd, follow_symlinks=False)
                 node.children[name] = _Node("whiteout")
         for name, child in node.children.items():
             if child.kind == DIRECTORY:
-                self._hide((*path, name), child, hidden=hidden)
+                self._hide((*path, name), child, is_hidden=is_hidden)
 
     def _settle(self, path: tuple[str, ...], node: _Node) -> None:
         """Set the attributes of directories, innermost first, once all files exist, because new files change mtimes."""
         for name, child in node.children.items():
             if child.kind == DIRECTORY:
                 self._settle((*path, name), child)
-        member = node.member or (self._below or Below()).directory(path)
+        member = node.member or (self._below or LowerLayers()).directory(path)
         fd = self._duplicate(path)
         try:
             if node.opaque:
@@ -440,18 +446,18 @@ class _Unpacker:
 
     # --- the tree ---
 
-    def _remove(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
+    def _remove(self, folder: _Node, folder_path: tuple[str, ...], name: str) -> None:
         """Remove the file or directory that an earlier entry created under this name."""
-        existing = folder.children.pop(name, None)
-        if existing is None:
+        removed = folder.children.pop(name, None)
+        if removed is None:
             return
-        if existing.kind != DIRECTORY:
-            os.unlink(name, dir_fd=self._at(where))
+        if removed.kind != DIRECTORY:
+            os.unlink(name, dir_fd=self._at(folder_path))
             return
         if not self._removed:
             self._trash.mkdir(mode=0o700)
         self._removed += 1
-        os.rename(name, self._trash / str(self._removed), src_dir_fd=self._at(where))
+        os.rename(name, self._trash / str(self._removed), src_dir_fd=self._at(folder_path))
         self._forget()
 
     def _at(self, path: tuple[str, ...]) -> int:

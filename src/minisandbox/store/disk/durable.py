@@ -14,18 +14,18 @@ HALF_WRITTEN = "[0-9a-f]" * 12
 """Glob pattern for the suffix of half-written files of killed processes, which are named ``.NAME.SUFFIX``."""
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that readers, even after a crash, see either the old or the new content.
 
     Args:
         path: the file; its directory must exist.
-        data: the whole content.
+        content: the whole content.
 
     Raises:
         OSError: a system call failed; the old content is unchanged.
     """
     with written_atomically(path) as file:
-        file.write(data)
+        file.write(content)
 
 
 @contextmanager
@@ -38,15 +38,15 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         OSError: a system call failed; the old content is unchanged.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    temporary_path = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        with part.open("xb") as file:
+        with temporary_path.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+        temporary_path.replace(path)
     except BaseException:  # Ctrl-C included: leave no half-written file
-        part.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 

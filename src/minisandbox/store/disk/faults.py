@@ -26,13 +26,13 @@ _FEW_FILES = 100
 
 
 @contextmanager
-def store_faults(what: str) -> Iterator[None]:
+def store_faults(action: str) -> Iterator[None]:
     """Convert an ``OSError`` of the body to a :class:`StoreError` that names the failed action.
 
     A :class:`MiniSandboxError` passes unchanged.
 
     Args:
-        what: the action and its object, for example ``"publish layer ab12"``.
+        action: the action and its object, for example ``"publish layer ab12"``.
 
     Raises:
         DiskFull: the disk or a quota is full.
@@ -44,31 +44,31 @@ def store_faults(what: str) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in FULL:
-            raise disk_full(what, error) from error
+            raise disk_full(action, error) from error
         hint = _HINTS.get(error.errno or 0)
-        raise StoreError(f"cannot {what}", reason=_told(error), hint=hint) from error
+        raise StoreError(f"cannot {action}", reason=_message(error), hint=hint) from error
 
 
-def disk_full(what: str, error: OSError | None = None) -> DiskFull:
+def disk_full(action: str, error: OSError | None = None) -> DiskFull:
     """Return the error for a full disk.
 
     Args:
-        what: the failed action and its object.
+        action: the failed action and its object.
         error: the OSError, if a system call failed.
     """
     fault = DiskFull(
-        f"cannot {what}: the disk is full",
-        reason=_told(error) if error else "no space left on the store's file system",
+        f"cannot {action}: the disk is full",
+        reason=_message(error) if error else "no space left on the store's file system",
         hint="free some space, or set MINISANDBOX_STORE to a larger disk; finished layers are kept",
     )
     fault.errno = error.errno if error else errno.ENOSPC
     return fault
 
 
-def _told(error: OSError) -> str:
+def _message(error: OSError) -> str:
     """Return the message of an OSError, without the middle of a very long path."""
-    text = str(error)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
+    message = str(error)
+    return message if len(message) <= _LONGEST else f"{message[: _LONGEST // 2]}...{message[-_LONGEST // 2 :]}"
 
 
 def is_full(directory: Path, minimum: int) -> bool:
@@ -81,13 +81,13 @@ def is_full(directory: Path, minimum: int) -> bool:
     Raises:
         OSError: the file system's status cannot be read.
     """
-    info = os.statvfs(directory)
-    if info.f_bavail * info.f_frsize < minimum or (info.f_files > 0 and info.f_favail < _FEW_FILES):
+    status = os.statvfs(directory)
+    if status.f_bavail * status.f_frsize < minimum or (status.f_files > 0 and status.f_favail < _FEW_FILES):
         return True
-    return not _takes(directory, minimum)
+    return not _can_allocate(directory, minimum)
 
 
-def _takes(directory: Path, size: int) -> bool:
+def _can_allocate(directory: Path, size: int) -> bool:
     """Return whether a file of that size can be allocated; fallocate(2) honours quotas, which statvfs(3) ignores."""
     path = directory / f"room.{secrets.token_hex(6)}"
     try:

@@ -105,8 +105,8 @@ def open_locked(path: Path, flags: int, lock: Callable[[int], bool] = try_flock)
 def still_named(fd: int, path: Path) -> bool:
     """Return whether the locked inode still has the name ``path``; the previous holder may have removed it."""
     try:
-        named = path.stat(follow_symlinks=False)
+        path_status = path.stat(follow_symlinks=False)
     except FileNotFoundError:
         return False
-    held = os.fstat(fd)
-    return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+    fd_status = os.fstat(fd)
+    return (fd_status.st_dev, fd_status.st_ino) == (path_status.st_dev, path_status.st_ino)

@@ -25,14 +25,14 @@ def default_root(environment: Mapping[str, str] | None = None) -> Path:
     Raises:
         StoreError: no setting names the directory, and there is no home directory.
     """
-    env = os.environ if environment is None else environment
-    if chosen := env.get("MINISANDBOX_STORE"):
-        return Path(chosen).expanduser().absolute()
-    cache = env.get("XDG_CACHE_HOME", "")
+    variables = os.environ if environment is None else environment
+    if configured := variables.get("MINISANDBOX_STORE"):
+        return Path(configured).expanduser().absolute()
+    cache = variables.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification: relative values are invalid and are ignored.
     if cache.startswith("/"):
         return Path(cache) / "minisandbox"
-    home = home_directory(env)
+    home = home_directory(variables)
     if home is None:
         raise StoreError(
             "there is no place for the store",

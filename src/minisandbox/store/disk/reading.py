@@ -25,11 +25,11 @@ def open_below(root: Path, name: str) -> IO[bytes]:
         StoreError: the name is not a regular file, or its path contains a link.
         OSError: the file cannot be opened; FileNotFoundError if it is missing.
     """
-    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return open_regular(f"{root}/{name}", lambda: syscalls.openat2(top, name, FLAGS, syscalls.RESOLVE_INSIDE))
+        return open_regular(f"{root}/{name}", lambda: syscalls.openat2(root_fd, name, FLAGS, syscalls.RESOLVE_INSIDE))
     finally:
-        os.close(top)
+        os.close(root_fd)
 
 
 def read_below(root: Path, name: str, limit: int) -> bytes:

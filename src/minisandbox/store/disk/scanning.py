@@ -32,7 +32,7 @@ class Allowance:
     """
 
     seconds: float | None = None
-    _begun: float = field(default_factory=time.monotonic)
+    _start: float = field(default_factory=time.monotonic)
 
     def check(self) -> None:
         """Raise an error if the time limit has passed.
@@ -40,7 +40,7 @@ class Allowance:
         Raises:
             UnfitTree: the time limit has passed.
         """
-        if self.seconds is not None and time.monotonic() - self._begun > self.seconds:
+        if self.seconds is not None and time.monotonic() - self._start > self.seconds:
             raise UnfitTree(
                 "the tree takes too long to read",
                 reason=f"after {self.seconds:.0f} s it was not listed and hashed",
@@ -63,47 +63,47 @@ def opened_up(path: str | Path) -> Iterator[None]:
         os.chmod(path, mode)
 
 
-def walk(tree: Path, opened: ExitStack | None = None) -> Iterator[tuple[str, os.stat_result]]:
+def walk(tree: Path, restore_modes: ExitStack | None = None) -> Iterator[tuple[str, os.stat_result]]:
     """Yield (path relative to the tree, status), first for the tree itself, and for each directory before its contents.
 
     The names in a directory are sorted, so that equal trees give equal lists.
 
     Args:
         tree: the directory.
-        opened: restores the modes of directories that :func:`opened_up` had to change; None changes no modes.
+        restore_modes: restores the modes of directories that :func:`opened_up` had to change; None changes no modes.
 
     Raises:
         OSError: a directory cannot be read.
     """
     base = os.fspath(tree)
-    top = os.lstat(base)
-    yield "", top
-    waiting = [""] if stat.S_ISDIR(top.st_mode) else []  # do not follow a link in place of the tree
-    while waiting:
-        folder = waiting.pop()
-        for entry in _listed(f"{base}/{folder}", opened):
+    status = os.lstat(base)
+    yield "", status
+    pending = [""] if stat.S_ISDIR(status.st_mode) else []  # do not follow a link in place of the tree
+    while pending:
+        folder = pending.pop()
+        for entry in _sorted_entries(f"{base}/{folder}", restore_modes):
             path = f"{folder}/{entry.name}" if folder else entry.name
-            info = entry.stat(follow_symlinks=False)
-            yield path, info
-            if stat.S_ISDIR(info.st_mode):
-                waiting.append(path)
+            child_status = entry.stat(follow_symlinks=False)
+            yield path, child_status
+            if stat.S_ISDIR(child_status.st_mode):
+                pending.append(path)
 
 
-def _listed(folder: str, opened: ExitStack | None) -> list[os.DirEntry[str]]:
-    if opened is not None and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        opened.enter_context(opened_up(folder))
+def _sorted_entries(folder: str, restore_modes: ExitStack | None) -> list[os.DirEntry[str]]:
+    if restore_modes is not None and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        restore_modes.enter_context(opened_up(folder))
     with os.scandir(folder) as entries:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def scan(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
+def scan(tree: Path, restore_modes: ExitStack, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
     """Yield the entries of a tree before its publication, and remove sockets and overlayfs's internal attributes.
 
     A socket is useless once its server has exited, and tar archives cannot contain sockets.
 
     Args:
         tree: a tree that no process writes to any more.
-        opened: restores the modes of directories that the build left without permissions and that were opened up.
+        restore_modes: restores the modes of directories that the build left without permissions.
         allowance: time limit for reading the tree.
         digests: known SHA-256 of files' contents by inode; files with a known digest are not read.
 
@@ -113,7 +113,7 @@ def scan(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mapping[i
         OSError: a file or directory cannot be read.
     """
     try:
-        yield from _scanned(tree, opened, allowance, digests)
+        yield from _scan_entries(tree, restore_modes, allowance, digests)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
@@ -127,64 +127,66 @@ def scan(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mapping[i
         ) from error
 
 
-def _scanned(tree: Path, opened: ExitStack, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
-    first: dict[int, Entry] = {}
-    for path, info in walk(tree, opened):
+def _scan_entries(
+    tree: Path, restore_modes: ExitStack, allowance: Allowance, digests: Mapping[int, str]
+) -> Iterator[Entry]:
+    first_names: dict[int, Entry] = {}
+    for path, status in walk(tree, restore_modes):
         allowance.check()
-        where = f"{tree}/{path}" if path else str(tree)
-        if stat.S_ISSOCK(info.st_mode):
-            os.unlink(where)
+        file_path = f"{tree}/{path}" if path else str(tree)
+        if stat.S_ISSOCK(status.st_mode):
+            os.unlink(file_path)
             continue
-        linked = first.get(info.st_ino) if info.st_nlink > 1 else None
-        if linked is not None:
-            yield replace(linked, path=path, same=linked.path)
+        first_entry = first_names.get(status.st_ino) if status.st_nlink > 1 else None
+        if first_entry is not None:
+            yield replace(first_entry, path=path, same=first_entry.path)
             continue
-        known_digest = digests.get(info.st_ino, "") if stat.S_ISREG(info.st_mode) else ""
-        entry = _described(path, where, info, allowance, digest=not known_digest)
-        entry = _cleared(replace(entry, digest=entry.digest or known_digest), where)
-        if info.st_nlink > 1 and entry.kind not in (DIRECTORY, WHITEOUT):  # overlayfs hard-links its whiteouts
-            first[info.st_ino] = entry
+        known_digest = digests.get(status.st_ino, "") if stat.S_ISREG(status.st_mode) else ""
+        entry = _readable_entry(path, file_path, status, allowance, digest=not known_digest)
+        entry = _without_handles(replace(entry, digest=entry.digest or known_digest), file_path)
+        if status.st_nlink > 1 and entry.kind not in (DIRECTORY, WHITEOUT):  # overlayfs hard-links its whiteouts
+            first_names[status.st_ino] = entry
         yield entry
 
 
-def _described(path: str, where: str, info: os.stat_result, allowance: Allowance, *, digest: bool) -> Entry:
+def _readable_entry(path: str, file_path: str, status: os.stat_result, allowance: Allowance, *, digest: bool) -> Entry:
     """Return the entry of a file or directory, even if its mode denies reading to its owner."""
-    closed = stat.S_ISREG(info.st_mode) and not info.st_mode & stat.S_IRUSR
-    with opened_up(where) if closed else nullcontext():
-        return describe(path, where, info, digest=digest, allowance=allowance)
+    is_unreadable = stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IRUSR
+    with opened_up(file_path) if is_unreadable else nullcontext():
+        return describe(path, file_path, status, digest=digest, allowance=allowance)
 
 
-def _cleared(entry: Entry, where: str) -> Entry:
+def _without_handles(entry: Entry, file_path: str) -> Entry:
     """Remove overlayfs's file handles, which make equal files differ and become stale when the layer is moved."""
     if entry.kind == WHITEOUT:
-        return _plain_whiteout(entry, where)
-    noted = [name for name, _ in entry.attributes if name in _MACHINE]
-    if not noted:
+        return _plain_whiteout(entry, file_path)
+    overlay_names = [name for name, _ in entry.attributes if name in _MACHINE]
+    if not overlay_names:
         return entry
-    with nullcontext() if os.access(where, os.W_OK) else opened_up(where):
-        for name in noted:
-            os.removexattr(where, name, follow_symlinks=False)
+    with nullcontext() if os.access(file_path, os.W_OK) else opened_up(file_path):
+        for name in overlay_names:
+            os.removexattr(file_path, name, follow_symlinks=False)
     return replace(entry, attributes=tuple(pair for pair in entry.attributes if pair[0] not in _MACHINE))
 
 
-def _plain_whiteout(entry: Entry, where: str) -> Entry:
+def _plain_whiteout(entry: Entry, file_path: str) -> Entry:
     """Clear a whiteout's mode and mtime, which have no meaning, so that equal layers have equal lists."""
     if entry.mode:
-        os.chmod(where, 0)
+        os.chmod(file_path, 0)
     if entry.mtime:
-        os.utime(where, ns=(0, 0), follow_symlinks=False)
+        os.utime(file_path, ns=(0, 0), follow_symlinks=False)
     return replace(entry, mode=0, mtime=0)
 
 
 def describe(
-    path: str, where: str, info: os.stat_result, *, digest: bool = True, allowance: Allowance | None = None
+    path: str, file_path: str, status: os.stat_result, *, digest: bool = True, allowance: Allowance | None = None
 ) -> Entry:
     """Return the entry of a file, directory, link, FIFO or whiteout.
 
     Args:
         path: path in the layer.
-        where: path on this machine.
-        info: its status.
+        file_path: path on this machine.
+        status: its status.
         digest: whether to read and hash a file's content.
         allowance: time limit for reading the file; None sets no limit.
 
@@ -193,29 +195,29 @@ def describe(
         StoreError: the path is a device, or the file changed while it was read.
         OSError: the path cannot be read.
     """
-    kind = kind_of(info)
+    kind = kind_of(status)
     if kind is None:
-        raise StoreError(f"{where} is a device", reason="a layer holds files, directories and links")
+        raise StoreError(f"{file_path} is a device", reason="a layer holds files, directories and links")
     return Entry(
         path=path,
         kind=kind,
-        mode=stat.S_IMODE(info.st_mode),
-        uid=info.st_uid,
-        gid=info.st_gid,
-        mtime=info.st_mtime_ns,
-        size=info.st_size if kind == FILE else 0,
-        disk=info.st_blocks * 512,  # stat(2): st_blocks counts 512-byte units on every file system
-        digest=hash_file(where, info.st_size, allowance) if kind == FILE and digest else "",
-        target=os.readlink(where) if kind == LINK else "",
-        attributes=read_attributes(where) if kind in (FILE, DIRECTORY) else (),
+        mode=stat.S_IMODE(status.st_mode),
+        uid=status.st_uid,
+        gid=status.st_gid,
+        mtime=status.st_mtime_ns,
+        size=status.st_size if kind == FILE else 0,
+        disk=status.st_blocks * 512,  # stat(2): st_blocks counts 512-byte units on every file system
+        digest=hash_file(file_path, status.st_size, allowance) if kind == FILE and digest else "",
+        target=os.readlink(file_path) if kind == LINK else "",
+        attributes=read_attributes(file_path) if kind in (FILE, DIRECTORY) else (),
     )
 
 
-def kind_of(info: os.stat_result) -> str | None:
+def kind_of(status: os.stat_result) -> str | None:
     """Return the entry kind for a file status, or None for a device other than a whiteout."""
-    if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
+    if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
         return WHITEOUT
-    return _KINDS.get(stat.S_IFMT(info.st_mode))
+    return _KINDS.get(stat.S_IFMT(status.st_mode))
 
 
 def hash_file(path: str, size: int, allowance: Allowance | None = None) -> str:
@@ -254,5 +256,7 @@ def read_attributes(path: str) -> Attributes:
         names = os.listxattr(path, follow_symlinks=False)
     except OSError:  # a file system without extended attributes, for example tmpfs before Linux 6.6
         return ()
-    chosen = sorted(name for name in names if name.startswith(("user.", "security.capability", "system.posix_acl")))
-    return tuple((name, os.getxattr(path, name, follow_symlinks=False).hex()) for name in chosen)
+    layer_names = sorted(
+        name for name in names if name.startswith(("user.", "security.capability", "system.posix_acl"))
+    )
+    return tuple((name, os.getxattr(path, name, follow_symlinks=False).hex()) for name in layer_names)

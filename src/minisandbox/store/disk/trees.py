@@ -54,14 +54,14 @@ def measure_tree(path: Path) -> TreeSize:
         directories, may be missing.
     """
     blocks = files = 0
-    seen: set[int] = set()
+    counted_inodes: set[int] = set()
     walker = trees.DirWalker(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     with contextlib.closing(walker):
         for status in trees.walk_statuses(walker):
             if not stat.S_ISDIR(status.st_mode):
                 files += 1
-                if status.st_nlink > 1 and status.st_ino in seen:
+                if status.st_nlink > 1 and status.st_ino in counted_inodes:
                     continue
-                seen.add(status.st_ino)
+                counted_inodes.add(status.st_ino)
             blocks += status.st_blocks
     return TreeSize(blocks * 512, files)  # stat(2): st_blocks counts 512-byte units on every file system
