@@ -240,7 +240,7 @@ def test_a_fork_leaves_its_parents_directories(layered: ImageSpec) -> None:
         if child == 0:
             try:
                 box.stop()
-                uppers.sweep(all_made=True)
+                uppers.sweep(include_live=True)
             finally:
                 os._exit(0)
         os.waitpid(child, 0)

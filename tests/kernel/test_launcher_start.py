@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from minisandbox.sandbox import Sandbox, host_sockets
+from minisandbox.sandbox import Sandbox, launcher
 from minisandbox.sandbox.controller import current_controller, shut_down
 from minisandbox.types import ImageSpec
 
@@ -34,7 +34,7 @@ def test_the_hosts_sockets_are_looked_for_once_and_only_where_the_hosts_usr_is_s
         searches.append(tuple(tops))
         return ()
 
-    monkeypatch.setattr(host_sockets, "find", find)
+    monkeypatch.setattr(launcher, "find_host_sockets", find)
     shut_down()
     try:
         assert current_controller().launcher.alive

@@ -81,7 +81,7 @@ def patch_of(box: Sandbox, limit: int | None = None) -> bytes:
 def written(box: Sandbox) -> tuple[set[str], set[str]] | None:
     """What git looks at for a patch: paths that are there, paths that are gone."""
     found = patching.find_written(box._core, None, base=None, timeout=None)
-    return None if found is None else (set(found.there), set(found.deleted))
+    return None if found is None else (set(found.existing), set(found.deleted))
 
 
 def test_nothing_changed_is_an_empty_patch(repo: Sandbox) -> None:

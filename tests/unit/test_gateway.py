@@ -55,9 +55,8 @@ class Gateway:
     def __init__(self, prepare: str = "") -> None:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = helper_process.start(
-                network._BOOTSTRAP.replace("gateway.main(", prepare + "gateway.main("), theirs
-            )
+            code = helper_process.bootstrap("egress.gateway").replace("main(socket", prepare + "main(socket")
+            self.process = helper_process.start(code, theirs)
         self.connection.settimeout(PATIENCE)
 
     def serve(self, life: Life, unused: float = 60.0) -> None:

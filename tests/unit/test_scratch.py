@@ -90,7 +90,7 @@ def test_a_note_stays_while_a_directory_is_made(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("tempfile.mkdtemp", slowly)
     place = scratch.new_scratch()
     monkeypatch.setenv("TMPDIR", "/nowhere")
-    assert [found for _, found in scratch._noted()] == [place.parent]
+    assert [found for _, found in scratch._read_notes()] == [place.parent]
 
 
 def test_a_full_place_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

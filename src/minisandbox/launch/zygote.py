@@ -52,7 +52,7 @@ _RETRY = 1.0
 """Seconds until the next attempt to fork setup workers that the kernel refused."""
 
 
-def main(connection: socket.socket, controller: int, settings: list[str]) -> None:
+def main(connection: socket.socket, controller: int, *settings: str) -> None:
     """Serve one controller until it ends. Never returns.
 
     Args:

@@ -67,9 +67,9 @@ class AttachedCore:
     @property
     def alive(self) -> bool:
         """Whether the sandbox is running."""
-        return not self._over(0.0)
+        return not self._has_ended(0.0)
 
-    def _over(self, seconds: float) -> bool:
+    def _has_ended(self, seconds: float) -> bool:
         pidfd = self._pidfd  # another thread may close it
         return pidfd < 0 or readable(pidfd, seconds)
 
@@ -98,7 +98,11 @@ class AttachedCore:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        if self._over(0.2):
+        self._check_running(0.2)
+
+    def _check_running(self, seconds: float = 0.0) -> None:
+        """Raise SandboxGone if the sandbox has ended or ends within this many seconds."""
+        if self._has_ended(seconds):
             raise self._gone()
 
     def _gone(self) -> SandboxGone:
@@ -110,8 +114,7 @@ class AttachedCore:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        if not self.alive:
-            raise self._gone()
+        self._check_running()
         return info_of(self._record)
 
     def process_listener(self, process_id: str) -> socket.socket:
@@ -121,8 +124,7 @@ class AttachedCore:
             SandboxGone: the sandbox has ended.
             HostError: the socket cannot be created.
         """
-        if not self.alive:
-            raise self._gone()
+        self._check_running()
         return listeners.make(self._directory, listeners.name_of(self.id, process_id))
 
     def connect_process(self, process_id: str) -> socket.socket:
@@ -139,8 +141,7 @@ class AttachedCore:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        if not self.alive:
-            raise self._gone()
+        self._check_running()
         return listeners.process_ids(self._directory, self.id)
 
     def snapshot(self) -> Snapshot:
@@ -183,9 +184,9 @@ class AttachedCore:
         """
         self._refuse("refusals")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, operation: str) -> NoReturn:
         raise OwnerOnly(
-            f"{what} of sandbox {self.id}",
+            f"{operation} of sandbox {self.id}",
             reason=f"it belongs to process {self._record.owner}",
             hint="ask for it where the sandbox was created",
         )
@@ -221,8 +222,8 @@ def live_sandboxes(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxI
     Returns:
         The facts about each sandbox, oldest first.
     """
-    pairs = set((labels or {}).items())
+    label_pairs = set((labels or {}).items())
     infos = (info_of(record) for record in registry.live_records(registry.runtime_directory()))
     return tuple(
-        sorted((info for info in infos if pairs <= set(info.labels)), key=lambda info: (info.created, info.id))
+        sorted((info for info in infos if label_pairs <= set(info.labels)), key=lambda info: (info.created, info.id))
     )

@@ -18,16 +18,16 @@ class Cancellation:
     """The running sandboxes of one cancellable piece of work; it may be shared by threads."""
 
     def __init__(self) -> None:
-        self._boxes: set[Sandbox] = set()
+        self._sandboxes: set[Sandbox] = set()
         self._lock = threading.Lock()
-        self._cancelled = False
+        self._is_cancelled = False
 
     @contextmanager
-    def running(self, box: Sandbox) -> Iterator[None]:
+    def running(self, sandbox: Sandbox) -> Iterator[None]:
         """Stop a sandbox if the work is cancelled while the body runs.
 
         Args:
-            box: the sandbox; otherwise the caller stops it.
+            sandbox: the sandbox; otherwise the caller stops it.
 
         Raises:
             CancelledError: the work was cancelled, before or while the body ran. It is raised even if the body has
@@ -35,28 +35,28 @@ class Cancellation:
         """
         with self._lock:
             self.check()
-            self._boxes.add(box)
+            self._sandboxes.add(sandbox)
         try:
             yield
             self.check()
         except MiniSandboxError as error:
-            if self._cancelled:
+            if self._is_cancelled:
                 raise CancelledError from error
             raise
         finally:
             with self._lock:
-                self._boxes.discard(box)
+                self._sandboxes.discard(sandbox)
 
     def check(self) -> None:
         """Raise CancelledError if the work was cancelled."""
-        if self._cancelled:
+        if self._is_cancelled:
             raise CancelledError
 
     def cancel(self) -> None:
         """Cancel the work: stop running sandboxes and refuse new ones. Calling it again does nothing."""
         with self._lock:
-            self._cancelled = True
-            boxes = list(self._boxes)
-        for box in boxes:
+            self._is_cancelled = True
+            sandboxes = list(self._sandboxes)
+        for sandbox in sandboxes:
             with suppress(MiniSandboxError):  # the sandbox hangs; its thread dies with this process
-                box.stop()
+                sandbox.stop()

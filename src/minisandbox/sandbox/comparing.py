@@ -36,9 +36,13 @@ class ChangesCall(Call):
         max_characters: limit for the characters of all paths together.
     """
 
-    def __init__(self, trees: int, below: str, *, usr: bool, skip: Sequence[str], max_characters: int) -> None:
-        options = {"trees": trees, "below": below, "usr": usr, "skip": list(skip), "characters": max_characters}
-        super().__init__({"verb": "changes", **options})
+    def __init__(
+        self, tree_count: int, below: str, *, has_usr: bool, skipped_paths: Sequence[str], max_characters: int
+    ) -> None:
+        super().__init__({
+            "verb": "changes", "trees": tree_count, "below": below, "usr": has_usr, "skip": list(skipped_paths),
+            "characters": max_characters,
+        })  # fmt: skip
         self._changes: list[Change] = []
 
     def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - the header has everything
@@ -47,8 +51,8 @@ class ChangesCall(Call):
             return
         rows = header["rows"]
         assert isinstance(rows, list)
-        for path, kind, what in rows:
-            self._changes.append(Change(PurePosixPath(path), ChangeKind(kind), FileType(what)))
+        for path, kind, file_type in rows:
+            self._changes.append(Change(PurePosixPath(path), ChangeKind(kind), FileType(file_type)))
 
     def result(self) -> tuple[Change, ...]:
         """Return the changes, sorted by path.
@@ -84,12 +88,14 @@ def changes(
         SandboxCreationError: the second sandbox could not be created.
     """
     plan: Plan = make_viewer_plan(request, len(trees))
-    skip = [str(mount.target) for mount in request.mounts]
-    shown = _USR.is_relative_to(below) or below.is_relative_to(_USR)
-    usr = shown and request.image.host_usr and request.writable_usr
-    call = ChangesCall(len(trees), str(below), usr=usr, skip=skip, max_characters=max_characters)
-    door, outside = socket.socketpair()  # stands in for the listening socket, which nobody connects to
-    with door, outside:
+    skipped_paths = [str(mount.target) for mount in request.mounts]
+    covers_usr = _USR.is_relative_to(below) or below.is_relative_to(_USR)
+    has_usr = covers_usr and request.image.host_usr and request.writable_usr
+    call = ChangesCall(
+        len(trees), str(below), has_usr=has_usr, skipped_paths=skipped_paths, max_characters=max_characters
+    )
+    door, peer = socket.socketpair()  # stands in for the listening socket, which nobody connects to
+    with door, peer:
         run = SandboxRun(launcher, plan, door, trees, "comparison")
         _ask(run, call, timeout)
     if not call.done:
@@ -103,7 +109,7 @@ def _ask(run: SandboxRun, call: Call, timeout: float | None) -> None:
         with run.open_job() as job:
             converse(call, job, None if timeout is None else time.monotonic() + timeout)
     except TimeoutError:
-        what = f"cannot compare the workspace with its image: not done within {timeout:g} s"
-        raise FileAccessError(what, path="/", errno=errno.ETIMEDOUT) from None
+        message = f"cannot compare the workspace with its image: not done within {timeout:g} s"
+        raise FileAccessError(message, path="/", errno=errno.ETIMEDOUT) from None
     finally:
         run.end()

@@ -86,7 +86,7 @@ class Controller:
             core.stop()
         self.gateway.close()
         self.launcher.close()
-        uppers.sweep(all_made=True)
+        uppers.sweep(include_live=True)
         self._records.close()
 
 

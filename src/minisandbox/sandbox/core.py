@@ -59,10 +59,10 @@ class Core:
         self, controller: Controller, request: SandboxRequest, settings: Settings, trees: tuple[Tree, ...]
     ) -> None:
         self.id = f"box-{secrets.token_hex(6)}"
-        inside = any(mount.target.is_relative_to(request.image.workdir) for mount in request.mounts)
+        mounts_in_workdir = any(mount.target.is_relative_to(request.image.workdir) for mount in request.mounts)
         one_id = controller.launcher.ids == 1 or request.one_id
         user = "" if one_id else request.image.user
-        self.image = replace(request.image, clean=request.image.clean and not inside, user=user)
+        self.image = replace(request.image, clean=request.image.clean and not mounts_in_workdir, user=user)
         self.limits = request.limits
         self.environment = command_environment(
             request.image, network_environment(request.network), settings.environment
@@ -71,15 +71,15 @@ class Core:
         self._controller = controller
         self._request = request
         self._settings = settings
-        self._origin = trees
+        self._initial_trees = trees
         self._trees = trees
         self._run: SandboxRun | None = None
         self._lease = hold_layers(controller, request.image, request.mounts)
         note_use(request.image)
         self._stopped = False
-        self._changing = threading.Lock()
+        self._state_lock = threading.Lock()
         self._created = time.time()
-        self._asked = self._began = 0.0  # monotonic and wall-clock time of the first run; 0 before
+        self._begun_monotonic = self._begun = 0.0  # monotonic and wall-clock time of the first run; 0 before
 
     @classmethod
     def create(
@@ -109,19 +109,19 @@ class Core:
             pretend_owners=pretend_owners, keep_tmp=keep_tmp, tmpfs=tmpfs,
         )  # fmt: skip
         if upper is None and not controller.launcher.memory_upper:
-            watched = {**request.enforcement, "disk": uppers.WATCHED}
-            request = replace(request, disk_upper=True, enforcement=watched)
+            enforcement = {**request.enforcement, "disk": uppers.WATCHED}
+            request = replace(request, disk_upper=True, enforcement=enforcement)
         check_room(trees, request.limits.disk, f"a sandbox over {len(trees)} snapshots")
         for directory in request.given_uppers:
             uppers.prepare(directory)
         settings = Settings(dict(environment or {}), tuple((labels or {}).items()))
-        return cls._made(controller, request, settings, trees)
+        return cls._create(controller, request, settings, trees)
 
     @classmethod
-    def _made(
+    def _create(
         cls, controller: Controller, request: SandboxRequest, settings: Settings, trees: tuple[Tree, ...]
     ) -> Self:
-        started = time.monotonic()
+        start_time = time.monotonic()
         core = cls(controller, request, settings, trees)
         try:
             with controller.turns:
@@ -130,7 +130,7 @@ class Core:
         except BaseException:  # even on Ctrl-C, leave no partial sandbox
             core.stop()
             raise
-        core.created_in = time.monotonic() - started
+        core.created_in = time.monotonic() - start_time
         return core
 
     def _begin(self, plan: Plan | None = None) -> None:
@@ -144,8 +144,8 @@ class Core:
             upper = uppers.UpperDirectory(self._request.image) if self._request.disk_upper else None
             plan = plan or self._plan()
             plan = plan if upper is None else with_disk_upper(plan, upper.path)
-            if not self._asked:  # the lifetime starts here, before pid 1 starts its own timer
-                self._asked, self._began = time.monotonic(), time.time()
+            if not self._begun_monotonic:  # the lifetime starts here, before pid 1 starts its own timer
+                self._begun_monotonic, self._begun = time.monotonic(), time.time()
             elif self.limits.lifetime is not None:  # a reset does not renew the lifetime
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             try:
@@ -156,8 +156,8 @@ class Core:
                 raise
 
     def _plan(self) -> Plan:
-        held = sum(tree.held() for tree in self._trees)
-        return find_plan(replace(self._request, sealed=len(self._trees), held=held))
+        sealed_size = sum(tree.held() for tree in self._trees)
+        return find_plan(replace(self._request, sealed=len(self._trees), sealed_size=sealed_size))
 
     def _finish(self) -> None:
         """Wait until the run is ready, and record the sandbox."""
@@ -172,7 +172,7 @@ class Core:
         lifetime = self.limits.lifetime
         return registry.OwnerRecord(
             self.id, os.getpid(), self.image.name, self._created, run.pid, self._request.network.mode,
-            dict(self._settings.labels), None if lifetime is None else self._began + lifetime,
+            dict(self._settings.labels), None if lifetime is None else self._begun + lifetime,
             str(self.image.workdir), self.image.base_commit, self.environment, self.limits.output,
             self._request.enforcement, self._request.upper_kind, self.image.user,
         )  # fmt: skip
@@ -182,8 +182,7 @@ class Core:
     @property
     def alive(self) -> bool:
         """Whether the sandbox is running."""
-        run = self._run
-        return not self._stopped and run is not None and not run.over(0.0)
+        return not self._has_ended(0.0)
 
     @property
     def abandoned(self) -> bool:
@@ -217,15 +216,21 @@ class Core:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        run = self._run
-        # wait briefly: the kernel closes the workers' sockets just before pid 1 has exited
-        if self._stopped or run is None or run.over(0.2):
+        self._check_running(0.2)  # wait briefly: the kernel closes the workers' sockets just before pid 1 has exited
+
+    def _check_running(self, seconds: float = 0.0) -> None:
+        """Raise SandboxGone if the sandbox has ended or ends within this many seconds."""
+        if self._has_ended(seconds):
             raise self._gone()
+
+    def _has_ended(self, seconds: float) -> bool:
+        run = self._run
+        return self._stopped or run is None or run.has_ended(seconds)
 
     def _lifetime_left(self) -> float:
         """Return the seconds until its lifetime is over."""
         lifetime = self.limits.lifetime
-        return float("inf") if lifetime is None else self._asked + lifetime - time.monotonic()
+        return float("inf") if lifetime is None else self._begun_monotonic + lifetime - time.monotonic()
 
     def _gone(self) -> SandboxGone:
         reason = "it was stopped or killed from outside"
@@ -250,8 +255,7 @@ class Core:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        if not self.alive:
-            raise self._gone()
+        self._check_running()
         return self._controller.gateway.refusals(self.id)
 
     def process_listener(self, process_id: str) -> socket.socket:
@@ -261,8 +265,7 @@ class Core:
             SandboxGone: the sandbox has ended.
             HostError: the socket cannot be created.
         """
-        if not self.alive:
-            raise self._gone()
+        self._check_running()
         return self._controller.listener(listeners.name_of(self.id, process_id))
 
     def connect_process(self, process_id: str) -> socket.socket:
@@ -279,8 +282,7 @@ class Core:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        if not self.alive:
-            raise self._gone()
+        self._check_running()
         return listeners.process_ids(self._controller.directory, self.id)
 
     # --- state -------------------------------------------------------------------------------------------------------
@@ -293,14 +295,14 @@ class Core:
         It is an error if all paths together have more than ``max_characters``.
         """
         check_timeout(timeout)
-        run = self._living("changes")
+        run = self._writable_run("changes")
         trees = (*self._trees, run.tree)
         return comparing.changes(self._controller.launcher, self._request, trees, below, timeout, max_characters)
 
     def snapshot(self) -> Snapshot:
         """Seal the upper, and continue on top of it; see :meth:`minisandbox.Sandbox.snapshot`."""
-        with self._changing:
-            run = self._living("a snapshot")
+        with self._state_lock:
+            run = self._writable_run("a snapshot")
             if len(self._trees) == MOST_TREES:
                 raise InvalidValue(
                     f"sandbox {self.id}: {MOST_TREES} snapshots lie one over the other already",
@@ -310,7 +312,7 @@ class Core:
             check_room(trees, self.limits.disk, f"a snapshot of sandbox {self.id}")
             run.end()
             run.tree.seal()
-            self._go_on(trees)
+            self._continue_on(trees)
         lease = hold_layers(self._controller, self.image, self._request.mounts)
         return Snapshot(f"snap-{secrets.token_hex(6)}", self._request.image, time.time(), trees, lease)
 
@@ -322,12 +324,12 @@ class Core:
         plan = replace(self._plan(), expects_commands=count == 1)  # many idle workers would only exit
         forks: list[Self] = []
         try:
-            for number in range(count + _AT_ONCE):
-                if number < count:
+            for index in range(count + _AT_ONCE):
+                if index < count:
                     forks += [type(self)(self._controller, self._request, self._settings, trees)]
                     forks[-1]._begin(plan)
-                if number >= _AT_ONCE:
-                    forks[number - _AT_ONCE]._finish()
+                if index >= _AT_ONCE:
+                    forks[index - _AT_ONCE]._finish()
         except BaseException:  # even on Ctrl-C, clean up
             for core in forks:
                 core.stop()
@@ -336,7 +338,7 @@ class Core:
 
     def reset(self, to: Snapshot | None) -> None:
         """Discard all changes; see :meth:`minisandbox.Sandbox.reset`."""
-        trees = self._origin if to is None else to.trees()
+        trees = self._initial_trees if to is None else to.trees()
         if to is not None and to.image != self._request.image:
             raise InvalidValue(
                 f"cannot reset sandbox {self.id} to snapshot {to.id}: it is of image {to.image.name}, "
@@ -344,14 +346,14 @@ class Core:
                 reason="the image was built again since, where the names are the same",
                 hint="reset to a snapshot of this sandbox or of its forks, or create a sandbox from the snapshot",
             )
-        with self._changing:
-            run = self._living("reset")
+        with self._state_lock:
+            run = self._writable_run("reset")
             check_room(trees, self.limits.disk, f"reset of sandbox {self.id}")
             run.end()
             del run  # drops the last reference to the upper
-            self._go_on(trees)
+            self._continue_on(trees)
 
-    def _living(self, what: str) -> SandboxRun:
+    def _writable_run(self, operation: str) -> SandboxRun:
         run = self._run
         if self._stopped or run is None:
             raise SandboxGone(f"sandbox {self.id} is stopped")
@@ -359,12 +361,12 @@ class Core:
             raise self._gone()
         if self._request.given_uppers:
             raise InvalidValue(
-                f"{what} of a sandbox that writes to {self._request.given_uppers[0]}",
+                f"{operation} of a sandbox that writes to {self._request.given_uppers[0]}",
                 hint="leave out upper= at creation",
             )
         return run
 
-    def _go_on(self, trees: tuple[Tree, ...]) -> None:
+    def _continue_on(self, trees: tuple[Tree, ...]) -> None:
         """Start the next run on top of sealed trees; stop the sandbox if that fails."""
         self._run = None
         self._trees = trees
@@ -395,7 +397,7 @@ class Core:
         if self._controller.pid != os.getpid():
             self._stopped = True
             return
-        with self._changing:
+        with self._state_lock:
             self._stop_now()
 
     def _stop_now(self) -> None:
@@ -403,7 +405,7 @@ class Core:
             return
         self._stopped = True
         run, self._run = self._run, None
-        self._trees = self._origin = ()
+        self._trees = self._initial_trees = ()
         try:
             if run is not None:
                 run.end()
@@ -439,8 +441,8 @@ def hold_layers(controller: Controller, image: ImageSpec, mounts: Sequence[Mount
         StoreError: the kernel refused, for example because no descriptors are left.
     """
     lease = Lease(controller.layers)
-    places = (*image.layers, *(path for mount in mounts for path in (mount.source, *mount.below)))
-    lease.add(layer for layer in map(layer_of, places) if layer is not None)
+    paths = (*image.layers, *(path for mount in mounts for path in (mount.source, *mount.below)))
+    lease.add(layer for layer in map(layer_of, paths) if layer is not None)
     return lease
 
 
@@ -466,19 +468,19 @@ def reach_process(directory: Path, sandbox_id: str, process_id: str) -> socket.s
         NotFound: there is no process with that id, or its socket is gone.
     """
     hint = 'start it with lifetime="sandbox" to find it again'
-    missing = NotFound(f"sandbox {sandbox_id} has no process {process_id!r}", hint=hint)
+    not_found = NotFound(f"sandbox {sandbox_id} has no process {process_id!r}", hint=hint)
     if not process_id or "/" in process_id:
-        raise missing
+        raise not_found
     try:
         return listeners.connect(directory, listeners.name_of(sandbox_id, process_id))
     except OSError as error:
-        raise unreachable(missing, error) from error
+        raise unreachable(not_found, error) from error
 
 
-def unreachable(ended: MiniSandboxError, error: OSError) -> MiniSandboxError:
-    """Return the error for a failed connection: ``ended`` if the peer is gone, otherwise one with the reason."""
+def unreachable(gone: MiniSandboxError, error: OSError) -> MiniSandboxError:
+    """Return the error for a failed connection: ``gone`` if the peer is gone, otherwise one with the reason."""
     if error.errno in _GONE:
-        return ended
+        return gone
     if isinstance(error, TimeoutError):
         return SandboxGone(f"no connection to a sandbox could be made: {error.strerror}", reason="it hangs")
     return HostError(f"no connection to a sandbox could be made: {error.strerror}", reason="this process's own limits")

@@ -35,9 +35,9 @@ def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> 
 def _hard_limit_of_open_files() -> Iterator[None]:
     """Raise the limit of open files to the hard limit while the body runs."""
     with _RAISING:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
         try:
             yield
         finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard_limit))

@@ -21,25 +21,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import HostError
+from minisandbox.launch.kernel import syscalls as sc
 
 _PATIENCE = 5.0
 _MAGIC = b"\x7fELF\x02\x01"
 """Start of a 64-bit little-endian program (elf(5))."""
-_PLACE, _SIZE_AND_COUNT = struct.Struct("<Q"), struct.Struct("<HH")
+_TABLE_OFFSET, _SIZE_AND_COUNT = struct.Struct("<Q"), struct.Struct("<HH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _PT_INTERP = 3
 _MFD_EXEC = 0x10
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+def bootstrap(module: str) -> str:
+    """Return the code with which a helper calls ``main`` of a module of this package.
+
+    The package's path is passed on stdin, because a command line would show a host path to other users and inside
+    every sandbox.
+    """
+    return (
+        "import os, socket, sys; path, *settings = os.read(0, 65536).decode('utf-8', 'surrogateescape').split('\\0'); "
+        "null = os.open('/dev/null', os.O_RDWR); [os.dup2(null, n) for n in (0, 1, 2)]; os.close(null); "
+        f"sys.path.append(path); from minisandbox.{module} import main; "
+        "main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), *settings)"
+    )
+
+
+def start(bootstrap: str, helper_end: socket.socket, settings: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     """Start an isolated interpreter that inherits only a socket and a pidfd of this process.
 
     Args:
         bootstrap: the Python code to run; its arguments are the numbers of the two descriptors. Its stdin holds the
-            path of this package and the settings, separated by NUL characters, because a command line would show a
-            host path inside sandboxes.
-        theirs: the helper's end of the connection.
+            path of this package and the settings, separated by NUL characters.
+        helper_end: the helper's end of the connection.
         settings: strings for the helper.
 
     Raises:
@@ -47,30 +61,25 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
     """
     loader = sealed_loader(sys.executable)
     package = Path(__file__).parents[2]
-    controller = -1
     try:
-        controller = os.pidfd_open(os.getpid())
-        process = subprocess.Popen(
-            [*loader.arguments, "-I", "-S", "-B", "-c", bootstrap, str(theirs.fileno()), str(controller)],
-            executable=loader.program,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(), controller, loader.descriptor),
-            cwd="/",
-            env={},
-            start_new_session=True,  # only the controller handles Ctrl-C
-        )
-        os.fchmod(loader.descriptor, 0)  # the program has started; code inside must not open or execute it
-        assert process.stdin is not None
-        process.stdin.write("\0".join((str(package), *settings)).encode("utf-8", "surrogateescape"))
-        process.stdin.close()
+        with sc.closing(loader.descriptor), sc.closing(os.pidfd_open(os.getpid())) as controller:
+            process = subprocess.Popen(
+                [*loader.arguments, "-I", "-S", "-B", "-c", bootstrap, str(helper_end.fileno()), str(controller)],
+                executable=loader.program,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(helper_end.fileno(), controller, loader.descriptor),
+                cwd="/",
+                env={},
+                start_new_session=True,  # only the controller handles Ctrl-C
+            )
+            os.fchmod(loader.descriptor, 0)  # the program has started; code inside must not open or execute it
+            assert process.stdin is not None
+            process.stdin.write("\0".join((str(package), *settings)).encode("utf-8", "surrogateescape"))
+            process.stdin.close()
     except OSError as error:
         raise HostError(f"cannot start {sys.executable}: {error.strerror}") from error
-    finally:
-        if controller >= 0:
-            os.close(controller)
-        os.close(loader.descriptor)
     return process
 
 
@@ -125,14 +134,15 @@ def _loader(program: str) -> str | None:
     """
     try:
         with open(program, "rb") as source:
-            head = source.read(64)
-            if len(head) < 64 or not head.startswith(_MAGIC):
+            header = source.read(64)
+            if len(header) < 64 or not header.startswith(_MAGIC):
                 raise HostError(f"{program} is not a 64-bit program", hint="run MiniSandbox with a Python of its own")
-            (table_offset,), (size, count) = _PLACE.unpack_from(head, 32), _SIZE_AND_COUNT.unpack_from(head, 54)
+            (table_offset,) = _TABLE_OFFSET.unpack_from(header, 32)
+            size, count = _SIZE_AND_COUNT.unpack_from(header, 54)
             source.seek(table_offset)
             table = source.read(size * count)
-            for at in range(0, len(table), size):
-                kind, _, offset, _, _, length, _, _ = _SEGMENT.unpack_from(table, at)
+            for entry_offset in range(0, len(table), size):
+                kind, _, offset, _, _, length, _, _ = _SEGMENT.unpack_from(table, entry_offset)
                 if kind == _PT_INTERP:
                     source.seek(offset)
                     return os.fsdecode(source.read(length).rstrip(b"\0"))

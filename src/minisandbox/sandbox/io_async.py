@@ -43,12 +43,12 @@ async def call_or_undo(
     undo: Callable[[T], object], function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
 ) -> T:
     """Call a blocking function in a thread, and undo its result if the caller is cancelled meanwhile."""
-    work = _begin(function, *args, **kwargs)
+    future = _begin(function, *args, **kwargs)
     try:
-        return await _settled(work)
+        return await _settled(future)
     except asyncio.CancelledError:
-        if not work.cancelled() and work.exception() is None:
-            await call_blocking(undo, work.result())
+        if not future.cancelled() and future.exception() is None:
+            await call_blocking(undo, future.result())
         raise
 
 
@@ -68,15 +68,15 @@ def _begin(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> as
     return asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), context.run, bound)
 
 
-async def _settled(work: asyncio.Future[T]) -> T:
+async def _settled(future: asyncio.Future[T]) -> T:
     try:
-        return await asyncio.shield(work)
+        return await asyncio.shield(future)
     except asyncio.CancelledError:
-        while not work.done():
+        while not future.done():
             with contextlib.suppress(asyncio.CancelledError):  # a repeated cancellation; the first is raised below
-                await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # retrieve the exception, or asyncio logs it
+                await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()  # retrieve the exception, or asyncio logs it
         raise
 
 
@@ -149,10 +149,10 @@ async def _drive(core: SandboxCore, call: Call, run: _Run) -> None:
 
 async def _converse(call: Call, connection: socket.socket, run: _Run) -> None:
     loop = asyncio.get_running_loop()
-    pieces = call.outgoing()
+    chunks = call.outgoing()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the peer's answer gives the reason
-        while (piece := await run(next, pieces, None)) is not None:
-            await _within(call.patience, loop.sock_sendall(connection, piece))
+        while (chunk := await run(next, chunks, None)) is not None:
+            await _within(call.patience, loop.sock_sendall(connection, chunk))
     while not call.done and (data := await _receive(connection, call.patience)):
         await run(call.feed, data)
 
@@ -166,10 +166,10 @@ async def _receive(connection: socket.socket, patience: float | None) -> bytes:
     return b""
 
 
-async def _within(patience: float | None, step: Awaitable[T]) -> T:
+async def _within(patience: float | None, awaitable: Awaitable[T]) -> T:
     try:
         async with asyncio.timeout(patience):
-            return await step
+            return await awaitable
     except TimeoutError as error:
         raise _NoAnswerError from error
 
@@ -233,15 +233,15 @@ class AsyncSharedConnection(Connection[Channel]):
         remaining = None if deadline is None else deadline - time.monotonic()
         in_time = remaining is None or remaining > 0
         if in_time and not self.inconclusive:
-            await self._news(remaining, listen=listen)
-        elif listen and not self.closed and not self.over:
+            await self._wait_for_event(remaining, listen=listen)
+        elif listen and not self.closed and not self.peer_closed:
             self._listen()
         if self.inconclusive:
             self.conclude(await call_blocking(self.reason))
         self.check()
         return in_time
 
-    async def _news(self, remaining: float | None, *, listen: bool) -> None:
+    async def _wait_for_event(self, remaining: float | None, *, listen: bool) -> None:
         loop = asyncio.get_running_loop()
         event = loop.create_future()
         timer = None if remaining is None else loop.call_later(remaining, _wake, event)
@@ -259,7 +259,7 @@ class AsyncSharedConnection(Connection[Channel]):
         """Update the events that the loop watches to those that the waiting tasks need."""
         if self.closed:  # close() has removed the watchers
             return
-        if any(self._waiting.values()) and not self.over:
+        if any(self._waiting.values()) and not self.peer_closed:
             loop.add_reader(self.socket, self._listen)
         else:
             loop.remove_reader(self.socket)

@@ -93,9 +93,9 @@ def converse(call: Call, connection: socket.socket, deadline: float | None = Non
         SandboxGone: the peer's answer is malformed.
     """
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the peer's answer gives the reason
-        for piece in call.outgoing():
+        for chunk in call.outgoing():
             _limit(connection, deadline)
-            connection.sendall(piece)
+            connection.sendall(chunk)
     while not call.done:
         _limit(connection, deadline)
         if not (data := _receive(connection)):
@@ -136,7 +136,7 @@ class SharedConnection(Connection[Channel]):
     def __init__(self, core: SandboxCore, channel: Channel, connection: socket.socket, name: str) -> None:
         super().__init__(core, channel, connection, name)
         self.lock = threading.Lock()
-        self._news = threading.Condition(self.lock)
+        self._changed = threading.Condition(self.lock)
         self._listening = False
         self._sending = False
 
@@ -182,7 +182,7 @@ class SharedConnection(Connection[Channel]):
         if listen or send:
             self._move(remaining, listen=listen, send=send)
         elif in_time:
-            self._news.wait(None if remaining is None else min(remaining, threading.TIMEOUT_MAX))
+            self._changed.wait(None if remaining is None else min(remaining, threading.TIMEOUT_MAX))
         self.check()
         return in_time
 
@@ -195,17 +195,17 @@ class SharedConnection(Connection[Channel]):
             with self._unlocked():
                 # poll(2) takes an int of milliseconds; callers with a longer wait poll again
                 events = poll.poll(None if remaining is None else min(max(remaining * 1000, 0.0), 1e9))
-            happened = sum(event for _, event in events)  # there is only one descriptor
-            if send and happened & ~select.POLLIN:
+            occurred_events = sum(event for _, event in events)  # there is only one descriptor
+            if send and occurred_events & ~select.POLLIN:
                 self.send()
-            if listen and happened & ~select.POLLOUT:
+            if listen and occurred_events & ~select.POLLOUT:
                 self.listen()
                 if self.inconclusive:
                     self.conclude(self.reason())
         finally:
             self._listening &= not listen
             self._sending &= not send
-            self._news.notify_all()
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def _unlocked(self) -> Iterator[None]:
@@ -217,16 +217,16 @@ class SharedConnection(Connection[Channel]):
 
     def tell(self) -> None:
         """Wake all waiting threads."""
-        self._news.notify_all()
+        self._changed.notify_all()
 
     def close(self) -> None:
         """Close the connection and wake the threads that wait on it; calling it again does nothing."""
         with self.lock:
             self.hang_up()
             while self._listening or self._sending:
-                self._news.wait()
+                self._changed.wait()
             super().close()
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 class Caller:

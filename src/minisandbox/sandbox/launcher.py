@@ -23,17 +23,10 @@ from minisandbox.errors import HostError, SandboxCreationError
 from minisandbox.host import fixes, reaper, registry
 from minisandbox.host.descriptors import hold_streams
 from minisandbox.launch.plan import Plan, SpawnOptions
-from minisandbox.sandbox import fd_passing, helper_process, host_sockets
-from minisandbox.sandbox.plans import real_directories, usual_preparations
+from minisandbox.sandbox import fd_passing, helper_process
+from minisandbox.sandbox.plans import find_host_sockets, real_directories, usual_preparations
 
 _DOCTOR = "run 'minisandbox doctor': it tries each kernel feature and names the fix"
-# The package's path is passed on stdin, because a command line would show a host path inside every sandbox.
-_BOOTSTRAP = (
-    "import os, socket, sys; path, *settings = os.read(0, 65536).decode('utf-8', 'surrogateescape').split('\\0'); "
-    "null = os.open('/dev/null', os.O_RDWR); [os.dup2(null, n) for n in (0, 1, 2)]; os.close(null); "
-    "sys.path.append(path); from minisandbox.launch import zygote; "
-    "zygote.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), settings)"
-)
 _NAMESPACES = "user namespaces are refused here, or used up"
 _MASKED = "a container engine masks files below /proc, and the kernel then mounts no other /proc"
 _REASONS = {
@@ -78,23 +71,23 @@ class Launcher:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._forgotten: deque[int] = deque()
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._connection, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with zygote_end:
             groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else registry.owner_name()
             settings = (str(self._ranges), groups, usual_preparations().decode(), *mappers())
-            self._process = helper_process.start(_BOOTSTRAP, theirs, settings)
+            self._process = helper_process.start(helper_process.bootstrap("launch.zygote"), zygote_end, settings)
         self._connection.settimeout(_START_TIMEOUT)
         try:
-            hello = self._receive(0)
+            handshake = self._receive(0)
         except (OSError, HostError) as error:
             self.close()
             raise error if isinstance(error, HostError) else HostError(f"the launcher process: {error}") from error
-        self.mapped = bool(hello.get("mapped"))
-        self.writable_usr = bool(hello.get("usr_idmap"))
-        self.layered_usr = bool(hello.get("usr_overlay"))
-        self.memory_upper = bool(hello.get("memory_upper"))
-        self.ids = int(str(hello.get("ids", 1)))
-        self.enforcement = enforcement(hello.get("groups"))
+        self.mapped = bool(handshake.get("mapped"))
+        self.writable_usr = bool(handshake.get("usr_idmap"))
+        self.layered_usr = bool(handshake.get("usr_overlay"))
+        self.memory_upper = bool(handshake.get("memory_upper"))
+        self.ids = int(str(handshake.get("ids", 1)))
+        self.enforcement = enforcement(handshake.get("groups"))
 
     def create(
         self,
@@ -169,26 +162,26 @@ class Launcher:
             finally:
                 self._lock.release()
 
-    def _ask(self, verb: str, tree: int, what: str) -> int:
+    def _ask(self, verb: str, tree: int, field: str) -> int:
         """Send a request about a tree; return the number in the answer."""
         self.flush()
         try:
             with self._lock, self._explaining():
-                number = next(self._numbers)
-                fd_passing.send(self._connection, f"{verb} {number}\n".encode(), (tree,))
-                return int(str(self._receive(number)[what]))
+                request_number = next(self._numbers)
+                fd_passing.send(self._connection, f"{verb} {request_number}\n".encode(), (tree,))
+                return int(str(self._receive(request_number)[field]))
         finally:
             self.flush()
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
         """Convert an OSError of the connection to a SandboxCreationError."""
-        started = time.monotonic()
+        start_time = time.monotonic()
         try:
             yield
         except OSError as error:
-            early = time.monotonic() < started + _START_TIMEOUT
-            if isinstance(error, HostError) or (isinstance(error, TimeoutError) and early):  # by a signal handler
+            is_early = time.monotonic() < start_time + _START_TIMEOUT
+            if isinstance(error, HostError) or (isinstance(error, TimeoutError) and is_early):  # by a signal handler
                 raise
             if error.errno not in _OF_THE_MESSAGE:
                 self.close()
@@ -197,14 +190,14 @@ class Launcher:
                 f"the launcher process does not answer: {error}", errno=error.errno, hint=hint
             ) from error
 
-    def _receive(self, number: int) -> dict[str, object]:
+    def _receive(self, request_number: int) -> dict[str, object]:
         """Return the answer to a request; drop answers to earlier requests that were interrupted."""
         while True:
             data = self._connection.recv(1 << 16)
             if not data:
                 raise BrokenPipeError(errno.EPIPE, "the launcher process ended")
             answer = json.loads(data)
-            if answer["to"] == number:
+            if answer["to"] == request_number:
                 return self._check(answer)
             if answer["event"] == "held":
                 self.forget(answer["number"])
@@ -219,12 +212,12 @@ class Launcher:
 
     @functools.cached_property
     def host_sockets(self) -> tuple[str, ...]:
-        """The host's sockets that a sandbox with the host's ``/usr`` must not reach; see :func:`.host_sockets.find`.
+        """The host's sockets that a sandbox with the host's ``/usr`` must not reach.
 
         They are searched for only when needed: if /usr itself is bind-mounted, the search takes almost a second.
         """
-        usr = () if self.layered_usr else ("/usr",)
-        return host_sockets.find([*(f"/{name}" for name in real_directories()), *usr])
+        usr_paths = () if self.layered_usr else ("/usr",)
+        return find_host_sockets([*(f"/{name}" for name in real_directories()), *usr_paths])
 
     @property
     def alive(self) -> bool:
@@ -268,9 +261,9 @@ def enforcement(groups: object) -> dict[str, str]:
     Args:
         groups: control groups as reported by the zygote, or None.
     """
-    held = {"memory": "watchdog", "processes": BY_RLIMIT}
+    mechanisms = {"memory": "watchdog", "processes": BY_RLIMIT}
     if isinstance(groups, dict):
-        by = f"cgroup v{groups['version']}"
+        cgroup = f"cgroup v{groups['version']}"
         names = {"memory": "memory", "pids": "processes", "cpu": "cpu"}
-        held |= {names[controller]: by for controller in groups["controllers"]}
-    return held
+        mechanisms |= {names[controller]: cgroup for controller in groups["controllers"]}
+    return mechanisms

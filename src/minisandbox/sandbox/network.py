@@ -19,13 +19,6 @@ from minisandbox.sandbox import fd_passing, helper_process
 from minisandbox.types import Network, Refusals
 
 _LOG = logging.getLogger("minisandbox.network")
-# The package's path is passed on stdin, because other users can read command lines.
-_BOOTSTRAP = (
-    "import os, socket, sys; path = os.read(0, 65536).decode('utf-8', 'surrogateescape'); "
-    "null = os.open('/dev/null', os.O_RDWR); [os.dup2(null, n) for n in (0, 1, 2)]; os.close(null); "
-    "sys.path.append(path); from minisandbox.egress import gateway; "
-    "gateway.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))"
-)
 UNUSED = 60.0
 """Seconds without a connection after which a sandbox's proxy exits; the next connection starts a new proxy."""
 _LAST = 100
@@ -40,12 +33,12 @@ def check_network(network: Network) -> Network:
     Raises:
         InvalidValue: the network names an address that would be refused, or the host's own proxy is not supported.
     """
-    allowed = rules.Rules(network.hosts, network.private)
+    allow_rules = rules.Rules(network.hosts, network.private)
     for pattern in network.hosts:
         try:
             host = rules.parse_authority(pattern.removeprefix("*.").replace("*", "any"), 80).host
             if rules.is_address(host):
-                allowed.check_address(host)
+                allow_rules.check_address(host)
         except rules.RefusedError as error:
             raise InvalidValue(f"Network.allow({pattern!r}): {error}") from None
     if network.mode == "allow":
@@ -147,8 +140,8 @@ class _Refusals:
         self._name = name
         self._lock = threading.RLock()  # reentrant: a logging handler may call collect()
         self._count = 0
-        self._last: deque[str] = deque(maxlen=_LAST)
-        self.texts, self.reporters = socket.socketpair(
+        self._reasons: deque[str] = deque(maxlen=_LAST)
+        self.messages, self.reporters = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
         self.counter = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -159,20 +152,20 @@ class _Refusals:
         with self._lock:
             if not self._is_closed:
                 with contextlib.suppress(OSError):
-                    while text := self.texts.recv(_MOST_TEXT).decode("ascii", "replace"):
-                        _LOG.warning("sandbox %s: %s", self._name, text)
-                        if text.startswith(rules.REFUSED):
-                            self._last.append(text.removeprefix(rules.REFUSED))
+                    while message := self.messages.recv(_MOST_TEXT).decode("ascii", "replace"):
+                        _LOG.warning("sandbox %s: %s", self._name, message)
+                        if message.startswith(rules.REFUSED):
+                            self._reasons.append(message.removeprefix(rules.REFUSED))
                 with contextlib.suppress(OSError):
                     self._count += os.eventfd_read(self.counter)
-            return Refusals(self._count, tuple(self._last))
+            return Refusals(self._count, tuple(self._reasons))
 
     def close(self) -> None:
         """Close its descriptors."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                self.texts.close()
+                self.messages.close()
                 self.reporters.close()
                 os.close(self.counter)
 
@@ -182,10 +175,10 @@ class _Process:
 
     def __init__(self) -> None:
         hold_streams()
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection, gateway_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs:
-                self._process = helper_process.start(_BOOTSTRAP, theirs)
+            with gateway_end:
+                self._process = helper_process.start(helper_process.bootstrap("egress.gateway"), gateway_end)
             self._epoll = select.epoll()
         except BaseException:  # even on Ctrl-C
             self._connection.close()
@@ -209,21 +202,21 @@ class _Process:
         """
         descriptors = (listener, pidfd, refusals.reporters.fileno(), refusals.counter)
         fd_passing.send(self._connection, request, descriptors)
-        number = refusals.texts.fileno()
-        if self._watched.get(number) is not refusals:
-            self._watched[number] = refusals
-            self._epoll.register(number, select.EPOLLIN)
+        descriptor = refusals.messages.fileno()
+        if self._watched.get(descriptor) is not refusals:
+            self._watched[descriptor] = refusals
+            self._epoll.register(descriptor, select.EPOLLIN)
 
     def unwatch(self, refusals: _Refusals) -> None:
         """Stop logging the refusals of a sandbox."""
-        if self._watched.pop(number := refusals.texts.fileno(), None) is not None:
-            self._epoll.unregister(number)
+        if self._watched.pop(descriptor := refusals.messages.fileno(), None) is not None:
+            self._epoll.unregister(descriptor)
 
     def _listen(self) -> None:
         while True:
-            for number, _ in self._epoll.poll():
-                if number != self._connection.fileno():
-                    if (refusals := self._watched.get(number)) is not None:
+            for descriptor, _ in self._epoll.poll():
+                if descriptor != self._connection.fileno():
+                    if (refusals := self._watched.get(descriptor)) is not None:
                         refusals.collect()
                 elif not self._hear():
                     return
@@ -232,8 +225,8 @@ class _Process:
         """Log a message of the gateway itself; return whether the gateway is alive."""
         with contextlib.suppress(OSError):
             if name := self._connection.recv(_MOST_TEXT):
-                why = "it has no network, for its gateway has no file descriptor left (ulimit -n)"
-                _LOG.warning("sandbox %s: %s", name.decode("ascii", "replace"), why)
+                reason = "it has no network, for its gateway has no file descriptor left (ulimit -n)"
+                _LOG.warning("sandbox %s: %s", name.decode("ascii", "replace"), reason)
                 return True
         if not self._closing:
             _LOG.warning("the network's gateway was killed: what it served has no network any more")

@@ -6,7 +6,7 @@ import functools
 import os
 import resource
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -58,9 +58,9 @@ class SandboxRequest:
         upper: host directory used as the upper, or None for an upper in memory.
         writable_usr: whether the host's ``/usr`` can be idmapped, and so be mounted copy-on-write.
         layered_usr: whether the host's ``/usr`` can be an overlay layer at all.
-        host_sockets: paths to cover below bind-mounted host directories (:func:`.host_sockets.find`).
+        host_sockets: paths to cover below bind-mounted host directories (:func:`find_host_sockets`).
         sealed: number of sealed trees on top of the image.
-        held: bytes of ``limits.disk`` that the sealed trees take.
+        sealed_size: bytes of ``limits.disk`` that the sealed trees take.
         disk_upper: whether the upper is a directory on the store's disk, because this kernel does not support one in
             memory (:class:`.uppers.UpperDirectory`).
         enforcement: mechanisms that enforce the machine-dependent limits (:func:`.launcher.enforcement`).
@@ -79,7 +79,7 @@ class SandboxRequest:
     layered_usr: bool = True
     host_sockets: tuple[str, ...] = ()
     sealed: int = 0
-    held: int = 0
+    sealed_size: int = 0
     disk_upper: bool = False
     enforcement: Mapping[str, str] = field(default_factory=dict)
     pretend_owners: bool = False
@@ -114,7 +114,7 @@ def make_plan(request: SandboxRequest) -> p.Plan:
     if not image.layers:
         raise InvalidValue(f"image {image.name!r} has no layers", hint="images.host_image() is the smallest image")
     operations = (
-        *_resize(_left(request)),
+        *_resize(_remaining_disk(request)),
         *((p.Attach("disk", slot="disk"),) if request.disk_upper else ()),
         *(p.Attach(f"layers/{slot}", slot=str(slot)) for slot in range(len(image.layers))),
         *(p.Attach(f"sealed/{slot}", slot=f"s{slot}") for slot in range(request.sealed)),
@@ -122,25 +122,26 @@ def make_plan(request: SandboxRequest) -> p.Plan:
         *(_usr(request) if image.host_usr else ()),
         *_tmp(request),
         *(p.Move(f"root/{name}", source=name) for name in ("dev", "run", "proc")),
-        *(replace(one, path=f"{p.ROOT}/{one.path}") for one in request.tmpfs),
+        *(replace(tmpfs, path=f"{p.ROOT}/{tmpfs.path}") for tmpfs in request.tmpfs),
         *_mounts(request.mounts),
         *_missing(request),
         p.Enter(p.ROOT),
     )
-    limits, by = request.limits, request.enforcement
+    limits, enforcement = request.limits, request.enforcement
     lifetime = 0 if limits.lifetime is None else max(1, int(limits.lifetime * 1000))
-    watched = limits.memory if limits.memory is not None and not _grouped(by, "memory") else 0
+    watched_memory = limits.memory if limits.memory is not None and not _grouped(enforcement, "memory") else 0
     return p.Plan(
-        _preparations(request.hostname, outside=request.network.mode == "host"), tuple(_takes(request)), operations,
-        request.network.mode, tuple(_rlimits(request)), lifetime, watched, limits.inotify,
-        limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
-        disk=_left(request) if request.disk_upper else 0,
+        _preparations(request.hostname, host_network=request.network.mode == "host"), tuple(_takes(request)),
+        operations,
+        request.network.mode, tuple(_rlimits(request)), lifetime, watched_memory, limits.inotify,
+        limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, enforcement)),
+        disk=_remaining_disk(request) if request.disk_upper else 0,
         one_id=request.one_id, pretend_owners=request.pretend_owners,
     )  # fmt: skip
 
 
-_known: dict[object, p.Plan] = {}
-_MOST_KNOWN = 100
+_plan_cache: dict[object, p.Plan] = {}
+_MOST_CACHED = 100
 
 
 def find_plan(request: SandboxRequest) -> p.Plan:
@@ -152,35 +153,35 @@ def find_plan(request: SandboxRequest) -> p.Plan:
     if request.mounts or request.network.mode == "host":  # both depend on files of the host
         return make_plan(request)
     fields = (getattr(request, name) for name in SandboxRequest.__slots__)
-    values = (tuple(value.items()) if isinstance(value, Mapping) else value for value in fields)
-    key = (*values, *_usr_layers(request.image), resource.getrlimit(resource.RLIMIT_NPROC))
-    plan = _known.get(key)
+    hashable_fields = (tuple(value.items()) if isinstance(value, Mapping) else value for value in fields)
+    key = (*hashable_fields, *_usr_layers(request.image), resource.getrlimit(resource.RLIMIT_NPROC))
+    plan = _plan_cache.get(key)
     if plan is None:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        plan = _known[key] = make_plan(request)
+        if len(_plan_cache) >= _MOST_CACHED:
+            _plan_cache.clear()
+        plan = _plan_cache[key] = make_plan(request)
     return plan
 
 
 @functools.cache
 def usual_preparations() -> bytes:
     """Return the preparations of every spare, encoded as the first line of a plan."""
-    return p.pack_operations(_preparations(HOSTNAME, outside=False))
+    return p.pack_operations(_preparations(HOSTNAME, host_network=False))
 
 
-def _preparations(hostname: str, *, outside: bool) -> tuple[p.Operation, ...]:
+def _preparations(hostname: str, *, host_network: bool) -> tuple[p.Operation, ...]:
     """Return the operations that do not depend on the image.
 
     Args:
         hostname: hostname inside.
-        outside: whether the sandbox uses the host's network.
+        host_network: whether the sandbox uses the host's network.
     """
     return (
         p.Scratch(_USUAL_DISK),
         *(p.Directory(path) for path in (p.ROOT, "layers", "run", "dev")),
         p.Directory("shm", 0o1777),
         p.Directory("run/lock", 0o1777),  # Debian's /var/lock links to it
-        *_name_service(hostname, outside=outside),
+        *_name_service(hostname, host_network=host_network),
         p.Name(hostname),
         p.Attach("dev", source="dev"),
         p.Devices("dev"),
@@ -198,40 +199,42 @@ def _resize(size: int) -> Iterator[p.Resize]:
 @functools.cache
 def _unknown() -> tuple[str, ...]:
     """Return the names in the host's /proc that are in neither list, because they may describe the host."""
-    there = (name for name in os.listdir("/proc") if not name.isdigit())
-    return tuple(sorted(set(there).difference(_HIDDEN, _SHOWN)))
+    names = (name for name in os.listdir("/proc") if not name.isdigit())
+    return tuple(sorted(set(names).difference(_HIDDEN, _SHOWN)))
 
 
-def _left(request: SandboxRequest) -> int:
+def _remaining_disk(request: SandboxRequest) -> int:
     """Return the remaining bytes of the disk limit. Sealed trees count in full, with deleted and overwritten files."""
     disk = request.limits.disk
-    return max(disk - request.held, min(disk, LEAST_DISK))
+    return max(disk - request.sealed_size, min(disk, LEAST_DISK))
 
 
-def make_viewer_plan(request: SandboxRequest, trees: int) -> p.Plan:
+def make_viewer_plan(request: SandboxRequest, tree_count: int) -> p.Plan:
     """Build the plan of a sandbox that only reads the uppers and the image of a workspace (:mod:`.comparing`).
 
     Args:
         request: request of the workspace.
-        trees: number of its uppers, sealed or not.
+        tree_count: number of its uppers, sealed or not.
     """
-    image, usr = request.image, request.image.host_usr and request.writable_usr
-    looking = replace(request, sealed=trees, mounts=(), upper=None, disk_upper=False)
+    image, has_usr = request.image, request.image.host_usr and request.writable_usr
+    viewer_request = replace(request, sealed=tree_count, mounts=(), upper=None, disk_upper=False)
     operations: list[p.Operation] = [
         *_resize(_VIEWER_SCRATCH),
         p.Directory("empty"),
         p.Attach(p.ROOT, source=p.ROOT),  # pivot_root(2) requires that the new root is a mount
         *(p.Attach(f"layers/{slot}", slot=str(slot)) for slot in range(len(image.layers))),
-        *(p.Attach(f"root/trees/{trees - 1 - slot}", slot=f"s{slot}") for slot in range(trees)),
+        *(p.Attach(f"root/trees/{tree_count - 1 - slot}", slot=f"s{slot}") for slot in range(tree_count)),
         p.Overlay("root/base", (*_layers(image), "empty"), "", ""),
     ]
-    if usr:
+    if has_usr:
         lowers = tuple(f"layers/{slot}/usr" for slot in _usr_layers(image))
         operations.append(p.Attach("layers/usr", slot="usr"))
         operations.append(p.Overlay("root/base-usr", (*lowers, "layers/usr", "empty"), "", ""))
     operations += (p.Move("root/proc", source="proc"), p.Enter(p.ROOT))
-    preparations = _preparations(request.hostname, outside=False)
-    return p.Plan(preparations, tuple(_takes(looking)), tuple(operations), rlimits=(("CORE", 0), ("NOFILE", 4096)))
+    preparations = _preparations(request.hostname, host_network=False)
+    return p.Plan(
+        preparations, tuple(_takes(viewer_request)), tuple(operations), rlimits=(("CORE", 0), ("NOFILE", 4096))
+    )
 
 
 def check_mounts(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
@@ -302,6 +305,34 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
         yield p.Attach(f"root{mount.target}", source=merged if source.is_dir() else f"{merged}/{source.name}")
 
 
+def find_host_sockets(directories: Iterable[str]) -> tuple[str, ...]:
+    """Return the sockets and FIFOs below host directories, and the directories that this user cannot list.
+
+    Even a read-only bind mount shows the host's inodes, so code inside could connect to their listeners. An overlay
+    creates its own inodes, which have no listener. The search takes almost a second for ten thousand directories.
+
+    Args:
+        directories: absolute paths of directories; symbolic links are not followed.
+
+    Returns:
+        Paths without the leading slash.
+    """
+    paths: list[str] = []
+    pending = list(directories)
+    while pending:
+        directory = pending.pop()
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    elif not (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
+                        paths.append(entry.path.lstrip("/"))
+        except OSError:
+            paths.append(directory.lstrip("/"))
+    return tuple(paths)
+
+
 @functools.cache
 def real_directories() -> tuple[str, ...]:
     """Return the top-level directories that most hosts, but not this one, link into /usr."""
@@ -329,13 +360,13 @@ def _writable(
 
 def with_disk_upper(plan: p.Plan, upper: Path) -> p.Plan:
     """Return the plan with this directory as its disk upper; forks share the rest of the plan."""
-    takes = (p.DiskUpper(str(upper), one.slot) if isinstance(one, p.DiskUpper) else one for one in plan.takes)
+    takes = (p.DiskUpper(str(upper), take.slot) if isinstance(take, p.DiskUpper) else take for take in plan.takes)
     return replace(plan, takes=tuple(takes))
 
 
-def _sealed(request: SandboxRequest, part: str) -> tuple[str, ...]:
+def _sealed(request: SandboxRequest, subdirectory: str) -> tuple[str, ...]:
     """Return the scratch paths of one part of the sealed trees, topmost first."""
-    return tuple(f"sealed/{number}/{part}" for number in reversed(range(request.sealed)))
+    return tuple(f"sealed/{number}/{subdirectory}" for number in reversed(range(request.sealed)))
 
 
 def _layers(image: ImageSpec) -> tuple[str, ...]:
@@ -345,8 +376,8 @@ def _layers(image: ImageSpec) -> tuple[str, ...]:
 
 def _missing(request: SandboxRequest) -> Iterator[p.Complete]:
     """Create the directories that the image names, except on top of sealed trees, which may have removed them."""
-    named = (request.image.workdir, *request.image.volumes)
-    if not request.sealed and (paths := tuple(str(path) for path in named if path.name)):
+    directories = (request.image.workdir, *request.image.volumes)
+    if not request.sealed and (paths := tuple(str(path) for path in directories if path.name)):
         yield p.Complete(p.ROOT, paths)
 
 
@@ -371,8 +402,8 @@ def _usr(request: SandboxRequest) -> Iterator[p.Operation]:
         yield p.Directory("no-usr")
         yield p.Overlay("root/usr", ("layers/usr", "no-usr"), "", "")
         return
-    changed = (f"layers/{slot}/usr" for slot in _usr_layers(request.image))
-    lowers = (*_sealed(request, "usr"), *changed, "layers/usr")
+    changed_usr = (f"layers/{slot}/usr" for slot in _usr_layers(request.image))
+    lowers = (*_sealed(request, "usr"), *changed_usr, "layers/usr")
     if request.upper is not None:
         yield p.Overlay("root/usr", lowers, "disk/usr", "disk/usr-work", volatile=True)
         return
@@ -400,9 +431,9 @@ def _has_entries(directory: str, inode: int, changed: int) -> bool:  # noqa: ARG
         return any(True for _ in entries)
 
 
-def _name_service(hostname: str, *, outside: bool) -> Iterator[p.File]:
+def _name_service(hostname: str, *, host_network: bool) -> Iterator[p.File]:
     resolver = Path("/etc/resolv.conf")
-    text = resolver.read_text(encoding="utf-8", errors="replace") if outside and resolver.is_file() else ""
+    text = resolver.read_text(encoding="utf-8", errors="replace") if host_network and resolver.is_file() else ""
     yield p.File("run/resolv.conf", text)
     yield p.File("run/hosts", _HOSTS.format(name=hostname))
 

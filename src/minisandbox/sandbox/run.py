@@ -6,7 +6,6 @@ import array
 import contextlib
 import errno
 import json
-import os
 import select
 import signal
 import socket
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from minisandbox.errors import SandboxCreationError, SandboxGone
+from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import fd_passing
 from minisandbox.sandbox.launcher import Launcher, refusal
@@ -61,14 +61,14 @@ class SandboxRun:
         self._tree: Tree | None = None
         self.listener: socket.socket | None = None
         self._launcher = launcher
-        numbers = [tree.number() for tree in trees]
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        tree_numbers = [tree.number() for tree in trees]
+        self._control, sandbox_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pidfd = -1
         self.pid = 0
-        self._awaited = True
+        self._is_awaited = True
         try:
-            with theirs:
-                launcher.create(plan, theirs, door, numbers)
+            with sandbox_end:
+                launcher.create(plan, sandbox_end, door, tree_numbers)
         except BaseException:  # even on Ctrl-C
             self.end()
             raise
@@ -108,28 +108,28 @@ class SandboxRun:
         Raises:
             SandboxCreationError: the sandbox could not be created.
         """
-        started = time.monotonic()
+        start_time = time.monotonic()
         try:
             flags = socket.MSG_CMSG_CLOEXEC
             data, ancillary, _, _ = self._control.recvmsg(1 << 16, socket.CMSG_SPACE(4), flags)
         except TimeoutError:
-            if time.monotonic() < started + _READY_TIMEOUT:  # raised by a signal handler
+            if time.monotonic() < start_time + _READY_TIMEOUT:  # raised by a signal handler
                 raise
             raise SandboxCreationError(
                 f"sandbox {self._name} was not ready after {_READY_TIMEOUT:.0f} s",
                 reason="the machine is overloaded, or the disk of the image store hangs",
                 hint="create fewer sandboxes at once, and look at the load and at 'sudo dmesg | tail'",
             ) from None
-        answer = json.loads(data or b'{"event":"gone"}')
-        event = answer["event"]
+        message = json.loads(data or b'{"event":"gone"}')
+        event = message["event"]
         if event in ("forked", "tree", "listener"):
-            self._keep(event, array.array("i", ancillary[0][2][:4])[0] if ancillary else -1)
+            self._keep_descriptor(event, array.array("i", ancillary[0][2][:4])[0] if ancillary else -1)
         elif event != "ready":
-            self._awaited = False
-            self._fail(answer)
+            self._is_awaited = False
+            self._raise_failure(message)
         return str(event)
 
-    def _keep(self, event: str, descriptor: int) -> None:
+    def _keep_descriptor(self, event: str, descriptor: int) -> None:
         if descriptor < 0:
             hint = "close sandboxes that are not needed, or raise the limit on open files (ulimit -n)"
             raise SandboxCreationError("no file descriptor is left for the sandbox", errno=errno.EMFILE, hint=hint)
@@ -141,17 +141,17 @@ class SandboxRun:
         else:
             self._tree = Tree(self._launcher, descriptor, self._upper)
 
-    def _fail(self, answer: dict[str, Any]) -> NoReturn:
-        if answer["event"] == "gone":
+    def _raise_failure(self, message: dict[str, Any]) -> NoReturn:
+        if message["event"] == "gone":
             raise SandboxCreationError(
                 f"sandbox {self._name} ended while it was made", reason="it was killed from outside"
             )
-        if answer["event"] == "refused":
-            raise refusal(answer["errno"], answer["message"])
+        if message["event"] == "refused":
+            raise refusal(message["errno"], message["message"])
         raise SandboxCreationError(
-            f"could not {answer['operation']}: {answer['message']}",
-            operation=answer["operation"],
-            errno=answer["errno"],
+            f"could not {message['operation']}: {message['message']}",
+            operation=message["operation"],
+            errno=message["errno"],
             hint="run 'minisandbox doctor': it tries each kernel feature and names the fix",
         )
 
@@ -177,7 +177,7 @@ class SandboxRun:
         poll.register(descriptor, select.POLLOUT)
         return bool(poll.poll(0))
 
-    def over(self, seconds: float) -> bool:
+    def has_ended(self, seconds: float) -> bool:
         """Return whether pid 1 has exited or exits within this many seconds."""
         return self._pidfd < 0 or readable(self._pidfd, seconds)
 
@@ -188,19 +188,17 @@ class SandboxRun:
             SandboxGone: a process of the sandbox hangs in the kernel and did not exit.
         """
         with contextlib.suppress(SandboxCreationError, OSError):
-            if self._awaited and self._pidfd < 0:  # interrupted before the pidfd arrived
+            if self._is_awaited and self._pidfd < 0:  # interrupted before the pidfd arrived
                 self._await_process(_END_PATIENCE)
-        self._awaited = False
+        self._is_awaited = False
         self._control.close()
         if self.listener is not None:
             self.listener.close()
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd < 0:
             return
-        try:
+        with sc.closing(pidfd):
             end_process(pidfd, self._name)
-        finally:
-            os.close(pidfd)
 
     def discard(self) -> None:
         """Discard the upper on disk, if any, after the run has ended."""
@@ -214,14 +212,14 @@ def new_job(control: socket.socket) -> socket.socket:
     Raises:
         OSError: the peer of the control socket is gone.
     """
-    ours, theirs = socket.socketpair()
+    job_socket, worker_end = socket.socketpair()
     try:
-        with theirs:
-            fd_passing.send(control, b"job", [theirs.fileno()])
+        with worker_end:
+            fd_passing.send(control, b"job", [worker_end.fileno()])
     except BaseException:  # even on Ctrl-C, clean up
-        ours.close()
+        job_socket.close()
         raise
-    return ours
+    return job_socket
 
 
 def end_process(pidfd: int, name: str) -> None:
@@ -245,8 +243,5 @@ def readable(descriptor: int, seconds: float) -> bool:
 
 
 def _pid_of(pidfd: int) -> int:
-    descriptor = os.open(f"/proc/thread-self/fdinfo/{pidfd}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return int(os.read(descriptor, 4096).partition(b"\nPid:")[2].split()[0])
-    finally:
-        os.close(descriptor)
+    with open(f"/proc/thread-self/fdinfo/{pidfd}", "rb", buffering=0) as fdinfo:
+        return int(fdinfo.read().partition(b"\nPid:")[2].split()[0])

@@ -21,6 +21,7 @@ from pathlib import Path
 from minisandbox.errors import HostError
 from minisandbox.host import reaper, registry
 from minisandbox.host.os_errors import runtime_os_errors
+from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.sandbox.launcher import mappers
 from minisandbox.store.disk.trees import remove_tree
 
@@ -33,7 +34,7 @@ _REMOVER = (
     "from minisandbox.store.disk.trees import remove_tree; "
     "enter_outer_namespace(mappers); remove_tree(pathlib.Path(path))"
 )
-ELSEWHERE = "set TMPDIR to another directory"
+OTHER_TMPDIR = "set TMPDIR to another directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,11 @@ def new_scratch(parent: Path | None = None) -> Path:
     Raises:
         HostError: the directory cannot be created.
     """
-    elsewhere = ELSEWHERE if parent is None else ""
-    parent = parent or _place() or Path("/tmp")  # noqa: S108 - only for the error
-    with _noting(parent), runtime_os_errors("make a temporary directory", parent, elsewhere):
+    hint = OTHER_TMPDIR if parent is None else ""
+    parent = parent or _temporary_directory() or Path("/tmp")  # noqa: S108 - only for the error
+    with _noted_parent(parent), runtime_os_errors("make a temporary directory", parent, hint):
         prefix = f"{_PREFIX}{registry.owner_name()}-"
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=None if elsewhere else parent)).resolve()
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=None if hint else parent)).resolve()
 
 
 def remove(path: Path) -> None:
@@ -78,7 +79,7 @@ def remove(path: Path) -> None:
         pass
 
 
-def _place() -> Path | None:
+def _temporary_directory() -> Path | None:
     """Return the temporary directory, or None if none is writable."""
     with contextlib.suppress(FileNotFoundError):
         return Path(tempfile.gettempdir()).resolve()
@@ -86,7 +87,7 @@ def _place() -> Path | None:
 
 
 @contextmanager
-def _noting(parent: Path) -> Iterator[None]:
+def _noted_parent(parent: Path) -> Iterator[None]:
     """Record a parent directory, and protect the note from removal while the body creates a directory.
 
     Without a runtime directory, only owners with the same TMPDIR find directories there.
@@ -103,17 +104,14 @@ def _noting(parent: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(directory: Path, kind: int) -> Iterator[None]:
+def _locked(directory: Path, operation: int) -> Iterator[None]:
     """Lock a directory; BlockingIOError if another process holds the lock."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    with sc.closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(descriptor)
 
 
-def _noted() -> Iterator[tuple[Path, Path]]:
+def _read_notes() -> Iterator[tuple[Path, Path]]:
     """Yield the note files and the parent directories that they name."""
     with contextlib.suppress(HostError, OSError):
         for note in sorted((registry.runtime_directory() / _NOTES).iterdir()):
@@ -133,15 +131,15 @@ def scratch() -> Iterator[Path]:
 
 def leftovers() -> Iterator[ScratchLeftover]:
     """Yield this user's directories of dead owners."""
-    places = {place for _, place in _noted()} | {place for place in [_place()] if place}
-    for path in (path for place in sorted(places) for path in _made_in(place)):
+    parents = {parent for _, parent in _read_notes()} | {parent for parent in [_temporary_directory()] if parent}
+    for path in (path for parent in sorted(parents) for path in _scratch_directories(parent)):
         owner = path.name.removeprefix(_PREFIX).rpartition("-")[0]
         with contextlib.suppress(OSError):  # the directory is gone
             if path.lstat().st_uid == os.geteuid() and registry.is_dead(owner):
                 yield ScratchLeftover(_KIND, path, owner)
 
 
-def _made_in(parent: Path) -> list[Path]:
+def _scratch_directories(parent: Path) -> list[Path]:
     """Return the scratch directories in a parent directory; [] if the parent cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return sorted(parent.glob(f"{_PREFIX}*"))
@@ -153,6 +151,6 @@ def reap() -> None:
     for leftover in leftovers():
         leftover.remove()
     with contextlib.suppress(HostError, OSError), _locked(registry.runtime_directory() / _NOTES, fcntl.LOCK_EX):
-        for note, parent in _noted():
-            if not _made_in(parent):
+        for note, parent in _read_notes():
+            if not _scratch_directories(parent):
                 note.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import types
 from collections.abc import Sequence
 from typing import Self
 
@@ -38,7 +37,7 @@ class Tree:
         self.launcher = launcher
         self.upper = upper
         self._descriptor = descriptor
-        self._number = self._held = 0
+        self._number = self._sealed_size = 0
         self._lock = threading.Lock()
 
     def number(self) -> int:
@@ -56,19 +55,19 @@ class Tree:
         """Return the bytes of ``Limits.disk`` that the tree takes: all files of its sandbox, with /run and /dev/shm."""
         with self._lock:
             if self._descriptor < 0:
-                return self._held
-            return self._taken()
+                return self._sealed_size
+            return self._used_size()
 
     def seal(self) -> None:
         """Seal the tree after its run has ended, so that sandboxes can be created on top of it."""
         self.number()
         with self._lock:
             if self._descriptor >= 0:
-                self._held = self._taken()
+                self._sealed_size = self._used_size()
                 self._close()
 
-    def _taken(self) -> int:
-        return self.launcher.measure(self._descriptor) if self.upper else _taken(self._descriptor)
+    def _used_size(self) -> int:
+        return self.launcher.measure(self._descriptor) if self.upper else _used_size(self._descriptor)
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -82,23 +81,23 @@ class Tree:
             self.launcher.forget(self._number)
 
 
-def _taken(descriptor: int) -> int:
+def _used_size(descriptor: int) -> int:
     """Return the used bytes of a file system, or the memory of its inodes if that is more."""
     info = os.fstatvfs(descriptor)
     files = info.f_files - info.f_ffree - _OWN_FILES
     return max((info.f_blocks - info.f_bfree) * info.f_frsize, files * BYTES_PER_FILE)
 
 
-def check_room(trees: Sequence[Tree], disk: int, what: str) -> None:
+def check_room(trees: Sequence[Tree], disk: int, subject: str) -> None:
     """Check that sealed trees leave part of ``Limits.disk`` for new files.
 
     Raises:
         InvalidValue: the trees use up the limit.
     """
-    held = sum(tree.held() for tree in trees)
-    if trees and disk - held < LEAST_DISK:
+    sealed_size = sum(tree.held() for tree in trees)
+    if trees and disk - sealed_size < LEAST_DISK:
         raise InvalidValue(
-            f"{what}: sealed states hold {held} bytes of {'disk' if trees[0].upper else 'memory'}, "
+            f"{subject}: sealed states hold {sealed_size} bytes of {'disk' if trees[0].upper else 'memory'}, "
             f"and Limits.disk is {disk}",
             reason=f"what is sealed stays, files that were deleted or overwritten since included; "
             f"each counts {BYTES_PER_FILE} bytes at least",
@@ -153,8 +152,6 @@ class Snapshot:
         """Use the snapshot in a ``with`` block, which closes it at the end."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the snapshot."""
         self.close()

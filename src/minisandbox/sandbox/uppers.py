@@ -19,7 +19,7 @@ from minisandbox.types import ImageSpec, Limits, Mount
 
 WATCHED = "watchdog"
 """Name in ``info().enforced`` of the mechanism that enforces ``Limits.disk`` of an upper on disk."""
-_made: set[Path] = set()
+_live: set[Path] = set()
 _unused: deque[Path] = deque()
 
 
@@ -44,19 +44,19 @@ class UpperDirectory:
         with runtime_os_errors("make a directory for uppers", parent.parent, ""):
             parent.mkdir(mode=0o700, exist_ok=True)
             info = os.statvfs(parent)
-        if (free := info.f_bavail * info.f_frsize) < FLOOR:
+        if (free_size := info.f_bavail * info.f_frsize) < FLOOR:
             raise HostError(
-                f"the store's disk has {free >> 20} MiB free, and sandboxes need {FLOOR >> 20}",
+                f"the store's disk has {free_size >> 20} MiB free, and sandboxes need {FLOOR >> 20}",
                 reason="on this kernel sandboxes write to that disk, not to memory",
                 hint=f"free some space at {parent}; 'minisandbox image ls --sizes' shows what the store takes",
             )
         self.path = scratch.new_scratch(parent)
-        _made.add(self.path)
+        _live.add(self.path)
 
     def discard(self) -> None:
         """Mark the directory for removal, even while it is referenced; calling it again does nothing."""
-        if self.path in _made:
-            _made.discard(self.path)
+        if self.path in _live:
+            _live.discard(self.path)
             _unused.append(self.path)
 
     def __del__(self) -> None:
@@ -67,7 +67,7 @@ class UpperDirectory:
 
 def _forget_all() -> None:
     """Forget the directories in a forked child, because they belong to its parent."""
-    _made.clear()
+    _live.clear()
     _unused.clear()
 
 
@@ -82,14 +82,14 @@ def _store(image: ImageSpec) -> Path:
     return Store.open().root
 
 
-def sweep(*, all_made: bool = False) -> None:
+def sweep(*, include_live: bool = False) -> None:
     """Remove the directories marked for removal; safe to call from several threads.
 
     Args:
-        all_made: also remove the others, because every sandbox of this process has ended.
+        include_live: also remove the others, because every sandbox of this process has ended.
     """
-    for path in list(_made) if all_made else ():
-        _made.discard(path)
+    for path in list(_live) if include_live else ():
+        _live.discard(path)
         _unused.append(path)
     while _unused:
         try:

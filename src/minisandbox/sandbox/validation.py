@@ -29,13 +29,13 @@ def wrong_type(name: str, value: object, expected: str) -> InvalidValue:
     return InvalidValue(f"{name} is {kind}", hint=f"give {expected}")
 
 
-def check_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+def check_type(name: str, value: object, types: type | tuple[type, ...], expected: str) -> None:
     """Check that a value has one of these types.
 
     Raises:
         InvalidValue: the value has another type.
     """
-    if not isinstance(value, kinds):
+    if not isinstance(value, types):
         raise wrong_type(name, value, expected)
 
 
@@ -77,8 +77,8 @@ def check_command(command: object) -> None:
         return
     if not isinstance(command, Sequence) or isinstance(command, bytes | bytearray | memoryview):
         raise wrong_type("command", command, "a str for bash -c, or a list of them for a program and its arguments")
-    for number, part in enumerate(command):
-        check_type(f"command[{number}]", part, str, "a str")
+    for index, argument in enumerate(command):
+        check_type(f"command[{index}]", argument, str, "a str")
 
 
 def check_texts(name: str, mapping: object) -> None:
@@ -136,5 +136,5 @@ def check_creation(
     if "" in (labels or {}):
         raise InvalidValue("a label has an empty name", hint="labels are texts by non-empty names")
     check_type("mounts", mounts, (list, tuple), "a list of Mount")
-    for number, mount in enumerate(mounts):
-        check_type(f"mounts[{number}]", mount, Mount, "a Mount(source, target)")
+    for index, mount in enumerate(mounts):
+        check_type(f"mounts[{index}]", mount, Mount, "a Mount(source, target)")

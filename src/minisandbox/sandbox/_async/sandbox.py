@@ -7,7 +7,6 @@ is cancelled.
 from __future__ import annotations
 
 import builtins
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal, Self
@@ -152,9 +151,7 @@ class AsyncSandbox:
         """Use the sandbox in an ``async with`` block, whose end stops it, or closes the handle of an attached one."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the sandbox, or close the handle of an attached one."""
         await call_blocking(self._core.leave)
 

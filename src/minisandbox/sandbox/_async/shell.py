@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from pathlib import PurePosixPath
 from typing import Self
 
@@ -102,8 +101,6 @@ class AsyncShell:
         """Use the shell in an ``async with`` block, which closes it at the end."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the shell."""
         await self.close()

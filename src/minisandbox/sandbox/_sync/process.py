@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import types
 import weakref
 from collections.abc import Iterator, Callable
 from operator import methodcaller
@@ -39,16 +38,16 @@ class Process:
         self._connection = connection
         self._channel = connection.channel
         self._owned = owned
-        self._deadline = None if self._channel.left is None else time.monotonic() + self._channel.left
+        self._deadline = None if self._channel.remaining is None else time.monotonic() + self._channel.remaining
         self._readers: weakref.WeakSet[_Events] = weakref.WeakSet()
 
     @classmethod
     def _started(cls, core: SandboxCore, channel: ProcessChannel, *, owned: bool) -> Self:
-        with contextlib.ExitStack() as opened:
-            door = None if owned else opened.enter_context(core.process_listener(channel.id))
+        with contextlib.ExitStack() as stack:
+            listener = None if owned else stack.enter_context(core.process_listener(channel.id))
             connection = SharedConnection(core, channel, open_job(core), f"process {channel.id}")
             try:
-                connection.begin(door)
+                connection.begin(listener)
                 connection.answered()
                 return cls(connection, owned=owned)
             except BaseException:  # even on an interrupt: the process would run without a handle
@@ -155,10 +154,10 @@ class Process:
         """Kill the process and all its descendants; :meth:`wait` returns when they have exited."""
         self._say(self._channel.kill)
 
-    def _say(self, verb: Callable[[], None]) -> None:
+    def _say(self, queue_request: Callable[[], None]) -> None:
         with self._connection.lock:
             self._connection.check_open()
-            verb()
+            queue_request()
             self._connection.say()
 
     def wait(self, timeout: float | None = None) -> ExecResult:
@@ -182,25 +181,25 @@ class Process:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._connection.lock:
             while True:
-                shared = any(reader.caller.is_another() for reader in self._readers)
-                if not shared:
+                is_shared = any(reader.caller.is_another() for reader in self._readers)
+                if not is_shared:
                     self._channel.events.clear()
                     self._connection.tell()
                 if self._channel.result is not None:
-                    return self._seen(self._channel.result)
+                    return self._acknowledge(self._channel.result)
                 self._channel.check()
-                has_capacity = not shared or has_room(self._channel)
+                has_capacity = not is_shared or has_room(self._channel)
                 if not self._wait(deadline, has_capacity=has_capacity) and self._channel.result is None:
                     raise still_runs(self._channel, timeout)
 
     def _wait(self, deadline: float | None, *, has_capacity: bool) -> bool:
-        again = time.monotonic() + LOOK_AGAIN
-        if has_capacity or (deadline is not None and deadline <= again):
+        next_check = time.monotonic() + LOOK_AGAIN
+        if has_capacity or (deadline is not None and deadline <= next_check):
             return self._connection.wait(deadline, listen=has_capacity)
-        self._connection.wait(again, listen=False)
+        self._connection.wait(next_check, listen=False)
         return True
 
-    def _seen(self, result: ExecResult) -> ExecResult:
+    def _acknowledge(self, result: ExecResult) -> ExecResult:
         """Acknowledge the result, so that the supervisor need not keep it for other handles."""
         self._channel.acknowledge()
         self._connection.send()
@@ -210,12 +209,12 @@ class Process:
         with self._connection.lock:
             while not self._channel.events:
                 if self._channel.result is not None:
-                    return self._seen(self._channel.result)
+                    return self._acknowledge(self._channel.result)
                 self._channel.check()
                 self._connection.wait()
             self._connection.tell()  # a writer may wait for this piece to be consumed
             event = self._channel.events.popleft()
-            return self._seen(event) if isinstance(event, ExecResult) else event
+            return self._acknowledge(event) if isinstance(event, ExecResult) else event
 
     def _forget_reader(self, reader: _Events) -> None:
         with self._connection.lock:  # another caller may iterate over them
@@ -238,9 +237,7 @@ class Process:
         """Use the process in a ``with`` block, which closes the handle at the end."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the handle."""
         self.close()
 
@@ -250,18 +247,18 @@ class _Events:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._over = False
+        self._is_over = False
         self.caller = Caller()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Output | ExecResult:
-        if self._over:
+        if self._is_over:
             raise StopIteration
         self.caller = Caller()
         event = self._process._next_event()
         if isinstance(event, ExecResult):
-            self._over = True
+            self._is_over = True
             self._process._forget_reader(self)
         return event

@@ -8,7 +8,6 @@ is interrupted.
 from __future__ import annotations
 
 import builtins
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal, Self
@@ -153,9 +152,7 @@ class Sandbox:
         """Use the sandbox in a ``with`` block, whose end stops it, or closes the handle of an attached one."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the sandbox, or close the handle of an attached one."""
         call_blocking(self._core.leave)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import types
 from pathlib import PurePosixPath
 from typing import Self
 
@@ -103,8 +102,6 @@ class Shell:
         """Use the shell in a ``with`` block, which closes it at the end."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the shell."""
         self.close()

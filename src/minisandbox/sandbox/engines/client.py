@@ -64,10 +64,10 @@ class Client:
         Raises:
             HostError: the client failed.
         """
-        done = self._call(arguments, stdin)
-        if done.returncode != 0:
-            raise self.failure(arguments[0], done.stderr)
-        return done.stdout.decode(errors="replace").strip()
+        completed = self._call(arguments, stdin)
+        if completed.returncode != 0:
+            raise self.failure(arguments[0], completed.stderr)
+        return completed.stdout.decode(errors="replace").strip()
 
     def failure(self, verb: str, output: bytes) -> HostError:
         """Return the error for a failed run of the client.

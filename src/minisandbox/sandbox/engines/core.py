@@ -45,7 +45,7 @@ class ContainerCore:
     owned = True
 
     def __init__(self, client: Client, image: ImageSpec, limits: Limits, network: Network) -> None:
-        started = time.monotonic()
+        start_time = time.monotonic()
         self.id = f"box-{secrets.token_hex(6)}"
         self.image = replace(image, clean=False)  # the engine cannot report written files
         self.limits = limits
@@ -55,10 +55,10 @@ class ContainerCore:
         self._labels: tuple[tuple[str, str], ...] = ()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the sandbox
         self._pid = os.getpid()
-        self._first: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._jobs: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
-        self._started = started
+        self._started = start_time
         self.created_in = 0.0
 
     @classmethod
@@ -99,22 +99,22 @@ class ContainerCore:
         return core
 
     def _start(self, reference: str, sources: Sequence[tuple[Path, PurePosixPath]]) -> None:
-        shown = [(runtime.runtime(), PurePosixPath(runtime.TARGET)), *sources]
-        usr = [(Path("/usr"), PurePosixPath("/usr"))] if self.image.host_usr else []
-        options = self._options() + ([] if self._client.remote else mount_options([*usr, *shown]))
+        mounts = [(runtime.runtime(), PurePosixPath(runtime.TARGET)), *sources]
+        usr_mounts = [(Path("/usr"), PurePosixPath("/usr"))] if self.image.host_usr else []
+        options = self._options() + ([] if self._client.remote else mount_options([*usr_mounts, *mounts]))
         command = [*runtime.COMMAND[1:], "first", f"{self.limits.lifetime or 0:g}"]
         self._client.run("create", *options, "--entrypoint", runtime.COMMAND[0], reference, *command)
         if self._client.remote:
-            copy_in(self._client, self.id, shown)
+            copy_in(self._client, self.id, mounts)
         self._created = time.time()  # the lifetime starts here
-        self._first = self._client.open(
+        self._process = self._client.open(
             "start", "--attach", "--interactive", self.id,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
         )  # fmt: skip
-        assert self._first.stdout is not None
-        if self._first.stdout.read(len(READY)) != READY:
+        assert self._process.stdout is not None
+        if self._process.stdout.read(len(READY)) != READY:
             raise SandboxCreationError(
-                f"{self._client.name} did not start a container", errno=None, reason=self._said() or None,
+                f"{self._client.name} did not start a container", errno=None, reason=self._client_output() or None,
                 hint=f"try '{self._client.name} run {reference} true'",
             )  # fmt: skip
 
@@ -133,7 +133,7 @@ class ContainerCore:
         options += [] if limits.cpu is None else ["--cpus", f"{limits.cpu:g}"]
         return options + [word for name, text in self._labels for word in ("--label", f"{name}={text}")]
 
-    def _said(self) -> str:
+    def _client_output(self) -> str:
         """Return the end of the engine client's output."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace").strip()[-1000:]
@@ -141,12 +141,12 @@ class ContainerCore:
     @property
     def alive(self) -> bool:
         """Whether the container is running."""
-        return self._first is not None and self._first.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     @property
     def abandoned(self) -> bool:
         """Whether this process created the container and has not stopped it."""
-        return self._first is not None and self._pid == os.getpid()
+        return self._process is not None and self._pid == os.getpid()
 
     def open_job(self, *, wait: bool = True) -> socket.socket:  # noqa: ARG002 - a job never waits here
         """Start a worker in the container, and return a stream socket that is connected to it.
@@ -159,17 +159,17 @@ class ContainerCore:
         rlimits = {"CORE": 0, "NOFILE": self.limits.open_files}
         if self.limits.file_size is not None:
             rlimits["FSIZE"] = self.limits.file_size
-        ours, theirs = socket.socketpair()
+        job_socket, worker_end = socket.socketpair()
         command = ("exec", "--interactive", self.id, *runtime.COMMAND, "job", json.dumps(rlimits))
-        with theirs:
+        with worker_end:
             try:
-                client = self._client.open(*command, stdin=theirs, stdout=theirs, stderr=self._log)
+                client = self._client.open(*command, stdin=worker_end, stdout=worker_end, stderr=self._log)
             except OSError as error:
-                ours.close()
+                job_socket.close()
                 raise HostError(f"{self._client.name} could not be started: {error.strerror}") from error
         with self._lock:
-            self._jobs = [one for one in self._jobs if one.poll() is None] + [client]
-        return ours
+            self._jobs = [job for job in self._jobs if job.poll() is None] + [client]
+        return job_socket
 
     def check_alive(self) -> None:
         """Check whether the container has ended, after a call was cut off.
@@ -177,10 +177,10 @@ class ContainerCore:
         Raises:
             SandboxGone: the container has ended.
         """
-        first = self._first
-        if first is not None:
+        process = self._process
+        if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                first.wait(_ENDING)
+                process.wait(_ENDING)
         self._check_running()
         # ask the engine: its client exits long after the container, which would look like the exit of the command
         if "true" not in self._client.output("inspect", "--format", "{{.State.Running}}", self.id):
@@ -199,12 +199,12 @@ class ContainerCore:
         Raises:
             SandboxGone: the container has ended.
         """
-        if self._first is None or not self.alive:
+        if self._process is None or not self.alive:
             raise self._gone()
         expires = None if self.limits.lifetime is None else self._created + self.limits.lifetime
         enforced = tuple((name, self._client.name) for name in ("cpu", "memory", "processes"))
         return SandboxInfo(
-            self.id, self.image.name, self._pid, self._first.pid, self._created, self._network.mode, self._labels,
+            self.id, self.image.name, self._pid, self._process.pid, self._created, self._network.mode, self._labels,
             expires, enforced, "container",
         )  # fmt: skip
 
@@ -242,11 +242,13 @@ class ContainerCore:
         """Raise Unsupported; see :meth:`_refuse`."""
         self._refuse("changes")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, operation: str) -> NoReturn:
         """Raise Unsupported, or SandboxGone if the container has ended."""
         self._check_running()
         hint = 'leave out the backend: sandboxes (backend="") can'
-        raise Unsupported(f"{what} of sandbox {self.id}", reason=f"it is a container of {self._client.name}", hint=hint)
+        raise Unsupported(
+            f"{operation} of sandbox {self.id}", reason=f"it is a container of {self._client.name}", hint=hint
+        )
 
     def leave(self) -> None:
         """Stop the container at the end of a ``with`` block."""
@@ -255,27 +257,27 @@ class ContainerCore:
     def stop(self) -> None:
         """Stop and remove the container; calling it again does nothing."""
         with self._lock:
-            first, self._first = self._first, None
+            process, self._process = self._process, None
             jobs, self._jobs = self._jobs, []
         if self._pid != os.getpid():  # in a forked child: the container belongs to its parent
             return
-        if first is None:
+        if process is None:
             if not self._log.closed:  # the container may exist, although it did not start
                 self._client.succeeds("rm", "--force", self.id)
         else:
-            self._end(first)
+            self._end(process)
         for job in jobs:
             job.wait(_PATIENCE)
         self._log.close()
 
-    def _end(self, first: subprocess.Popen[bytes]) -> None:
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Close the first process's standard input, and wait until the engine has removed the container."""
-        assert first.stdin is not None
-        assert first.stdout is not None
-        first.stdin.close()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
         try:
-            first.wait(_PATIENCE)
+            process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             self._client.succeeds("rm", "--force", self.id)
-            first.kill()
-        first.stdout.close()
+            process.kill()
+        process.stdout.close()

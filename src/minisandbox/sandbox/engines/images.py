@@ -73,27 +73,27 @@ def _check_usr(client: Client, image: ImageSpec) -> None:
 def _import(client: Client, image: ImageSpec, reference: str) -> None:
     """Pipe a tar archive of the image's root from a sandbox into the engine."""
     command = ("import", "--change", f"LABEL {LABEL}=image", "-", reference)
-    taker = client.open(*command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert taker.stdin is not None
+    importer = client.open(*command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert importer.stdin is not None
     try:
-        packed = _pack(image, taker.stdin)
+        result = _pack(image, importer.stdin)
     except BaseException:  # even on Ctrl-C, keep the engine from importing half an archive
-        taker.kill()
+        importer.kill()
         raise
     finally:
-        _, errors = taker.communicate()
-    if taker.returncode != 0:
+        _, errors = importer.communicate()
+    if importer.returncode != 0:
         raise client.failure("import", errors)
-    if not packed.ok:
+    if not result.ok:
         client.succeeds("image", "rm", reference)
-        packed.check()
+        result.check()
 
 
 def _pack(image: ImageSpec, out: IO[bytes]) -> ExecResult:
-    pack = _PACK if image.host_usr else _PACK.replace("--exclude ./usr", "")
+    command = _PACK if image.host_usr else _PACK.replace("--exclude ./usr", "")
     core = Core.create(replace(image, backend=""))
     channel = process_channel(
-        core, pack, timeout=None, cwd="/", env=None, user=0, pty=None, lifetime="handle"
+        core, command, timeout=None, cwd="/", env=None, user=0, pty=None, lifetime="handle"
     )  # fmt: skip
     try:
         with Process._started(core, channel, owned=True) as process:

@@ -59,8 +59,8 @@ def _made(_process: int) -> Path:
         binaries += [file] if file.suffix == ".so" else []
     (modules / "lib-dynload").mkdir(parents=True, exist_ok=True)
     _copy(Path(python), root / "bin/python")
-    for shared in {Path(path) for one in binaries for path in _LIBRARY.findall(_output("ldd", str(one)))}:
-        _copy(shared, root / ("linker" if shared.name.startswith("ld-") else f"shared/{shared.name}"))
+    for library_path in {Path(path) for binary in binaries for path in _LIBRARY.findall(_output("ldd", str(binary)))}:
+        _copy(library_path, root / ("linker" if library_path.name.startswith("ld-") else f"shared/{library_path.name}"))
     compileall.compile_dir(modules, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     return root
 
@@ -71,8 +71,8 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode != 0:
-        message = done.stderr.strip()[-500:]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if completed.returncode != 0:
+        message = completed.stderr.strip()[-500:]
         raise HostError(f"this Python cannot be copied into containers: {command[0]} failed", reason=message or None)
-    return done.stdout
+    return completed.stdout

@@ -34,6 +34,8 @@ _END_OF_FILE = b"\x04"
 class _Channel:
     """Base of the channels: frames, the send queue, the error answer."""
 
+    done: bool
+
     def __init__(self, max_answer: int) -> None:
         self._max_answer = max_answer
         self._decoder = frames.Decoder(max_answer)
@@ -55,8 +57,7 @@ class _Channel:
         try:
             for header, payload in self._decoder.feed(data):
                 if header["event"] == "error":
-                    self._error = header
-                    self._failed()
+                    self._error, self.done = header, True
                 else:
                     self._take(header, payload)
         except wire.NONSENSE as error:
@@ -65,10 +66,7 @@ class _Channel:
     def _take(self, header: frames.Header, payload: bytes) -> None:
         raise NotImplementedError
 
-    def _failed(self) -> None:
-        raise NotImplementedError
-
-    def _say(self, header: frames.Header, payload: bytes = b"") -> None:
+    def _queue_request(self, header: frames.Header, payload: bytes = b"") -> None:
         self._queue += frames.encode(header, payload)
 
 
@@ -95,7 +93,7 @@ class ProcessChannel(_Channel):
         done: whether nothing more will arrive: the process has exited, could not be started or attached to.
         events: pieces of output in order, then the result; the consumer removes them.
         result: the result once the process has exited, or None.
-        left: seconds that remained of the timeout when ``started`` was set, or None without a timeout.
+        remaining: seconds that remained of the timeout when ``started`` was set, or None without a timeout.
 
     Raises:
         InvalidValue: an argument is invalid.
@@ -129,7 +127,7 @@ class ProcessChannel(_Channel):
         self, identifier: str, command: str | tuple[str, ...], output: int, request: frames.Header | None
     ) -> None:
         self._request = request
-        self._lasting = request is None or request["lifetime"] == "sandbox"
+        self._needs_acknowledgement = request is None or request["lifetime"] == "sandbox"
         self.id = identifier
         self.command = command
         self.pid = 0
@@ -137,13 +135,13 @@ class ProcessChannel(_Channel):
         self.done = False
         self.events: deque[Output | ExecResult] = deque()
         self.result: ExecResult | None = None
-        self.left: float | None = None
+        self.remaining: float | None = None
         self._terminal = False
-        self._kept = (Capture(output), Capture(output))
+        self._captures = (Capture(output), Capture(output))
         self._dropped = [0, 0]
         self._unsent = bytearray()
         self._credit = STDIN_CREDIT
-        self._closing = self._close_said = False
+        self._is_closing = self._close_sent = False
 
     @classmethod
     def attach(cls, id: str, *, output: int) -> ProcessChannel:  # noqa: A002 - the contract's word
@@ -187,9 +185,9 @@ class ProcessChannel(_Channel):
 
         The supervisor keeps the result for the next handle that attaches until it receives this acknowledgement.
         """
-        if self._lasting and self.result is not None:
-            self._lasting = False
-            self._say({"verb": "seen"})
+        if self._needs_acknowledgement and self.result is not None:
+            self._needs_acknowledgement = False
+            self._queue_request({"verb": "seen"})
 
     # --- requests ---
 
@@ -204,19 +202,19 @@ class ProcessChannel(_Channel):
         Raises:
             InvalidValue: standard input was closed.
         """
-        if self._closing:
+        if self._is_closing:
             raise InvalidValue(f"standard input of process {self.id} was closed")
         self._unsent += data
         self._spend()
 
     def close_stdin(self) -> None:
         """Queue the end of standard input (on a pty: ^D); calling it again does nothing."""
-        if self._closing:
+        if self._is_closing:
             return
         if self._terminal:  # a terminal is not closed: VEOF ends the input (termios(3))
             self.write(_END_OF_FILE)
             return
-        self._closing = True
+        self._is_closing = True
         self._spend()
 
     def signal(self, number: int) -> None:
@@ -227,11 +225,11 @@ class ProcessChannel(_Channel):
         """
         if number not in signal.valid_signals():
             raise InvalidValue(f"signal {number!r} does not exist", hint="give a number, such as signal.SIGINT")
-        self._say({"verb": "signal", "number": int(number)})
+        self._queue_request({"verb": "signal", "number": int(number)})
 
     def kill(self) -> None:
         """Queue a request to kill the process and all its descendants."""
-        self._say({"verb": "kill"})
+        self._queue_request({"verb": "kill"})
 
     def resize(self, terminal: Terminal) -> None:
         """Queue a new size of the terminal.
@@ -241,18 +239,18 @@ class ProcessChannel(_Channel):
         """
         if not self._terminal:
             raise InvalidValue(f"process {self.id} has no terminal", hint="start it with pty=Terminal(rows, columns)")
-        self._say({"verb": "resize", "size": [terminal.rows, terminal.columns]})
+        self._queue_request({"verb": "resize", "size": [terminal.rows, terminal.columns]})
 
     def _spend(self) -> None:
         """Move standard input to the send queue, as far as the credit allows."""
         while self._unsent and self._credit:
-            piece = bytes(self._unsent[: min(_PIECE, self._credit)])
-            del self._unsent[: len(piece)]
-            self._credit -= len(piece)
-            self._say({"verb": "stdin"}, piece)
-        if self._closing and not self._unsent and not self._close_said:
-            self._close_said = True
-            self._say({"verb": "close_stdin"})
+            chunk = bytes(self._unsent[: min(_PIECE, self._credit)])
+            del self._unsent[: len(chunk)]
+            self._credit -= len(chunk)
+            self._queue_request({"verb": "stdin"}, chunk)
+        if self._is_closing and not self._unsent and not self._close_sent:
+            self._close_sent = True
+            self._queue_request({"verb": "close_stdin"})
 
     # --- answers ---
 
@@ -261,16 +259,16 @@ class ProcessChannel(_Channel):
         if event == "output":
             stream = header["stream"]
             assert stream in (0, 1)
-            self._kept[int(stream)].add(payload)
+            self._captures[int(stream)].add(payload)
             self.events.append(Output(_STREAMS[int(stream)], payload))
         elif event == "credit":
-            self._earn(header["size"])
+            self._add_credit(header["size"])
         elif event == "started":
             self._begin(header)
         elif event == "exit" and not self.done:
             self._finish(wire.exec_result(self.command, header, b""), header)
 
-    def _earn(self, size: object) -> None:
+    def _add_credit(self, size: object) -> None:
         assert isinstance(size, int)
         assert 0 <= size <= STDIN_CREDIT
         self._credit = min(self._credit + size, STDIN_CREDIT)
@@ -280,32 +278,29 @@ class ProcessChannel(_Channel):
         pid, command, remaining = header["pid"], header.get("command"), header.get("left")
         assert isinstance(pid, int)
         assert remaining is None or isinstance(remaining, int | float)
-        self.pid, self.started, self.left = pid, True, remaining
+        self.pid, self.started, self.remaining = pid, True, remaining
         self._count_dropped(header)
         if self._request is None:
             self.command = str(command) if isinstance(command, str) else tuple(map(str, wire.as_list(command)))
             self._terminal = header["pty"] is True
-            self._closing = self._close_said = header["closed"] is True
-            self._earn(header["credit"])
+            self._is_closing = self._close_sent = header["closed"] is True
+            self._add_credit(header["credit"])
 
     def _count_dropped(self, header: frames.Header) -> None:
         for stream, count in enumerate(wire.as_list(header["dropped"])):
             assert isinstance(count, int)
             self._dropped[stream] += count
 
-    def _finish(self, end: ExecResult, header: frames.Header | None) -> None:
+    def _finish(self, result: ExecResult, header: frames.Header | None) -> None:
         if header is not None:
             self._count_dropped(header)
-        outputs = self._kept
+        outputs = self._captures
         self.result = ExecResult(
-            end.command, end.outcome, end.exit_code, end.signal, outputs[0].result(), outputs[1].result(),
+            result.command, result.outcome, result.exit_code, result.signal, outputs[0].result(), outputs[1].result(),
             self._dropped[0] + outputs[0].dropped, self._dropped[1] + outputs[1].dropped,
-            end.duration, end.usage, end.left_running, end.limits_hit,
+            result.duration, result.usage, result.left_running, result.limits_hit,
         )  # fmt: skip
         self.events.append(self.result)
-        self.done = True
-
-    def _failed(self) -> None:
         self.done = True
 
     def hung_up(self) -> None:
@@ -382,13 +377,13 @@ class ShellChannel(_Channel):
         wire.check_runnable(script or ":", {}, timeout)
         self._number += 1
         self._running[self._number] = script
-        self._say({"verb": "run", "run": self._number, "timeout": timeout}, wire.encoded(script))
+        self._queue_request({"verb": "run", "run": self._number, "timeout": timeout}, wire.encoded(script))
         return self._number
 
     def interrupt(self, run: int) -> None:
         """Queue a request to kill a run, as a timeout does; its result is SIGINT unless it has just ended."""
         if run in self._running:
-            self._say({"verb": "interrupt", "run": run})
+            self._queue_request({"verb": "interrupt", "run": run})
 
     def take(self, run: int) -> ShellResult | None:
         """Remove and return the result of a run; return None if the run has not ended."""
@@ -411,15 +406,12 @@ class ShellChannel(_Channel):
                 restarted = header["restarted"] is True
                 self._end(run, wire.exec_result(script, header, payload), restarted=restarted)
 
-    def _end(self, run: int, end: ExecResult, *, restarted: bool) -> None:
+    def _end(self, run: int, result: ExecResult, *, restarted: bool) -> None:
         self._results[run] = ShellResult(
-            end.command, end.outcome, end.exit_code, end.signal, end.stdout_bytes, end.stderr_bytes,
-            end.dropped_stdout, end.dropped_stderr, end.duration, end.usage, end.left_running, end.limits_hit,
-            restarted, self.cwd,
+            result.command, result.outcome, result.exit_code, result.signal, result.stdout_bytes, result.stderr_bytes,
+            result.dropped_stdout, result.dropped_stderr, result.duration, result.usage, result.left_running,
+            result.limits_hit, restarted, self.cwd,
         )  # fmt: skip
-
-    def _failed(self) -> None:
-        self.done = True
 
     def hung_up(self) -> None:
         """Handle the end of the stream: a command inside has killed bash, its supervisor and the current script."""

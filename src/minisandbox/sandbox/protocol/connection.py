@@ -60,7 +60,7 @@ class Connection(Generic[Channel]):
 
     Attributes:
         socket: the current socket.
-        over: whether the peer has hung up.
+        peer_closed: whether the peer has hung up.
     """
 
     def __init__(self, core: SandboxCore, channel: Channel, connection: socket.socket, name: str) -> None:
@@ -70,7 +70,7 @@ class Connection(Generic[Channel]):
         self._pending = bytearray()
         self._failure: MiniSandboxError | None = None
         self.socket = connection
-        self.over = False
+        self.peer_closed = False
 
     def begin(self, door: socket.socket | None = None) -> None:
         """Send the first request.
@@ -89,7 +89,7 @@ class Connection(Generic[Channel]):
         """Continue with the same channel on another socket."""
         self.socket.close()
         self.socket = connection
-        self.over = False
+        self.peer_closed = False
         self.begin()
 
     @property
@@ -129,14 +129,14 @@ class Connection(Generic[Channel]):
     def send(self) -> None:
         """Send as many bytes as the socket accepts now."""
         self._pending += self.channel.outgoing()
-        while self._pending and not self.over:
+        while self._pending and not self.peer_closed:
             try:
-                sent = self.socket.send(self._pending)
+                sent_size = self.socket.send(self._pending)
             except BlockingIOError:
                 return
             except OSError:  # the peer has hung up; its last answer is still unread
                 break
-            del self._pending[:sent]
+            del self._pending[:sent_size]
         self._pending.clear()
 
     def listen(self) -> None:
@@ -150,7 +150,7 @@ class Connection(Generic[Channel]):
         if data:
             self._feed(data)
         else:
-            self.over = True
+            self.peer_closed = True
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -164,21 +164,21 @@ class Connection(Generic[Channel]):
     @property
     def inconclusive(self) -> bool:
         """Whether the peer has hung up without a last answer and the reason is not known yet."""
-        return self.over and not self.channel.done and self._failure is None
+        return self.peer_closed and not self.channel.done and self._failure is None
 
-    def conclude(self, ended: SandboxGone | None) -> None:
+    def conclude(self, gone: SandboxGone | None) -> None:
         """Record the reason why the peer has hung up without a last answer.
 
         Args:
-            ended: the error if the sandbox has ended; None if it runs, so that a command inside must have killed the
+            gone: the error if the sandbox has ended; None if it runs, so that a command inside must have killed the
                 peer.
         """
         if not self.inconclusive:
             return
-        if ended is None:
+        if gone is None:
             self.channel.hung_up()
         else:
-            self._failure = ended
+            self._failure = gone
 
     def reason(self) -> SandboxGone | None:
         """Return the error if the sandbox has ended, or None if it runs; may block briefly."""
@@ -205,8 +205,8 @@ class Queue:
     """Computes the deadlines of callers that share a shell, which runs one script at a time."""
 
     def __init__(self) -> None:
-        self._under_way = 0
-        self._until = 0.0
+        self._script_count = 0
+        self._last_deadline = 0.0
 
     def join(self, timeout: float | None) -> float | None:
         """Add a script to the queue.
@@ -217,14 +217,14 @@ class Queue:
         Returns:
             The time.monotonic() at which its result must have arrived, or None without a limit.
         """
-        begin = max(time.monotonic(), self._until if self._under_way else 0.0)
-        self._until = math.inf if timeout is None else begin + timeout + GRACE
-        self._under_way += 1
-        return None if math.isinf(self._until) else self._until
+        start_time = max(time.monotonic(), self._last_deadline if self._script_count else 0.0)
+        self._last_deadline = math.inf if timeout is None else start_time + timeout + GRACE
+        self._script_count += 1
+        return None if math.isinf(self._last_deadline) else self._last_deadline
 
     def leave(self) -> None:
         """Remove a script that has ended, or whose caller was interrupted."""
-        self._under_way -= 1
+        self._script_count -= 1
 
 
 def has_room(channel: ProcessChannel, deadline: float | None = None) -> bool:

@@ -45,13 +45,13 @@ def network_environment(network: Network) -> dict[str, str]:
     """Return the variables that point programs to the network proxy, in both spellings, or {} without a proxy."""
     if network.mode != "allow":
         return {}
-    return {spelled: value for name, value in _PROXY.items() for spelled in (name, name.upper())}
+    return {spelling: value for name, value in _PROXY.items() for spelling in (name, name.upper())}
 
 
 def command_environment(image: ImageSpec, *layers: Mapping[str, str] | None) -> dict[str, str]:
     """Return a command's environment: the defaults, then the image's variables, then the caller's; later ones win."""
-    merged = dict(DEFAULTS)
-    merged.update(image.environment)
+    environment = dict(DEFAULTS)
+    environment.update(image.environment)
     for layer in layers:
-        merged.update(layer or {})
-    return merged
+        environment.update(layer or {})
+    return environment

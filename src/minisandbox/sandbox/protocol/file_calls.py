@@ -218,11 +218,11 @@ class EntriesCall(_FileCall):
 
     def __init__(self, verb: str, path: str | PurePosixPath, cwd: str, *, max_entries: int, **options: object) -> None:
         super().__init__(request(verb, path, cwd, most=max_entries, **options))
-        self._place = PurePosixPath(cwd, path)
+        self._directory = PurePosixPath(cwd, path)
         self._single = verb == "stat"
-        self._most = max_entries
+        self._max_entries = max_entries
         self._infos: list[FileInfo] = []
-        self._text = 0
+        self._text_size = 0
 
     def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - there is none
         if header["event"] == "end" and not self._single:
@@ -231,7 +231,7 @@ class EntriesCall(_FileCall):
         _expect(header, "entries")
         entries = header["entries"]
         assert isinstance(entries, list)
-        if len(entries) + len(self._infos) > self._most:
+        if len(entries) + len(self._infos) > self._max_entries:
             raise ValueError("more entries than asked for")
         self._infos.extend(self._info(entry) for entry in entries)
         if self._single:
@@ -248,19 +248,13 @@ class EntriesCall(_FileCall):
         if (name == "") != self._single or name in (".", "..") or "/" in name or "\0" in name:
             raise ValueError(f"{name[:300]!r} is no name of a file")
         name.encode("utf-8", "surrogateescape")
-        self._text += len(name) + len(target or "")
-        if self._text > _MOST_TEXT:
+        self._text_size += len(name) + len(target or "")
+        if self._text_size > _MOST_TEXT:
             raise ValueError("longer names and targets than allowed")
         return FileInfo(
-            self._place / name,
-            FILE_TYPES[stat.S_IFMT(bits)],
-            _size(size),
-            stat.S_IMODE(bits),
-            mtime / 1e9,
-            _size(uid),
-            _size(gid),
-            target,
-        )
+            self._directory / name, FILE_TYPES[stat.S_IFMT(bits)], _size(size), stat.S_IMODE(bits), mtime / 1e9,
+            _size(uid), _size(gid), target,
+        )  # fmt: skip
 
     def result(self) -> list[FileInfo]:
         """Return the result, or raise the error."""
@@ -291,11 +285,11 @@ class UsageCall(_FileCall):
         return self._usage
 
 
-def _size(value: object) -> int:
-    assert isinstance(value, int)
-    if not 0 <= value < _MOST_NUMBER:
-        raise ValueError(f"a number of {value}")
-    return value
+def _size(number: object) -> int:
+    assert isinstance(number, int)
+    if not 0 <= number < _MOST_NUMBER:
+        raise ValueError(f"a number of {number}")
+    return number
 
 
 def _expect(header: frames.Header, event: str) -> None:

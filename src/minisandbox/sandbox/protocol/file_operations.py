@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from minisandbox.errors import FileAccessError, InvalidValue
 from minisandbox.launch.jobs import trees
+from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.sandbox.protocol.file_calls import (
     DoneCall,
     DownloadCall,
@@ -197,14 +198,12 @@ def upload(local: str | Path, path: str | PurePosixPath, *, cwd: str, mode: int 
     status = os.fstat(descriptor)
     if _stat.S_ISDIR(status.st_mode):
         return (yield from _upload_tree(Upload(descriptor), status, path, cwd, mode))
-    try:
+    with sc.closing(descriptor):
         source = trees.pieces(descriptor, status.st_size)
-        bits = _stat.S_IMODE(status.st_mode) if mode is None else mode
-        call = WriteCall(path, cwd=cwd, mode=bits, source=source, mtime=status.st_mtime_ns)
+        mode_bits = _stat.S_IMODE(status.st_mode) if mode is None else mode
+        call = WriteCall(path, cwd=cwd, mode=mode_bits, source=source, mtime=status.st_mtime_ns)
         yield call
         return Transfer(1, call.result())
-    finally:
-        os.close(descriptor)
 
 
 def _upload_tree(
@@ -213,8 +212,8 @@ def _upload_tree(
     try:
         if mode is not None:
             raise InvalidValue("a mode for a tree", hint="its files keep theirs; a mode is for a single file")
-        bits, mtime = _stat.S_IMODE(status.st_mode), status.st_mtime_ns
-        call = UploadCall(request("take_tree", path, cwd, mode=bits, mtime=mtime), source)
+        mode_bits, mtime = _stat.S_IMODE(status.st_mode), status.st_mtime_ns
+        call = UploadCall(request("take_tree", path, cwd, mode=mode_bits, mtime=mtime), source)
         yield call
         call.result()
         return source.transfer
@@ -244,10 +243,10 @@ def download(path: str | PurePosixPath, local: str | Path, *, cwd: str, limit: i
     local = Path(local)
     if not local.name:
         raise InvalidValue(f"{str(local)!r} has no name to give to a copy")
-    message = request("send_tree", path, cwd, limit=limit, most=MOST_ENTRIES)
+    header = request("send_tree", path, cwd, limit=limit, most=MOST_ENTRIES)
     target = Download(local, limit)
     try:
-        call = DownloadCall(message, target)
+        call = DownloadCall(header, target)
         yield call
         call.result()
         return target.publish()

@@ -187,25 +187,25 @@ def leaves_tree(target: str, depth: int) -> str:
     if target.startswith("/"):
         return "a link to an absolute path"
     names = [name for name in target.split("/") if name not in ("", ".")]
-    up = next((number for number, name in enumerate(names) if name != ".."), len(names))
-    if up > depth or ".." in names[up:]:
+    parent_count = next((number for number, name in enumerate(names) if name != ".."), len(names))
+    if parent_count > depth or ".." in names[parent_count:]:
         return "a link that may lead out of the tree"
     return ""
 
 
 def _text(header: frames.Header, key: str) -> str:
-    value = header[key]
-    assert isinstance(value, str)
-    value.encode("utf-8", "surrogateescape")  # raises for a lone surrogate that encodes no byte
-    return value
+    text = header[key]
+    assert isinstance(text, str)
+    text.encode("utf-8", "surrogateescape")  # raises for a lone surrogate that encodes no byte
+    return text
 
 
 def _number(header: frames.Header, key: str, minimum: int, maximum: int) -> int:
-    value = header.get(key, 0)
-    assert isinstance(value, int)
-    if not minimum <= value <= maximum:
-        raise ValueError(f"a {key} of {value}")
-    return value
+    number = header.get(key, 0)
+    assert isinstance(number, int)
+    if not minimum <= number <= maximum:
+        raise ValueError(f"a {key} of {number}")
+    return number
 
 
 class Upload:
@@ -216,7 +216,7 @@ class Upload:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._cursor = trees.DirWalker(descriptor)
+        self._walker = trees.DirWalker(descriptor)
         self._tally = trees.Tally(None, 1 << 62)
         self._skipped: list[tuple[str, str]] = []
 
@@ -229,10 +229,10 @@ class Upload:
         yield from trees.batches(trees.tree_frames(self._steps(), self._tally))
 
     def _steps(self) -> Iterator[trees.TreeStep]:
-        with contextlib.closing(trees.walk(self._cursor)) as steps:
+        with contextlib.closing(trees.walk(self._walker)) as steps:
             for step in steps:
                 if step.event == "skip":
-                    self._skipped.append((self._cursor.path(step.name), step.detail))
+                    self._skipped.append((self._walker.path(step.name), step.detail))
                 else:
                     yield step
 
@@ -243,4 +243,4 @@ class Upload:
 
     def close(self) -> None:
         """Close the descriptors."""
-        self._cursor.close()
+        self._walker.close()

@@ -121,21 +121,21 @@ class Written:
     """The files of a repository that were written since its commit, and so may differ from it.
 
     Attributes:
-        there: paths of existing files, relative to the repository.
+        existing: paths of existing files, relative to the repository.
         deleted: paths of deleted files.
     """
 
-    there: tuple[str, ...]
+    existing: tuple[str, ...]
     deleted: tuple[str, ...]
 
     @property
     def any(self) -> bool:
         """Whether any file was written or deleted."""
-        return bool(self.there or self.deleted)
+        return bool(self.existing or self.deleted)
 
     def arguments(self) -> list[str]:
         """Return the script's arguments for these files."""
-        return [str(len(self.there)), *self.there, *self.deleted]
+        return [str(len(self.existing)), *self.existing, *self.deleted]
 
 
 def written_files(changes: Iterable[Change], repository: PurePosixPath) -> Written | None:
@@ -149,7 +149,7 @@ def written_files(changes: Iterable[Change], repository: PurePosixPath) -> Writt
         The written files, or None if git must compare the whole repository: a change may affect how git treats
         unchanged files, a change is not one of files, or there are too many.
     """
-    there: list[str] = []
+    existing: list[str] = []
     deleted: list[str] = []
     size = 0
     for change in changes:
@@ -163,19 +163,19 @@ def written_files(changes: Iterable[Change], repository: PurePosixPath) -> Writt
         if change.path == repository or not set(_SHAPING).isdisjoint(path.parts):
             return None
         if change.type in (FileType.FILE, FileType.SYMLINK):
-            (deleted if change.kind is ChangeKind.DELETED else there).append(str(path))
+            (deleted if change.kind is ChangeKind.DELETED else existing).append(str(path))
             size += len(str(path))
         elif change.kind is ChangeKind.MODIFIED:  # the path may have been a file
             return None
-    return None if size > _MOST_WRITTEN else Written(tuple(there), tuple(deleted))
+    return None if size > _MOST_WRITTEN else Written(tuple(existing), tuple(deleted))
 
 
 def _is_gits_own(path: PurePosixPath, kind: ChangeKind) -> bool:
     match path.parts:
         case (".git", name, *_) if name in _GITS_OWN:
             return kind is not ChangeKind.DELETED
-        case (".git", "objects", first, *_):
-            return kind is ChangeKind.ADDED and first != "info"
+        case (".git", "objects", subdirectory, *_):
+            return kind is ChangeKind.ADDED and subdirectory != "info"
         case (".git", "refs", "heads" | "tags" | "remotes" | "stash", *_):
             return True
     return False
@@ -188,8 +188,8 @@ def _checked_patch(result: ExecResult, patch: bytes) -> bytes:
         CommandFailed: the script failed.
     """
     if not result.ok:
-        shown = replace(result, command="git diff")  # the command is pages long
-        raise CommandFailed(shown, hint=_HELD if result.outcome is Outcome.TIMEOUT else None)
+        shortened_result = replace(result, command="git diff")  # the command is pages long
+        raise CommandFailed(shortened_result, hint=_HELD if result.outcome is Outcome.TIMEOUT else None)
     return patch
 
 
@@ -236,15 +236,15 @@ def make_patch(
     """
     if written is not None and not written.any:
         return b""
-    work = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - inside the sandbox, with an unguessable name
-    script, more = (_WHOLE_PATCH, []) if written is None else (_WRITTEN_PATCH, written.arguments())
-    command = ["bash", "-c", script, "patch", base or core.image.base_commit, work, *more]
+    work_directory = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - inside the sandbox, with an unguessable name
+    script, file_arguments = (_WHOLE_PATCH, []) if written is None else (_WRITTEN_PATCH, written.arguments())
+    command = ["bash", "-c", script, "patch", base or core.image.base_commit, work_directory, *file_arguments]
     result = yield from _run_as_owner(core, command, path, timeout)
     sink = io.BytesIO()
-    discard = file_operations.remove(work, cwd="/", recursive=True, missing_ok=True)
+    discard = file_operations.remove(work_directory, cwd="/", recursive=True, missing_ok=True)
     try:
         if result.ok:
-            yield from file_operations.read(f"{work}/patch", cwd="/", limit=limit, sink=sink)
+            yield from file_operations.read(f"{work_directory}/patch", cwd="/", limit=limit, sink=sink)
     except FileAccessError:  # not finally: an interrupted caller makes no further call
         yield from discard
         raise

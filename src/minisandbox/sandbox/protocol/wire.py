@@ -322,35 +322,25 @@ def killed(command: str | tuple[str, ...]) -> ExecResult:
 
 def exec_result(command: str | tuple[str, ...], header: frames.Header, payload: bytes) -> ExecResult:
     """Decode an ``exit`` answer."""
-    status, usage, dropped, cut = header["status"], header["usage"], header["dropped"], header["stdout_size"]
-    duration, left_running, hit = header["duration"], header["left_running"], header.get("hit", [])
+    status, usage, dropped = header["status"], header["usage"], header["dropped"]
+    duration, left_running, hits = header["duration"], header["left_running"], header.get("hit", [])
+    stdout_size = frames.integer(header, "stdout_size")
     assert isinstance(status, int)
     assert isinstance(usage, list)
     assert all(isinstance(number, int | float) for number in usage)
     assert isinstance(dropped, list)
     assert all(isinstance(count, int) for count in dropped)
-    assert isinstance(cut, int)
     assert isinstance(duration, float)
     assert isinstance(left_running, int)
-    assert isinstance(hit, list)
-    hit = [name for name in LIMITS_HIT if name in hit or (name == "output" and any(dropped))]
+    assert isinstance(hits, list)
+    limits_hit = [name for name in LIMITS_HIT if name in hits or (name == "output" and any(dropped))]
     if header["timed_out"]:
-        outcome, code, number = Outcome.TIMEOUT, None, None
+        outcome, exit_code, signal_number = Outcome.TIMEOUT, None, None
     elif os.WIFSIGNALED(status):
-        outcome, code, number = Outcome.SIGNALED, None, os.WTERMSIG(status)
+        outcome, exit_code, signal_number = Outcome.SIGNALED, None, os.WTERMSIG(status)
     else:
-        outcome, code, number = Outcome.EXITED, os.WEXITSTATUS(status), None
+        outcome, exit_code, signal_number = Outcome.EXITED, os.WEXITSTATUS(status), None
     return ExecResult(
-        command,
-        outcome,
-        code,
-        number,
-        payload[:cut],
-        payload[cut:],
-        dropped[0],
-        dropped[1],
-        duration,
-        Usage(*usage),
-        left_running,
-        tuple(hit),
-    )
+        command, outcome, exit_code, signal_number, payload[:stdout_size], payload[stdout_size:], dropped[0],
+        dropped[1], duration, Usage(*usage), left_running, tuple(limits_hit),
+    )  # fmt: skip
