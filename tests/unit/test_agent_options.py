@@ -26,7 +26,13 @@ from minisandbox.agents import (
     open_agent,
 )
 from minisandbox.agents.prompts import PLACEHOLDERS, Prompts, Template
-from minisandbox.cli.common.rollout_options import LIMITS, OPTIONS, add_agent_arguments, agent_limits, agent_options
+from minisandbox.cli.common.rollout_options import (
+    AGENT_OPTIONS,
+    LIMIT_OPTIONS,
+    add_agent_arguments,
+    agent_limits,
+    agent_options,
+)
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.models import Message
 
@@ -147,7 +153,7 @@ def test_words_that_are_no_values(words: tuple[str, ...]) -> None:
 
 def test_the_page_has_every_option() -> None:
     page = (ROOT / "docs" / "reference" / "action-formats.md").read_text(encoding="utf-8")
-    for option in (*OPTIONS, *LIMITS):
+    for option in (*AGENT_OPTIONS, *LIMIT_OPTIONS):
         assert f"| `{option.flag}`" in page
         assert option.help in page
     for name in PLACEHOLDERS:

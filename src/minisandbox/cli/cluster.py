@@ -26,7 +26,7 @@ from minisandbox.rollouts.cluster.on_ray import (
 )
 
 PORT = 6379
-_STORE = 256 << 20  # bytes of Ray's object store, which can be small because transfers use chunks of 1 MiB
+_OBJECT_STORE = 256 << 20  # bytes of Ray's object store, which can be small because transfers use chunks of 1 MiB
 _MIB = 1 << 20
 
 
@@ -64,12 +64,12 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Arguments after -- are passed to `ray start` unchanged."
 
 
-def start_command(args: argparse.Namespace, *where: str) -> list[str]:
+def start_command(args: argparse.Namespace, *cluster_options: str) -> list[str]:
     """Return the arguments of `ray` that start a node.
 
     Args:
         args: the options that :func:`configure` declares.
-        where: the options of `ray start` that choose the cluster.
+        cluster_options: the options of `ray start` that choose the cluster.
 
     Raises:
         InvalidValue: a number is out of range.
@@ -82,11 +82,11 @@ def start_command(args: argparse.Namespace, *where: str) -> list[str]:
     if args.io_budget is not None:
         resources[IO] = int(args.io_budget * _MIB)
     return [
-        "start", *where, "--resources", json.dumps(resources),
+        "start", *cluster_options, "--resources", json.dumps(resources),
         *(("--node-ip-address", args.node_ip) if args.node_ip else ()),
         *(("--block",) if args.block else ()),
         *(() if any(word.startswith("--object-store-memory") for word in args.rest)
-          else ("--object-store-memory", str(_STORE))),
+          else ("--object-store-memory", str(_OBJECT_STORE))),
         "--disable-usage-stats", *args.rest,
     ]  # fmt: skip
 
@@ -109,17 +109,17 @@ def run_stop(_: argparse.Namespace) -> int:
     return subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "stop"], check=False).returncode
 
 
-def _start(arguments: list[str], what: str) -> int:
+def _start(arguments: list[str], failure: str) -> int:
     """Run Ray's command in this process, so that its exceptions can be reported without a traceback."""
     ray = import_ray()
     from ray.scripts.scripts import cli  # noqa: PLC0415 - Ray is an optional package
 
     try:
         cli.main(arguments, prog_name="ray")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else exits.OK
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else exits.OK
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
-        raise ray_error(what, error, "check the address, and whether a cluster runs there already") from error
+        raise ray_error(failure, error, "check the address, and whether a cluster runs there already") from error
     return exits.OK
 
 

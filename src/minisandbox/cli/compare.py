@@ -96,33 +96,33 @@ def compare(task: Task, builder: Builder, client: Client, grading: GradingOption
     """
     image = builder.image_of(task)
     start = time.monotonic()
-    reference, imported = ensure_image(client, image.spec())
-    seconds = time.monotonic() - start if imported else 0.0
-    ours, theirs = (
+    reference, was_imported = ensure_image(client, image.spec())
+    import_seconds = time.monotonic() - start if was_imported else 0.0
+    in_sandbox, in_engine = (
         run_validations(
-            [task], lambda _, image=backed: image, timeout=grading.timeout, confirm=grading.confirm  # type: ignore[misc] # binds
+            [task], lambda _, image=backend_image: image, timeout=grading.timeout, confirm=grading.confirm  # type: ignore[misc] # binds
         )[0]
-        for backed in (image, replace(image, backend=client.name))
+        for backend_image in (image, replace(image, backend=client.name))
     )  # fmt: skip
-    disk = sum(layer.bytes for layer in ours.layers)
-    return Compared(ours, theirs, seconds, disk, image_size(client, reference))
+    disk = sum(layer.bytes for layer in in_sandbox.layers)
+    return Compared(in_sandbox, in_engine, import_seconds, disk, image_size(client, reference))
 
 
-def _print(rows: Sequence[Compared], args: argparse.Namespace, unique: int) -> None:
-    equal = sum(row.equal for row in rows)
+def _print(rows: Sequence[Compared], args: argparse.Namespace, disk: int) -> None:
+    equal_count = sum(row.equal for row in rows)
     engine_disk = sum(row.engine_disk for row in rows)
     if args.json:
         tasks = [{"instance_id": row.sandbox.instance_id, "equal": row.equal, **_fields(row)} for row in rows]
-        print_json({"engine": args.backend, "tasks": tasks, "disk": unique, "engine_disk": engine_disk})
+        print_json({"engine": args.backend, "tasks": tasks, "disk": disk, "engine_disk": engine_disk})
         return
     engine = args.backend
     numbers = ("seconds sandbox", f"seconds {engine}", f"import {engine}", "disk sandbox", f"disk {engine}")
     titles = ("task", "sandbox", engine, "verdicts", *numbers)
     print_table(titles, [_row(row) for row in rows], numbers=numbers, unwrapped=["task"])
-    ours, theirs = sum(row.sandbox.seconds for row in rows), sum(row.engine.seconds for row in rows)
-    put(f"\n{equal} of {len(rows)} verdicts are equal")
-    put(f"sandbox: {human_seconds(ours)}, {human_size(unique)} of layers, each counted once")
-    put(f"{args.backend}: {human_seconds(theirs)}, {human_size(engine_disk)} of images")
+    seconds, engine_seconds = sum(row.sandbox.seconds for row in rows), sum(row.engine.seconds for row in rows)
+    put(f"\n{equal_count} of {len(rows)} verdicts are equal")
+    put(f"sandbox: {human_seconds(seconds)}, {human_size(disk)} of layers, each counted once")
+    put(f"{args.backend}: {human_seconds(engine_seconds)}, {human_size(engine_disk)} of images")
 
 
 def _row(row: Compared) -> tuple[str, ...]:
@@ -134,9 +134,9 @@ def _row(row: Compared) -> tuple[str, ...]:
 
 
 def _fields(row: Compared) -> dict[str, object]:
-    sides = {"sandbox": row.sandbox, "engine": row.engine}
-    table = {
-        side: {"status": of.status, "cause": of.cause, "detail": of.detail, "seconds": of.seconds}
-        for side, of in sides.items()
+    validations = {"sandbox": row.sandbox, "engine": row.engine}
+    fields = {
+        name: {field: getattr(validation, field) for field in ("status", "cause", "detail", "seconds")}
+        for name, validation in validations.items()
     }
-    return {**table, "imported_in": row.imported_in, "disk": row.disk, "engine_disk": row.engine_disk}
+    return {**fields, "imported_in": row.imported_in, "disk": row.disk, "engine_disk": row.engine_disk}

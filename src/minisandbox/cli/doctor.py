@@ -19,8 +19,8 @@ from minisandbox.store.disk.paths import default_root
 from minisandbox.store.disk.trees import remove_tree
 from minisandbox.types import Network
 
-_PATIENCE = 60.0
-_TRIAL = "mkdir -p /opt/a && echo x >/opt/a/b && mv /opt/a /opt/c && cat /opt/c/b >/dev/null && rm -r /opt/c"
+_TRIAL_TIMEOUT = 60.0
+_TRIAL_COMMAND = "mkdir -p /opt/a && echo x >/opt/a/b && mv /opt/a /opt/c && cat /opt/c/b >/dev/null && rm -r /opt/c"
 """A command that creates, moves, reads and removes files, as every build does."""
 
 
@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
     if args.pythons:
         return _print_pythons(as_json=args.json)
     checks = doctor.run_checks(default_root(), _make_sandbox)
-    ready = doctor.is_ready(checks)
+    is_ready = doctor.is_ready(checks)
     if args.json:
-        print_json({"ready": ready, "mode": checks[-1].detail, "checks": checks})
+        print_json({"ready": is_ready, "mode": checks[-1].detail, "checks": checks})
     else:
-        _print(checks, ready)
-    return exits.OK if ready else HostError.exit_code
+        _print(checks, is_ready)
+    return exits.OK if is_ready else HostError.exit_code
 
 
 def _make_sandbox(directory: Path) -> None:
@@ -71,9 +71,9 @@ def _make_sandbox(directory: Path) -> None:
         spec, upper = host_image(Store.open(root)).spec(), root / "upper"
         upper.mkdir(mode=0o755)
         with Sandbox.create(spec) as box:
-            box.exec(_TRIAL, timeout=_PATIENCE).check()
+            box.exec(_TRIAL_COMMAND, timeout=_TRIAL_TIMEOUT).check()
         with build_sandbox(spec, build_limits(None), Network.off(), (), upper) as box:
-            box.exec(_TRIAL, timeout=_PATIENCE).check()
+            box.exec(_TRIAL_COMMAND, timeout=_TRIAL_TIMEOUT).check()
     finally:
         remove_tree(root)
 
@@ -105,7 +105,7 @@ def _print_pythons(*, as_json: bool) -> int:
     return exits.OK
 
 
-def _print(checks: tuple[doctor.Check, ...], ready: bool) -> None:
+def _print(checks: tuple[doctor.Check, ...], is_ready: bool) -> None:
     print_table(
         ("status", "feature", "what was found", "needed for"),
         ((check.status, check.name, check.detail, doctor.describe_need(check)) for check in checks),
@@ -115,5 +115,5 @@ def _print(checks: tuple[doctor.Check, ...], ready: bool) -> None:
     for check in checks:
         if check.fix:
             put(f"\nfix for {check.name}:\n  {check.fix}")
-    blocking = [check.name for check in checks if check.status is doctor.CheckStatus.MISSING]
-    put(f"\n{'ready' if ready else 'NOT ready: missing ' + ', '.join(blocking)}")
+    missing_features = [check.name for check in checks if check.status is doctor.CheckStatus.MISSING]
+    put(f"\n{'ready' if is_ready else 'NOT ready: missing ' + ', '.join(missing_features)}")

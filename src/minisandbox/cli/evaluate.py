@@ -44,7 +44,7 @@ from minisandbox.grade import (
 )
 from minisandbox.tasks import TaskSet
 
-_SHOWN = 5  # maximum unknown or malformed predictions listed on the terminal; the report lists all
+_MAX_SHOWN = 5  # maximum unknown or malformed predictions listed on the terminal; the report lists all
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -75,18 +75,18 @@ def run(args: argparse.Namespace) -> int:
     require_positive(args, "workers", "jobs")
     grading = grading_options(args)
     backend_of(args)  # reject contradictory options before the slow loading of tasks
-    everything, tasks = load_both(args)
-    predictions = _predictions(args.predictions, everything, tasks)
+    all_tasks, tasks = load_both(args)
+    predictions = _predictions(args.predictions, all_tasks, tasks)
     with Progress() as progress:
         config = {"tasks": args.tasks, "predictions": args.predictions}
-        work: SetRun[Evaluated] = SetRun(args, progress, _line, config, retry=True)
+        set_run: SetRun[Evaluated] = SetRun(args, progress, _line, config, retry=True)
         evaluation = run_evaluation(
             tasks,
             predictions,
-            work.image_of,
+            set_run.image_of,
             timeout=grading.timeout,
             confirm=grading.confirm,
-            **work.options,
+            **set_run.options,
         )
     if args.out is not None:
         write_evaluation_reports(args.out, evaluation)
@@ -94,27 +94,31 @@ def run(args: argparse.Namespace) -> int:
         print_json(evaluation_report(evaluation))
     else:
         _print(evaluation, args.out)
-        work.print_nodes()
+        set_run.print_nodes()
     _complain(evaluation)
     return _status(evaluation)
 
 
-def _predictions(source: str, everything: TaskSet, chosen: TaskSet) -> Sequence[Prediction]:
+def _predictions(source: str, all_tasks: TaskSet, tasks: TaskSet) -> Sequence[Prediction]:
     """Read the predictions, and drop those for tasks that were not selected.
 
     Raises:
         NotFound: no prediction is for a task of the set.
     """
     if source in (GOLD, EMPTY):
-        return reference_predictions(chosen) if source == GOLD else empty_predictions(chosen)
+        return reference_predictions(tasks) if source == GOLD else empty_predictions(tasks)
     predictions = read_predictions(Path(source))
-    if not any(prediction.instance_id in everything for prediction in predictions):
+    if not any(prediction.instance_id in all_tasks for prediction in predictions):
         raise NotFound(
-            f"none of the {len(predictions)} predictions in {source} is for a task of {everything.name}",
+            f"none of the {len(predictions)} predictions in {source} is for a task of {all_tasks.name}",
             reason=f"they belong to another task set: the first is for {predictions[0].instance_id}",
-            hint=f"the set's first task is {everything.ids[0]}",
+            hint=f"the set's first task is {all_tasks.ids[0]}",
         )
-    return [p for p in predictions if p.instance_id in chosen or p.instance_id not in everything]
+    return [
+        prediction
+        for prediction in predictions
+        if prediction.instance_id in tasks or prediction.instance_id not in all_tasks
+    ]
 
 
 def _line(result: Evaluated, once: Once) -> str:
@@ -147,25 +151,30 @@ def _print(evaluation: Evaluation, out: Path | None) -> None:
         numbers=(*counts, "accuracy"),
         unwrapped=["repository"],
     )
-    resolved, total = sum(result.resolved for result in evaluation.results), len(evaluation.tasks)
-    unconfirmed = sum(result.verdict == Verdict.UNCONFIRMED for result in evaluation.results)
-    more = f"; {unconfirmed} unconfirmed, which count as neither resolved nor failed" if unconfirmed else ""
+    resolved_count, task_count = sum(result.resolved for result in evaluation.results), len(evaluation.tasks)
+    unconfirmed_count = sum(result.verdict == Verdict.UNCONFIRMED for result in evaluation.results)
+    remark = (
+        f"; {unconfirmed_count} unconfirmed, which count as neither resolved nor failed" if unconfirmed_count else ""
+    )
     reports = "" if out is None else f"; reports in {out}"
-    put(f"\n{resolved} of {total} tasks resolved ({resolved / total:.1%}){more}{reports}")
+    share = f"{resolved_count / task_count:.1%}"
+    put(f"\n{resolved_count} of {task_count} tasks resolved ({share}){remark}{reports}")
 
 
 def _complain(evaluation: Evaluation) -> None:
     """Report predictions that could not be evaluated."""
     unknown = [f"{p.instance_id} ({p.place})" for p in evaluation.unknown]
     malformed = [f"{p.instance_id} {p.problem} ({p.place})" for p in evaluation.predictions if p.problem]
-    for what, names in (("for tasks that are not in the set", unknown), ("that cannot be used", malformed)):
+    for fault, names in (("for tasks that are not in the set", unknown), ("that cannot be used", malformed)):
         if names:
-            more = [f"  and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-            say(f"minisandbox: predictions {what}: {len(names)}", *(f"  {name}" for name in names[:_SHOWN]), *more)
-    failed = sum(not result.finished for result in evaluation.results)
-    if failed:
+            lines = [f"  {name}" for name in names[:_MAX_SHOWN]]
+            if len(names) > _MAX_SHOWN:
+                lines.append(f"  and {len(names) - _MAX_SHOWN} more")
+            say(f"minisandbox: predictions {fault}: {len(names)}", *lines)
+    unfinished_count = sum(not result.finished for result in evaluation.results)
+    if unfinished_count:
         say(
-            f"minisandbox: predictions without a verdict: {failed}",
+            f"minisandbox: predictions without a verdict: {unfinished_count}",
             "  what to do: repeat the command (with -o it runs only these); check a task with minisandbox validate",
         )
 
@@ -173,5 +182,5 @@ def _complain(evaluation: Evaluation) -> None:
 def _status(evaluation: Evaluation) -> int:
     if not all(result.finished for result in evaluation.results):
         return GradingError.exit_code
-    wrong = evaluation.unknown or any(prediction.problem for prediction in evaluation.predictions)
-    return exits.NEGATIVE if wrong else exits.OK
+    has_unusable = evaluation.unknown or any(prediction.problem for prediction in evaluation.predictions)
+    return exits.NEGATIVE if has_unusable else exits.OK

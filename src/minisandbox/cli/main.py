@@ -38,6 +38,7 @@ COMMANDS = {
 }
 _FOLDERS = ("image", "tasks", "trajectories")
 _UNCHANGED = contextlib.nullcontext()
+_DESCRIPTION = "Container-free sandboxes for reinforcement learning of software-engineering agents."
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. Interrupted commands report what was saved."
 
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]  # at any position
     args = argparse.Namespace(rest=command)
-    previous = _on_sigterm()
+    previous_handler = _handle_sigterm()
     try:
         parser(arguments).parse_args(arguments, args)
         with ray_output_to_stderr() if arguments[:1] == ["cluster"] or getattr(args, "cluster", None) else _UNCHANGED:
@@ -73,12 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return exits.BROKEN_PIPE
     except OSError as error:
-        return _refused(error, debug)
+        return _system_error(error, debug)
     except Exception as error:  # noqa: BLE001 - print a message instead of a traceback even for a bug
         return _unexpected(error, debug)
     finally:
-        if previous is not None:
-            signal.signal(signal.SIGTERM, previous)
+        if previous_handler is not None:
+            signal.signal(signal.SIGTERM, previous_handler)
     return status
 
 
@@ -114,35 +115,31 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     Returns:
         The parser; its result has an attribute ``run``, the function to call.
     """
-    top = argparse.ArgumentParser(prog="minisandbox", description=_first_line(), epilog=_EPILOG)
-    top.add_argument("--version", action="version", version=f"minisandbox {__version__}")
-    top.add_argument("--debug", action="store_true", help="print the traceback of an error; at any position")
-    nouns = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    requested = _noun(arguments)
+    top_parser = argparse.ArgumentParser(prog="minisandbox", description=_DESCRIPTION, epilog=_EPILOG)
+    top_parser.add_argument("--version", action="version", version=f"minisandbox {__version__}")
+    top_parser.add_argument("--debug", action="store_true", help="print the traceback of an error; at any position")
+    nouns = top_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    requested_noun = _noun(arguments)
     for noun, summary in COMMANDS.items():
-        sub = nouns.add_parser(noun, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if noun == requested:
-            module = f"{noun}.verbs" if noun in _FOLDERS else noun
-            home = importlib.import_module(f"minisandbox.cli.{module}")
-            home.configure(sub, arguments) if noun == "image" else home.configure(sub)
-    return top
+        noun_parser = nouns.add_parser(noun, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if noun == requested_noun:
+            name = f"{noun}.verbs" if noun in _FOLDERS else noun
+            module = importlib.import_module(f"minisandbox.cli.{name}")
+            module.configure(noun_parser, arguments) if noun == "image" else module.configure(noun_parser)
+    return top_parser
 
 
-def _first_line() -> str:
-    return "Container-free sandboxes for reinforcement learning of software-engineering agents."
-
-
-def _on_sigterm() -> signal.Handlers | None:
+def _handle_sigterm() -> signal.Handlers | None:
     """Make SIGTERM raise an exception; return the previous handler, or None if this thread cannot set handlers."""
 
-    def end(_number: int, _frame: FrameType | None) -> None:
+    def terminate(_signal: int, _frame: FrameType | None) -> None:
         raise _Terminated
 
     try:
-        previous = signal.signal(signal.SIGTERM, end)
+        previous_handler = signal.signal(signal.SIGTERM, terminate)
     except ValueError:
         return None
-    return previous if isinstance(previous, signal.Handlers) else signal.Handlers.SIG_DFL
+    return previous_handler if isinstance(previous_handler, signal.Handlers) else signal.Handlers.SIG_DFL
 
 
 def describe(error: MiniSandboxError) -> list[str]:
@@ -150,8 +147,8 @@ def describe(error: MiniSandboxError) -> list[str]:
     lines = [clean_line(f"minisandbox: {error.what}")]
     for label, text in (("likely reason", error.reason), ("what to do", error.hint)):
         if text:
-            first, *others = text.splitlines() or [""]
-            lines += [f"  {label}: {first}", *(f"    {line}" for line in others)]
+            first_line, *more_lines = text.splitlines() or [""]
+            lines += [f"  {label}: {first_line}", *(f"    {line}" for line in more_lines)]
     log = getattr(error, "log", None)
     return [*lines, f"  log: {log}"] if log and str(log) not in str(error.hint) else lines
 
@@ -164,9 +161,9 @@ def _failed(error: MiniSandboxError, debug: bool) -> int:
 
 def _interrupted(error: KeyboardInterrupt, args: argparse.Namespace, debug: bool) -> int:
     _trace(debug)
-    terminated = isinstance(error, _Terminated)
-    say(f"minisandbox: {'terminated' if terminated else 'interrupted'}; {getattr(args, 'kept', 'nothing was changed')}")
-    return exits.TERMINATED if terminated else exits.INTERRUPTED
+    is_sigterm = isinstance(error, _Terminated)
+    say(f"minisandbox: {'terminated' if is_sigterm else 'interrupted'}; {getattr(args, 'kept', 'nothing was changed')}")
+    return exits.TERMINATED if is_sigterm else exits.INTERRUPTED
 
 
 def _drop_output() -> None:
@@ -177,23 +174,23 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _refused(error: OSError, debug: bool) -> int:
+def _system_error(error: OSError, debug: bool) -> int:
     if error.errno is None:  # raised by a Python package, not by a system call
         return _unexpected(error, debug)
     _trace(debug)
     _drop_output()
-    where = f"{error.filename}: " if error.filename else ""
-    what = clean_line(f"minisandbox: {where}{error.strerror or error}")
-    say(what, "  what to do: run it again with --debug to see where")
+    prefix = f"{error.filename}: " if error.filename else ""
+    message = clean_line(f"minisandbox: {prefix}{error.strerror or error}")
+    say(message, "  what to do: run it again with --debug to see where")
     return exits.SYSTEM
 
 
 def _unexpected(error: Exception, debug: bool) -> int:
     from minisandbox.cli.common.foreign_errors import translate  # noqa: PLC0415 - only after a failure
 
-    foreign = translate(error)
-    if foreign is not None:
-        return _failed(foreign, debug)
+    package_error = translate(error)
+    if package_error is not None:
+        return _failed(package_error, debug)
     _trace(debug)
     say(
         f"minisandbox: a bug in MiniSandbox: {type(error).__name__}: {error}",

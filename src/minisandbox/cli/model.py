@@ -123,7 +123,7 @@ def run_proxy(args: argparse.Namespace) -> int:
         raise InvalidValue(
             f"--out {args.out}: there is no directory {args.out.parent}", hint=f"mkdir -p {args.out.parent}"
         )
-    admin = os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(24)
+    admin_key = os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(24)
     proxy = CaptureProxy(
         args.api_base,
         api_key=os.environ.get(args.api_key_env, ""),
@@ -132,10 +132,10 @@ def run_proxy(args: argparse.Namespace) -> int:
         port=args.port,
         address=args.address,
         open_unknown=True,
-        admin_key=admin,
+        admin_key=admin_key,
     )
     if ADMIN_KEY not in os.environ:
-        say(f"to read the rows: GET /capture/rows with the key {admin}")
+        say(f"to read the rows: GET /capture/rows with the key {admin_key}")
     try:
         asyncio.run(_until_interrupted(proxy, "agents use the API key ms-NAME, one per rollout; listening"))
     finally:
@@ -156,13 +156,13 @@ def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:
     return count
 
 
-async def _until_interrupted(server: AbstractAsyncContextManager[HttpServer], what: str) -> None:
+async def _until_interrupted(server: AbstractAsyncContextManager[HttpServer], description: str) -> None:
     """Serve until SIGINT or SIGTERM; print only the address to stdout, so that scripts can read it."""
-    ended = asyncio.Event()
+    interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    async with server as serving:
-        say(f"{what} at {serving.base_url}; Ctrl-C ends it")
-        put(serving.base_url, flush=True)
-        await ended.wait()
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signal_number, interrupted.set)
+    async with server as http_server:
+        say(f"{description} at {http_server.base_url}; Ctrl-C ends it")
+        put(http_server.base_url, flush=True)
+        await interrupted.wait()

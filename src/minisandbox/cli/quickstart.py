@@ -41,9 +41,9 @@ from minisandbox.store import Store, default_root
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.types import human_size
 
-_MOST_WORKERS = 8  # more workers would wait for the disk
+_MAX_WORKERS = 8  # more workers would wait for the disk
 _AGENTS = ("oracle", "empty", "replay")
-_UNUSED = 86400.0  # seconds before a directory is removed, because another quickstart may be using it
+_KEPT_SECONDS = 86400.0  # seconds before a directory is removed, because another quickstart may be using it
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         )
     tasks = TaskSet.load(DEFAULT)
     tasks = tasks.select(args.only) if args.only else tasks
-    workers = args.workers or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+    workers = args.workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
     with Progress() as progress:
         builder = Builder(Store.open(), progress)
         images = builder.build_all(tasks, workers)
@@ -117,11 +117,12 @@ def _run_directory(store: Store, tasks: TaskSet, images: Mapping[str, Image]) ->
     for source in sorted(Path(minisandbox.__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
     runs = store.root / "runs"
-    chosen = runs / f"quickstart-{digest.hexdigest()[:16]}"
-    for old in runs.glob("quickstart-*"):
-        if old != chosen and time.time() - max(path.stat().st_mtime for path in (old, *old.iterdir())) > _UNUSED:
-            shutil.rmtree(old, ignore_errors=True)
-    return chosen
+    directory = runs / f"quickstart-{digest.hexdigest()[:16]}"
+    for other in runs.glob("quickstart-*"):
+        last_use = max(path.stat().st_mtime for path in (other, *other.iterdir()))
+        if other != directory and time.time() - last_use > _KEPT_SECONDS:
+            shutil.rmtree(other, ignore_errors=True)
+    return directory
 
 
 def _forget_rollouts(out: Path) -> None:
@@ -133,10 +134,10 @@ def _forget_rollouts(out: Path) -> None:
 
 def _check_all(tasks: Sequence[Task], builder: Builder, out: Path, workers: int) -> list[TaskResult]:
     """Validate the tasks and run the rollouts; a failure in one task does not affect the others."""
-    validated = run_validations(
+    validations = run_validations(
         tasks, builder.image_of, workers=workers, progress=lambda event: show_progress(builder.progress, event, line)
     )
-    by_id = {result.instance_id: result for result in validated}
+    validation_of = {validation.instance_id: validation for validation in validations}
     rollouts = {"oracle": _rollouts(tasks, OracleAgent(), out / "oracle", builder, workers)}
     rollouts["empty"] = _rollouts(tasks, EmptyAgent(), out / "empty", builder, workers)
     # Replay the oracle's recorded rollouts, which must lead to the same verdicts.
@@ -147,8 +148,8 @@ def _check_all(tasks: Sequence[Task], builder: Builder, out: Path, workers: int)
             task,
             builder,
             sizes[task.instance_id],
-            by_id[task.instance_id],
-            {a: r[task.instance_id] for a, r in rollouts.items()},
+            validation_of[task.instance_id],
+            {agent: summaries[task.instance_id] for agent, summaries in rollouts.items()},
         )
         for task in tasks
     ]
@@ -172,12 +173,12 @@ def _row(
     task: Task, builder: Builder, size: ImageSize, validation: Validated, rollouts: Mapping[str, Summary]
 ) -> TaskResult:
     name = task.instance_id
-    ready = sorted(summary.timings.sandbox_ready for summary in rollouts.values())
+    ready_seconds = sorted(summary.timings.sandbox_ready for summary in rollouts.values())
     return TaskResult(
         name,
         builder.seconds[name],
         size,
-        ready[len(ready) // 2],
+        ready_seconds[len(ready_seconds) // 2],
         validation,
         rollouts,
         tuple(_problems(validation, rollouts)),
@@ -217,7 +218,7 @@ class Quickstart:
     seconds: float
 
     @property
-    def good(self) -> int:
+    def as_expected(self) -> int:
         """The number of tasks with the expected results."""
         return sum(not row.problems for row in self.rows)
 
@@ -232,7 +233,7 @@ def _report(report: Quickstart, as_json: bool) -> None:
         print_json(
             {
                 "seconds": report.seconds,
-                "as_expected": report.good,
+                "as_expected": report.as_expected,
                 "resumed": report.resumed,
                 "disk_bytes": total_size(report.images),
                 "run": report.out,
@@ -247,19 +248,19 @@ def _report(report: Quickstart, as_json: bool) -> None:
     for row in report.rows:
         for problem in row.problems:
             put(f"\n{row.task}: {repeats.once(row.task, problem)}")
-    disk, rollouts = human_size(total_size(report.images)), sum(len(row.rollouts) for row in report.rows)
-    put(f"\n{report.good} of {report.tasks} tasks as expected; images take {disk} in total")
-    before = f", {report.resumed} of them from an earlier run (--fresh repeats them)" if report.resumed else ""
-    put(f"{rollouts} rollouts{before}; {human_seconds(report.seconds)} in total")
+    disk, rollout_count = human_size(total_size(report.images)), sum(len(row.rollouts) for row in report.rows)
+    put(f"\n{report.as_expected} of {report.tasks} tasks as expected; images take {disk} in total")
+    resumed = f", {report.resumed} of them from an earlier run (--fresh repeats them)" if report.resumed else ""
+    put(f"{rollout_count} rollouts{resumed}; {human_seconds(report.seconds)} in total")
     put(f"trajectories: {report.out}")
 
 
 def _cells(row: TaskResult) -> tuple[str, ...]:
-    built = human_seconds(row.built_in) if row.built_in else "cached"
-    size = human_size(row.size.shared), human_size(row.size.unique)
+    build_time = human_seconds(row.built_in) if row.built_in else "cached"
+    sizes = human_size(row.size.shared), human_size(row.size.unique)
     verdicts = (row.rollouts[agent].verdict or "none" for agent in _AGENTS)
     result = "NOT as expected" if row.problems else "as expected"
-    return (row.task, built, *size, human_seconds(row.sandbox_ready), row.validation.status, *verdicts, result)
+    return (row.task, build_time, *sizes, human_seconds(row.sandbox_ready), row.validation.status, *verdicts, result)
 
 
 def _plain_row(row: TaskResult) -> dict[str, object]:

@@ -109,16 +109,16 @@ def run(args: argparse.Namespace) -> int:
     """Run rollouts; return 0 if each has a reward, 30 if a rollout is unconfirmed or had an infrastructure error."""
     require_positive(args, "attempts", "workers", "builds", "starts", "gradings", "deadline", "tries")
     backend = backend_of(args)
-    agent, model, everything = _agent(args), model_options(args), load(args)
-    tasks = _chosen(everything, args)
-    out = args.out or Path("runs", f"{everything.name or 'tasks'}-{agent.name}")
+    agent, model, task_set = _agent(args), model_options(args), load(args)
+    tasks = _selected_tasks(task_set, args)
+    out = args.out or Path("runs", f"{task_set.name or 'tasks'}-{agent.name}")
     budget = None if model is None else _remaining_budget(model, out)
     setup = _setup(args, agent, model, budget)
     with Output(quiet=args.quiet) as output:
         cluster = _cluster(args, model, budget, output)
         builder = Builder(Store.open(), output, args.repo_mirrors, backend) if cluster is None else None
-        building = (lambda: builder.remaining) if builder is not None else str
-        display = Display(output, agent.name, quiet=args.quiet or args.json, building=building)
+        remaining_builds = (lambda: builder.remaining) if builder is not None else str
+        display = Display(output, agent.name, quiet=args.quiet or args.json, remaining_builds=remaining_builds)
         reporter = BackgroundReporter(_print_json_line if args.json else display.record)
         try:
             summaries = run_batch(
@@ -152,7 +152,7 @@ def _agent(args: argparse.Namespace) -> Agent:
     return open_agent(args.agent, options)
 
 
-def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
+def _selected_tasks(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
     """Return the selected tasks, in the order in which they start.
 
     Raises:
@@ -164,22 +164,22 @@ def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
     return [tasks[name] for name in ids]
 
 
-def _setup(args: argparse.Namespace, agent: Agent, choice: ModelOptions | None, budget: Budget | None) -> Setup:
+def _setup(args: argparse.Namespace, agent: Agent, model_choice: ModelOptions | None, budget: Budget | None) -> Setup:
     """Return the setup of the rollouts, and open its model with the remaining budget."""
     options = agent_options(args)
     configuration: dict[str, object] = {"agent": args.agent, **plain_fields(options)}
     limits, grading = agent_limits(args), grading_options(args)
     model = None
-    if choice is not None:
+    if model_choice is not None:
         if not agent.needs_model:
             raise InvalidValue(f"the agent {agent.name!r} uses no model", hint="leave out --model")
-        configuration["model"] = _public(choice)
+        configuration["model"] = _public(model_choice)
         quiet = args.quiet or args.json
-        model = open_model(choice, budget, tell=lambda text: None if quiet else say(f"minisandbox: {text}"))
+        model = open_model(model_choice, budget, tell=lambda text: None if quiet else say(f"minisandbox: {text}"))
     return Setup(
         agent=agent,
         model=model,
-        sampling=Sampling() if choice is None else choice.sampling,
+        sampling=Sampling() if model_choice is None else model_choice.sampling,
         agent_limits=limits,
         timeout=grading.timeout,
         confirm=grading.confirm,
@@ -200,8 +200,8 @@ def _remaining_budget(model: ModelOptions, out: Path) -> Budget:
     """Return the run's budget, minus the usage of its finished rollouts."""
     budget = model.budget()
     try:
-        with RunReader(out) as before:
-            for summary in before.summaries():
+        with RunReader(out) as run:
+            for summary in run.summaries():
                 budget.charge(summary.usage.prompt + summary.usage.completion, summary.cost)
     except (LookupError, RunError):  # a new run, or a damaged run, which run_batch will report
         pass
@@ -216,13 +216,13 @@ def _public(model: ModelOptions) -> dict[str, object]:
 
 def _config(args: argparse.Namespace, setup: Setup) -> dict[str, str | int | float | bool | None]:
     """Return the run's configuration, which must not change on resume; leave out the server's address, which may."""
-    options, asks = agent_options(args), setup.model is not None
+    options, has_model = agent_options(args), setup.model is not None
     parts: dict[str, object] = {}
-    if asks or options.given() - {"recording"}:
+    if has_model or options.given() - {"recording"}:
         parts["agent options"] = plain_fields(options)
-    if asks or setup.agent_limits != AgentLimits():
+    if has_model or setup.agent_limits != AgentLimits():
         parts["limits"] = plain_fields(setup.agent_limits)
-    if asks:
+    if has_model:
         parts["sampling"] = dataclasses.asdict(setup.sampling)
     return {
         "tasks": args.tasks,
@@ -253,41 +253,41 @@ def _print(args: argparse.Namespace, out: Path, summaries: Sequence[Summary]) ->
         put()
     counts = Counter(summary.verdict or "not graded" for summary in summaries)
     resumed = sum(summary.resumed for summary in summaries)
-    before = f"; {resumed} of them from an earlier call" if resumed else ""
-    put(f"{', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}{before}; trajectories in {out}")
+    resumed_note = f"; {resumed} of them from an earlier call" if resumed else ""
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    put(f"{verdicts}{resumed_note}; trajectories in {out}")
 
 
 def plain_totals(summaries: Sequence[Summary]) -> dict[str, object]:
     """Return the totals of rollouts in JSON types."""
-    rewards = [s.reward for s in summaries if s.reward is not None]
+    rewards = [summary.reward for summary in summaries if summary.reward is not None]
     return {
         "rollouts": len(summaries),
-        "resumed": sum(s.resumed for s in summaries),
+        "resumed": sum(summary.resumed for summary in summaries),
         "finished": len(rewards),
         "reward": sum(rewards) / len(rewards) if rewards else None,
-        "verdicts": dict(Counter(str(s.verdict) if s.verdict else "not_graded" for s in summaries)),
-        "exit_statuses": dict(Counter(s.exit_status for s in summaries)),
-        "failures": dict(Counter(f"{s.failed_in}: {s.reason}" for s in summaries if s.failed_in)),
-        "cost": sum(s.cost for s in summaries),
-        "prompt_tokens": sum(s.usage.prompt for s in summaries),
-        "completion_tokens": sum(s.usage.completion for s in summaries),
+        "verdicts": dict(Counter(str(summary.verdict) if summary.verdict else "not_graded" for summary in summaries)),
+        "exit_statuses": dict(Counter(summary.exit_status for summary in summaries)),
+        "failures": dict(
+            Counter(f"{summary.failed_in}: {summary.reason}" for summary in summaries if summary.failed_in)
+        ),
+        "cost": sum(summary.cost for summary in summaries),
+        "prompt_tokens": sum(summary.usage.prompt for summary in summaries),
+        "completion_tokens": sum(summary.usage.completion for summary in summaries),
     }
 
 
 def _status(summaries: Sequence[Summary]) -> int:
-    failed = [summary for summary in summaries if not summary.finished]
-    if not failed:
+    unfinished = [summary for summary in summaries if not summary.finished]
+    if not unfinished:
         return exits.OK
+    unconfirmed_count = sum(summary.verdict is Verdict.UNCONFIRMED for summary in unfinished)
+    unconfirmed = f", {unconfirmed_count} of them unconfirmed" if unconfirmed_count else ""
     say(
-        f"minisandbox: rollouts without a reward: {len(failed)}{_unconfirmed(failed)}",
+        f"minisandbox: rollouts without a reward: {len(unfinished)}{unconfirmed}",
         "  what to do: repeat the command, which runs only these; check a task with minisandbox validate",
     )
     return GradingError.exit_code
-
-
-def _unconfirmed(failed: Sequence[Summary]) -> str:
-    count = sum(summary.verdict is Verdict.UNCONFIRMED for summary in failed)
-    return f", {count} of them unconfirmed" if count else ""
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:

@@ -18,7 +18,7 @@ from minisandbox.rollouts import Batch, Progress, Summary
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_PAUSE = 0.5
+_REFRESH_SECONDS = 0.5
 _WINDOW = 120.0  # seconds over which to measure the rate
 
 
@@ -53,8 +53,8 @@ class BackgroundReporter:
         self._threads.close()
         self._threads.join(timeout)
 
-    def _keep_error(self, done: Future[None]) -> None:
-        self._error = self._error or done.exception()
+    def _keep_error(self, report: Future[None]) -> None:
+        self._error = self._error or report.exception()
 
 
 class Display:
@@ -64,12 +64,12 @@ class Display:
         output: the output to write to.
         agent: the agent's name.
         quiet: whether to show nothing.
-        building: returns a description of the remaining image builds, or an empty string.
+        remaining_builds: returns a description of the remaining image builds, or an empty string.
     """
 
-    def __init__(self, output: Output, agent: str, *, quiet: bool, building: Callable[[], str] = str) -> None:
+    def __init__(self, output: Output, agent: str, *, quiet: bool, remaining_builds: Callable[[], str] = str) -> None:
         self._output = output
-        self._building = building
+        self._remaining_builds = remaining_builds
         self._agent = agent
         self._quiet = quiet
         self._ends: deque[float] = deque()
@@ -91,7 +91,7 @@ class Display:
         self._ends.append(time.monotonic())
         if not self._quiet:
             verdict = latest.verdict or f"not graded: {self._output.repeats.once(latest.instance_id, latest.detail)}"
-            name = f"{latest.instance_id}" + (f" #{latest.attempt}" if latest.attempt else "")
+            name = latest.instance_id + (f" #{latest.attempt}" if latest.attempt else "")
             self._output.note(f"{event.done}/{event.total} {self._agent} {name}: {verdict}")
 
     async def follow(self, batch: Batch) -> None:
@@ -107,7 +107,7 @@ class Display:
             try:
                 while True:
                     live.update(self.panel(batch), refresh=True)
-                    await asyncio.sleep(_PAUSE)
+                    await asyncio.sleep(_REFRESH_SECONDS)
             finally:
                 self._output.redirect(None)
 
@@ -132,31 +132,29 @@ class Display:
             batch: the batch to show.
         """
         stages = batch.stages
-        seconds = batch.seconds_left
+        seconds_left = batch.seconds_left
         rate = self._rate()
         speed = f", {rate:.1f} a minute" if rate else ""
-        remaining = (
-            f", about {human_seconds(max(seconds, 1.0))} left"
-            if seconds is not None and stages["ended"] < batch.total
-            else ""
-        )
-        shown = [
+        remaining = ""
+        if seconds_left is not None and stages["ended"] < batch.total:
+            remaining = f", about {human_seconds(max(seconds_left, 1.0))} left"
+        lines = [
             ("rollouts", f"{stages['ended']} of {batch.total}{speed}{remaining}"),
             ("stages", ", ".join(f"{count} {stage}" for stage, count in stages.items() if count)),
         ]
-        if building := self._building():
-            shown.append(("images", building))
+        if remaining_builds := self._remaining_builds():
+            lines.append(("images", remaining_builds))
         if self._rewards:
             mean = sum(self._rewards) / len(self._rewards)
-            shown.append(("reward", f"{mean:.3f} over {len(self._rewards)}"))
+            lines.append(("reward", f"{mean:.3f} over {len(self._rewards)}"))
         if self._failures:
-            shown.append(("failures", ", ".join(f"{count} x {kind}" for kind, count in self._failures.most_common(4))))
-        return shown
+            lines.append(("failures", ", ".join(f"{count} x {kind}" for kind, count in self._failures.most_common(4))))
+        return lines
 
     def _rate(self) -> float:
         """Return the number of rollouts per minute over the last two minutes."""
         now = time.monotonic()
         while self._ends and now - self._ends[0] > _WINDOW:
             self._ends.popleft()
-        span = min(now - self._began, _WINDOW)
-        return 60 * len(self._ends) / span if span > 1 else 0.0
+        seconds = min(now - self._began, _WINDOW)
+        return 60 * len(self._ends) / seconds if seconds > 1 else 0.0

@@ -30,7 +30,7 @@ from minisandbox.sandbox import Sandbox, live_sandboxes, scratch
 from minisandbox.store import Store
 from minisandbox.types import ImageSpec, SandboxInfo
 
-_STATUS = (
+_OUTPUT_AND_STATUS = (
     "Its output is streamed, and its exit status becomes this command's (124 after a timeout, 128 plus the signal's "
     "number after a signal). Ctrl-C ends it."
 )
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "run",
         help="run one command in a new sandbox",
         usage="minisandbox sandbox run [options] -- CMD [ARGUMENT ...]",
-        description=f"Run one command in a new sandbox, which ends with it. {_STATUS}",
+        description=f"Run one command in a new sandbox, which ends with it. {_OUTPUT_AND_STATUS}",
     )
     options.add_creation(run)
     options.add_command(run)
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "exec",
         help="run one command in a live sandbox",
         usage="minisandbox sandbox exec [options] ID -- CMD [ARGUMENT ...]",
-        description=f"Run one command in a live sandbox of any process of this user. {_STATUS}",
+        description=f"Run one command in a live sandbox of any process of this user. {_OUTPUT_AND_STATUS}",
     )
     execute.add_argument("id", metavar="ID", help="the sandbox: its id, or a prefix of it")
     options.add_command(execute)
@@ -120,10 +120,10 @@ def run_shell(args: argparse.Namespace) -> int:
     if args.rest:
         raise InvalidValue("'sandbox shell' takes no command", hint="use 'sandbox run' or 'sandbox exec'")
     terminal, start = has_terminal(), options.parse_start(args)
-    with _chosen(args) as box:
+    with _live_or_new(args) as box:
         if terminal:
-            end = "the sandbox keeps running" if args.id else "ends the sandbox"
-            say(f"minisandbox: sandbox {box.id}; exit or ^D leaves the shell, and {end}")
+            effect = "the sandbox keeps running" if args.id else "ends the sandbox"
+            say(f"minisandbox: sandbox {box.id}; exit or ^D leaves the shell, and {effect}")
         return _run(box, ["bash"], start, stdin=True, terminal=terminal)
 
 
@@ -135,7 +135,7 @@ def _run(box: Sandbox, command: Sequence[str], start: Start, *, stdin: bool, ter
 
 
 @contextlib.contextmanager
-def _chosen(args: argparse.Namespace) -> Iterator[Sandbox]:
+def _live_or_new(args: argparse.Namespace) -> Iterator[Sandbox]:
     if args.id is None:
         with _new(args) as box:
             yield box
@@ -166,13 +166,13 @@ def _image(name: str | None) -> ImageSpec:
 
 def run_ls(args: argparse.Namespace) -> int:
     """List live sandboxes."""
-    live = live_sandboxes(labels=parse_pairs(args.label, "--label"))
+    sandboxes = live_sandboxes(labels=parse_pairs(args.label, "--label"))
     if args.json:
-        print_json([{**plain_fields(info), "labels": dict(info.labels)} for info in live])
+        print_json([{**plain_fields(info), "labels": dict(info.labels)} for info in sandboxes])
         return exits.OK
     numbers = ("owner", "pid", "age", "expires in")
     titles = ("id", "image", "network", "labels", *numbers)
-    print_table(titles, [_row(info, time.time()) for info in live], numbers=numbers, unwrapped=["id"])
+    print_table(titles, [_row(info, time.time()) for info in sandboxes], numbers=numbers, unwrapped=["id"])
     return exits.OK
 
 
@@ -188,8 +188,8 @@ def run_kill(args: argparse.Namespace) -> int:
     if bool(args.id) + args.all + bool(args.label) != 1:
         raise InvalidValue("sandbox kill needs one choice", hint="give ids, or --all, or --label NAME=VALUE")
     labels = parse_pairs(args.label, "--label")
-    chosen = [options.find(text) for text in args.id] if args.id else live_sandboxes(labels=labels)
-    for info in dict.fromkeys(chosen):
+    sandboxes = [options.find(prefix) for prefix in args.id] if args.id else live_sandboxes(labels=labels)
+    for info in dict.fromkeys(sandboxes):
         with contextlib.suppress(NotFound):  # the sandbox was stopped meanwhile
             Sandbox.attach(info.id).stop()
         put(info.id, flush=True)
@@ -200,17 +200,17 @@ def run_prune(args: argparse.Namespace) -> int:
     """Remove and print the leftovers of dead owners; return 1 if a leftover could not be removed."""
     runtime = registry.runtime_directory()
     leftovers = [*reaper.leftovers(runtime), *scratch.leftovers()]
-    stays = 0
+    remaining_count = 0
     rows: list[dict[str, object]] = []
     for leftover in leftovers:
-        removed = not args.dry_run and leftover.remove()
-        stays += not removed
-        rows.append({"kind": leftover.kind, "path": leftover.path, "owner": leftover.owner, "removed": removed})
+        is_removed = not args.dry_run and leftover.remove()
+        remaining_count += not is_removed
+        rows.append({"kind": leftover.kind, "path": leftover.path, "owner": leftover.owner, "removed": is_removed})
         if not args.json:
-            action = "removed" if removed else "would remove" if args.dry_run else "could not remove"
+            action = "removed" if is_removed else "would remove" if args.dry_run else "could not remove"
             put(f"{action} {leftover.kind} {clean_line(str(leftover.path))}", flush=True)
     if args.json:
         print_json(rows)
     elif not leftovers:
         put("nothing to remove")
-    return exits.NEGATIVE if stays and not args.dry_run else exits.OK
+    return exits.NEGATIVE if remaining_count and not args.dry_run else exits.OK

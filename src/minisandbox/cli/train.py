@@ -81,9 +81,9 @@ def run_sft(args: argparse.Namespace) -> int:
     if args.json:
         print_json(result)
         return exits.OK
-    held = "" if result.held_out_loss is None else f"; held-out loss {result.held_out_loss:.4f}"
+    held_out_loss = "" if result.held_out_loss is None else f"; held-out loss {result.held_out_loss:.4f}"
     losses = "" if result.last_loss is None else f", loss {result.first_loss:.4f} to {result.last_loss:.4f}"
-    put(f"{result.steps} steps on {result.rows} rows{losses}{held}; the model is in {result.model}")
+    put(f"{result.steps} steps on {result.rows} rows{losses}{held_out_loss}; the model is in {result.model}")
     return exits.OK
 
 
@@ -101,12 +101,12 @@ def run_rl(args: argparse.Namespace) -> int:
     require_training(curve=bool(config.evaluation.tasks), vllm=config.engine == "vllm")
     with Progress() as progress:
         tasks, held_out = (_tasks(names, args) for names in (config.tasks, config.evaluation.tasks))
-        if both := sorted(set(tasks) & set(held_out)):
+        if common_ids := sorted(set(tasks) & set(held_out)):
             hint = "divide the tasks: minisandbox tasks filter"
-            raise InvalidValue(f"{both[0]} is in both the training and the held-out set", hint=hint)
+            raise InvalidValue(f"{common_ids[0]} is in both the training and the held-out set", hint=hint)
         source = _sandbox_source(args, progress, config.gradings or None)
-        setting = SandboxEnvironment(config, tasks, held_out, source)
-        result = train_rl(config, setting, tell=progress.note)
+        environment = SandboxEnvironment(config, tasks, held_out, source)
+        result = train_rl(config, environment, tell=progress.note)
     leave_process_group()
     if result.scores:
         draw_curve({Path(config.out).name: result.scores}, Path(config.out) / "curve.png")
@@ -130,11 +130,11 @@ def _sandbox_source(args: argparse.Namespace, progress: Progress, gradings: int 
 
 
 def _tasks(names: Iterable[str], args: argparse.Namespace) -> dict[str, Task]:
-    sets = (
+    task_sets = (
         TaskSet.load(name, allow_local_sources=args.allow_local_sources, public_network=args.public_network)
         for name in names
     )
-    return {task.instance_id: task for tasks in sets for task in tasks}
+    return {task.instance_id: task for tasks in task_sets for task in tasks}
 
 
 def _show_masks(config: SftConfig, count: int) -> None:

@@ -64,29 +64,29 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.only_failed and args.out is None:
         raise InvalidValue("--only-failed needs a run's directory", hint="name it: --only-failed -o DIR")
-    tasks, selected = load_both(args)
-    chosen = frozenset(selected.ids)
+    tasks, selected_tasks = load_both(args)
+    selected_ids = frozenset(selected_tasks.ids)
     with Progress() as progress:
-        work: SetRun[Validated] = SetRun(
+        set_run: SetRun[Validated] = SetRun(
             args, progress, line, {"tasks": args.tasks}, retry=args.only_failed, rebuild=args.rebuild
         )
         results = run_validations(
             tasks,
-            work.image_of,
-            only=chosen,
+            set_run.image_of,
+            only=selected_ids,
             only_failed=args.only_failed,
             again=args.rebuild,
             runs=args.runs,
             timeout=grading.timeout,
             confirm=grading.confirm,
-            **work.options,
+            **set_run.options,
         )
     if args.out is not None:
         write_validation_reports(args.out, results, len(tasks))
-    shown = [result for result in results if result.instance_id in chosen]
-    _print(args, results, shown, len(tasks))
-    work.print_nodes()
-    return status_of(shown)
+    selected_results = [result for result in results if result.instance_id in selected_ids]
+    _print(args, results, selected_results, len(tasks))
+    set_run.print_nodes()
+    return status_of(selected_results)
 
 
 def line(result: Validated, once: Once) -> str:
@@ -96,7 +96,7 @@ def line(result: Validated, once: Once) -> str:
         result: the result.
         once: shortens an error that was printed before.
     """
-    return f"{result.instance_id}: {result.status}" + (f": {why}" if (why := _reason(result, once)) else "")
+    return f"{result.instance_id}: {result.status}" + (f": {reason}" if (reason := _reason(result, once)) else "")
 
 
 def _reason(result: Validated, once: Once) -> str:
@@ -120,30 +120,33 @@ def detail(result: Validated) -> str:
 
 def _changeable_line(counts: Mapping[str, int]) -> str:
     """Format the share of FAIL_TO_PASS tests whose expected value can be changed, by the place of the value."""
-    total = sum(counts.values())
-    stated = {kind: count for kind, count in counts.items() if kind not in ("none", Kind.APPENDED)}
+    test_count = sum(counts.values())
+    changeable = {kind: count for kind, count in counts.items() if kind not in ("none", Kind.APPENDED)}
     kinds = ", ".join(
-        f"{kind} {count / total:.0%}" for kind, count in sorted(stated.items(), key=lambda item: -item[1])
+        f"{kind} {count / test_count:.0%}" for kind, count in sorted(changeable.items(), key=lambda item: -item[1])
     )
-    return f"{sum(stated.values()) / total:.0%} of {total} FAIL_TO_PASS tests can be changed ({kinds})"
+    share = f"{sum(changeable.values()) / test_count:.0%}"
+    return f"{share} of {test_count} FAIL_TO_PASS tests can be changed ({kinds})"
 
 
-def _print(args: argparse.Namespace, results: Sequence[Validated], shown: Sequence[Validated], total: int) -> None:
+def _print(
+    args: argparse.Namespace, results: Sequence[Validated], selected: Sequence[Validated], task_count: int
+) -> None:
     if args.json:
-        print_json(validation_report(results, total))
+        print_json(validation_report(results, task_count))
         return
     once = Repeats().once
     print_table(
         ("task", "status", "cause", "detail", "seconds"),
         [
             (result.instance_id, result.status, result.cause or "", _reason(result, once), f"{result.seconds:.1f}")
-            for result in shown
+            for result in selected
         ],
         numbers=["seconds"],
         unwrapped=["task"],
     )
-    if counts := changeable_counts(shown):
+    if counts := changeable_counts(selected):
         put(f"\n{_changeable_line(counts)}")
     if args.out is not None:
-        valid = sum(result.valid for result in results)
-        put(f"\n{valid} of {total} tasks are valid; report in {args.out}")
+        valid_count = sum(result.valid for result in results)
+        put(f"\n{valid_count} of {task_count} tasks are valid; report in {args.out}")

@@ -29,6 +29,7 @@ class Builder:
         backend: isolation backend of the images' sandboxes; "" for namespaces (:attr:`.ImageSpec.backend`).
         seconds: build time of each image's new layers; 0.0 if no layer was built.
         failures: the error that stopped the build, for each image that failed.
+        remaining: description of the remaining builds; "" if no build remains or the number is unknown.
     """
 
     store: Store
@@ -37,15 +38,10 @@ class Builder:
     backend: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, MiniSandboxError] = field(default_factory=dict)
+    remaining: str = ""
     _images: dict[str, Image] = field(default_factory=dict)
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _remaining: str = ""
-
-    @property
-    def remaining(self) -> str:
-        """Description of the remaining builds; "" if no build remains or the number is unknown."""
-        return self._remaining
 
     def image_of(self, task: Task) -> Image:
         """Return a task's image, and build it if necessary; thread-safe.
@@ -54,7 +50,7 @@ class Builder:
             MiniSandboxError: the image could not be built, now or in an earlier call.
         """
         name = task.instance_id
-        with self._own_lock(name):
+        with self._image_lock(name):
             if name in self.failures:
                 raise self.failures[name]
             if name not in self._images:
@@ -114,7 +110,7 @@ class Builder:
         Returns:
             The images by name.
         """
-        built = build_all(
+        result = build_all(
             recipes,
             store=self.store,
             budget=budget,
@@ -124,10 +120,10 @@ class Builder:
             retry_failed=retry_failed,
             mirrors=self.mirrors,
         )
-        self.failures.update(built.failures)
+        self.failures.update(result.failures)
         for name in recipes:
-            self.seconds[name] = built.seconds.get(name, 0.0)
-        images = {name: replace(image, backend=self.backend) for name, image in built.images.items()}
+            self.seconds[name] = result.seconds.get(name, 0.0)
+        images = {name: replace(image, backend=self.backend) for name, image in result.images.items()}
         self._images.update(images)
         return images
 
@@ -144,7 +140,7 @@ class Builder:
         remove_images(self.store, [name for name in names if name in existing], progress=self.progress.status)
 
     @contextmanager
-    def _own_lock(self, name: str) -> Iterator[None]:
+    def _image_lock(self, name: str) -> Iterator[None]:
         with self._lock:
             lock = self._locks.setdefault(name, threading.Lock())
         with lock:
@@ -152,16 +148,16 @@ class Builder:
 
     def report(self, event: BuildEvent) -> None:
         """Report the progress of a build step; thread-safe."""
-        what = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
-        before = f"{self._remaining}; " if self._remaining else ""
+        step = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
+        prefix = f"{self.remaining}; " if self.remaining else ""
         if event.state is StepState.FINISHED:
             with self._lock:
                 self.seconds[event.image] = self.seconds.get(event.image, 0.0) + event.seconds
-            self.progress.note(f"{what}: {human_size(event.bytes)} in {human_seconds(event.seconds)}")
+            self.progress.note(f"{step}: {human_size(event.bytes)} in {human_seconds(event.seconds)}")
         elif event.state is StepState.WAITING:
-            self.progress.status(f"{before}{what}: another process builds it")
+            self.progress.status(f"{prefix}{step}: another process builds it")
         elif event.state is StepState.STARTED:
-            self.progress.status(f"{before}{what}")
+            self.progress.status(f"{prefix}{step}")
 
-    def _set_remaining(self, text: str) -> None:
-        self._remaining = text
+    def _set_remaining(self, description: str) -> None:
+        self.remaining = description

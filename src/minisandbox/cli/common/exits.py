@@ -4,21 +4,13 @@ from __future__ import annotations
 
 OK = 0
 NEGATIVE = 1
-"""The command ran, and its result is negative: a task has a fault, a verdict is not the expected one."""
-USAGE = 2
-"""The command line is invalid (the status that argparse uses)."""
-INTERNAL = 70
-"""A bug in MiniSandbox (sysexits.h: EX_SOFTWARE)."""
-SYSTEM = 74
-"""An operating-system error without a class of its own (sysexits.h: EX_IOERR)."""
-TIMEOUT = 124
-"""The command of ``sandbox run`` or ``exec`` timed out, as with timeout(1)."""
-INTERRUPTED = 130
-"""Ctrl-C: 128 + SIGINT."""
-BROKEN_PIPE = 141
-"""The reader of the output has closed it: 128 + SIGPIPE."""
-TERMINATED = 143
-"""128 + SIGTERM."""
+USAGE = 2  # the status that argparse uses
+INTERNAL = 70  # sysexits.h: EX_SOFTWARE
+SYSTEM = 74  # sysexits.h: EX_IOERR
+TIMEOUT = 124  # as with timeout(1)
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+TERMINATED = 143  # 128 + SIGTERM
 
 MEANINGS: dict[int, str] = {
     OK: "success",

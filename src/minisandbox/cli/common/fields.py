@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from minisandbox.errors import InvalidValue
 
 T = TypeVar("T")
-_READ: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "Path": Path}
+_CONVERTERS: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "Path": Path}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,19 @@ class FieldOption:
         if self._field.type == "Mapping[str, str]":
             group.add_argument(self.flag, action="append", default=[], metavar=self.metavar, help=self.help)
             return
-        read = _READ.get(str(self._field.type).removesuffix(" | None"), str)
+        convert = _CONVERTERS.get(str(self._field.type).removesuffix(" | None"), str)
 
         def number(text: str) -> object:  # argparse prints the function's name in errors
-            return None if text == "none" else read(text)
+            return None if text == "none" else convert(text)
 
-        shown = "none" if self.none and self.default is None else self.default
+        default = "none" if self.none and self.default is None else self.default
         group.add_argument(
             self.flag,
-            type=number if self.none else read,
+            type=number if self.none else convert,
             default=self.default,
             choices=self.choices,
             metavar=self.metavar,
-            help=self.help if shown is None else f"{self.help} (default: {shown})",
+            help=self.help if default is None else f"{self.help} (default: {default})",
         )
 
     def value(self, args: argparse.Namespace) -> object:

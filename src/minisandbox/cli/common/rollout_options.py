@@ -13,8 +13,8 @@ from minisandbox.errors import InvalidValue
 from minisandbox.models import ModelOptions, Prices, Sampling
 from minisandbox.models.dialect import TokensWanted
 
-OPTIONS = options_of(AgentOptions, {"extra": "--agent-option"})
-LIMITS = options_of(
+AGENT_OPTIONS = options_of(AgentOptions, {"extra": "--agent-option"})
+LIMIT_OPTIONS = options_of(
     AgentLimits,
     {name: f"--{name.removesuffix('s')}-limit" for name in ("steps", "tokens", "context", "cost")}
     | {"seconds": "--time-limit"},
@@ -27,10 +27,10 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the agent")
     names = f"{', '.join(AGENTS)}, an agent of another package, or package.module:Class"
     group.add_argument("--agent", required=True, metavar="NAME", help=names)
-    for option in OPTIONS:
+    for option in AGENT_OPTIONS:
         option.add(group)
     group = parser.add_argument_group("limits of a rollout, each a number or 'none'")
-    for option in LIMITS:
+    for option in LIMIT_OPTIONS:
         option.add(group)
 
 
@@ -40,7 +40,7 @@ def agent_options(args: argparse.Namespace) -> AgentOptions:
     Raises:
         InvalidValue: a value is invalid.
     """
-    return read_options(AgentOptions, args, OPTIONS)
+    return read_options(AgentOptions, args, AGENT_OPTIONS)
 
 
 def agent_limits(args: argparse.Namespace) -> AgentLimits:
@@ -49,10 +49,10 @@ def agent_limits(args: argparse.Namespace) -> AgentLimits:
     Raises:
         InvalidValue: a limit is not positive.
     """
-    return read_options(AgentLimits, args, LIMITS)
+    return read_options(AgentLimits, args, LIMIT_OPTIONS)
 
 
-_MODEL = (
+_MODEL_OPTIONS = (
     FieldOption("--model", ModelOptions, "model", "NAME",
                 "the model's name at its server; local: the embedded model; scripted:FILE: responses from a file"),
     FieldOption("--api-base", ModelOptions, "api_base", "URL", "the server's address: http://localhost:8000/v1"),
@@ -81,7 +81,7 @@ _MODEL = (
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the model."""
     group = parser.add_argument_group("the model")
-    for option in _MODEL:
+    for option in _MODEL_OPTIONS:
         option.add(group)
     names = ", ".join(Prices.__slots__)
     group.add_argument(
@@ -109,34 +109,34 @@ def model_options(args: argparse.Namespace) -> ModelOptions | None:
         InvalidValue: a value is invalid, or an option was given without ``--model``.
     """
     if args.model is None:
-        unused = [option.flag for option in _MODEL if option.value(args) != option.default]
+        unused = [option.flag for option in _MODEL_OPTIONS if option.value(args) != option.default]
         unused += ["--price"] * bool(args.model_prices) + ["--sampling"] * bool(args.model_extra)
         if unused:
             raise InvalidValue(f"{unused[0]} needs --model", hint="--model NAME --api-base URL, or --model local")
         return None
-    sampling = read_options(Sampling, args, _MODEL, extra=_extra(args.model_extra))
-    return read_options(ModelOptions, args, _MODEL, sampling=sampling, prices=_prices(args.model_prices))
+    sampling = read_options(Sampling, args, _MODEL_OPTIONS, extra=_extra(args.model_extra))
+    return read_options(ModelOptions, args, _MODEL_OPTIONS, sampling=sampling, prices=_prices(args.model_prices))
 
 
 def _prices(pairs: Iterable[str]) -> Prices:
     prices: dict[str, float] = {}
     for pair in pairs:
-        name, value = parse_pair(pair, "--price")
+        name, dollars = parse_pair(pair, "--price")
         if name not in Prices.__slots__:
             raise InvalidValue(f"--price {pair}: unknown price {name!r}", hint=f"use {', '.join(Prices.__slots__)}")
         try:
-            prices[name] = float(value)
+            prices[name] = float(dollars)
         except ValueError:
             raise InvalidValue(f"--price {pair}: not a number", hint="give dollars per million tokens") from None
     return Prices(**prices)
 
 
 def _extra(pairs: Iterable[str]) -> dict[str, object]:
-    values: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for pair in pairs:
-        name, value = parse_pair(pair, "--sampling")
+        name, text = parse_pair(pair, "--sampling")
         try:
-            values[name] = json.loads(value)
+            fields[name] = json.loads(text)
         except ValueError:
-            values[name] = value  # accept a string without quotes
-    return values
+            fields[name] = text  # accept a string without quotes
+    return fields

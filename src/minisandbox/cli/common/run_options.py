@@ -14,7 +14,7 @@ from minisandbox.plugins import plugin_names
 from minisandbox.rollouts.cluster import Cluster, ClusterChecks, NodeReport
 from minisandbox.types import ENGINES, human_size
 
-_DEFAULT = "sandbox"
+_NAMESPACES = "sandbox"
 
 
 def add_backend_argument(parser: argparse._ActionsContainer) -> None:
@@ -22,7 +22,7 @@ def add_backend_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--backend",
         metavar="NAME",
-        default=_DEFAULT,
+        default=_NAMESPACES,
         help="what makes the sandboxes: namespaces (sandbox, the default); podman or docker, to compare with, of this "
         "machine or of DOCKER_HOST; or the backend of another package",
     )
@@ -34,11 +34,11 @@ def backend_of(args: argparse.Namespace) -> str:
     Raises:
         InvalidValue: there is no such backend, or the command also has ``--cluster``.
     """
-    name = getattr(args, "backend", _DEFAULT)
-    if name == _DEFAULT:
+    name = getattr(args, "backend", _NAMESPACES)
+    if name == _NAMESPACES:
         return ""
-    if name not in ENGINES and name not in (added := plugin_names("backends", (_DEFAULT, *ENGINES))):
-        raise InvalidValue(f"there is no backend {name!r}", hint=f"use {', '.join((_DEFAULT, *ENGINES, *added))}")
+    if name not in ENGINES and name not in (plugins := plugin_names("backends", (_NAMESPACES, *ENGINES))):
+        raise InvalidValue(f"there is no backend {name!r}", hint=f"use {', '.join((_NAMESPACES, *ENGINES, *plugins))}")
     if args.cluster is not None:
         raise InvalidValue("--backend and --cluster cannot be combined", hint="run it on one machine")
     return str(name)
@@ -73,20 +73,20 @@ def print_nodes(nodes: Iterable[NodeReport], *, as_json: bool = False) -> None:
         put(json.dumps({"nodes": [plain(node) for node in nodes]}), flush=True)
         return
     for node in nodes:
-        twice = sum(count > 1 for count in node.layers.values())
-        received = f"{len(node.layers)} layers ({twice} more than once), {human_size(node.bytes)}"
+        repeated_count = sum(count > 1 for count in node.layers.values())
+        layers = f"{len(node.layers)} layers ({repeated_count} more than once), {human_size(node.bytes)}"
         put(
             f"node {node.name}: {node.rollouts} done; {node.built} images built or present; {node.fetched} received "
-            f"from other nodes: {received}, {human_size(node.wire)} transferred"
+            f"from other nodes: {layers}, {human_size(node.wire)} transferred"
         )
 
 
-_GRADING = options_of(GradingOptions)
+_GRADING_OPTIONS = options_of(GradingOptions)
 
 
 def add_grading_arguments(group: argparse._ActionsContainer) -> None:
     """Declare ``--timeout`` and ``--confirm``."""
-    for option in _GRADING:
+    for option in _GRADING_OPTIONS:
         option.add(group)
 
 
@@ -97,6 +97,6 @@ def grading_options(args: argparse.Namespace) -> GradingOptions:
         InvalidValue: a value is invalid.
     """
     try:
-        return read_options(GradingOptions, args, _GRADING)
+        return read_options(GradingOptions, args, _GRADING_OPTIONS)
     except InvalidValue as error:
         raise InvalidValue(f"--{error.what}", hint=error.hint) from error

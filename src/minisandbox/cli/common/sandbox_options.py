@@ -161,7 +161,7 @@ def parse_mount(text: str) -> Mount:
     return Mount(Path(source).absolute(), PurePosixPath(target))
 
 
-def find(beginning: str) -> SandboxInfo:
+def find(prefix: str) -> SandboxInfo:
     """Return the live sandbox with an id or unambiguous prefix; the ``box-`` may be left out.
 
     Raises:
@@ -169,11 +169,11 @@ def find(beginning: str) -> SandboxInfo:
         InvalidValue: the prefix fits several sandboxes.
     """
     live = live_sandboxes()
-    exact = [info for info in live if info.id == beginning]
-    matches = exact or [info for info in live if beginning and info.id.startswith((beginning, f"box-{beginning}"))]
+    exact = [info for info in live if info.id == prefix]
+    matches = exact or [info for info in live if prefix and info.id.startswith((prefix, f"box-{prefix}"))]
     if not matches:
-        raise NotFound(f"there is no live sandbox {beginning!r}", hint="'minisandbox sandbox ls' lists them")
+        raise NotFound(f"there is no live sandbox {prefix!r}", hint="'minisandbox sandbox ls' lists them")
     if len(matches) > 1:
         ids = ", ".join(info.id for info in matches[:8])
-        raise InvalidValue(f"{beginning!r} is ambiguous: {len(matches)} sandboxes, {ids}", hint="give a longer prefix")
+        raise InvalidValue(f"{prefix!r} is ambiguous: {len(matches)} sandboxes, {ids}", hint="give a longer prefix")
     return matches[0]

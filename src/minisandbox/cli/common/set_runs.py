@@ -17,10 +17,10 @@ from minisandbox.pool.runner import JobRecord
 from minisandbox.store import Store
 from minisandbox.tasks import Task
 
-Latest = TypeVar("Latest", bound=JobRecord)
+ResultT = TypeVar("ResultT", bound=JobRecord)
 
 
-class SetRun(Generic[Latest]):
+class SetRun(Generic[ResultT]):
     """A command's run over a task set.
 
     Args:
@@ -28,7 +28,7 @@ class SetRun(Generic[Latest]):
         progress: the output for progress messages.
         describe: returns one line about a result; shortens an error that was printed before.
         config: the configuration of the run, without the backend.
-        here: whether to build images on this machine if there is no cluster.
+        builds_here: whether to build images on this machine if there is no cluster.
         retry: whether to retry builds that failed in the run that is resumed.
         rebuild: whether to rebuild existing images.
 
@@ -41,10 +41,10 @@ class SetRun(Generic[Latest]):
         self,
         args: argparse.Namespace,
         progress: Progress,
-        describe: Callable[[Latest, Once], str],
+        describe: Callable[[ResultT, Once], str],
         config: Mapping[str, str],
         *,
-        here: bool = True,
+        builds_here: bool = True,
         retry: bool = False,
         rebuild: bool = False,
     ) -> None:
@@ -52,10 +52,10 @@ class SetRun(Generic[Latest]):
         self._args, self._retry, self._rebuild = args, retry or rebuild or not resumed, rebuild
         self._cluster = cluster_checks(args, progress)
         self._builder: Builder | None = None
-        if here and self._cluster is None:
+        if builds_here and self._cluster is None:
             self._builder = Builder(Store.open(), progress, args.repo_mirrors, backend_of(args))
         self.image_of = None if self._builder is None else self._builder.image_of
-        self.options: SetOptions[Latest] = {
+        self.options: SetOptions[ResultT] = {
             "out": args.out,
             "workers": args.workers or cpus(),
             "config": {**config, **backend_config(args)},
@@ -78,7 +78,7 @@ class SetRun(Generic[Latest]):
             print_nodes(self._cluster.reports)
 
 
-def show_progress(progress: Progress, event: Event[Latest], describe: Callable[[Latest, Once], str]) -> None:
+def show_progress(progress: Progress, event: Event[ResultT], describe: Callable[[ResultT, Once], str]) -> None:
     """Report a finished task, and the estimated remaining time.
 
     Args:

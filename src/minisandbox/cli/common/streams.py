@@ -22,10 +22,10 @@ from minisandbox.errors import MiniSandboxError
 from minisandbox.sandbox import Process
 from minisandbox.types import ExecResult, Outcome, Terminal
 
-_PIECE = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _STDIN = 0
 _RESIZE, _END = b"r", b"e"
-_SIZE = struct.Struct("HHHH")  # struct winsize, ioctl_tty(2)
+_WINSIZE = struct.Struct("HHHH")  # ioctl_tty(2)
 
 
 def has_terminal() -> bool:
@@ -36,7 +36,7 @@ def has_terminal() -> bool:
 def window() -> Terminal:
     """Return the size of the terminal at stdin, or the default size if stdin is not a terminal."""
     with contextlib.suppress(OSError):
-        rows, columns, _, _ = _SIZE.unpack(fcntl.ioctl(_STDIN, termios.TIOCGWINSZ, bytes(_SIZE.size)))
+        rows, columns, _, _ = _WINSIZE.unpack(fcntl.ioctl(_STDIN, termios.TIOCGWINSZ, bytes(_WINSIZE.size)))
         if rows and columns:
             return Terminal(rows, columns)
     return Terminal()
@@ -54,21 +54,21 @@ def follow(process: Process, *, stdin: bool, terminal: bool) -> int:
     Returns:
         The exit status for the outcome of the process.
     """
-    screen = _passing(keys=stdin) if terminal and has_terminal() else contextlib.nullcontext()
-    with screen, _relay(process, stdin=stdin, resize=terminal):
-        result = _pass_on(process)
+    raw_terminal = _raw_terminal(keys=stdin) if terminal and has_terminal() else contextlib.nullcontext()
+    with raw_terminal, _relay(process, stdin=stdin, resize=terminal):
+        result = _forward_output(process)
     _report_outcome(result)
     return _status(result)
 
 
-def _pass_on(process: Process) -> ExecResult:
-    outputs: dict[str, BinaryIO] = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+def _forward_output(process: Process) -> ExecResult:
+    files: dict[str, BinaryIO] = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
     sys.stdout.flush()
     for event in process.events():
         if isinstance(event, ExecResult):
             return event
-        outputs[event.stream].write(event.data)
-        outputs[event.stream].flush()
+        files[event.stream].write(event.data)
+        files[event.stream].flush()
     raise AssertionError("a process's events end with its result")
 
 
@@ -82,41 +82,41 @@ def _relay(process: Process, *, stdin: bool, resize: bool) -> Iterator[None]:
         process.close_stdin()
         yield
         return
-    wake, waker = os.pipe()
-    thread = threading.Thread(target=_feed, args=(process, wake, stdin), name="input", daemon=True)
+    notes, notes_writer = os.pipe()
+    thread = threading.Thread(target=_feed, args=(process, notes, stdin), name="input", daemon=True)
     thread.start()
     try:
-        with _on_resize(waker) if resize else contextlib.nullcontext():
+        with _on_resize(notes_writer) if resize else contextlib.nullcontext():
             yield
     finally:
-        os.write(waker, _END)
+        os.write(notes_writer, _END)
         thread.join(1.0)  # the thread may block in a write until the caller closes the process
         if not thread.is_alive():
-            os.close(wake)
-            os.close(waker)
+            os.close(notes)
+            os.close(notes_writer)
 
 
-def _feed(process: Process, wake: int, stdin: bool) -> None:
-    sources = [wake, _STDIN] if stdin else [wake]
+def _feed(process: Process, notes: int, stdin: bool) -> None:
+    descriptors = [notes, _STDIN] if stdin else [notes]
     with contextlib.suppress(MiniSandboxError):  # the process has exited, which follow() reports
         while True:
-            ready, _, _ = select.select(sources, [], [])
-            if wake in ready and not _handle(process, os.read(wake, 64)):
+            readable, _, _ = select.select(descriptors, [], [])
+            if notes in readable and not _handle_notes(process, os.read(notes, 64)):
                 return
-            if _STDIN in ready and not _forward(process):
-                sources = [wake]
+            if _STDIN in readable and not _forward_input(process):
+                descriptors = [notes]
 
 
-def _handle(process: Process, notes: bytes) -> bool:
+def _handle_notes(process: Process, notes: bytes) -> bool:
     if _RESIZE in notes:
         process.resize(window())
     return _END not in notes
 
 
-def _forward(process: Process) -> bool:
+def _forward_input(process: Process) -> bool:
     """Forward available input; return False at the end of stdin."""
     try:
-        data = os.read(_STDIN, _PIECE)
+        data = os.read(_STDIN, _CHUNK_BYTES)
     except OSError:  # stdin is closed, or its terminal is gone
         data = b""
     if data:
@@ -130,12 +130,12 @@ def _forward(process: Process) -> bool:
 
 
 @contextlib.contextmanager
-def _passing(*, keys: bool) -> Iterator[None]:
+def _raw_terminal(*, keys: bool) -> Iterator[None]:
     """Disable the terminal's output processing, and with ``keys`` also its input processing, while the body runs.
 
     The command's pty already processes output and input.
     """
-    before = termios.tcgetattr(_STDIN)
+    previous_settings = termios.tcgetattr(_STDIN)
     try:
         if keys:
             tty.setraw(_STDIN, termios.TCSADRAIN)
@@ -146,19 +146,19 @@ def _passing(*, keys: bool) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(termios.error):  # the terminal is gone
-            termios.tcsetattr(_STDIN, termios.TCSADRAIN, before)
+            termios.tcsetattr(_STDIN, termios.TCSADRAIN, previous_settings)
 
 
 @contextlib.contextmanager
-def _on_resize(waker: int) -> Iterator[None]:
-    def note(_number: int, _frame: FrameType | None) -> None:
-        os.write(waker, _RESIZE)  # let the thread resize the pty, because a signal handler must not take locks
+def _on_resize(notes_writer: int) -> Iterator[None]:
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        os.write(notes_writer, _RESIZE)  # let the thread resize the pty, because a signal handler must not take locks
 
-    previous = signal.signal(signal.SIGWINCH, note)
+    previous_handler = signal.signal(signal.SIGWINCH, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGWINCH, previous)
+        signal.signal(signal.SIGWINCH, previous_handler)
 
 
 # --- the outcome -----------------------------------------------------------------------------------------------------

@@ -181,8 +181,8 @@ def parse_range(text: str | None) -> slice:
 
 def load_both(args: argparse.Namespace) -> tuple[TaskSet, TaskSet]:
     """Load the whole task set, and the part that ``--only`` selects."""
-    everything = load(argparse.Namespace(**{**vars(args), "only": []}))
-    return everything, everything.select(args.only) if args.only else everything
+    tasks = load(argparse.Namespace(**{**vars(args), "only": []}))
+    return tasks, tasks.select(args.only) if args.only else tasks
 
 
 def load(args: argparse.Namespace, on_refused: Callable[[Refused], None] | None = None) -> TaskSet:
@@ -193,10 +193,9 @@ def load(args: argparse.Namespace, on_refused: Callable[[Refused], None] | None 
         on_refused: called with the error of each row that is not a valid task; None raises the first error. With
             ``--skip-unusable``, errors are only printed.
     """
-    for option in ("pins", "repo_mirrors"):
-        directory = getattr(args, option)
+    for option, directory in (("--pins", args.pins), ("--repo-mirrors", args.repo_mirrors)):
         if directory is not None and not directory.is_dir():
-            raise InvalidValue(f"--{option.replace('_', '-')} {directory} is not a directory", hint="check the path")
+            raise InvalidValue(f"{option} {directory} is not a directory", hint="check the path")
     tasks = TaskSet.load(
         args.tasks,
         pins=args.pins,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,11 +22,12 @@ from minisandbox.cli.common.output import (
     require_positive,
     say,
 )
+from minisandbox.cli.common.streams import follow, has_terminal, window
 from minisandbox.cli.common.task_sets import add_jobs_option, add_tasks_arguments, load
 from minisandbox.cli.image import dockerfile
 from minisandbox.cli.image.listing import image_facts
 from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.images import Budget, Image, image_sizes, read_lock, total_size
+from minisandbox.images import Budget, Image, image_sizes, read_lock, repair, total_size
 from minisandbox.spec import Buildable, Lock, PythonRecipe
 from minisandbox.store import Store
 from minisandbox.tasks import read_recipe
@@ -34,33 +36,33 @@ from minisandbox.types import human_size, parse_size
 KEPT = "finished layers are kept; the same command resumes"
 
 
-def add_build_options(make: argparse.ArgumentParser) -> None:
+def add_build_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``build``."""
-    make.description = "Build the images of tasks, of a recipe (a .toml file) or of a Dockerfile (--file)."
-    add_tasks_arguments(make)
-    make.add_argument("--name", help="the name of the recipe's image (default: the file's name)")
-    add_jobs_option(make)
-    make.add_argument(
+    parser.description = "Build the images of tasks, of a recipe (a .toml file) or of a Dockerfile (--file)."
+    add_tasks_arguments(parser)
+    parser.add_argument("--name", help="the name of the recipe's image (default: the file's name)")
+    add_jobs_option(parser)
+    parser.add_argument(
         "--memory", metavar="SIZE", help="memory for all build steps together, such as 16G; each gets up to 4G of it"
     )
-    make.add_argument(
+    parser.add_argument(
         "--retry-failed", action="store_true", help="retry steps of tasks that failed in an earlier build"
     )
-    make.add_argument(
+    parser.add_argument(
         "--shell",
         action="store_true",
         help="open a shell where the build fails; if its exit status is 0, its changes become a layer and the build "
         "continues. Without a terminal, commands are read from stdin",
     )
-    make.add_argument(
+    parser.add_argument(
         "--locked", metavar="LOCK", type=Path, help="build from exactly the files of a lock (`image pins --lock`)"
     )
-    make.add_argument(
+    parser.add_argument(
         "--exclude-newer", metavar="DATE", help="ignore packages uploaded on this day or later, such as 2024-03-01"
     )
-    dockerfile.add_options(make)
-    add_json_option(make)
-    make.set_defaults(run=run_build, kept=KEPT)
+    dockerfile.add_options(parser)
+    add_json_option(parser)
+    parser.set_defaults(run=run_build, kept=KEPT)
 
 
 def run_build(args: argparse.Namespace) -> int:
@@ -78,8 +80,8 @@ def run_build(args: argparse.Namespace) -> int:
             builder = Builder(store, progress, mirrors)
             images = builder.build_recipes(recipes, _budget(args))
     if args.json:
-        built = builder.seconds
-        print_json([{**image_facts(image), "built_in": built.get(name, 0.0)} for name, image in images.items()])
+        seconds = builder.seconds
+        print_json([{**image_facts(image), "built_in": seconds.get(name, 0.0)} for name, image in images.items()])
     elif images:
         _print_images(list(images.values()), builder.seconds)
     if is_recipe and builder.failures:
@@ -104,13 +106,37 @@ def _recipes(args: argparse.Namespace, *, is_recipe: bool) -> Mapping[str, Calla
 
 def _repaired(store: Store, failures: Mapping[str, MiniSandboxError]) -> bool:
     """Open a shell in the failed build if a step failed; return whether to build again."""
-    from minisandbox.cli.image.repair_shell import repair_by_hand  # noqa: PLC0415 - slow to import
-
     [(image, error)] = failures.items()
     if image not in {failure.image for failure in store.failures()}:
         return False
     say(f"minisandbox: {error.what}")
-    return repair_by_hand(store, image)
+    return _repair_by_hand(store, image)
+
+
+def _repair_by_hand(store: Store, image: str) -> bool:
+    """Open a shell on the layers below a failed step; return whether its changes became a layer.
+
+    The next build of the image uses that layer. The changes are dropped if the shell's exit status is not 0.
+    """
+    terminal = has_terminal()
+    with repair.open_failed(store, image) as work:
+        failure = work.failure
+        if terminal:
+            say(
+                f"minisandbox: at step {failure.step!r} of {image}, which failed: {failure.reason.splitlines()[0]}",
+                f"the step's log: {store.log_path(failure.key)}",
+                "exit 0 keeps the changes and continues the build; any other status drops them",
+            )
+        env = {**work.environment, "TERM": os.environ.get("TERM", "xterm")}
+        command = ["/bin/sh" if failure.own_root else "bash"]
+        pty = window() if terminal else None
+        with work.box.start(command, cwd=failure.workdir, env=env, pty=pty) as process:
+            status = follow(process, stdin=True, terminal=terminal)
+        if status:
+            say(f"minisandbox: the shell ended with status {status}: its changes were dropped")
+            return False
+        say(f"minisandbox: kept as layer {work.keep().key[:16]}")
+    return True
 
 
 def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Buildable]]:
@@ -131,8 +157,8 @@ def _pinned_recipes(
     """Return the recipes with the pins that the command line sets."""
     for option in ("exclude_newer", "torch_backend"):
         if args.locked is not None and getattr(args, option):
-            other = option.replace("_", "-")
-            raise InvalidValue(f"--locked and --{other} cannot be combined", hint=f"leave out --{other}")
+            flag = f"--{option.replace('_', '-')}"
+            raise InvalidValue(f"--locked and {flag} cannot be combined", hint=f"leave out {flag}")
     if args.locked is not None:
         if len(recipes) != 1:
             raise InvalidValue(f"--locked is for one image, not {len(recipes)}", hint="choose one with --only")
@@ -143,9 +169,9 @@ def _pinned_recipes(
 
 
 def _locked(recipe: Callable[[], Buildable], lock: Lock) -> PythonRecipe:
-    plain = _python(recipe())
-    python = lock.python.get("version", plain.python)
-    return replace(plain, lock=lock, python=python, torch_backend=lock.torch_backend)
+    python_recipe = _python(recipe())
+    python = lock.python.get("version", python_recipe.python)
+    return replace(python_recipe, lock=lock, python=python, torch_backend=lock.torch_backend)
 
 
 def _dated(recipe: Callable[[], Buildable], date: str) -> PythonRecipe:
@@ -177,15 +203,14 @@ def _directory(path: Path) -> Path:
     return path.absolute()
 
 
-def _print_images(images: list[Image], built: dict[str, float]) -> None:
+def _print_images(images: list[Image], build_seconds: dict[str, float]) -> None:
     sizes = image_sizes(images)
-    titles = ["image", "layers", "shared", "unique", *(["built in"] if built else []), "python"]
+    titles = ("image", "layers", "shared", "unique", "built in", "python")
     rows = []
     for image in images:
-        size, seconds = sizes[image.name], built.get(image.name, 0.0)
-        time_cell = [human_seconds(seconds) if seconds else "cached"] if built else []
-        layers = str(len(image.records()))
-        python = str(image.notes.get("python", ""))
-        rows.append([image.name, layers, human_size(size.shared), human_size(size.unique), *time_cell, python])
+        size, seconds = sizes[image.name], build_seconds.get(image.name, 0.0)
+        build_time = human_seconds(seconds) if seconds else "cached"
+        layers, python = str(len(image.records())), str(image.notes.get("python", ""))
+        rows.append((image.name, layers, human_size(size.shared), human_size(size.unique), build_time, python))
     print_table(titles, rows, numbers=("layers", "shared", "unique", "built in"), unwrapped=["image"])
     put(f"\n{len(images)} images, {human_size(total_size(images))} in total")

@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from minisandbox.cli.image.transfer import add_platform_option
 from minisandbox.errors import InvalidValue
 from minisandbox.spec import Buildable
 from minisandbox.store import Store
 from minisandbox.types import Network
 
-_MOST_SECRET = 500 << 10
+_MAX_SECRET = 500 << 10
 """Maximum bytes of a secret, the same as in BuildKit."""
 
 
@@ -25,9 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "it from the environment; may be repeated",
     )  # fmt: skip
     group.add_argument("--target", metavar="STAGE", help="the stage to build (default: the last)")
-    group.add_argument(
-        "--platform", metavar="OS/ARCH", default="", help="such as linux/arm64 (default: this machine's)"
-    )
+    add_platform_option(group)
     group.add_argument(
         "--secret", metavar="id=ID,src=FILE", action="append", default=[], help="a secret for RUN --mount=type=secret; "
         "or id=ID,env=NAME; may be repeated",
@@ -70,7 +69,7 @@ def _network(text: str) -> Network:
 
 
 def _secret(text: str) -> tuple[str, bytes]:
-    fields = dict(part.partition("=")[::2] for part in text.split(","))
+    fields = dict(field.partition("=")[::2] for field in text.split(","))
     identity = fields.get("id", "")
     if not identity or fields.keys() - {"id", "src", "source", "env", "type"}:
         raise InvalidValue(f"--secret {text!r} is malformed", hint="write id=ID,src=FILE or id=ID,env=NAME")
@@ -81,9 +80,9 @@ def _secret(text: str) -> tuple[str, bytes]:
     path = Path(fields.get("src") or fields.get("source") or identity)
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_SECRET + 1)
+            content = file.read(_MAX_SECRET + 1)
     except OSError as error:
         raise InvalidValue(f"--secret {identity}: {path} cannot be read", reason=error.strerror) from None
-    if len(content) > _MOST_SECRET:
-        raise InvalidValue(f"--secret {identity}: {path} has more than {_MOST_SECRET} bytes")
+    if len(content) > _MAX_SECRET:
+        raise InvalidValue(f"--secret {identity}: {path} has more than {_MAX_SECRET} bytes")
     return identity, content

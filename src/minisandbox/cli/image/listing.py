@@ -71,9 +71,10 @@ def chosen(store: Store, patterns: Iterable[str], among: Sequence[str] | None = 
     Raises:
         NotFound: a pattern matches no image.
     """
-    known, found = store.image_names() if among is None else among, []
+    candidates = store.image_names() if among is None else among
+    matches: list[str] = []
     for pattern in patterns:
-        names = [name for name in known if fnmatchcase(name, pattern)]
+        names = [name for name in candidates if fnmatchcase(name, pattern)]
         if not names and is_reference(pattern):
             names = [find_record(store, pattern).name]
         if not names:
@@ -81,8 +82,8 @@ def chosen(store: Store, patterns: Iterable[str], among: Sequence[str] | None = 
                 f"image {pattern!r} is not in the store {store.root}",
                 hint="`minisandbox image ls` lists its images",
             )
-        found += names
-    return list(dict.fromkeys(found))
+        matches += names
+    return list(dict.fromkeys(matches))
 
 
 def run_ls(args: argparse.Namespace) -> int:
@@ -118,14 +119,14 @@ def _print_rows(rows: Sequence[ImageRow]) -> None:
 
 def _row_cells(row: ImageRow) -> list[str]:
     now = time.time()
-    marks = {"in use": row.in_use, "frozen": row.frozen, "kept": row.pinned}
-    state = ", ".join([row.status.value, *(mark for mark, is_set in marks.items() if is_set)])
-    age, used = human_age(now - row.created), human_age(now - row.used)
+    flags = {"in use": row.in_use, "frozen": row.frozen, "kept": row.pinned}
+    status = ", ".join([row.status.value, *(flag for flag, is_set in flags.items() if is_set)])
+    age, used_ago = human_age(now - row.created), human_age(now - row.used)
     if row.record is None:
-        return [row.name, state, "", "", "", age if row.created else "", "", "", ""]
+        return [row.name, status, "", "", "", age if row.created else "", "", "", ""]
     sizes = [human_size(row.unique), human_size(row.shared)]
     python = str(row.record.notes.get("python", ""))
-    return [row.name, state, str(len(stack_of(row.record))), *sizes, age, used, str(row.uses), python]
+    return [row.name, status, str(len(stack_of(row.record))), *sizes, age, used_ago, str(row.uses), python]
 
 
 def _row_json(row: ImageRow) -> dict[str, object]:
@@ -194,18 +195,18 @@ def _print_branch(sizes: StoreSizes, names: Sequence[str], stacks: Sequence[tupl
     """Print a subtree of the layers, with shared layers printed once."""
     indent = "  " * depth
     groups: dict[str, list[int]] = {}
-    for number, stack in enumerate(stacks):
+    for index, stack in enumerate(stacks):
         if len(stack) == depth:
-            put(f"{indent}* {names[number]}")
+            put(f"{indent}* {names[index]}")
         else:
-            groups.setdefault(stack[depth], []).append(number)
-    for key, members in groups.items():
+            groups.setdefault(stack[depth], []).append(index)
+    for key, indices in groups.items():
         layer = sizes.layers.get(key)
-        what = "missing" if layer is None else f"{layer.record.step.get('kind', '?')}, {human_size(layer.total)}"
-        what += ", frozen" if layer is not None and layer.frozen else ""
+        description = "missing" if layer is None else f"{layer.record.step.get('kind', '?')}, {human_size(layer.total)}"
+        description += ", frozen" if layer is not None and layer.frozen else ""
         count = sizes.uses[key]
-        put(f"{indent}{key[:12]} {what}" + (f", in {count} images" if count > 1 else ""))
-        _print_branch(sizes, [names[i] for i in members], [stacks[i] for i in members], depth + 1)
+        put(f"{indent}{key[:12]} {description}" + (f", in {count} images" if count > 1 else ""))
+        _print_branch(sizes, [names[index] for index in indices], [stacks[index] for index in indices], depth + 1)
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -221,8 +222,8 @@ def run_show(args: argparse.Namespace) -> int:
         put(f"{note}: {text}")
     put(clean_line(f"workdir: {image.workdir}   commit: {image.commit or 'no repository'}"))
     for name in ("Entrypoint", "Cmd"):
-        if isinstance(words := image.config.get(name), list):
-            put(clean_line(f"{name.lower()}: {shlex.join(map(str, words))}"))
+        if isinstance(command := image.config.get(name), list):
+            put(clean_line(f"{name.lower()}: {shlex.join(map(str, command))}"))
     for name, value in image.environment:
         put(clean_line(f"{name}={value}"))
     put()

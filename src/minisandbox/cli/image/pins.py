@@ -36,16 +36,16 @@ def run_pins(args: argparse.Namespace) -> int:
     image = _image(args.image)
     if args.lock:
         return _print_lock(image, args)
-    named = [args.environment.rstrip("/")] if args.environment.startswith("/") else []
-    environments = python_environments(image, *named)
-    chosen = choose(image, environments, args.environment)
+    paths = [args.environment.rstrip("/")] if args.environment.startswith("/") else []
+    environments = python_environments(image, *paths)
+    environment = choose(image, environments, args.environment)
     if args.json:
-        print_json(chosen)
+        print_json(environment)
     else:
-        put(chosen.to_yaml(), end="")
-    others = [f"{one.path} (Python {one.python}, {len(one.pins)} pins)" for one in environments if one is not chosen]
+        put(environment.to_yaml(), end="")
+    others = [f"{e.path} (Python {e.python}, {len(e.pins)} pins)" for e in environments if e is not environment]
     if others and not args.environment:
-        say(f"{chosen.path} of {image.name}; --environment chooses another: {', '.join(others)}")
+        say(f"{environment.path} of {image.name}; --environment chooses another: {', '.join(others)}")
     return exits.OK
 
 

@@ -23,7 +23,7 @@ from minisandbox.cli.common.output import (
     require_positive,
 )
 from minisandbox.cli.common.task_sets import add_tasks_option, load
-from minisandbox.cli.image.transfer import add_private_option
+from minisandbox.cli.image.transfer import add_platform_option, add_private_option
 from minisandbox.errors import InvalidValue
 from minisandbox.images import Image, pull, total_size
 from minisandbox.images.oci.manifest import own_platform, parse_platform
@@ -33,66 +33,66 @@ from minisandbox.store import Store
 from minisandbox.types import human_size
 
 
-def add_pull_options(take: argparse.ArgumentParser) -> None:
+def add_pull_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``pull``."""
-    take.description = (
+    parser.description = (
         "Take container images into the store, without a container engine. Layers already present are not fetched. "
         "Credentials are those of `podman login` and `docker login`; mirrors and prefixes are those of registries.conf."
     )
-    take.add_argument(
+    parser.add_argument(
         "references",
         metavar="REF",
         nargs="*",
         help="[HOST/]NAME[:TAG][@DIGEST], oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE[:TAG]",
     )
-    take.add_argument("--name", help="its name in the store (default: after REF, `python:3.12` is `python-3.12`)")
-    take.add_argument("--platform", metavar="OS/ARCH", default="", help="such as linux/arm64 (default: this machine's)")
-    add_private_option(take)
-    many = take.add_argument_group(
+    parser.add_argument("--name", help="its name in the store (default: after REF, `python:3.12` is `python-3.12`)")
+    add_platform_option(parser)
+    add_private_option(parser)
+    many = parser.add_argument_group(
         "Many images", "Images of a list or a task set that the store has are not asked for again: the command resumes."
     )
     many.add_argument("--from", metavar="FILE", dest="list", help="references, one a line; - is stdin, # a comment")
     many.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"images pulled at once (default: {JOBS})")
-    add_tasks_option(take)
-    add_json_option(take)
-    take.set_defaults(run=run_pull, kept="finished layers and downloads are kept; the same command resumes")
+    add_tasks_option(parser)
+    add_json_option(parser)
+    parser.set_defaults(run=run_pull, kept="finished layers and downloads are kept; the same command resumes")
 
 
 def run_pull(args: argparse.Namespace) -> int:
     """Pull images; a failure does not stop the other pulls, and the first failure sets the exit status."""
     require_positive(args, "jobs")
-    named = [OciBase(text, args.platform) for text in args.references]
+    arguments = [OciBase(reference, args.platform) for reference in args.references]
     listed = list(_listed(args))
-    if not named and not listed:
+    if not arguments and not listed:
         raise InvalidValue("there is no image to pull", hint="give REF, --from FILE or --tasks TASKS")
-    if len(named) == 1 and args.list is args.tasks is None:
+    if len(arguments) == 1 and args.list is args.tasks is None:
         return _pull_one(args)
     if args.name or args.private:
         raise InvalidValue("--name and --private are for one image", hint="leave them out, or pull one REF")
     store = Store.open()
     with Progress() as progress:
         builder = Builder(store, progress)
-        done = builder.pull([*named, *listed], jobs=args.jobs, again=named)
-    _print_images([*done.images.values()], args)
-    raise_failures({base.reference: error for base, error in done.failures.items()}, "images")
+        result = builder.pull([*arguments, *listed], jobs=args.jobs, again=arguments)
+    _print_images([*result.images.values()], args)
+    raise_failures({base.reference: error for base, error in result.failures.items()}, "images")
     return exits.OK
 
 
 def _listed(args: argparse.Namespace) -> Iterator[OciBase]:
     """Yield the images that the list and the tasks name."""
     for line in [] if args.list is None else _lines(args.list):
-        if text := line.partition("#")[0].strip():
-            yield OciBase(text, args.platform)
+        if reference := line.partition("#")[0].strip():
+            yield OciBase(reference, args.platform)
     if args.tasks is None:
         return
     from minisandbox.images.dockerfile.reading import base_images  # noqa: PLC0415 - slow: imports a Dockerfile parser
 
-    found = [base for task in load(args) for base in base_images(task.recipe())]
-    if not found:
+    bases = [base for task in load(args) for base in base_images(task.recipe())]
+    if not bases:
         raise InvalidValue(
             f"no task of {args.tasks} names a container image", hint="`minisandbox image build` builds their images"
         )
-    yield from (replace(base, platform=base.platform or args.platform) for base in found)
+    yield from (replace(base, platform=base.platform or args.platform) for base in bases)
 
 
 def _lines(name: str) -> list[str]:
@@ -117,8 +117,8 @@ def _pull_one(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_facts(image))
         return exits.OK
-    took = human_seconds(time.monotonic() - began)
-    put(clean_line(f"{image.name}   {len(image.layers)} layers, {human_size(total_size([image]))}, in {took}"))
+    duration = human_seconds(time.monotonic() - began)
+    put(clean_line(f"{image.name}   {len(image.layers)} layers, {human_size(total_size([image]))}, in {duration}"))
     for line in _remarks(image):
         put(clean_line(line))
     put()

@@ -80,24 +80,24 @@ def run_gc(args: argparse.Namespace) -> int:
     budget = None if args.budget is None else parse_size(args.budget)
     unused_for = None if args.unused_for is None else parse_duration(args.unused_for, "--unused-for")
     grace = parse_duration(args.grace, "--grace")
-    keep, released = chosen(store, args.keep), chosen(store, args.no_keep)
+    pinned, unpinned = chosen(store, args.keep), chosen(store, args.no_keep)
     if not args.dry_run:
-        for name in keep:
+        for name in pinned:
             store.pin(name)
-        for name in released:
+        for name in unpinned:
             store.unpin(name)
     with Progress() as progress:
-        done = collect(
+        removed = collect(
             store,
             budget=budget,
             unused_for=unused_for,
-            keep=keep,
+            keep=pinned,
             grace=grace,
             freeze=args.freeze,
             dry_run=args.dry_run,
             progress=progress.status,
         )
-    _print_collected(done, args, budget=budget)
+    _print_collected(removed, args, budget=budget)
     return exits.OK
 
 
@@ -109,36 +109,35 @@ def run_rm(args: argparse.Namespace) -> int:
         raise InvalidValue("image rm needs one choice of images", hint="give names, or --failed")
     store = Store.open()
     failed, by_hand = [failure.image for failure in store.failures()], images_by_hand(store)
-    images = store.image_names()
-    names = failed if args.failed else chosen(store, args.images, sorted({*images, *failed, *by_hand}))
-    wanted = [] if args.failed else [name for name in names if name in images]
+    image_names = store.image_names()
+    names = failed if args.failed else chosen(store, args.images, sorted({*image_names, *failed, *by_hand}))
+    images = [] if args.failed else [name for name in names if name in image_names]
     with Progress() as progress:
         failures = {*names} & {*failed}
-        done = remove_images(store, wanted, failures=failures, dry_run=args.dry_run, progress=progress.status)
+        removed = remove_images(store, images, failures=failures, dry_run=args.dry_run, progress=progress.status)
     for name in [] if args.failed else sorted({*names} & {*by_hand}):
-        done.leftovers.append(f"changes made by hand for {name}")
+        removed.leftovers.append(f"changes made by hand for {name}")
         if not args.dry_run:
             forget_manual_layers(store, name)
-    _print_collected(done, args)
+    _print_collected(removed, args)
     return exits.OK
 
 
-def _print_collected(done: Collected, args: argparse.Namespace, *, budget: int | None = None) -> None:
+def _print_collected(removed: Collected, args: argparse.Namespace, *, budget: int | None = None) -> None:
     if args.json:
-        print_json(done)
+        print_json(removed)
         return
-    for name in done.images:
+    for name in removed.images:
         put(f"image {name}")
-    for name in done.frozen:
+    for name in removed.frozen:
         put(f"frozen: image {name}")
-    for line in done.leftovers:
+    for line in removed.leftovers:
         put(line)
     would = "would be " if args.dry_run else ""
-    put(
-        f"{len(done.images)} images, {len(done.layers)} layers and {len(done.leftovers)} leftovers {would}removed, "
-        f"{human_size(done.freed)} {would}freed; layers take {human_size(done.size)}"
-    )
-    if done.spared:
-        put(f"{len(done.spared)} layers without an image stay: in use, or used recently (--grace)")
-    if budget is not None and done.size > budget:
+    counts = f"{len(removed.images)} images, {len(removed.layers)} layers and {len(removed.leftovers)} leftovers"
+    sizes = f"{human_size(removed.freed)} {would}freed; layers take {human_size(removed.size)}"
+    put(f"{counts} {would}removed, {sizes}")
+    if removed.spared:
+        put(f"{len(removed.spared)} layers without an image stay: in use, or used recently (--grace)")
+    if budget is not None and removed.size > budget:
         put(f"still above --budget {human_size(budget)}: the rest is in use, kept, or was used within --grace")

@@ -57,11 +57,17 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("path", metavar="PATH", type=Path, help="the file, `-` for standard input, or the directory")
     parser.add_argument("--name", help="the name of the only image (default: its tag)")
-    parser.add_argument("--platform", metavar="OS/ARCH", help="such as linux/arm64 (default: this machine's)")
+    add_platform_option(parser)
     parser.add_argument("--replace", action="store_true", help="replace different images with the same names")
     add_private_option(parser)
     add_json_option(parser)
     parser.set_defaults(run=run_import, kept="finished layers are kept; there are no partial images")
+
+
+def add_platform_option(group: argparse._ActionsContainer) -> None:
+    """Declare ``--platform``; "" stands for this machine's platform."""
+    help_text = "such as linux/arm64 (default: this machine's)"
+    group.add_argument("--platform", metavar="OS/ARCH", default="", help=help_text)
 
 
 def add_private_option(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +87,7 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
 def run_push(args: argparse.Namespace) -> int:
     """Push one image."""
     with Progress() as progress:
-        done = push(
+        pushed = push(
             args.name,
             args.reference,
             store=Store.open(),
@@ -90,12 +96,12 @@ def run_push(args: argparse.Namespace) -> int:
             progress=progress.status,
         )
     if args.json:
-        print_json(done)
+        print_json(pushed)
     else:
-        put(f"{done.reference}@{done.digest}")
-        put(f"{done.layers} layers, {done.sent} of them sent: {human_size(done.bytes)}")
-        if done.lost:
-            put(clean_line(f"not as in the image: {done.lost}"))
+        put(f"{pushed.reference}@{pushed.digest}")
+        put(f"{pushed.layers} layers, {pushed.sent} of them sent: {human_size(pushed.bytes)}")
+        if pushed.lost:
+            put(clean_line(f"not as in the image: {pushed.lost}"))
     return exits.OK
 
 
@@ -105,7 +111,7 @@ def run_export(args: argparse.Namespace) -> int:
         raise InvalidValue("image export -: stdout is a terminal or used by --json", hint="redirect it, without --json")
     store = Store.open()
     with Progress() as progress:
-        done = export_images(
+        exported = export_images(
             store,
             chosen(store, args.images),
             args.path,
@@ -114,9 +120,9 @@ def run_export(args: argparse.Namespace) -> int:
             progress=progress.status,
         )
     if args.json:
-        print_json(done)
+        print_json(exported)
     else:
-        say(f"{len(done.images)} images, {done.layers} layers: {human_size(done.bytes)}")
+        say(f"{len(exported.images)} images, {exported.layers} layers: {human_size(exported.bytes)}")
     return exits.OK
 
 
@@ -127,7 +133,7 @@ def run_import(args: argparse.Namespace) -> int:
             args.path,
             store=Store.open(),
             name=args.name,
-            platform=args.platform,
+            platform=args.platform or None,
             private=args.private,
             replace=args.replace,
             progress=progress.status,
@@ -136,8 +142,7 @@ def run_import(args: argparse.Namespace) -> int:
         print_json([{"name": image.name, "key": image.key, "layers": image.layers} for image in images])
         return exits.OK
     for image in images:
-        lost = image.notes.get("not as in the image", "")
-        put(
-            clean_line(f"{image.name}   {len(image.layers)} layers" + (f"; not as in the file: {lost}" if lost else ""))
-        )
+        losses = image.notes.get("not as in the image", "")
+        remark = f"; not as in the file: {losses}" if losses else ""
+        put(clean_line(f"{image.name}   {len(image.layers)} layers{remark}"))
     return exits.OK

@@ -22,16 +22,16 @@ VERBS = {
 """Module and help line of each verb; the module has a function ``add_VERB_options(parser)``."""
 
 
-def configure(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Add the verbs to the parser, and the options of the verb in ``words``; import no module of other verbs.
+def configure(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Add the verbs to the parser, and the options of the verb in ``arguments``; import no module of other verbs.
 
     Args:
         parser: the noun's parser.
-        words: the command line.
+        arguments: the command line.
     """
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for verb, (module, summary) in VERBS.items():
-        sub = verbs.add_parser(verb, help=summary)
-        if verb in words:
-            home = importlib.import_module(f"minisandbox.cli.image.{module}")
-            getattr(home, f"add_{verb}_options")(sub)
+    for verb, (name, summary) in VERBS.items():
+        verb_parser = verbs.add_parser(verb, help=summary)
+        if verb in arguments:
+            module = importlib.import_module(f"minisandbox.cli.image.{name}")
+            getattr(module, f"add_{verb}_options")(verb_parser)

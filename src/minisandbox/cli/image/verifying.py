@@ -30,9 +30,8 @@ def run_verify(args: argparse.Namespace) -> int:
     keys = None
     if args.images:
         images = [store.image(name) for name in chosen(store, args.images)]
-        keys = [
-            key for key in dict.fromkeys(key for image in images for key in stack_of(image)) if store.has_layer(key)
-        ]
+        all_keys = dict.fromkeys(key for image in images for key in stack_of(image))
+        keys = [key for key in all_keys if store.has_layer(key)]
     with Progress() as progress:
 
         def show(event: VerifyEvent) -> None:
@@ -47,11 +46,12 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def _print_report(report: VerifyReport, store: Store) -> None:
-    read = f", {human_size(report.bytes)} read" if report.bytes else ""
-    put(f"{report.checked} layers, {report.files} files{read}: {len(report.damaged)} layers damaged")
+    bytes_read = f", {human_size(report.bytes)} read" if report.bytes else ""
+    put(f"{report.checked} layers, {report.files} files{bytes_read}: {len(report.damaged)} layers damaged")
     for damage in report.damaged:
-        place = f"; now in {damage.quarantined}" if damage.quarantined else "; not quarantined: the store is read-only"
-        put(f"\nlayer {damage.key[:16]} ({damage.kind}): {damage.count} problems{place}")
+        path = damage.quarantined
+        outcome = f"now in {path}" if path else "not quarantined: the store is read-only"
+        put(f"\nlayer {damage.key[:16]} ({damage.kind}): {damage.count} problems; {outcome}")
         for problem in damage.problems:
             put(f"  {problem}")
     if report.unreadable:

@@ -59,23 +59,23 @@ def run(args: argparse.Namespace) -> int:
     refused: list[Refused] = []
     tasks = tuple(load(args, refused.append))
     with Progress() as progress:
-        work: SetRun[Checked] = SetRun(args, progress, _line, {}, here=not args.static)
-        checked = check_set(
+        set_run: SetRun[Checked] = SetRun(args, progress, _line, {}, builds_here=not args.static)
+        results = check_set(
             tasks,
-            work.image_of,
+            set_run.image_of,
             refused=() if args.only else refused,
             repeat=args.repeat,
             timeout=args.timeout,
-            **work.options,
+            **set_run.options,
         )
-    faults = sets.all_findings(checked)
+    faults = sets.all_findings(results)
     if args.out is not None:
-        write_check_reports(args.out, checked)
+        write_check_reports(args.out, results)
     if args.json:
-        print_json(check_report(checked))
+        print_json(check_report(results))
     else:
         _print(faults)
-        put(sets.summary(checked) + (f"; report in {args.out}" if args.out is not None else ""))
+        put(sets.summary(results) + (f"; report in {args.out}" if args.out is not None else ""))
     if any(finding.check == "infrastructure" for finding in faults):
         return GradingError.exit_code
     return exits.NEGATIVE if any(finding.severity is Severity.ERROR for finding in faults) else exits.OK
@@ -102,6 +102,6 @@ def _print(faults: Sequence[Finding]) -> None:
         rows.append((finding.task, finding.severity, finding.check, text))
     print_table(("task", "severity", "check", "finding"), rows, unwrapped=["task"])
     for name, findings in by_check.items():
-        more = f" ({len(findings) - _MAX_SHOWN} more)" if len(findings) > _MAX_SHOWN else ""
-        put(f"\n{name}{more}: {CHECKS[name].advice}", end="")
+        unprinted = f" ({len(findings) - _MAX_SHOWN} more)" if len(findings) > _MAX_SHOWN else ""
+        put(f"\n{name}{unprinted}: {CHECKS[name].advice}", end="")
     put("\n")

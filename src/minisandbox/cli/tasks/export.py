@@ -46,16 +46,16 @@ def run(args: argparse.Namespace) -> int:
     parts = {"train": tasks.take(ordered_part(tasks.ids, args.shuffle, part))}
     if args.validation is not None:
         parts["validation"] = _validation(args)
-        if both := sorted(set(parts["train"].ids) & set(parts["validation"].ids)):
+        if common_ids := sorted(set(parts["train"].ids) & set(parts["validation"].ids)):
             hint = "divide the tasks: minisandbox tasks filter --split"
-            raise InvalidValue(f"{both[0]} is in both the training and the validation set", hint=hint)
+            raise InvalidValue(f"{common_ids[0]} is in both the training and the validation set", hint=hint)
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, chosen in parts.items():
-        rows = {task.instance_id: row_of(task, chosen.name or name) for task in chosen}
+    for name, task_set in parts.items():
+        rows = {task.instance_id: row_of(task, task_set.name or name) for task in task_set}
         write_rows(args.out / f"{name}.parquet", rows, Layout.PARQUET)
         say(f"{args.out / name}.parquet: {len(rows)} tasks")
     if args.json:
-        print_json({name: list(chosen.ids) for name, chosen in parts.items()})
+        print_json({name: list(task_set.ids) for name, task_set in parts.items()})
     return exits.OK
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import add_json_option, print_json, print_table, put
+from minisandbox.cli.common.output import add_json_option, print_json, print_table, put, say
 from minisandbox.cli.common.task_sets import add_source_options, add_tasks_arguments, load
-from minisandbox.cli.tasks import check, export, merge, selection
+from minisandbox.cli.tasks import check, export, selection
 from minisandbox.errors import clean
 from minisandbox.spec import PythonRecipe
-from minisandbox.tasks import Task
+from minisandbox.tasks import STATUSES_NAME, Task, read_statuses, write_statuses
+from minisandbox.tasks.choosing import merged
 
 DEFAULT = "quickstart"
 
@@ -32,8 +34,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.set_defaults(run=run_show)
     check.configure(verbs)
     selection.configure(verbs)
-    merge.configure(verbs)
+    _configure_merge(verbs)
     export.configure(verbs)
+
+
+def _configure_merge(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    merge = verbs.add_parser(
+        "merge",
+        help="merge the statuses of several runs; later ones override earlier ones",
+        description="Merge the statuses of several runs, later ones overriding earlier ones, and print the changes.",
+    )
+    merge.add_argument("runs", metavar="RUN", nargs="+", type=Path, help=f"a {STATUSES_NAME}, or a run's directory")
+    merge.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help="the file to write")
+    add_json_option(merge)
+    merge.set_defaults(run=run_merge)
 
 
 def run_ls(args: argparse.Namespace) -> int:
@@ -73,7 +87,7 @@ def run_show(args: argparse.Namespace) -> int:
         "",
         task.problem_statement.strip(),
         "",
-        *_lines(task),
+        *_build_and_test_lines(task),
         f"hidden from the agent: {', '.join(task.hidden_files) or ('test_patch' if task.test_patch else 'nothing')}",
         f"FAIL_TO_PASS ({len(task.FAIL_TO_PASS)}):",
         *(f"  {test}" for test in task.FAIL_TO_PASS),
@@ -86,12 +100,26 @@ def run_show(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _lines(task: Task) -> Iterator[str]:
+def _build_and_test_lines(task: Task) -> Iterator[str]:
     """Yield the build and test fields of a task's row; show only the size of a complete environment."""
     row = task.to_row()
     for part in ("build", "test"):
         for name, value in cast("dict[str, object]", row[part]).items():
-            shown = value if isinstance(value, str) else json.dumps(value)
+            text = value if isinstance(value, str) else json.dumps(value)
             if name == "requirements" and isinstance(task.build, PythonRecipe) and task.build.complete:
-                shown = f"{len(task.build.requirements)} pinned, the complete environment"
-            yield f"{part}.{name}: {shown}"
+                text = f"{len(task.build.requirements)} pinned, the complete environment"
+            yield f"{part}.{name}: {text}"
+
+
+def run_merge(args: argparse.Namespace) -> int:
+    """Merge statuses."""
+    statuses, changes = merged([read_statuses(path) for path in args.runs])
+    write_statuses(args.out, statuses)
+    rows = [(change.instance_id, change.before, change.after, str(args.runs[change.by])) for change in changes]
+    if args.json:
+        keys = ("instance_id", "before", "after", "by")
+        print_json({"tasks": len(statuses), "changed": [dict(zip(keys, row, strict=True)) for row in rows]})
+    elif rows:
+        print_table(("task", "before", "after", "by"), rows, unwrapped=["task"])
+    say(f"{args.out}: {len(statuses)} tasks; {len(changes)} changes")
+    return exits.OK
