@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing of the parsers of untrusted files: `make fuzz-parsers`."""
