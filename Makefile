@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey soak-cluster cluster-scaling test-skyrl test-harbor test-newest test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey soak-cluster cluster-scaling test-skyrl test-harbor test-newest test-vllm test-kernels test-cpython dockerfile-conformance fuzz fuzz-parsers adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -34,7 +34,7 @@ help:
 	@echo "make experiment   the whole experiment of docs/results.md, in EXPERIMENT=$(EXPERIMENT); hours; it goes on where it was"
 	@echo "make test         the tests of every kind but the slow ones, as the user who calls; 8 minutes on two processors"
 	@echo "make test-quick   the unit tests and a few sandboxes; 3 minutes"
-	@echo "make test-all     lint, every test with all extras; as root, those that are not slow as an ordinary user too; 50 minutes"
+	@echo "make test-all     lint, every test with all extras, and of other projects; as root, those not slow as an ordinary user too; 70 minutes"
 	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"
 	@echo "make test-no-reaper  all tests where the first process reaps no orphans, as in many containers"
 	@echo "make test-interpreters  build a project for each of five interpreters, 2.7 to 3.13, and run its tests; minutes"
@@ -52,6 +52,7 @@ help:
 	@echo "make dockerfile-conformance  109 Dockerfiles by buildah and by us, compared; as root; 15 minutes; CASES='--cache DIR NAME...'"
 	@echo "make test-vllm    a real vLLM on processors: server, proxy, decoder, training; Python 3.11, 3.5 GB; eight minutes"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
+	@echo "make fuzz-parsers  fuzz the readers of layers, manifests and Dockerfiles with Atheris, 15 minutes each; PARSERS='tar', FUZZ_SECONDS=60"
 	@echo "make adversarial  275 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
 	@echo "make soak         200 times: kill -9 among 50 busy sandboxes, and see what is left"
@@ -116,12 +117,12 @@ test-all:
 test-passes: $(VENV)/.dev
 	@$(MAKE) --no-print-directory -j2 lint compiled
 	@$(MAKE) --no-print-directory test-as-user
-	@foreign=0; .ci/foreign || foreign=1; \
-	$(PYTEST) --slow $(COVERAGE) $(PYTEST_ARGS) && exit $$foreign
+	@suites=0; .ci/suites || suites=1; \
+	$(PYTEST) --slow $(COVERAGE) $(PYTEST_ARGS) && exit $$suites
 
-# Other projects' code tests ours where a recent change touched what it tests; .ci/foreign says what is recent.
+# Other projects' code tests ours.
 test-foreign:
-	@.ci/foreign
+	@.ci/suites
 
 # Where the first process never reaps what it did not start, as in many containers. Nothing else may make sandboxes
 # meanwhile: owners of control groups are known by their pids, which mean something else there.
@@ -214,6 +215,18 @@ $(VLLM_VENV)/.made: tools/make-vllm-venv
 
 fuzz: $(VENV)/.dev
 	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/conformance/test_fuzz.py
+
+# What a fuzzer finds is in build/fuzz. A copy of its smallest inputs that reach new code is kept in tests/fuzz/corpus.
+FUZZ_VENV ?= .venv-fuzz-$(shell id -u)
+FUZZ_SECONDS ?= 900
+fuzz-parsers: $(FUZZ_VENV)/.made
+	@set -e; for parser in $(or $(PARSERS),tar manifest dockerfile); do \
+		echo "== $$parser, $(FUZZ_SECONDS) s"; "$(FUZZ_VENV)/bin/python" -m tests.fuzz $$parser build/fuzz/$$parser -max_total_time=$(FUZZ_SECONDS); done
+
+$(FUZZ_VENV)/.made: pyproject.toml
+	@python3 -m venv --clear "$(FUZZ_VENV)"
+	@"$(FUZZ_VENV)/bin/python" -m pip install -qq --disable-pip-version-check "atheris>=3.0" pytest -e .
+	@touch "$@"
 
 # ATTACKS: names or kinds of probes, --brief
 adversarial: $(VENV)/.dev

@@ -113,8 +113,8 @@ class Planted:
             self.add(name, fault, test_patch=new_file("tests/test_triple.py", tests) + more, **changes)
 
         slow = "import time\n" + TESTS + "    time.sleep({})\n" + MORE
-        add("late", "near_timeout", slow.format(31), grader=PytestGrader(timeout=60.0))
-        add("hangs", "timeout", slow.format(600), grader=PytestGrader(timeout=30.0))
+        add("late", "near_timeout", slow.format(16), grader=PytestGrader(timeout=30.0))
+        add("hangs", "timeout", slow.format(600), grader=PytestGrader(timeout=8.0))
         add("wrong", "reference_fails", TESTS.replace("== 6", "== 7") + MORE)
         add("never-passes", "p2p_not_passing", TESTS + MORE.replace("== 4", "== 5"))
         drawn = tuple(f"{OTHER}[{n}]" for n in range(150))
