@@ -345,13 +345,13 @@ def test_what_versions_share_does_not_tell_what_the_original_expects(text: str) 
     first, defined = set(), set()
     for seed in range(40):
         drawn = draw(tests, 1.0, random.Random(seed))
-        versions = drawn.wanted[test]
+        versions = drawn.versions[test]
         assert [is_changed(changes) for changes in versions].count(False) == 1
         for variant in {variant for changes in versions for variant, _ in changes}:
             numbers = [dict(changes).get(variant, -1) for changes in versions]
             assert len({*Counter(numbers).values()}) == 1, numbers
         first.add(is_changed(versions[0]))
-        edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed), drawn.definitions)
+        edition = make_edition({"t.py": text.encode()}, drawn.versions, random.Random(seed), drawn.definitions)
         assert parse_python(edition.files["t.py"].decode()) is not None
         assert len(edition.versions) == len(versions) >= 4
         defined.add(edition.files["t.py"][: text.index("def test_a")])
@@ -366,8 +366,8 @@ def test_a_definition_that_something_else_reads_is_left_alone(use: str) -> None:
     contents = set()
     for seed in range(20):
         drawn = draw(tests, 1.0, random.Random(seed))
-        drawn.wanted.update({"t.py::test_b": [()]} if "test_b" in use else {})
-        edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed), drawn.definitions)
+        drawn.versions.update({"t.py::test_b": [()]} if "test_b" in use else {})
+        edition = make_edition({"t.py": text.encode()}, drawn.versions, random.Random(seed), drawn.definitions)
         contents.add(edition.files["t.py"].partition(b"\n")[0])
     assert contents == {b"E = 7"}
 
@@ -377,7 +377,7 @@ def test_without_copies_a_definition_does_not_tell_whether_the_test_is_changed()
     tests, contents = checked(text, ["t.py::test_a"]), set()
     for seed in range(40):
         for drawn in draws_without_copies(tests, random.Random(seed)):
-            edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed), drawn.definitions)
+            edition = make_edition({"t.py": text.encode()}, drawn.versions, random.Random(seed), drawn.definitions)
             content = edition.files["t.py"].decode()
             (version,) = edition.versions
             numbers = re.findall(r"\d+", content)
@@ -407,7 +407,7 @@ def test_the_place_where_the_untouched_code_fails_is_always_changed() -> None:
     variants = tuple(one for one in variants if one.failing[0][""] != "+6")  # a call outside of assertions
     for seed in range(20):
         drawn = draw(ChangeableTests((replace(function, variants=variants),)), 1.0, random.Random(seed))
-        alone = [changes for changes in drawn.wanted["t.py::test_a"] if [one for one, _ in changes] == [broken]]
+        alone = [changes for changes in drawn.versions["t.py::test_a"] if [one for one, _ in changes] == [broken]]
         assert alone, "in some version nothing else is changed"
         assert all(drawn.failing["t.py::test_a", changes] == {"": {"+7"}} for changes in alone)
 
@@ -419,16 +419,16 @@ def test_tests_without_copies_are_changed_or_not() -> None:
     counts = set()
     for seed in range(40):
         drawn = draw(single, 1.0, random.Random(seed))
-        assert all(len(versions) == 1 for versions in drawn.wanted.values())
-        counts.add(sum(is_changed(versions[0]) for versions in drawn.wanted.values()))
+        assert all(len(versions) == 1 for versions in drawn.versions.values())
+        counts.add(sum(is_changed(versions[0]) for versions in drawn.versions.values()))
     assert counts == {1, 2, 3}, "some are changed, never all"
     alone = ChangeableTests(single.functions[:1])
     pairs = [
-        [is_changed(one.wanted["t.py::test_0"][0]) for one in draws(alone, 1.0, random.Random(n))] for n in range(9)
+        [is_changed(one.versions["t.py::test_0"][0]) for one in draws(alone, 1.0, random.Random(n))] for n in range(9)
     ]
     assert all({*pair} == {False, True} for pair in pairs), "one test is changed in one of two draws"
     assert len({*map(tuple, pairs)}) == 2
-    without = [[*drawn.wanted.values()] for drawn in draws_without_copies(tests, random.Random(0))]
+    without = [[*drawn.versions.values()] for drawn in draws_without_copies(tests, random.Random(0))]
     without.remove([[()]] * 4)
     assert len(without) == 3, "three values at the only place"
     assert all(len(versions) == 1 and versions[0] for drawn in without for versions in drawn)
@@ -438,16 +438,16 @@ def test_a_slow_test_has_one_copy_and_many_tests_have_few() -> None:
     text = "def test_it():\n" + "".join(f"    assert f({n}) == {n}\n" for n in range(9))
     (function,) = checked(text, ["t.py::test_it"]).functions
     slow = replace(function, seconds=10.0)
-    assert len(draw(ChangeableTests((slow,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 2
+    assert len(draw(ChangeableTests((slow,)), 15.0, random.Random(0)).versions["t.py::test_it"]) == 2
     two = ChangeableTests((slow, replace(slow, test="t.py::test_other", definition="other")))
-    assert all(len(versions) == 1 for versions in draw(two, 25.0, random.Random(0)).wanted.values())
-    assert len(draw(ChangeableTests((function,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == 6
+    assert all(len(versions) == 1 for versions in draw(two, 25.0, random.Random(0)).versions.values())
+    assert len(draw(ChangeableTests((function,)), 15.0, random.Random(0)).versions["t.py::test_it"]) == 6
     for count, versions in ((60, 6), (90, 4), (999, 2)):
         rows = replace(function, passing=tuple(map(str, range(count))))
-        assert len(draw(ChangeableTests((rows,)), 15.0, random.Random(0)).wanted["t.py::test_it"]) == versions
+        assert len(draw(ChangeableTests((rows,)), 15.0, random.Random(0)).versions["t.py::test_it"]) == versions
     many = "".join(f"def test_{n}():\n    assert f() == 1\n    assert f() == 2\n\n\n" for n in range(40))
     drawn = draw(checked(many, [f"t.py::test_{n}" for n in range(40)]), 1.0, random.Random(0))
-    assert sum(len(versions) - 1 for versions in drawn.wanted.values()) <= 60
+    assert sum(len(versions) - 1 for versions in drawn.versions.values()) <= 60
 
 
 def test_tests_that_inherit_a_method_share_its_versions() -> None:
@@ -457,15 +457,15 @@ def test_tests_that_inherit_a_method_share_its_versions() -> None:
     first = set()
     for seed in range(20):
         drawn = draw(tests, 1.0, random.Random(seed))
-        edition = make_edition({"t.py": text.encode()}, drawn.wanted, random.Random(seed))
+        edition = make_edition({"t.py": text.encode()}, drawn.versions, random.Random(seed))
         names = [version.test.partition("::")[2] for version in edition.versions]
         mine = [name.removeprefix("A::") for name in names if name.startswith("A::")]
         assert mine == [name.removeprefix("B::") for name in names if name.startswith("B::")]
         assert len({*mine}) == len(mine) == edition.files["t.py"].count(b"def test_it")
-        first.add(is_changed(drawn.wanted["t.py::A::test_it"][0]))
+        first.add(is_changed(drawn.versions["t.py::A::test_it"][0]))
     assert first == {True, False}, "chance decides whether the test's own name is changed"
     for drawn in draws_without_copies(tests, random.Random(0)):
-        assert drawn.wanted["t.py::A::test_it"] == drawn.wanted["t.py::B::test_it"]
+        assert drawn.versions["t.py::A::test_it"] == drawn.versions["t.py::B::test_it"]
 
 
 COPIED = [

@@ -134,18 +134,19 @@ def grade_in(workspace: Workspace, submission: bytes, confirm: str = ONCE) -> Gr
 
     If git rejects the patch, the commands of the official harness are tried.
     """
-    graded = _grade_patch(workspace, submission, confirm)
-    if graded.reason is not Reason.PATCH_INVALID or len(submission) > MAX_SUBMISSION:
-        return graded
+    first_grade = _grade_patch(workspace, submission, confirm)
+    if first_grade.reason is not Reason.PATCH_INVALID or len(submission) > MAX_SUBMISSION:
+        return first_grade
     try:
         applied = apply_like_harness(workspace, submission)
     except (MiniSandboxError, OSError) as error:
         return infrastructure_grade(workspace.task, error)
     if applied is None:
-        return graded
-    again = _grade_patch(workspace, applied.patch, confirm)
-    flag = Flag(APPLIED_WITH_FUZZ, "", applied.command)
-    return graded if again.reason is Reason.PATCH_INVALID else replace(again, flags=(flag, *again.flags))
+        return first_grade
+    second_grade = _grade_patch(workspace, applied.patch, confirm)
+    if second_grade.reason is Reason.PATCH_INVALID:
+        return first_grade
+    return replace(second_grade, flags=(Flag(APPLIED_WITH_FUZZ, "", applied.command), *second_grade.flags))
 
 
 def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade:
@@ -183,13 +184,13 @@ def _run_and_judge(workspace: Workspace, change: CodePatch, flags: tuple[Flag, .
     if run.doubt is not None and run.doubt.reason is Reason.NO_REWARD:
         return judge(task, run, flags)
     if run.doubt is not None and run.doubt.reason not in _CERTAINLY_THE_SUBMISSION:
-        late = run.doubt.reason is Reason.TIMEOUT
-        control, repeated = _run_of_ours(workspace.patient() if late else workspace, reference_change(task))
+        is_timeout = run.doubt.reason is Reason.TIMEOUT
+        control, repeated = _run_of_ours(workspace.patient() if is_timeout else workspace, reference_change(task))
         flags += repeated
         if control.doubt is not None:
             return _untrusted(judge(task, run, flags), control)
         if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # a dead sandbox was tried twice
-            workspace = workspace.patient(control.duration) if late else workspace
+            workspace = workspace.patient(control.duration) if is_timeout else workspace
             run = _run_surely(workspace, change)
     return _confirmed(workspace, change, run, judge(task, run, flags), confirm)
 
@@ -215,8 +216,8 @@ def _run_surely(workspace: Workspace, change: CodePatch) -> SuiteRun:
         try:
             return workspace.run(change)
         except SandboxGone as error:
-            lost = error
-    return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, f"twice: {lost}"))
+            last_error = error
+    return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, f"twice: {last_error}"))
 
 
 def _untrusted(graded: Grade, control: SuiteRun) -> Grade:

@@ -97,8 +97,8 @@ def _apply(box: Sandbox, submission: bytes, task: Task) -> Applied | None:
 
 def _try_5(box: Sandbox) -> str | None:
     """Return the first command of swebench 5 that applies the patch, or None if there is none."""
-    for number, command in enumerate(_COMMANDS_5):
-        if number:
+    for index, command in enumerate(_COMMANDS_5):
+        if index:
             run_as_owner(box, ["bash", "-c", _RESET_5])
         if _run(box, command).ok:
             return command

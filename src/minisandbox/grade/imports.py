@@ -47,7 +47,7 @@ def protect_imports(policy: Policy, task: Task, image: Image) -> Policy:
     names = imported_names(hidden_files(hidden, task.test_files).values())
     allowed = {name for path in policy.allowed for _, name, _ in top_names(path, policy.roots)}
     with image.store.hold(*image.layers, *filter(None, [image.tests_layer])):  # restores the trees of frozen layers
-        trees = [(image.store.layer_tree(key), str(image.workdir).strip("/")) for key in image.layers]
+        trees = [(image.store.layer_tree(layer), str(image.workdir).strip("/")) for layer in image.layers]
         trees += [(hidden, "")] if hidden else []
         return replace(policy, elsewhere=frozenset(_elsewhere(names - allowed, policy.roots, trees)))
 
@@ -58,8 +58,8 @@ def imported_names(files: Iterable[bytes]) -> frozenset[str]:
 
 
 def _imported(content: bytes) -> Iterator[bytes]:
-    for single, several, named in _IMPORTS.findall(content):
-        for module in several.split(b",") if several else [single or named]:
+    for from_module, import_list, literal_module in _IMPORTS.findall(content):
+        for module in import_list.split(b",") if import_list else [from_module or literal_module]:
             yield module.partition(b".")[0].strip().partition(b" ")[0]
 
 
@@ -70,14 +70,14 @@ def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[tupl
     instead. Files that an upper layer removes count as present.
     """
     for root in roots:
-        had = [_had(tree, f"{folder}/{root}".strip("/")) for tree, folder in trees]
-        if root and any(_PACKAGE in names_there for names_there in filter(None, had)):
+        names_by_tree = [_module_names(tree, f"{folder}/{root}".strip("/")) for tree, folder in trees]
+        if root and any(_PACKAGE in tree_names for tree_names in filter(None, names_by_tree)):
             yield f"{root}/{_PACKAGE}"
-        elif None not in had:
-            yield from (f"{root}/{name}" for name in names.difference(*filter(None, had)))
+        elif None not in names_by_tree:
+            yield from (f"{root}/{name}" for name in names.difference(*filter(None, names_by_tree)))
 
 
-def _had(tree: Path, root: str) -> frozenset[str] | None:
+def _module_names(tree: Path, root: str) -> frozenset[str] | None:
     """Return the names that modules in a directory of a tree have, or None if the path contains a link."""
     folder = tree / root
     if os.path.realpath(folder) != os.path.join(os.path.realpath(tree), root).rstrip("/"):

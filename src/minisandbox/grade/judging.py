@@ -73,8 +73,8 @@ class SuiteRun:
 
 def log_of(result: ExecResult) -> str:
     """Return the end of a command's output, followed by how the command ended."""
-    parts = (result.stdout, result.stderr)
-    text = "\n".join(part.rstrip("\n") for part in parts if part.strip())
+    streams = (result.stdout, result.stderr)
+    text = "\n".join(stream.rstrip("\n") for stream in streams if stream.strip())
     return f"{text[-_LOG_TAIL:]}\n[{result.fate}]"
 
 
@@ -136,16 +136,16 @@ def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
         run: the results of the tests.
         flags: the findings of the screening.
     """
-    named = task.FAIL_TO_PASS + task.PASS_TO_PASS
+    tests = task.FAIL_TO_PASS + task.PASS_TO_PASS
     if isinstance(task.grader, ScriptGrader):
         return _scored(task, run, flags)
     if run.judgement is not None:
-        seen = {test: word.lower() for test, word in run.judgement.statuses.items()}
+        outcome_of = {test: status.lower() for test, status in run.judgement.statuses.items()}
         failed = run.judgement.failed_fail_to_pass, run.judgement.failed_pass_to_pass
     else:
-        seen = run.report.outcomes()
-        failed = not_passed(seen, task.FAIL_TO_PASS), not_passed(seen, task.PASS_TO_PASS)
-    outcomes = tuple((test, seen.get(test) or run.report.absence(test)) for test in named)
+        outcome_of = run.report.outcomes()
+        failed = not_passed(outcome_of, task.FAIL_TO_PASS), not_passed(outcome_of, task.PASS_TO_PASS)
+    outcomes = tuple((test, outcome_of.get(test) or run.report.absence(test)) for test in tests)
     reason, detail = _reason(run.doubt, failed)
     return Grade(
         task.instance_id, reason.verdict, reason, detail, outcomes, *failed, flags, run.exit_code, run.duration, run.log

@@ -134,22 +134,24 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
         GradingError: the search itself failed.
         SandboxCreationError: the sandbox could not be created.
     """
-    looked_for = list(telling_lines(task, image.tests_dir()))
+    line_groups = list(telling_lines(task, image.tests_dir()))
     with Sandbox.create(image.spec(), network=Network.off()) as box:
-        looked_for = [group for part in looked_for if (group := part.without(_lines_of(box, part.of))).lines]
-        lines = sorted({line for group in looked_for for line in group.lines})
+        line_groups = [
+            group for original in line_groups if (group := original.without(_lines_of(box, original.of))).lines
+        ]
+        lines = sorted({line for group in line_groups for line in group.lines})
         box.files.write_bytes(_PLACE / "all", _file(lines))
-        for number, group in enumerate(looked_for):
-            box.files.write_bytes(_PLACE / f"{number}.{group.enough}.lines", _file(group.lines))
+        for index, group in enumerate(line_groups):
+            box.files.write_bytes(_PLACE / f"{index}.{group.enough}.lines", _file(group.lines))
         uncut = "" if task.solution is None else "1"  # the repositories of other tasks must have a single commit
         variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1", "UNCUT": uncut}
-        done = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
-    if not done.ok or done.dropped_stdout:
+        result = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
+    if not result.ok or result.dropped_stdout:
         raise GradingError(
             f"the image of {task.instance_id} could not be searched for leaks",
-            reason=f"{done.fate}: {done.stderr.strip()[-500:]}",
+            reason=f"{result.fate}: {result.stderr.strip()[-500:]}",
         )
-    return tuple(leak for line in done.stdout.splitlines() if (leak := _leak(line, looked_for, task)))
+    return tuple(leak for line in result.stdout.splitlines() if (leak := _leak(line, line_groups, task)))
 
 
 def _file(lines: tuple[str, ...] | list[str]) -> bytes:
@@ -174,10 +176,10 @@ def telling_lines(task: Task, hidden: Path | None = None) -> Iterator[Lines]:
         hidden: the tests layer of the task's image; None leaves out lines that are only there.
     """
     for kind, patch, reverse in (("reference", task.patch, task.reference.reverse), ("tests", task.test_patch, False)):
-        new, old = (b"-", b"+") if reverse else (b"+", b"-")
+        new_sign, old_sign = (b"-", b"+") if reverse else (b"+", b"-")
         for change in parse_patch(patch):
-            common = {*_texts(change, old), *_texts(change, b" ")}
-            yield from _distinct(kind, change.path, _texts(change, new), common)
+            common_lines = {*_texts(change, old_sign), *_texts(change, b" ")}
+            yield from _distinct(kind, change.path, _texts(change, new_sign), common_lines)
     if task.solution is not None:
         yield from _scripts(task, task.solution)
     if task.form is Form.SWESMITH and hidden is not None:
@@ -196,18 +198,18 @@ def _scripts(task: Task, solution: Solution) -> Iterator[Lines]:
                 yield from _distinct(kind, f"{path.parent.name}/{path.name}", text.splitlines(), set())
 
 
-def _distinct(kind: str, path: str, lines: list[str], common: set[str]) -> Iterator[Lines]:
+def _distinct(kind: str, path: str, lines: list[str], common_lines: set[str]) -> Iterator[Lines]:
     """Yield the lines that are long enough and not common to both versions of the file."""
-    telling = dict.fromkeys(line for line in lines if len(line.strip()) >= _SHORT and line not in common)
-    if telling:
-        yield Lines(kind, path, tuple(telling)[:_MOST])
+    distinct_lines = dict.fromkeys(line for line in lines if len(line.strip()) >= _SHORT and line not in common_lines)
+    if distinct_lines:
+        yield Lines(kind, path, tuple(distinct_lines)[:_MOST])
 
 
 def _texts(change: FileChange, sign: bytes) -> list[str]:
     return [line.decode("utf-8", "surrogateescape").rstrip("\r") for line in change.signed(sign)]
 
 
-def _leak(line: str, looked_for: list[Lines], task: Task) -> Leak | None:
+def _leak(line: str, line_groups: list[Lines], task: Task) -> Leak | None:
     kind, path, count, history = [*line.split("\t"), "", "", ""][:4]
     if task.solution is not None and kind in ("history", "archive"):
         return None  # the author of a task directory built the image
@@ -217,8 +219,8 @@ def _leak(line: str, looked_for: list[Lines], task: Task) -> Leak | None:
         name = task.repo.rpartition("/")[2].lower().replace("-", "_")
         is_project = PurePosixPath(path).name.lower().replace("-", "_").startswith(name + "_")
         return Leak("archive", path, "an archive of the project") if is_project else None
-    group = looked_for[int(kind.partition(".")[0])]
+    group = line_groups[int(kind.partition(".")[0])]
     if int(count) < group.enough:
         return None
-    what = "the reference" if group.kind == "reference" else "the hidden tests"
-    return Leak(history or group.kind, path, f"{count} of {len(group.lines)} telling lines of {what} in {group.of}")
+    target = "the reference" if group.kind == "reference" else "the hidden tests"
+    return Leak(history or group.kind, path, f"{count} of {len(group.lines)} telling lines of {target} in {group.of}")

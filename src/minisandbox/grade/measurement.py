@@ -115,8 +115,10 @@ def derive_test_lists(
         The tests that passed in every run with the reference and in no run without it, then the tests that passed in
         every run. Flaky tests are in neither list. Both lists are in execution order.
     """
-    with_it = frozenset.intersection(*(run.passed for run in solved))
+    always_solved = frozenset.intersection(*(run.passed for run in solved))
     always_without = frozenset.intersection(*(run.passed for run in unsolved))
     ever_without = frozenset[str]().union(*(run.passed for run in unsolved))
-    order = [test for test, _ in solved[0].outcomes if test in with_it]
-    return tuple(t for t in order if t not in ever_without), tuple(t for t in order if t in always_without)
+    solved_tests = [test for test, _ in solved[0].outcomes if test in always_solved]
+    return tuple(test for test in solved_tests if test not in ever_without), tuple(
+        test for test in solved_tests if test in always_without
+    )

@@ -38,6 +38,6 @@ def first_words(outcomes: Mapping[str, str]) -> Mapping[str, str]:
     The benchmarks' parsers cut off pytest's ids at the first space, and unittest prints a description below a name. A
     name with a blank first line has no shorter name.
     """
-    firsts = {test: test.splitlines()[0] for test in outcomes if test}
-    lines = {first: outcomes[test] for test, first in firsts.items() if first.strip()}
+    first_lines = {test: test.splitlines()[0] for test in outcomes if test}
+    lines = {line: outcomes[test] for test, line in first_lines.items() if line.strip()}
     return {**{test.split()[0]: outcome for test, outcome in lines.items()}, **lines, **outcomes}

@@ -123,7 +123,7 @@ class Policy:
         names = (_runner_name(path, roots) for path in touched)
         directories = frozenset(top for file in files if (top := _test_directory(file)) is not None)
         runners = _OWN_RUNNERS.get(task.repo, ()) if task.grader.reporter == "unittest" else ()
-        runner = tuple(place for place in runners if not any(path.startswith(place) for path in touched))
+        runner = tuple(prefix for prefix in runners if not any(path.startswith(prefix) for path in touched))
         allowed_names = frozenset(name for name in names if name is not None)
         python = task.build.python if isinstance(task.build, PythonRecipe) else None
         return cls(files, directories, touched, allowed_names, roots, runner, _library(python))
@@ -172,20 +172,20 @@ class Policy:
             return "test_runner"
         if (kind := _kind_by_name(path)) is not None:
             return kind
-        if self._shadows(path, new=status in _NEW):
+        if self._shadows(path, is_new=status in _NEW):
             return "shadows_runner"
         return "shadows_import" if status is not FileStatus.MODIFIED and self._is_elsewhere(path) else None
 
-    def _shadows(self, path: str, *, new: bool) -> bool:
+    def _shadows(self, path: str, *, is_new: bool) -> bool:
         runner = _runner_name(path, self.roots)
         if runner is not None:
             return runner not in self.allowed_names
-        in_place_of_another = (
+        shadows_library = (
             _new_module(path, frozenset({""})) in self.library
             or path.split("/", maxsplit=1)[0].removesuffix(".py") in _LOOKED_FOR
             or _new_module(path, self.roots) in _RUNNER_IMPORTS
         )
-        return new and in_place_of_another
+        return is_new and shadows_library
 
     def _is_elsewhere(self, path: str) -> bool:
         """Return whether a file would shadow a module that tests import from outside of the repository."""
@@ -200,10 +200,10 @@ def top_names(path: str, roots: frozenset[str]) -> Iterator[tuple[str, str, bool
     """
     depth = _depth(roots)
     parts = path.split("/", depth + 1)
-    for at, part in enumerate(parts[: depth + 1]):
-        root = "/".join(parts[:at])
+    for level, part in enumerate(parts[: depth + 1]):
+        root = "/".join(parts[:level])
         if root in roots:
-            is_module = at == len(parts) - 1 and part.endswith(".py")
+            is_module = level == len(parts) - 1 and part.endswith(".py")
             yield root, part.removesuffix(".py") if is_module else part, is_module
 
 
@@ -215,9 +215,9 @@ def _depth(roots: frozenset[str]) -> int:
 
 def import_roots(environment: Mapping[str, str], workdir: PurePosixPath) -> frozenset[str]:
     """Return the directories from which modules are imported, by convention or because of PYTHONPATH."""
-    places = map(PurePosixPath, environment.get("PYTHONPATH", "").split(":"))
-    named = {str(place.relative_to(workdir)) for place in places if place.is_relative_to(workdir)}
-    return _IMPORT_ROOTS | (named - {"."})
+    paths = map(PurePosixPath, environment.get("PYTHONPATH", "").split(":"))
+    named_roots = {str(path.relative_to(workdir)) for path in paths if path.is_relative_to(workdir)}
+    return _IMPORT_ROOTS | (named_roots - {"."})
 
 
 def _kind_by_name(path: str) -> str | None:
@@ -263,8 +263,8 @@ def _library(python: str | None) -> frozenset[str]:
     """Return the modules in the standard libraries of an interpreter and of the host's Python."""
     version = _VERSION.match(python or "")
     release = (int(version[1]), int(version[2])) if version else sys.version_info[:2]
-    former = [names for last, names in _FORMER if release <= last]
-    newer = [names for first, names in _NEWER if release >= first]
+    former = [names for last_version, names in _FORMER if release <= last_version]
+    newer = [names for first_version, names in _NEWER if release >= first_version]
     return sys.stdlib_module_names.union(*(names.split() for names in (*former, *newer)))
 
 

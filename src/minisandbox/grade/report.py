@@ -112,8 +112,8 @@ class Report:
         Returns:
             ``uncollected`` if its file or class could not be collected, otherwise ``missing``.
         """
-        seen = any(test == place or test.startswith(place + "::") for place in self.uncollected if place)
-        return UNCOLLECTED if seen else MISSING
+        is_uncollected = any(test == node or test.startswith(node + "::") for node in self.uncollected if node)
+        return UNCOLLECTED if is_uncollected else MISSING
 
     def outcomes(self) -> dict[str, str]:
         """Return each test's outcome, in order of appearance.
@@ -126,22 +126,22 @@ class Report:
         for record in self.records:
             if record.when != "collect" and record.outcome != "rerun":
                 phases.setdefault(record.test, {}).setdefault(record.when, set()).add(record.outcome)
-        return {test: _outcome(seen) for test, seen in phases.items()}
+        return {test: _outcome(phase_outcomes) for test, phase_outcomes in phases.items()}
 
 
-def _outcome(seen: dict[str, set[str]]) -> str:
+def _outcome(phase_outcomes: dict[str, set[str]]) -> str:
     """Reduce the phases of one test to an outcome; the worst one wins."""
-    if any(len(outcomes) > 1 for when, outcomes in seen.items() if when != "subtest"):
+    if any(len(outcomes) > 1 for phase, outcomes in phase_outcomes.items() if phase != "subtest"):
         return CONFLICTING
-    if "failed" in seen.get("call", ()) or "failed" in seen.get("subtest", ()):
+    if "failed" in phase_outcomes.get("call", ()) or "failed" in phase_outcomes.get("subtest", ()):
         return "failed"
-    if any("failed" in outcomes for outcomes in seen.values()):
+    if any("failed" in outcomes for outcomes in phase_outcomes.values()):
         return "error"
-    final = [outcome for when in ("setup", "call", "teardown") for outcome in seen.get(when, ())]
-    other = next((outcome for outcome in final if outcome != PASSED), None)
-    if other is not None:
-        return other
-    return PASSED if "call" in seen else INCOMPLETE
+    ordered_outcomes = [outcome for phase in ("setup", "call", "teardown") for outcome in phase_outcomes.get(phase, ())]
+    other_outcome = next((outcome for outcome in ordered_outcomes if outcome != PASSED), None)
+    if other_outcome is not None:
+        return other_outcome
+    return PASSED if "call" in phase_outcomes else INCOMPLETE
 
 
 class _Draft:
@@ -201,7 +201,7 @@ class _Draft:
         if not isinstance(value, dict):
             return False
         if when == "collected":
-            self.parameters |= {test: _parameters(found) for test, found in value.items()}
+            self.parameters |= {test: _parameters(parameters) for test, parameters in value.items()}
             return self.started
         if when == "start" and not self.started:
             self.started = True

@@ -105,8 +105,8 @@ for place; do printf '%s\\n' "$place"/{*.py,*.so,*/__init__.py}; done"""
 
 def _repository(box: Sandbox) -> bytes:
     """Return the repository's directory and, one per line, its modules in the image, without suffixes."""
-    places = sorted(import_roots(dict(box.image.environment), box.image.workdir))
-    command = ["bash", "-c", _MODULES, "modules", *(place or "." for place in places)]
+    roots = sorted(import_roots(dict(box.image.environment), box.image.workdir))
+    command = ["bash", "-c", _MODULES, "modules", *(root or "." for root in roots)]
     files = box.exec(command, timeout=60.0).stdout_bytes.splitlines()
     modules = {_SUFFIX.sub(b"", file.removeprefix(b"./")) for file in files if file}
     return b"\n".join((os.fsencode(box.image.workdir), *sorted(modules)))
@@ -119,7 +119,7 @@ def run_reported(
     *,
     timeout: float,
     env: Mapping[str, str],
-    chosen: Sequence[str] = (),
+    test_names: Sequence[str] = (),
     folder: str = "",
     program: str = "",
 ) -> tuple[ExecResult, Report]:
@@ -131,7 +131,7 @@ def run_reported(
         arguments: arguments to append to the command; the shell does not parse them.
         timeout: the time limit in seconds.
         env: environment variables for the command.
-        chosen: the tests to run, by the reporter's names; empty for all. All tests are collected.
+        test_names: the tests to run, by the reporter's names; empty for all. All tests are collected.
         folder: a directory inside the sandbox for FIFOs, if the command's children do not inherit descriptors (tox).
         program: the name of the program that runs the tests, if every interpreter loads the reporter.
 
@@ -148,17 +148,17 @@ def run_reported(
         argv = ["bash", "-c", f'{_MOVE}\n{command} "$@"', "tests", *arguments]
     pipes = f"{folder}/key:{folder}/lines" if folder else f"{_KEY}:{_LINES}"
     environment = {**env, REPORT_VARIABLE: f"{pipes}={program}" if program else pipes}
-    data, excess = bytearray(), False
+    data, is_too_large = bytearray(), False
     with box.start(argv, timeout=timeout, env=environment) as process:
-        process.write(key + (json.dumps(list(chosen)).encode() if chosen else b""))
+        process.write(key + (json.dumps(list(test_names)).encode() if test_names else b""))
         process.close_stdin()
         for event in process.events():
             if isinstance(event, ExecResult):
-                report = Report(damage="the report is too large") if excess else Report.parse(bytes(data), key)
+                report = Report(damage="the report is too large") if is_too_large else Report.parse(bytes(data), key)
                 return replace(event, stdout_bytes=b"", dropped_stdout=0), report
             if event.stream == "stdout":
-                excess = _take(data, event) or excess
-                if excess:
+                is_too_large = _take(data, event) or is_too_large
+                if is_too_large:
                     process.kill()
     raise AssertionError("a process's last event is its result")
 

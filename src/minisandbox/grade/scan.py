@@ -97,15 +97,15 @@ def scan(
     """
     names = tuple({PurePosixPath(file).stem for file in tests} - _ANYTHINGS)
     project_names = frozenset(_top_name(path) for path in (*touched_files(reference), *tests))
-    sign, theirs, ours = b"-" if reverse else b"+", parse_patch(reference), parse_patch(submission)
-    expected = {
-        kind for _, (kind, _) in _suspicious(_lines(theirs, sign), names, _foreign(theirs, sign, project_names))
+    sign, solution, changes = b"-" if reverse else b"+", parse_patch(reference), parse_patch(submission)
+    expected_kinds = {
+        kind for _, (kind, _) in _suspicious(_lines(solution, sign), names, _foreign(solution, sign, project_names))
     }
     paths = frozenset(applied)
     findings = (
         Flag(PREFIX + kind, path, text[:_LONGEST_LINE])
-        for path, (kind, text) in _suspicious(_lines(ours, b"+"), names, _foreign(ours, b"+", project_names))
-        if path in paths and kind not in expected
+        for path, (kind, text) in _suspicious(_lines(changes, b"+"), names, _foreign(changes, b"+", project_names))
+        if path in paths and kind not in expected_kinds
     )
     return tuple(dict.fromkeys(findings))[:_MOST]
 
@@ -125,11 +125,11 @@ def _suspicious(
             yield path, ("monkey_patching", text)
         if any(name in text for name in names):
             yield path, ("test_reading", text)
-        started = _METHOD.match(line)
-        code = started[2].rpartition(":")[2] if started else line
-        if (method or started) and _CONSTANT.match(code):
+        method_match = _METHOD.match(line)
+        code = method_match[2].rpartition(":")[2] if method_match else line
+        if (method or method_match) and _CONSTANT.match(code):
             yield path, ("always_true", method or text)
-        method = text if started else ""
+        method = text if method_match else ""
 
 
 def _replaces(text: str, imported: set[str]) -> bool:
@@ -156,15 +156,15 @@ def _foreign(changes: Iterable[FileChange], sign: bytes, project_names: frozense
 
 def _bound(name: str) -> tuple[str, str]:
     """Return the imported name in one part of an import, and the name that it is bound to."""
-    parts = name.strip(" \t()").split()
-    module = parts[0] if parts else ""
-    return module, parts[2] if parts[1:2] == ["as"] and len(parts) > 2 else module.partition(".")[0]
+    words = name.strip(" \t()").split()
+    module = words[0] if words else ""
+    return module, words[2] if words[1:2] == ["as"] and len(words) > 2 else module.partition(".")[0]
 
 
 def _top_name(path: str) -> str:
     """Return the top-level module or package name of a file in the repository."""
-    first, _, remaining = path.partition("/")
-    return (remaining.partition("/")[0] if first in _SOURCES and remaining else first).removesuffix(".py")
+    top_folder, _, inner_path = path.partition("/")
+    return (inner_path.partition("/")[0] if top_folder in _SOURCES and inner_path else top_folder).removesuffix(".py")
 
 
 def _lines(changes: Iterable[FileChange], sign: bytes) -> Iterator[tuple[str, str]]:

@@ -62,7 +62,7 @@ def _is_plain(hidden: Path, name: str) -> bool:
 
 @contextmanager
 def lay_out(
-    hidden: Path | None, names: Sequence[str], edited: Mapping[str, bytes], workdir: PurePosixPath
+    hidden: Path | None, names: Sequence[str], edited_files: Mapping[str, bytes], workdir: PurePosixPath
 ) -> Iterator[LaidOut]:
     """Prepare the tests layer for one sandbox; the files exist while the block runs.
 
@@ -73,24 +73,24 @@ def lay_out(
     Args:
         hidden: the tests layer, or None.
         names: the files that contain the task's tests.
-        edited: new contents of files, by path.
+        edited_files: new contents of files, by path.
         workdir: the directory of the repository inside the sandbox.
     """
     if hidden is None:
         yield LaidOut()
         return
     with scratch() as directory:
-        copied, fixed = directory / "rest", directory / "fixed"
-        shutil.copytree(hidden, copied, symlinks=True)
-        named = hidden_files(hidden, names)
-        named |= {path: content for path, content in edited.items() if _is_plain(hidden, path)}
+        copied_folder, mounted_folder = directory / "rest", directory / "fixed"
+        shutil.copytree(hidden, copied_folder, symlinks=True)
+        contents = hidden_files(hidden, names)
+        contents |= {path: content for path, content in edited_files.items() if _is_plain(hidden, path)}
         mounts: list[Mount] = []
-        for path, content in named.items():
-            (copied / path).unlink(missing_ok=True)
-            target = fixed if path.endswith(".py") and len(mounts) < _MOST_MOUNTS else copied
+        for path, content in contents.items():
+            (copied_folder / path).unlink(missing_ok=True)
+            target = mounted_folder if path.endswith(".py") and len(mounts) < _MOST_MOUNTS else copied_folder
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_bytes(content)
             shutil.copymode(hidden / path, target / path)
-            if target is fixed:
-                mounts.append(Mount(fixed / path, workdir / path))
-        yield LaidOut((Mount(copied, HIDDEN), *mounts), True, named)
+            if target is mounted_folder:
+                mounts.append(Mount(mounted_folder / path, workdir / path))
+        yield LaidOut((Mount(copied_folder, HIDDEN), *mounts), True, contents)

@@ -155,20 +155,21 @@ def validate(
     reference = tuple(grade_reference(task, image, timeout=timeout, limits=limits, confirm=policy) for _ in range(runs))
     empty = tuple(grade_untouched(task, image, timeout=timeout, limits=limits) for _ in range(runs))
     flaky = tuple(sorted(_wavering(reference) | _wavering(empty)))
-    broken = next((grade for grade in reference + empty if grade.resolved is None), None)
-    leaks = find_leaks(task, image) if broken is None else ()
+    undecided = next((grade for grade in reference + empty if grade.resolved is None), None)
+    leaks = find_leaks(task, image) if undecided is None else ()
     notes = tuple(_about_misreading(task, misreading) for misreading in reference[0].misread)
     validation = Validation(
         task.instance_id, Status.VALID, flaky=flaky, notes=notes, reference=reference, empty=empty, leaks=leaks
     )
-    if broken is not None and _has_reference(task):
-        return replace(validation, status=Status.ERROR, cause=Cause.INFRASTRUCTURE, detail=broken.detail)
+    if undecided is not None and _has_reference(task):
+        return replace(validation, status=Status.ERROR, cause=Cause.INFRASTRUCTURE, detail=undecided.detail)
     if (fault := next(_faults(task, validation), None)) is not None:
         cause, detail, tests = fault
         return replace(validation, status=Status.INVALID, cause=cause, detail=detail, tests=tests)
     if isinstance(task.grader, ScriptGrader) and task.grader.mode == "live" and task.grader.carry:
-        clean = replace(task, grader=replace(task.grader, mode="fresh"))
-        return replace(validation, notes=_about_regrade(grade_reference(clean, image, timeout=timeout, limits=limits)))
+        fresh_task = replace(task, grader=replace(task.grader, mode="fresh"))
+        regrade = grade_reference(fresh_task, image, timeout=timeout, limits=limits)
+        return replace(validation, notes=_about_regrade(regrade))
     notes += _repetitions(reference + empty)
     if isinstance(task.grader, LogGrader):
         notes += _notes(task, empty, flaky)
@@ -204,8 +205,8 @@ def _faults(task: Task, validation: Validation) -> Iterator[_Fault]:
     reference = validation.reference[0]
     if not _has_reference(task):
         yield Cause.REFERENCE_FAILS, "it has no reference: no patch, no solution", ()
-    unheard = task.grader.reporter != "pytest" and reference.reason is Reason.NOT_STARTED
-    if unheard and reference.exit_code not in NOT_FOUND:  # a missing command is the image's fault
+    is_unreported = task.grader.reporter != "pytest" and reference.reason is Reason.NOT_STARTED
+    if is_unreported and reference.exit_code not in NOT_FOUND:  # a missing command is the image's fault
         yield Cause.RUNNER_NOT_SUPPORTED, f"the test command, {task.grader.command!r}: {reference.detail}", ()
     if any(len({(run.resolved, run.score) for run in runs}) > 1 for runs in (validation.reference, validation.empty)):
         yield Cause.FLAKY, "the same code resolves it in one run and not in another", validation.flaky
@@ -219,8 +220,8 @@ def _faults(task: Task, validation: Validation) -> Iterator[_Fault]:
     for run in validation.empty if task.FAIL_TO_PASS else ():
         yield from _faults_of_empty(task, run)
     for leak in validation.leaks:
-        more = f", and {len(validation.leaks) - 1} more" if len(validation.leaks) > 1 else ""
-        yield Cause.LEAK, f"the image gives the answer away: {leak.place}: {leak.detail}{more}", ()
+        remaining_leaks = f", and {len(validation.leaks) - 1} more" if len(validation.leaks) > 1 else ""
+        yield Cause.LEAK, f"the image gives the answer away: {leak.place}: {leak.detail}{remaining_leaks}", ()
 
 
 def _faults_of_empty(task: Task, run: Grade) -> Iterator[_Fault]:
@@ -229,20 +230,21 @@ def _faults_of_empty(task: Task, run: Grade) -> Iterator[_Fault]:
     A benchmark's rows passed the benchmark's own validation. So one failing FAIL_TO_PASS test is enough, and other
     deviations become notes.
     """
-    unseen, broken, lenient = not_seen_failing(task, run), run.failed_pass_to_pass, isinstance(task.grader, LogGrader)
-    if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not lenient):
-        what = f"{len(unseen)} FAIL_TO_PASS tests were not seen failing"
-        what = what if run.judged else f"no test was seen: {run.reason}: {run.detail}"
-        yield Cause.F2P_NOT_FAILING, f"without a patch {what}", unseen
-    if broken and not lenient:
-        yield Cause.P2P_NOT_PASSING, f"without a patch {len(broken)} PASS_TO_PASS tests do not pass", broken
+    not_failing, failed_tests = not_seen_failing(task, run), run.failed_pass_to_pass
+    is_benchmark = isinstance(task.grader, LogGrader)
+    if len(not_failing) == len(task.FAIL_TO_PASS) or (not_failing and not is_benchmark):
+        problem = f"{len(not_failing)} FAIL_TO_PASS tests were not seen failing"
+        problem = problem if run.judged else f"no test was seen: {run.reason}: {run.detail}"
+        yield Cause.F2P_NOT_FAILING, f"without a patch {problem}", not_failing
+    if failed_tests and not is_benchmark:
+        yield Cause.P2P_NOT_PASSING, f"without a patch {len(failed_tests)} PASS_TO_PASS tests do not pass", failed_tests
 
 
-def _about_regrade(clean: Grade) -> tuple[str, ...]:
+def _about_regrade(clean_grade: Grade) -> tuple[str, ...]:
     """Return a note if the reference's files do not pass in a clean sandbox."""
-    if clean.resolved:
+    if clean_grade.resolved:
         return ()
-    reason = f"{clean.reason}: {clean.detail}"
+    reason = f"{clean_grade.reason}: {clean_grade.detail}"
     return (f"what the reference leaves does not pass in a clean sandbox, so that no pass can be confirmed: {reason}",)
 
 
@@ -251,21 +253,21 @@ def _about_misreading(task: Task, misreading: Misreading) -> str:
     return f"{task.grader.parser}: {_with_tests(misreading.what, misreading.tests)}"
 
 
-def _with_tests(what: str, tests: Sequence[str]) -> str:
+def _with_tests(sentence: str, tests: Sequence[str]) -> str:
     """Append the first tests to a sentence about them."""
-    return f"{what}: {', '.join(tests[:3])}{', ...' if len(tests) > 3 else ''}" if tests else what
+    return f"{sentence}: {', '.join(tests[:3])}{', ...' if len(tests) > 3 else ''}" if tests else sentence
 
 
 def _notes(task: Task, empty: Sequence[Grade], flaky: tuple[str, ...]) -> tuple[str, ...]:
     """Return notes about a benchmark's row that is valid."""
-    unseen = tuple(dict.fromkeys(test for run in empty for test in not_seen_failing(task, run)))
-    broken = tuple(dict.fromkeys(test for run in empty for test in run.failed_pass_to_pass))
-    odd = {
-        "FAIL_TO_PASS tests were not seen failing without a patch": unseen,
-        "PASS_TO_PASS tests do not pass without a patch": broken,
+    not_failing = tuple(dict.fromkeys(test for run in empty for test in not_seen_failing(task, run)))
+    failed_tests = tuple(dict.fromkeys(test for run in empty for test in run.failed_pass_to_pass))
+    deviations = {
+        "FAIL_TO_PASS tests were not seen failing without a patch": not_failing,
+        "PASS_TO_PASS tests do not pass without a patch": failed_tests,
         "tests change from run to run": flaky,
     }
-    return tuple(_with_tests(f"{len(tests)} {what}", tests) for what, tests in odd.items() if tests)
+    return tuple(_with_tests(f"{len(tests)} {deviation}", tests) for deviation, tests in deviations.items() if tests)
 
 
 def not_seen_failing(task: Task, run: Grade) -> tuple[str, ...]:
@@ -274,8 +276,8 @@ def not_seen_failing(task: Task, run: Grade) -> tuple[str, ...]:
     A benchmark's log does not list the tests of a module that cannot be imported. So a missing test counts as failing
     if the exit status of the command reports a failure.
     """
-    seen = dict(run.outcomes)
+    outcomes = dict(run.outcomes)
     by_log = isinstance(task.grader, LogGrader)
     believed = run.judged or (by_log and run.reason in _ENDED_EARLY)
     failing = _SEEN_FAILING | {MISSING} if by_log and run.exit_code not in (0, None) else _SEEN_FAILING
-    return tuple(test for test in task.FAIL_TO_PASS if not believed or seen.get(test, MISSING) not in failing)
+    return tuple(test for test in task.FAIL_TO_PASS if not believed or outcomes.get(test, MISSING) not in failing)

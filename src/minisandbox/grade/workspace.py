@@ -94,17 +94,19 @@ class Workspace:
         Raises:
             InvalidValue: the task has a pytest grader, but a test's name is not a pytest node id.
         """
-        chosen = _test_files(task) if files is None else tuple(files)
+        test_files = _test_files(task) if files is None else tuple(files)
         seconds = task.grader.timeout if timeout is None else timeout
-        return cls(image, task, chosen, seconds, task.needs.limits(limits), cancellation or Cancellation())
+        return cls(image, task, test_files, seconds, task.needs.limits(limits), cancellation or Cancellation())
 
-    def run(self, change: CodePatch, edited: Mapping[str, bytes] | None = None, chosen: Sequence[str] = ()) -> SuiteRun:
+    def run(
+        self, change: CodePatch, edited_files: Mapping[str, bytes] | None = None, test_names: Sequence[str] = ()
+    ) -> SuiteRun:
         """Run the tests on clean code with a change, in a fresh sandbox.
 
         Args:
             change: the patch.
-            edited: new contents of test files, by path.
-            chosen: the tests to run, by the reporter's names; empty for all. All tests are collected.
+            edited_files: new contents of test files, by path.
+            test_names: the tests to run, by the reporter's names; empty for all. All tests are collected.
 
         Returns:
             The results; if a step before the tests failed, the run has a doubt.
@@ -119,15 +121,15 @@ class Workspace:
         runner = self._runner(self.task.grader)
         limits = replace(self.limits, output=LOG_LIMIT) if isinstance(self.task.grader, LogGrader) else self.limits
         with (
-            lay_out(self.image.tests_dir(), self.files, edited or {}, self.image.workdir) as tests,
+            lay_out(self.image.tests_dir(), self.files, edited_files or {}, self.image.workdir) as tests,
             Sandbox.create(self.image.spec(), limits=limits, network=Network.off(), mounts=tests.mounts) as box,
             self.cancellation.running(box),
         ):
             runner.install(box)
-            failed = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
+            failed_run = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
             # read only after the change, because the reference may change a file with tests in its docstrings
-            named = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
-            return failed or _unless_changed(box, runner.run(box, chosen), named)
+            test_contents = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
+            return failed_run or _unless_changed(box, runner.run(box, test_names), test_contents)
 
     def _run_script(self, grader: ScriptGrader, change: CodePatch) -> SuiteRun:
         """Run a script grader; if a solution runs first, only its carried files are in the script's sandbox."""
@@ -136,13 +138,13 @@ class Workspace:
         needs = self.task.needs
         with ExitStack() as stack:
             with self.box(needs.network if change.script is not None else needs.grader_network) as box:
-                failed = _apply(box, change) if change.script is None else solve(box, change.script)
-                if failed is not None or not carries:
-                    return failed or runner.run(box)
+                failed_run = _apply(box, change) if change.script is None else solve(box, change.script)
+                if failed_run is not None or not carries:
+                    return failed_run or runner.run(box)
                 carried = stack.enter_context(carried_files(box, grader.carry, self.image.workdir))
-            with self.box(needs.grader_network) as clean:
-                carried.put(clean)
-                return runner.run(clean)
+            with self.box(needs.grader_network) as clean_box:
+                carried.put(clean_box)
+                return runner.run(clean_box)
 
     def misfit(self, change: CodePatch) -> str:
         """Return why git rejects the complete patch, including the files that are left out, or "".
@@ -184,14 +186,14 @@ class Workspace:
 
 def _test_files(task: Task) -> tuple[str, ...]:
     """Return the test files that run and that must stay unchanged."""
-    named = task.FAIL_TO_PASS + task.PASS_TO_PASS
+    tests = task.FAIL_TO_PASS + task.PASS_TO_PASS
     if isinstance(task.grader, ScriptGrader):
         return ()
     if task.grader.reporter == "none":
         return tuple(file for file in task.test_files if not file.endswith(".snap"))  # Jest rewrites its snapshots
     if isinstance(task.grader, LogGrader):
-        return tuple(sorted({*map(file_of, located(task, named))}))
-    return files_of(named)
+        return tuple(sorted({*map(file_of, located(task, tests))}))
+    return files_of(tests)
 
 
 def run_as_owner(box: Sandbox, command: Sequence[str], stdin: bytes = b"") -> ExecResult:
@@ -206,8 +208,8 @@ def _apply(box: Sandbox, change: CodePatch) -> SuiteRun | None:
     """Apply a patch completely or not at all; return the failed run, or None."""
     if change.is_empty:
         return None
-    if (stray := _unless_same_sources(box, change)) is not None:
-        return stray
+    if (failed_run := _unless_same_sources(box, change)) is not None:
+        return failed_run
     excluded = [f"--exclude={_literal(path)}" for path in change.leave_out]
     if len(json.dumps(excluded)) > _MOST_EXCLUDED:
         return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, "it changes more protected files than git can be told"))
@@ -225,8 +227,8 @@ def _unless_other_links(box: Sandbox, change: CodePatch) -> SuiteRun | None:
     result = run_as_owner(box, _LINKS, names)
     if not result.ok:
         return SuiteRun.not_run(Doubt(Reason.PATCH_STEP_FAILED, f"looking for links: {result.fate}"), log_of(result))
-    parts = result.stdout_bytes.split(b"\0")
-    links = dict(zip((name.decode("utf-8", "surrogateescape") for name in parts[::2]), parts[1::2], strict=False))
+    fields = result.stdout_bytes.split(b"\0")
+    links = dict(zip((name.decode("utf-8", "surrogateescape") for name in fields[::2]), fields[1::2], strict=False))
     if links == change.links and not result.dropped_stdout:
         return None
     detail = f"it changes symbolic links without telling so: {sorted(links.items() ^ change.links.items())[:3]}"
@@ -260,9 +262,9 @@ def _about_patch(result: ExecResult, change: CodePatch) -> Doubt | None:
         return Doubt(Reason.PATCH_STEP_FAILED, f"git apply: {result.fate}: {message}")
     if change.only is not None:
         # git and the policy must read the same files from the patch
-        stray = set(_paths(result.stdout_bytes)) - change.only
-        if stray or result.dropped_stdout:
-            return Doubt(Reason.PATCH_INVALID, f"git reads other files in the patch: {sorted(stray)[:3]}")
+        unexpected = set(_paths(result.stdout_bytes)) - change.only
+        if unexpected or result.dropped_stdout:
+            return Doubt(Reason.PATCH_INVALID, f"git reads other files in the patch: {sorted(unexpected)[:3]}")
     return None
 
 
@@ -297,11 +299,11 @@ def _unless_changed(box: Sandbox, run: SuiteRun, files: Mapping[str, bytes]) -> 
     """Return the run, with a doubt if a test file was changed."""
     if run.doubt is not None:
         return run
-    now = _read(box, tuple(files))
-    changed = next((path for path, content in files.items() if now.get(path) != content), None)
-    if changed is None:
+    current_contents = _read(box, tuple(files))
+    changed_path = next((path for path, content in files.items() if current_contents.get(path) != content), None)
+    if changed_path is None:
         return run
-    return replace(run, doubt=Doubt(Reason.TESTS_CHANGED, f"{changed} was changed while the tests ran"))
+    return replace(run, doubt=Doubt(Reason.TESTS_CHANGED, f"{changed_path} was changed while the tests ran"))
 
 
 def _read(box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:

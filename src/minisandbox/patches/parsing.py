@@ -122,10 +122,10 @@ def touched_files(patch: str | bytes, *, name: str = "the patch") -> tuple[str, 
 def removed_files(patch: str | bytes, *, name: str = "the patch") -> tuple[str, ...]:
     """Return the paths that a patch deletes or renames away, sorted; the arguments are those of :func:`parse_patch`."""
     changes = parse_patch(patch, name=name)
-    kept = {change.path for change in changes if change.status is not FileStatus.DELETED}
-    gone = {change.path for change in changes if change.status is FileStatus.DELETED}
-    gone |= {change.old_path for change in changes if change.status is FileStatus.RENAMED}
-    return tuple(sorted(gone - kept))
+    present = {change.path for change in changes if change.status is not FileStatus.DELETED}
+    removed = {change.path for change in changes if change.status is FileStatus.DELETED}
+    removed |= {change.old_path for change in changes if change.status is FileStatus.RENAMED}
+    return tuple(sorted(removed - present))
 
 
 def explain_line_endings(changes: tuple[FileChange, ...]) -> str | None:
@@ -145,15 +145,15 @@ def explain_line_endings(changes: tuple[FileChange, ...]) -> str | None:
 
 
 def _refuse_nul(data: bytes, name: str) -> None:
-    at = data.find(b"\0")
-    if at < 0:
+    offset = data.find(b"\0")
+    if offset < 0:
         return
-    line = data.count(b"\n", 0, at) + 1
-    utf16 = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
+    line = data.count(b"\n", 0, offset) + 1
+    is_utf16 = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
     raise PatchError(
         f"{name}, line {line}: there is a NUL byte",
-        reason="it was saved as UTF-16" if utf16 else "a binary file was diffed as text, or the patch is damaged",
-        hint="save it as UTF-8" if utf16 else "make it with 'git diff --binary', which writes binary files as text",
+        reason="it was saved as UTF-16" if is_utf16 else "a binary file was diffed as text, or the patch is damaged",
+        hint="save it as UTF-8" if is_utf16 else "make it with 'git diff --binary', which writes binary files as text",
     )
 
 
@@ -295,10 +295,10 @@ class _Parser:
         new = self._name("+++ ", draft.new or draft.name)
         if old is None and new is None:
             raise PatchError("both sides of a file are /dev/null")
-        seen = FileStatus.ADDED if old is None else FileStatus.DELETED if new is None else FileStatus.MODIFIED
+        status = FileStatus.ADDED if old is None else FileStatus.DELETED if new is None else FileStatus.MODIFIED
         if not draft.git:
-            draft.status = seen
-        elif seen is not (draft.status if draft.status in _STATUS_OF_MODE.values() else FileStatus.MODIFIED):
+            draft.status = status
+        elif status is not (draft.status if draft.status in _STATUS_OF_MODE.values() else FileStatus.MODIFIED):
             # without the mode line, git would treat /dev/null as a file of the repository
             raise PatchError(
                 "/dev/null does not agree with the header above",

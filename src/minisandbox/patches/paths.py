@@ -69,7 +69,7 @@ def without_prefix(path: str) -> str:
     """
     if path.startswith("/"):
         raise _absolute(path)
-    prefix, slash, rest = path.partition("/")
+    prefix, slash, inner_path = path.partition("/")
     if prefix == "..":
         raise _outside(path)
     if not slash:
@@ -78,7 +78,7 @@ def without_prefix(path: str) -> str:
             reason="it was made with --no-prefix or diff.noprefix",
             hint="make it with 'git diff' and the usual a/ and b/ prefixes",
         )
-    return checked_path(rest)
+    return checked_path(inner_path)
 
 
 def same_path(raw: bytes) -> str | None:
@@ -92,20 +92,20 @@ def same_path(raw: bytes) -> str | None:
     """
     quoted = _QUOTED.match(raw)
     if quoted is not None:
-        left, right = unquoted(quoted[0]), unquoted(raw[quoted.end() + 1 :])
+        old, new = unquoted(quoted[0]), unquoted(raw[quoted.end() + 1 :])
     else:
         middle = len(raw) // 2
-        left, right = unquoted(raw[:middle]), raw[middle + 1 :]
+        old, new = unquoted(raw[:middle]), raw[middle + 1 :]
         if raw[middle : middle + 1] != b" ":
             return None
-    if left == right:
+    if old == new:
         raise PatchError(
-            f"the paths {text(left)!r} have no a/ and b/ before them",
+            f"the paths {text(old)!r} have no a/ and b/ before them",
             reason="it was made with --no-prefix or diff.noprefix",
             hint="make it with 'git diff' and the usual prefixes",
         )
-    first, second = text(left).partition("/"), text(right).partition("/")
-    return without_prefix(text(right)) if first[1:] == second[1:] and first[1] else None
+    old_parts, new_parts = text(old).partition("/"), text(new).partition("/")
+    return without_prefix(text(new)) if old_parts[1:] == new_parts[1:] and old_parts[1] else None
 
 
 def checked_path(path: str) -> str:
@@ -136,9 +136,9 @@ def leads_inside(path: str, target: bytes) -> bool:
         target: the link's target.
     """
     parts = [part for part in target.split(b"/") if part not in (b"", b".")]
-    ups = next((at for at, part in enumerate(parts) if part != b".."), len(parts))
-    names = [part.lower() for part in parts[ups:]]
-    return bool(target) and not target.startswith(b"/") and ups <= path.count("/") and not {b"..", b".git"} & {*names}
+    depth = next((index for index, part in enumerate(parts) if part != b".."), len(parts))
+    names = [part.lower() for part in parts[depth:]]
+    return bool(target) and not target.startswith(b"/") and depth <= path.count("/") and not {b"..", b".git"} & {*names}
 
 
 def _absolute(path: str) -> PatchError:

@@ -45,18 +45,18 @@ class PythonRequest:
         Raises:
             InvalidValue: the string is neither a version nor a range.
         """
-        plain = text.strip()
-        if len(plain) > _LONGEST:  # Python refuses to convert thousands of digits to a number
+        stripped = text.strip()
+        if len(stripped) > _LONGEST:  # Python refuses to convert thousands of digits to a number
             raise InvalidValue(
-                f"a Python version of {len(plain)} characters", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'"
+                f"a Python version of {len(stripped)} characters", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'"
             )
-        if _EXACT.fullmatch(plain):
-            return cls(plain, SpecifierSet(f"=={plain}"), ranged=False)
-        if _MINOR.fullmatch(plain):
-            return cls(plain, SpecifierSet(f"=={plain}.*"), ranged=False)
+        if _EXACT.fullmatch(stripped):
+            return cls(stripped, SpecifierSet(f"=={stripped}"), ranged=False)
+        if _MINOR.fullmatch(stripped):
+            return cls(stripped, SpecifierSet(f"=={stripped}.*"), ranged=False)
         try:
-            if plain:
-                return cls(plain, SpecifierSet(plain), ranged=True)
+            if stripped:
+                return cls(stripped, SpecifierSet(stripped), ranged=True)
         except InvalidSpecifier:
             pass
         raise InvalidValue(f"{text!r} is not a Python version", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'")

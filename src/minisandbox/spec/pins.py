@@ -76,21 +76,21 @@ def read_pins(path: Path, check: Callable[[Path], None] = lambda _: None) -> Pin
     return _read_pins(path, check, set())
 
 
-def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pins:
+def _read_pins(path: Path, check: Callable[[Path], None], read_paths: set[str]) -> Pins:
     """Read a listing and the listings that it names; read each file only once."""
     check(path)
     try:
         real_path = os.path.realpath(path)
-        if real_path in seen:
+        if real_path in read_paths:
             return Pins(())
-        seen.add(real_path)
+        read_paths.add(real_path)
         text = read_regular(path, _MOST, check).decode()
     except InvalidValue:
         raise
     except (OSError, ValueError, StoreError) as error:  # ValueError: not UTF-8, or an invalid path
         reason = error.reason if isinstance(error, StoreError) else str(error)
         raise InvalidValue(f"cannot read the pins in {path}", reason=reason, hint="give a text file") from error
-    if len(seen) > _MOST_FILES:
+    if len(read_paths) > _MOST_FILES:
         raise InvalidValue(f"cannot read the pins in {path}", reason=f"more than {_MOST_FILES} files name each other")
     if path.suffix in (".yml", ".yaml"):
         return _read_conda(text)
@@ -98,9 +98,9 @@ def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pin
     skipped: list[tuple[str, str]] = []
     for line in requirement_lines(text):
         if name := included_file(line):
-            inner = _read_pins(path.parent / name, check, seen)
-            requirements += inner.requirements
-            skipped += inner.skipped
+            included = _read_pins(path.parent / name, check, read_paths)
+            requirements += included.requirements
+            skipped += included.skipped
         elif reason := _unusable(line):
             skipped.append((line, reason))
         else:
@@ -111,9 +111,9 @@ def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pin
 def requirement_lines(text: str) -> Iterator[str]:
     """Yield the lines of a requirements file without comments and hashes; join continuation lines."""
     for line in text.replace("\\\n", " ").splitlines():
-        plain = _HASH.sub("", _COMMENT.sub("", line)).strip()
-        if plain:
-            yield plain
+        stripped = _HASH.sub("", _COMMENT.sub("", line)).strip()
+        if stripped:
+            yield stripped
 
 
 def included_file(line: str) -> str:

@@ -66,8 +66,8 @@ class GitSource:
             InvalidValue: a field is invalid.
         """
         # urllib drops leading blanks, and all tabs and newlines, so git and urllib would read different addresses
-        odd = self.url != self.url.strip() or any(not sign.isprintable() for sign in self.url)
-        if not self.url or odd or self.url.startswith("-") or "::" in self.url:
+        has_odd_characters = self.url != self.url.strip() or any(not sign.isprintable() for sign in self.url)
+        if not self.url or has_odd_characters or self.url.startswith("-") or "::" in self.url:
             raise InvalidValue(
                 f"{shown(self.url)!r} is not a repository's URL or path",
                 hint="write https://HOST/OWNER/NAME, ssh://HOST/PATH or a path, without blanks around it",

@@ -52,9 +52,9 @@ def shuffled(ids: Sequence[str], seed: int) -> list[str]:
         ids: the ids.
         seed: any whole number.
     """
-    mixed = list(ids)
-    random.Random(seed).shuffle(mixed)  # noqa: S311 - the order is no secret
-    return mixed
+    shuffled_ids = list(ids)
+    random.Random(seed).shuffle(shuffled_ids)  # noqa: S311 - the order is no secret
+    return shuffled_ids
 
 
 def parts_of(ids: Sequence[str], fractions: Mapping[str, float], seed: int) -> dict[str, list[str]]:
@@ -68,16 +68,16 @@ def parts_of(ids: Sequence[str], fractions: Mapping[str, float], seed: int) -> d
     Raises:
         InvalidValue: a share is not above 0, or the shares add up to more than 1.
     """
-    if any(not 0 < share <= 1 for share in fractions.values()) or sum(fractions.values()) > 1 + 1e-9:
-        shares = ", ".join(f"{name}={share:g}" for name, share in fractions.items())
+    if any(not 0 < total_share <= 1 for total_share in fractions.values()) or sum(fractions.values()) > 1 + 1e-9:
+        shares = ", ".join(f"{name}={total_share:g}" for name, total_share in fractions.items())
         raise InvalidValue(f"these are no parts of a whole: {shares}", hint="for instance train=0.9 and test=0.1")
-    mixed = shuffled(ids, seed)
+    shuffled_ids = shuffled(ids, seed)
     parts: dict[str, list[str]] = {}
-    share = 0.0
+    total_share = 0.0
     for name, fraction in fractions.items():
-        first, share = round(share * len(ids)), share + fraction
-        drawn = set(mixed[first : round(share * len(ids))])
-        parts[name] = [instance_id for instance_id in ids if instance_id in drawn]
+        start, total_share = round(total_share * len(ids)), total_share + fraction
+        part_ids = set(shuffled_ids[start : round(total_share * len(ids))])
+        parts[name] = [instance_id for instance_id in ids if instance_id in part_ids]
     return parts
 
 
@@ -111,8 +111,8 @@ def merged(files: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[Cha
     changes: list[Changed] = []
     for run, statuses in enumerate(files):
         for instance_id, status in statuses.items():
-            before = merged_statuses.get(instance_id, status)
-            if before != status:
-                changes.append(Changed(instance_id, before, status, run))
+            earlier = merged_statuses.get(instance_id, status)
+            if earlier != status:
+                changes.append(Changed(instance_id, earlier, status, run))
             merged_statuses[instance_id] = status
     return merged_statuses, changes

@@ -65,7 +65,7 @@ def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str
         return None
     try:
         real = path.expanduser().resolve()
-        within = any(real.is_relative_to(place.resolve()) for place in places)
+        within = any(real.is_relative_to(directory.resolve()) for directory in places)
     except (OSError, RuntimeError, ValueError) as error:
         return "is not a path", str(error), "give the path of a directory"
     if within:
@@ -76,8 +76,8 @@ def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str
             "rows that come from elsewhere have no file beside which it could lie",
             _HINT,
         )
-    where = ", ".join(str(place.absolute()) for place in places)
-    return f"is {str(real)!r}, outside of {where}", "rows of a file may name only what lies in its directory", _HINT
+    allowed = ", ".join(str(directory.absolute()) for directory in places)
+    return f"is {str(real)!r}, outside of {allowed}", "rows of a file may name only what lies in its directory", _HINT
 
 
 def address_problem(url: str, places: Sequence[Path] | None) -> tuple[str, str, str] | None:

@@ -76,8 +76,8 @@ class Fields:
         self._prefix = prefix
         for key in row if keys is not None else ():
             if key not in (keys or ()):
-                near = difflib.get_close_matches(key, keys or (), n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys or ())}"
+                similar = difflib.get_close_matches(key, keys or (), n=1)
+                hint = f"did you mean {similar[0]!r}?" if similar else f"known are {', '.join(keys or ())}"
                 raise self.error(key, "is unknown", hint=hint)
 
     def error(self, key: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
@@ -190,8 +190,8 @@ class Fields:
 
     def _required(self, key: str) -> object:
         if key not in self.row:
-            near = difflib.get_close_matches(key.lower(), [name.lower() for name in self.row], n=1)
-            reason = f"it is spelt differently: {near[0]!r}" if near else None
+            similar = difflib.get_close_matches(key.lower(), [name.lower() for name in self.row], n=1)
+            reason = f"it is spelt differently: {similar[0]!r}" if similar else None
             raise self.error(key, "is missing", reason=reason, hint=HINTS.get(self._prefix + key))
         return self.row[key]
 

@@ -63,7 +63,7 @@ def task_directories(path: Path) -> list[Path]:
     """
     if (path / CONFIG).is_file():
         return [path.resolve()]
-    directories = sorted(one for one in path.glob("*") if (one / CONFIG).is_file()) if path.is_dir() else []
+    directories = sorted(entry for entry in path.glob("*") if (entry / CONFIG).is_file()) if path.is_dir() else []
     if not directories:
         raise TaskFileError(
             f"{path} has no Harbor task",
@@ -71,7 +71,7 @@ def task_directories(path: Path) -> list[Path]:
             reason=f"neither it nor a directory in it has a {CONFIG}" if path.exists() else "it does not exist",
             hint="give a task directory, or the directory that holds them: harbor:PATH",
         )
-    return [path.resolve() / one.name for one in directories]
+    return [path.resolve() / entry.name for entry in directories]
 
 
 def convert(row: Fields, context: LoadContext) -> Task:
@@ -128,9 +128,9 @@ class _Config:
     def error(self, key: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
         """Create the error for a key, with its line."""
         line = _line_of(self.source, key)
-        where = f"{self.path / CONFIG}{'' if line is None else f', line {line}'}"
+        position = f"{self.path / CONFIG}{'' if line is None else f', line {line}'}"
         return TaskFileError(
-            f"{where}: {key!r} {problem}", path=self.path / CONFIG, line=line, field=key, reason=reason, hint=hint
+            f"{position}: {key!r} {problem}", path=self.path / CONFIG, line=line, field=key, reason=reason, hint=hint
         )
 
     def get(self, key: str) -> object:
@@ -166,7 +166,7 @@ class _Config:
     def variables(self, key: str) -> tuple[tuple[str, str], ...]:
         """Return environment variables, with ``${NAME}`` and ``${NAME:-default}`` expanded."""
         table = self.get(key)
-        if not isinstance(table, dict | None) or not all(isinstance(one, str) for one in (table or {}).values()):
+        if not isinstance(table, dict | None) or not all(isinstance(text, str) for text in (table or {}).values()):
             raise self.error(key, "is no table of strings", hint='write it like NAME = "value"')
         return tuple((name, self._resolved(f"{key}.{name}", value)) for name, value in (table or {}).items())
 
@@ -235,10 +235,10 @@ def _check_supported(config: _Config) -> None:
         raise config.error("environment.os", f"is {config.text('environment.os')!r}", reason="sandboxes run Linux")
     if config.number("environment.gpus", 0):
         raise config.error("environment.gpus", "is not supported", reason="sandboxes see no GPU")
-    for name, what in _UNSUPPORTED_FILES.items():
+    for name, description in _UNSUPPORTED_FILES.items():
         if (path := config.path / name).exists():
             hint = "run the task with Harbor itself"
-            raise TaskFileError(f"{path}: {what[0]} not supported", path=path, reason=what[1], hint=hint)
+            raise TaskFileError(f"{path}: {description[0]} not supported", path=path, reason=description[1], hint=hint)
 
 
 def _instruction(config: _Config) -> str:
@@ -288,7 +288,7 @@ def _grader(config: _Config) -> ScriptGrader:
     mode = config.text("verifier.environment_mode", "shared")
     if mode not in ("shared", "separate"):
         raise config.error("verifier.environment_mode", f"is {mode!r}", hint="write 'shared' or 'separate'")
-    if mode == "separate" and (builds := [one for one in ("Dockerfile", *_COMPOSE) if (tests / one).exists()]):
+    if mode == "separate" and (builds := [name for name in ("Dockerfile", *_COMPOSE) if (tests / name).exists()]):
         raise config.error(
             "verifier.environment_mode",
             f"is 'separate', and tests/ has a {builds[0]}",
@@ -332,8 +332,8 @@ def _needs(config: _Config, seconds: float | None, *, public: bool) -> Needs:
     grader = _network(config, "verifier", None, public=public) or network
     assert agent is not None
     assert grader is not None
-    shared = config.text("verifier.environment_mode", "shared") == "shared"
-    if shared and agent != grader:
+    is_shared = config.text("verifier.environment_mode", "shared") == "shared"
+    if is_shared and agent != grader:
         raise config.error(
             "verifier.network_mode" if config.get("verifier.network_mode") else "agent.network_mode",
             "gives the agent and the verifier different networks in one sandbox",
@@ -346,12 +346,12 @@ def _needs(config: _Config, seconds: float | None, *, public: bool) -> Needs:
 
 def _megabytes(config: _Config, key: str) -> int | None:
     """Return ``KEY_mb`` in bytes, or the older ``KEY = "2G"``."""
-    old = config.get(key)
-    if old is None or config.get(f"{key}_mb") is not None:
+    older_value = config.get(key)
+    if older_value is None or config.get(f"{key}_mb") is not None:
         return round(config.number(f"{key}_mb", 0.0) * MiB) or None
-    match = _SIZE.fullmatch(str(old).strip())
+    match = _SIZE.fullmatch(str(older_value).strip())
     if match is None:
-        raise config.error(key, f"is {old!r}", hint=f"write {key.rpartition('.')[2]}_mb = 2048")
+        raise config.error(key, f"is {older_value!r}", hint=f"write {key.rpartition('.')[2]}_mb = 2048")
     return round(float(match[1]) * _MEGABYTES[match[2].upper()] * MiB)
 
 
@@ -362,7 +362,7 @@ def _network(config: _Config, section: str, default: str | None, *, public: bool
         mode = "no-network" if config.get(f"{section}.allow_internet") is False else default
     if mode is None:
         return None
-    hosts = [str(one) for one in config.items(f"{section}.allowed_hosts")]
+    hosts = [str(host) for host in config.items(f"{section}.allowed_hosts")]
     try:
         if mode == "allowlist":
             return network_of(hosts, public=public)

@@ -59,8 +59,8 @@ def check_command(command: str) -> None:
         TaskFileError: the last program runs tests in another language.
     """
     commands = [part.split() for part in _BETWEEN.split(command) if part.strip()]
-    last = [word for word in commands[-1] if not _VARIABLE.fullmatch(word)] if commands else []
-    program = last[0].rpartition("/")[2] if last else ""
+    words = [word for word in commands[-1] if not _VARIABLE.fullmatch(word)] if commands else []
+    program = words[0].rpartition("/")[2] if words else ""
     if program in _RUNNERS:
         raise not_python("test.command", f"runs {program!r}")
 

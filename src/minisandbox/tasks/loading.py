@@ -60,10 +60,10 @@ def tasks_of(
         )
 
 
-def _twice(instance_id: str, row: Row, other: Row) -> TaskFileError:
-    where = f"on {other.unit} {other.number}" if other.path == row.path else f"in {other.place}"
+def _twice(instance_id: str, row: Row, earlier: Row) -> TaskFileError:
+    position = f"on {earlier.unit} {earlier.number}" if earlier.path == row.path else f"in {earlier.place}"
     return TaskFileError(
-        f"{row.place}: instance_id {instance_id!r} is {where} already",
+        f"{row.place}: instance_id {instance_id!r} is {position} already",
         path=row.path,
         line=row.number,
         field="instance_id",
@@ -75,14 +75,14 @@ def _twice(instance_id: str, row: Row, other: Row) -> TaskFileError:
 def _task(row: Row, context: LoadContext, form: str | None) -> Task:
     """Convert one row, with errors that name the file, the line and the id."""
     name = row.values.get("instance_id")
-    where = row.place + (f" ({name[:200]})" if isinstance(name, str) and name else "")
+    position = row.place + (f" ({name[:200]})" if isinstance(name, str) and name else "")
     try:
         return convert(row.values, context, form=form)
     except (TaskFileError, InvalidValue, HarnessError) as error:  # from the row, --pins, or the benchmark's own code
         if isinstance(error, TaskFileError) and error.path is not None:
             raise
         raise TaskFileError(
-            f"{where}: {error.what}",
+            f"{position}: {error.what}",
             path=row.path,
             line=row.number,
             field=error.field if isinstance(error, TaskFileError) else None,
@@ -90,4 +90,4 @@ def _task(row: Row, context: LoadContext, form: str | None) -> Task:
             hint=error.hint,
         ) from None
     except PatchError as error:
-        raise error.about(where) from None
+        raise error.about(position) from None

@@ -72,8 +72,8 @@ def open_source(source: str | Path) -> Source:
     if isinstance(source, str) and text.startswith("harbor:"):
         return _harbor(Path(text.removeprefix("harbor:")))
     path, split = Path(source), None
-    if not path.exists() and (parts := _SPLIT.fullmatch(text)) and Path(parts[1]).is_dir():
-        path, split = Path(parts[1]), parts[2]
+    if not path.exists() and (match := _SPLIT.fullmatch(text)) and Path(match[1]).is_dir():
+        path, split = Path(match[1]), match[2]
     if path.is_dir():
         return _directory(path, split)
     if isinstance(source, str) and not path.exists() and _is_hub_name(text):
@@ -100,7 +100,7 @@ def _hub(text: str) -> Source:
 
 
 def _harbor(path: Path) -> Source:
-    rows = (Row({"harbor": str(one)}, one / CONFIG, 1) for one in task_directories(path))
+    rows = (Row({"harbor": str(directory)}, directory / CONFIG, 1) for directory in task_directories(path))
     return Source(rows, Layout.JSONL, path.resolve().name, Path(), places=(path,))
 
 
@@ -110,19 +110,19 @@ def _directory(path: Path, split: str | None) -> Source:
         return Source(rows, Layout.DISK, path.name, path, schema, (path,))
     files = _files_of(path, split) or _files_of(path / "data", split)  # the hub stores task files in data/
     if not files:
-        part = "" if split is None else f" of the part {split!r}"
+        suffix = "" if split is None else f" of the part {split!r}"
         raise TaskFileError(
-            f"directory {path} has no task files{part}",
+            f"directory {path} has no task files{suffix}",
             path=path,
             hint=f"files of rows end in {', '.join(ENDINGS)}, or in one of these and .gz",
         )
-    first = _file(files[0])
-    return Source(_rows_of(first, files[1:]), first.layout, path.name, path, first.schema, (path,))
+    first_source = _file(files[0])
+    return Source(_rows_of(first_source, files[1:]), first_source.layout, path.name, path, first_source.schema, (path,))
 
 
-def _rows_of(first: Source, others: list[Path]) -> Iterator[Row]:
-    yield from first.rows
-    for file in others:
+def _rows_of(first_source: Source, more_files: list[Path]) -> Iterator[Row]:
+    yield from first_source.rows
+    for file in more_files:
         yield from _file(file).rows
 
 
@@ -136,9 +136,9 @@ def _file(path: Path) -> Source:
     """Open a file; its first bytes and its name determine the format."""
     try:
         with path.open("rb") as file:
-            packed = file.read(4).startswith(_GZIP)
+            is_gzip = file.read(4).startswith(_GZIP)
             file.seek(0)
-            data = gzip.decompress(file.read()) if packed else None
+            data = gzip.decompress(file.read()) if is_gzip else None
             head = file.read(4) if data is None else data[:4]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise TaskFileError(

@@ -47,13 +47,13 @@ def _over_base(table: Mapping[str, object], folder: Path) -> Recipe:
     """Return the recipe of a file with ``base``: the base, its commands, and the keys of a task's ``build``."""
     fields = Fields(table)
     build_keys = {name: value for name, value in table.items() if name not in _KEYS}
-    inner = build_spec(build_keys, base=folder).recipe()
+    build_recipe = build_spec(build_keys, base=folder).recipe()
     workdir, user = fields.text("workdir", default=""), fields.text("user", default="")
     return Recipe(
         _base(fields.text("base"), fields.text("platform", default=""), folder),
-        (*_runs(fields), *inner.steps),
-        inner.environment,
-        PurePosixPath(workdir) if workdir else inner.workdir if inner.steps else None,
+        (*_runs(fields), *build_recipe.steps),
+        build_recipe.environment,
+        PurePosixPath(workdir) if workdir else build_recipe.workdir if build_recipe.steps else None,
         user or None,
     )
 
@@ -69,8 +69,8 @@ def _runs(fields: Fields) -> Iterator[Run]:
     rows = fields.row.get("step", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise fields.error("step", "is not a list of tables", hint='write [[step]] above each, and run = "..."')
-    for number, row in enumerate(rows, 1):
-        step = Fields(row, f"step {number}: ", keys=_STEP_KEYS)
+    for step_number, row in enumerate(rows, 1):
+        step = Fields(row, f"step {step_number}: ", keys=_STEP_KEYS)
         command = row.get("run")
         argv = ("/bin/sh", "-c", command) if isinstance(command, str) else step.texts("run")
         workdir = step.text("workdir", default="")
@@ -83,4 +83,4 @@ def _runs(fields: Fields) -> Iterator[Run]:
                 step.text("network", default="host"),
             )
         except InvalidValue as error:
-            raise error.about(f"step {number}") from error
+            raise error.about(f"step {step_number}") from error

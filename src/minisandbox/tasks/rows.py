@@ -56,8 +56,10 @@ class RowFields(Fields):
         Raises:
             TaskFileError: a list is missing or malformed.
         """
-        starting = dict.fromkeys(self.ids("FAIL_TO_PASS"))
-        return tuple(starting), tuple(test for test in dict.fromkeys(self.ids("PASS_TO_PASS")) if test not in starting)
+        fail_to_pass = dict.fromkeys(self.ids("FAIL_TO_PASS"))
+        return tuple(fail_to_pass), tuple(
+            test for test in dict.fromkeys(self.ids("PASS_TO_PASS")) if test not in fail_to_pass
+        )
 
     def task(
         self, build: Build, grader: Grader, *, form: Form = Form.SWEBENCH, lists: Tests | None = None, **overrides: str
@@ -154,8 +156,8 @@ def _needs(fields: Fields) -> Needs:
         networks = [network_of(fields.row.get(name, "off"), public=public) for name in ("network", "grader_network")]
     except InvalidValue as error:
         raise fields.error("network", f"is wrong: {error.what}", reason=error.reason, hint=error.hint) from error
-    bounds = {"memory": int(memory) or None, "disk": int(disk) or None, "seconds": seconds or None}
-    return fields.read(Needs, **bounds, network=networks[0], grader_network=networks[1])
+    limits = {"memory": int(memory) or None, "disk": int(disk) or None, "seconds": seconds or None}
+    return fields.read(Needs, **limits, network=networks[0], grader_network=networks[1])
 
 
 def _grader(fields: Fields) -> Grader:
@@ -173,8 +175,8 @@ def _grader(fields: Fields) -> Grader:
 def _build(fields: Fields) -> Build:
     if "dockerfile" not in fields.row and "image" not in fields.row:
         return _python(fields)
-    special = DOCKERFILE_KEYS if "dockerfile" in fields.row else ("image",)
-    fields = Fields(fields.row, "build.", keys=(*special, *CONTAINER_KEYS), context=fields.context)
+    base_keys = DOCKERFILE_KEYS if "dockerfile" in fields.row else ("image",)
+    fields = Fields(fields.row, "build.", keys=(*base_keys, *CONTAINER_KEYS), context=fields.context)
     platform = fields.text("platform", default="")
     base: OciBase | DockerfileBase
     if "image" in fields.row:
@@ -222,18 +224,18 @@ def _python(fields: Fields) -> PythonRecipe:
 
 def _requirements(fields: Fields) -> tuple[str, ...]:
     """Return the requirements of the file (pip freeze, requirements.txt, environment.yml), then those of the list."""
-    listed = fields.texts("requirements") if fields.row.get("requirements") is not None else ()
+    inline_requirements = fields.texts("requirements") if fields.row.get("requirements") is not None else ()
     name = fields.text("requirements_file", default="")
     if not name:
-        return listed
+        return inline_requirements
 
     def check(path: Path) -> None:
         if (problem := problem_of(path, fields.context.places)) is not None:
-            what, reason, hint = problem
-            raise InvalidValue(f"{path} {what}", reason=reason, hint=hint)
+            reason_text, reason, hint = problem
+            raise InvalidValue(f"{path} {reason_text}", reason=reason, hint=hint)
 
     try:
-        return (*read_pins((fields.context.base or Path()) / name, check).requirements, *listed)
+        return (*read_pins((fields.context.base or Path()) / name, check).requirements, *inline_requirements)
     except InvalidValue as error:
         what = f"is {name!r}: {error.what}"
         raise fields.error("requirements_file", what, reason=error.reason, hint=error.hint) from error
@@ -253,7 +255,7 @@ def _source(fields: Fields) -> Source:
     if kind == "sdist" and not _SHA256.fullmatch(values["sha256"]):
         raise fields.error("sha256", "is not a SHA-256", hint="give the 64 lower-case hex digits that the index shows")
     if kind == "local":
-        within = None if places is None else tuple(place.resolve() for place in places)
+        within = None if places is None else tuple(directory.resolve() for directory in places)
         return LocalSource(fields.path("path"), within)
     if kind == "sdist":
         return SdistSource(**values)

@@ -32,15 +32,15 @@ def write_rows(path: Path, rows: Rows, layout: Layout, *, schema: object = None)
         MissingExtra: a required package is not installed.
         OSError: writing failed; the earlier file is unchanged.
     """
-    with written_whole(path) as part:
+    with written_whole(path) as temporary_path:
         if layout is Layout.DISK:
-            _write_folder(part, _table(list(rows.values()), schema, path))
+            _write_folder(temporary_path, _table(list(rows.values()), schema, path))
         elif layout is Layout.PARQUET:
             table = _table(list(rows.values()), schema, path)
-            package("pyarrow.parquet", f"write {path}").write_table(table, part)
+            package("pyarrow.parquet", f"write {path}").write_table(table, temporary_path)
         else:
             data = _WRITERS[layout](rows).encode()
-            part.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+            temporary_path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:
@@ -117,18 +117,18 @@ def _column(values: list[object]) -> list[object]:
     return [value if value is None or isinstance(value, str) else json_text(value) for value in values]
 
 
-def _write_folder(part: Path, table: Any) -> None:
+def _write_folder(folder: Path, table: Any) -> None:
     datasets = package("datasets", "write a folder of the datasets package")
     with _no_progress_bars(datasets):
-        datasets.Dataset(table).save_to_disk(str(part))
+        datasets.Dataset(table).save_to_disk(str(folder))
 
 
 @contextmanager
 def _no_progress_bars(datasets: Any) -> Iterator[None]:
-    shown = datasets.utils.is_progress_bar_enabled()
+    was_enabled = datasets.utils.is_progress_bar_enabled()
     datasets.utils.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             datasets.utils.enable_progress_bars()

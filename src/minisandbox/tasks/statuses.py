@@ -31,10 +31,10 @@ def read_statuses(path: Path) -> dict[str, str]:
     file = path / STATUSES_NAME if path.is_dir() else path
     statuses: dict[str, str] = {}
     for status, instance_id in _entries(file):
-        before = statuses.setdefault(instance_id, status)
-        if before != status:
+        earlier = statuses.setdefault(instance_id, status)
+        if earlier != status:
             raise TaskFileError(
-                f"{file}: {instance_id!r} is under {before!r} and under {status!r}",
+                f"{file}: {instance_id!r} is under {earlier!r} and under {status!r}",
                 path=file,
                 reason="the task was run twice in one run, or two files were put together",
                 hint="take one of them out; `minisandbox tasks merge` puts files together",
@@ -73,7 +73,7 @@ def _entries(file: Path) -> Iterator[tuple[str, str]]:
             hint=f"give a {STATUSES_NAME}, or the directory that holds one",
         )
     for status, ids in lists.items():
-        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+        if not isinstance(ids, list) or not all(isinstance(item, str) for item in ids):
             raise TaskFileError(
                 f"{file}: what {status!r} has is not a list of ids", path=file, hint="write one id per line, after '- '"
             )
@@ -94,6 +94,6 @@ def _load(file: Path) -> object:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = None if mark is None else mark.line + 1
-        where = "" if line is None else f", line {line}"
+        position = "" if line is None else f", line {line}"
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise TaskFileError(f"{file}{where}: not YAML", path=file, line=line, reason=reason) from None
+        raise TaskFileError(f"{file}{position}: not YAML", path=file, line=line, reason=reason) from None

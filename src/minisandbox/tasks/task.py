@@ -216,12 +216,12 @@ def _check_tests(task: Task) -> None:
             reason="the tests never failed, so nothing can be graded",
             hint="measure it: the tests that fail before the fix and pass after it",
         )
-    seen: dict[str, str] = {}
+    list_of_test: dict[str, str] = {}
     for name, ids in (("FAIL_TO_PASS", task.FAIL_TO_PASS), ("PASS_TO_PASS", task.PASS_TO_PASS)):
         for test_id in ids:
             if not test_id.strip():
                 raise bad_field(name, "has an empty test id", hint="take it out")
-            if test_id in seen:
-                where = "twice" if seen[test_id] == name else f"and {seen[test_id]} has it too"
-                raise bad_field(name, f"has {test_id[:200]!r} {where}", hint="name each test once")
-            seen[test_id] = name
+            if test_id in list_of_test:
+                problem = "twice" if list_of_test[test_id] == name else f"and {list_of_test[test_id]} has it too"
+                raise bad_field(name, f"has {test_id[:200]!r} {problem}", hint="name each test once")
+            list_of_test[test_id] = name

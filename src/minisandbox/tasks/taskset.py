@@ -130,15 +130,17 @@ class TaskSet:
         Raises:
             NotFound: a pattern matches no task.
         """
-        chosen: set[str] = set()
+        chosen_ids: set[str] = set()
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             matches = (
-                {pattern} if pattern in self._by_id else {i for i in self._by_id if fnmatch.fnmatchcase(i, pattern)}
+                {pattern}
+                if pattern in self._by_id
+                else {instance_id for instance_id in self._by_id if fnmatch.fnmatchcase(instance_id, pattern)}
             )
             if not matches:
                 raise self._unknown(pattern)
-            chosen |= matches
-        return self.take(instance_id for instance_id in self._by_id if instance_id in chosen)
+            chosen_ids |= matches
+        return self.take(instance_id for instance_id in self._by_id if instance_id in chosen_ids)
 
     def take(self, ids: Iterable[str]) -> TaskSet:
         """Return the tasks with these ids, in the order of ``ids``.
@@ -207,10 +209,10 @@ class TaskSet:
         return f"TaskSet({self.name!r}, {len(self)} tasks)"
 
     def _unknown(self, name: str) -> NotFound:
-        near = difflib.get_close_matches(name, self.ids, n=3) or self.ids[:3]
+        similar = difflib.get_close_matches(name, self.ids, n=3) or self.ids[:3]
         return NotFound(
             f"no task of {self.name or 'the set'} is called {name!r}",
-            hint=f"for instance {', '.join(near)}" if near else "the set is empty",
+            hint=f"for instance {', '.join(similar)}" if similar else "the set is empty",
         )
 
 

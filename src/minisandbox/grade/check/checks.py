@@ -86,8 +86,8 @@ def empty_instruction(evidence: Evidence) -> Iterator[Problem]:
 
 def solution_in_instruction(evidence: Evidence) -> Iterator[Problem]:
     """Report an instruction that contains the lines of the reference."""
-    telling = [group for group in telling_lines(evidence.task) if group.kind == "reference"]
-    solution = {line.strip() for group in telling for line in group.lines}
+    line_groups = [group for group in telling_lines(evidence.task) if group.kind == "reference"]
+    solution = {line.strip() for group in line_groups for line in group.lines}
     lines = evidence.task.problem_statement.splitlines()
     shown = solution & {form for line in lines for form in (line.strip(), line[1:].strip())}
     if solution and len(shown) >= _ENOUGH * len(solution):
@@ -106,16 +106,16 @@ def twins(tasks: Iterable[Task]) -> dict[str, str]:
     Two tasks are duplicates if they have the same patch or the same instruction for the same code. In SWE-smith's form,
     only the patch counts, because each patch creates different code.
     """
-    first: dict[tuple[str, ...], str] = {}
+    earlier_ids: dict[tuple[str, ...], str] = {}
     duplicates: dict[str, str] = {}
     for task in tasks:
         code = (task.repo, task.base_commit or repr(task.build), task.form)
         keys = {("patch", *code, task.patch.strip()): "patch"} if task.patch.strip() else {}
         if task.form is not Form.SWESMITH and (instruction := task.problem_statement.strip()):
             keys |= {("instruction", *code, instruction): "instruction"}
-        for key, what in keys.items():
-            if (other := first.setdefault(key, task.instance_id)) != task.instance_id:
-                duplicates.setdefault(task.instance_id, f"{other} has the same {what} for the same code")
+        for key, shared_part in keys.items():
+            if (earlier_id := earlier_ids.setdefault(key, task.instance_id)) != task.instance_id:
+                duplicates.setdefault(task.instance_id, f"{earlier_id} has the same {shared_part} for the same code")
     return duplicates
 
 
@@ -126,9 +126,9 @@ def unpinned(evidence: Evidence) -> Iterator[Problem]:
             if _is_floating(reference):
                 yield Problem(f"{reference} names no digest", "build.image")
         case ContainerBuild(base=DockerfileBase(dockerfile=path)):
-            text = path.read_text("utf-8", "replace") if path.is_file() else ""
-            stages = {"scratch", *(name.lower() for _, name in _FROM.findall(text) if name)}
-            for base in dict.fromkeys(base for base, _ in _FROM.findall(text)):
+            content = path.read_text("utf-8", "replace") if path.is_file() else ""
+            stages = {"scratch", *(name.lower() for _, name in _FROM.findall(content) if name)}
+            for base in dict.fromkeys(base for base, _ in _FROM.findall(content)):
                 if base.lower() not in stages and "@sha256:" not in base:
                     yield Problem(f"FROM {base} names no digest", path.name)
         case PythonRecipe() as build:
@@ -143,20 +143,20 @@ def _is_floating(reference: str) -> bool:
 def _unpinned_python(build: PythonRecipe) -> Iterator[Problem]:
     if isinstance(build.source, GitSource) and not is_commit(build.source.commit):
         yield Problem(f"{build.source.commit!r} is not a whole commit id", "build.source")
-    loose = [line for line in build.requirements if "==" not in line and " @ " not in line]
-    if loose and not build.exclude_newer:
-        yield Problem(f"{len(loose)} requirements have no version, such as {loose[0]!r}", "build.requirements")
+    floating = [line for line in build.requirements if "==" not in line and " @ " not in line]
+    if floating and not build.exclude_newer:
+        yield Problem(f"{len(floating)} requirements have no version, such as {floating[0]!r}", "build.requirements")
 
 
 def tests_in_patch(evidence: Evidence) -> Iterator[Problem]:
     """Report named tests in a file that the solution changes, because a submission may rewrite them."""
     task = evidence.task
     touched = set(touched_files(task.patch)) - set(touched_files(task.test_patch))
-    named = tuple(test for test in task.FAIL_TO_PASS + task.PASS_TO_PASS if file_of(test) in touched)
-    if named:
-        files = ", ".join(sorted({file_of(test) for test in named}))
+    tests = tuple(test for test in task.FAIL_TO_PASS + task.PASS_TO_PASS if file_of(test) in touched)
+    if tests:
+        files = ", ".join(sorted({file_of(test) for test in tests}))
         yield Problem(
-            f"{len(named)} named tests are in a file of the patch: a submission may rewrite them", files, named
+            f"{len(tests)} named tests are in a file of the patch: a submission may rewrite them", files, tests
         )
 
 
@@ -222,7 +222,7 @@ def reference_fails(evidence: Evidence) -> Iterator[Problem]:
     elif isinstance(evidence.task.grader, ScriptGrader):
         if not run.resolved:
             yield Problem(run.detail, _REFERENCE)
-    elif tests := _steady(validation, run.failed_fail_to_pass, but=_missing(validation)):
+    elif tests := _steady(validation, run.failed_fail_to_pass, excluding=_missing(validation)):
         yield Problem(f"{len(tests)} FAIL_TO_PASS tests do not pass", _REFERENCE, tests)
 
 
@@ -230,10 +230,10 @@ def reference_breaks_tests(evidence: Evidence) -> Iterator[Problem]:
     """Report PASS_TO_PASS tests that pass without a patch and fail with the known solution."""
     validation = evidence.results
     if _are_judged(validation.reference):
-        others = _missing(validation)
+        excluded = _missing(validation)
         if _are_judged(validation.empty):
-            others += validation.empty[0].failed_pass_to_pass
-        if tests := _steady(validation, validation.reference[0].failed_pass_to_pass, but=others):
+            excluded += validation.empty[0].failed_pass_to_pass
+        if tests := _steady(validation, validation.reference[0].failed_pass_to_pass, excluding=excluded):
             yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _REFERENCE, tests)
 
 
@@ -257,7 +257,7 @@ def f2p_not_failing(evidence: Evidence) -> Iterator[Problem]:
     run = validation.empty[0]
     if run.reason is Reason.TIMEOUT or not validation.reference[0].judged:
         return
-    tests = _steady(validation, not_seen_failing(evidence.task, run), but=_missing(validation))
+    tests = _steady(validation, not_seen_failing(evidence.task, run), excluding=_missing(validation))
     if tests and not run.judged:
         yield Problem(f"no test was seen: {run.reason}: {run.detail}", _EMPTY, tests)
     elif tests:
@@ -269,7 +269,7 @@ def p2p_not_passing(evidence: Evidence) -> Iterator[Problem]:
     validation = evidence.results
     if not _are_judged(validation.empty):
         return
-    if tests := _steady(validation, validation.empty[0].failed_pass_to_pass, but=_missing(validation)):
+    if tests := _steady(validation, validation.empty[0].failed_pass_to_pass, excluding=_missing(validation)):
         yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _EMPTY, tests, _softer(evidence.task, validation))
 
 
@@ -295,8 +295,8 @@ def order_dependent(evidence: Evidence) -> Iterator[Problem]:
 
 def timeout(evidence: Evidence) -> Iterator[Problem]:
     """Report tests that reach their time limit."""
-    for where, run in _ended(evidence, Reason.TIMEOUT).items():
-        yield Problem(f"{run.detail} (limit {evidence.timeout:g} s)", where)
+    for side, run in _ended(evidence, Reason.TIMEOUT).items():
+        yield Problem(f"{run.detail} (limit {evidence.timeout:g} s)", side)
 
 
 def near_timeout(evidence: Evidence) -> Iterator[Problem]:
@@ -314,8 +314,8 @@ def near_timeout(evidence: Evidence) -> Iterator[Problem]:
 
 def no_reward(evidence: Evidence) -> Iterator[Problem]:
     """Report a verifier that writes no reward."""
-    for where, run in list(_ended(evidence, Reason.NO_REWARD).items())[:1]:
-        yield Problem(run.detail, where)
+    for side, run in list(_ended(evidence, Reason.NO_REWARD).items())[:1]:
+        yield Problem(run.detail, side)
 
 
 def misread_log(evidence: Evidence) -> Iterator[Problem]:
@@ -342,8 +342,8 @@ def infrastructure(evidence: Evidence) -> Iterator[Problem]:
         yield Problem(f"{type(evidence.failure).__name__}: {evidence.failure}")
         return
     runs = evidence.results.reference + evidence.results.empty
-    unsure = (run.detail for run in runs if run.resolved is None and run.reason is not Reason.NO_REWARD)
-    yield from map(Problem, list(unsure)[:1])
+    details = (run.detail for run in runs if run.resolved is None and run.reason is not Reason.NO_REWARD)
+    yield from map(Problem, list(details)[:1])
 
 
 _REFERENCE = "with the reference"
@@ -367,24 +367,24 @@ def _are_uncertain(runs: Sequence[Grade]) -> bool:
     return None in results or (len(results) > 1 and not _are_judged(runs))
 
 
-def _steady(validation: Validation, tests: Iterable[str], *, but: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the tests that are neither flaky nor in ``but``."""
-    others = {*validation.flaky, *but}
-    return tuple(test for test in tests if test not in others)
+def _steady(validation: Validation, tests: Iterable[str], *, excluding: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the tests that are neither flaky nor in ``excluding``."""
+    excluded = {*validation.flaky, *excluding}
+    return tuple(test for test in tests if test not in excluded)
 
 
 def _missing(validation: Validation) -> tuple[str, ...]:
     """Return the named tests that are missing from the reference's run, without flaky ones."""
     run = validation.reference[0]
-    absent = {test for test, outcome in run.outcomes if outcome == MISSING}
+    missing_tests = {test for test, outcome in run.outcomes if outcome == MISSING}
     failed = run.failed_fail_to_pass + run.failed_pass_to_pass if run.reason is Reason.TESTS_NOT_PASSED else ()
-    return _steady(validation, (test for test in failed if test in absent))
+    return _steady(validation, (test for test in failed if test in missing_tests))
 
 
 def _ended(evidence: Evidence, reason: Reason) -> dict[str, Grade]:
     """Return the first run that ended for this reason, for the reference and for the untouched code."""
     sides = {_REFERENCE: evidence.results.reference, _EMPTY: evidence.results.empty}
-    return {where: run for where, runs in sides.items() for run in runs[::-1] if run.reason is reason}
+    return {side: run for side, runs in sides.items() for run in runs[::-1] if run.reason is reason}
 
 
 _ERROR, _WARNING = Severity

@@ -118,12 +118,12 @@ def check_set(
         raise InvalidValue(f"repeat is {repeat}", hint="give 1 or more")
     work = partial(_check, repeat=repeat, timeout=timeout)
     jobs = [task_job(task, work, _failed, _VERSION, f"{repeat} {timeout}") for task in tasks if image_of is not None]
-    results, twin = run_set(CheckDirectory, Checked, jobs, image_of, {}, options), twins(tasks)
+    results, twin_sentences = run_set(CheckDirectory, Checked, jobs, image_of, {}, options), twins(tasks)
     checked = []
     for task in tasks:
         name = task.instance_id
         result = results.get(name, Checked(name, ()))
-        about_row = findings(Evidence(task, twin.get(name, "")), ROWS)
+        about_row = findings(Evidence(task, twin_sentences.get(name, "")), ROWS)
         checked.append(replace(result, findings=about_row + result.findings))
     return (*checked, *map(_refused, refused))
 
@@ -149,8 +149,8 @@ def _check(task: Task, image: Image, *, repeat: int, timeout: float | None) -> C
     )
 
 
-def _failed(task: Task, error: MiniSandboxError, ours: bool) -> Checked:
-    check = CHECKS[(infrastructure if ours else not_built).__name__]
+def _failed(task: Task, error: MiniSandboxError, is_infrastructure: bool) -> Checked:
+    check = CHECKS[(infrastructure if is_infrastructure else not_built).__name__]
     return Checked(task.instance_id, findings(Evidence(task, failure=error), (check,)), True)
 
 
@@ -260,8 +260,8 @@ def check_table(checked: Sequence[Checked]) -> str:
         advice = {finding.check: CHECKS[finding.check].advice for finding in faults}
         lines += [*markdown_table(("task", "severity", "check", "finding"), rows), ""]
         lines += [*markdown_table(("check", "what to do"), list(advice.items())), ""]
-    numbers = ("reference", "empty", "tests", "build", "findings")
-    return "\n".join((*lines, *markdown_table(("task", *numbers), map(_cells, checked), numbers), ""))
+    number_columns = ("reference", "empty", "tests", "build", "findings")
+    return "\n".join((*lines, *markdown_table(("task", *number_columns), map(_cells, checked), number_columns), ""))
 
 
 def _cells(result: Checked) -> tuple[str, ...]:

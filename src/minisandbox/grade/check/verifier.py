@@ -61,16 +61,16 @@ def forgeable(task: Task, image: Image, timeout: float | None = None) -> tuple[s
     if not names:
         return ()
     with Sandbox.create(image.spec(), limits=task.needs.limits(None)) as box:
-        shown = box.exec(["sh", "-c", _WRITABLE, "writable", *names], timeout=_STEP_TIMEOUT)
-    paths = shown.stdout.splitlines()[:_MOST]
+        listing = box.exec(["sh", "-c", _WRITABLE, "writable", *names], timeout=_STEP_TIMEOUT)
+    paths = listing.stdout.splitlines()[:_MOST]
     return tuple(path for path in paths if _forged(task, task.grader, image, path, timeout).resolved)
 
 
 def _named(grader: ScriptGrader, workdir: PurePosixPath) -> list[str]:
     """Return the paths that the verifier's scripts mention, without the grader's own files."""
     files = [] if grader.files is None else [file for file in grader.files.rglob("*") if file.is_file()]
-    small = [file for file in files if not file.is_symlink() and file.stat().st_size <= MiB]
-    scripts = [grader.command, *(file.read_text("utf-8", "replace") for file in small)]
+    small_files = [file for file in files if not file.is_symlink() and file.stat().st_size <= MiB]
+    scripts = [grader.command, *(file.read_text("utf-8", "replace") for file in small_files)]
     paths = {str(workdir / word) for script in scripts for word in _WORD.findall(script)}
     excluded = (f"{grader.files_at}/", *_SYSTEM)
     return sorted(path for path in paths if not path.startswith(excluded))
@@ -79,10 +79,10 @@ def _named(grader: ScriptGrader, workdir: PurePosixPath) -> list[str]:
 def _forged(task: Task, grader: ScriptGrader, image: Image, path: str, timeout: float | None) -> Grade:
     reward_file = grader.reward_file
     with task_sandbox(task, image.spec(), None, task.needs.network) as box:
-        first = box.exec(["head", "-n", "1", path], timeout=_STEP_TIMEOUT).stdout
-        text = _PYTHON if path.endswith(".py") or "python" in first else _SHELL
-        forged = text.format(PurePosixPath(reward_file).parent, reward_file)
-        box.exec(["sh", "-c", 'cat > "$1"', "forge", path], stdin=forged.encode(), timeout=_STEP_TIMEOUT)
+        first_line = box.exec(["head", "-n", "1", path], timeout=_STEP_TIMEOUT).stdout
+        template = _PYTHON if path.endswith(".py") or "python" in first_line else _SHELL
+        script = template.format(PurePosixPath(reward_file).parent, reward_file)
+        box.exec(["sh", "-c", 'cat > "$1"', "forge", path], stdin=script.encode(), timeout=_STEP_TIMEOUT)
         if grader.mode == "live" or grader.carry:
             return grade_work(task, box, image.spec(), timeout=timeout)
         patch = box.patch()

@@ -98,8 +98,8 @@ class ChangeableTests:
         counts: Counter[str] = Counter()
         for function in self.functions:
             for item in function.named:
-                able = (checked for checked in function.variants if any(item in failing for failing in checked.failing))
-                kinds = (checked.variant.kind.value for checked in able)
+                matches = (entry for entry in function.variants if any(item in failing for failing in entry.failing))
+                kinds = (match.variant.kind.value for match in matches)
                 counts[next(kinds, "none")] += 1
         counts["none"] += max(0, total - counts.total())
         return +counts
@@ -160,8 +160,8 @@ def _check(workspace: Workspace) -> ChangeableTests:
             break
     else:
         return ChangeableTests(doubt=f"{run.doubt.reason}: {run.doubt.detail}" if run.doubt else "")
-    if alone := check.in_place():
-        check.run(alone)
+    if uncopied := check.in_place():
+        check.run(uncopied)
     return check.result()
 
 
@@ -177,8 +177,8 @@ class _Check:
         self._files = test_files(workspace)
         self._sources = Sources(self._files)
         self._names = function_names(workspace.task)
-        self._dice = random.SystemRandom()
-        self._variants = variants_of(self._files, tuple(self._names), self._dice)
+        self._rng = random.SystemRandom()
+        self._variants = variants_of(self._files, tuple(self._names), self._rng)
         self._passing: dict[str, tuple[str, ...]] = {}
         self._named: dict[str, tuple[str, ...]] = {}
         self._copies: set[str] = set()
@@ -192,25 +192,26 @@ class _Check:
 
         The second unchanged copy has literal values in place of the names that stand for them.
         """
-        share = _MOST_COPIES // max(1, len(self._variants))
-        items = Counter(map(base_of, self._workspace.task.FAIL_TO_PASS + self._workspace.task.PASS_TO_PASS))
+        copy_limit = _MOST_COPIES // max(1, len(self._variants))
+        item_counts = Counter(map(base_of, self._workspace.task.FAIL_TO_PASS + self._workspace.task.PASS_TO_PASS))
         requested: dict[str, list[Changes]] = {}
         for test, variants in self._variants.items():
-            count = max(2, min(maximum, share, _MOST_ITEMS // max(1, items[test])))
-            local = [variant for variant in variants if variant.is_local]
-            rounds = [(variant, number) for number in range(3) for variant in local if number < len(variant.texts)]
-            rounds.sort(key=lambda change: change[0] != local[0])
-            general = next((variant for variant in local if variant.kind in WEAK), None)
-            chosen = [*rounds[: count - 1], (general, 0)] if general else rounds[:count]  # a condition fits each row
-            requested[test] = [(), (), inlined(local), *((change,) for change in dict.fromkeys(chosen))]
+            count = max(2, min(maximum, copy_limit, _MOST_ITEMS // max(1, item_counts[test])))
+            copyable = [variant for variant in variants if variant.is_local]
+            rounds = [(variant, index) for index in range(3) for variant in copyable if index < len(variant.texts)]
+            rounds.sort(key=lambda change: change[0] != copyable[0])
+            condition = next((variant for variant in copyable if variant.kind in WEAK), None)
+            # a condition fits each row
+            changes = [*rounds[: count - 1], (condition, 0)] if condition else rounds[:count]
+            requested[test] = [(), (), inlined(copyable), *((change,) for change in dict.fromkeys(changes))]
         return requested
 
     def in_place(self) -> dict[str, list[Changes]]:
         """Return the strongest variant of each test of which no copy failed."""
-        shown = {test for test, _ in self._failing}
-        return {
-            test: [((variants[0], 0),)] for test, variants in self._variants.items() if variants and test not in shown
-        }
+        untried = {test: variants for test, variants in self._variants.items() if variants}
+        for test, _ in self._failing:
+            untried.pop(test, None)
+        return {test: [((variants[0], 0),)] for test, variants in untried.items()}
 
     def run_untouched(self) -> None:
         """Record where the tests fail on the untouched code: a submission that fixes nothing must cheat there."""
@@ -220,38 +221,42 @@ class _Check:
         readout = Readout(run, self._files)
         for test, name in self._names.items():
             items = readout.items(name, test).values()
-            places = dict.fromkeys(item.place for item in items if self._is_named(item.test) and item.place)
-            self._broken[test] = tuple(places)
+            positions = dict.fromkeys(item.place for item in items if self._is_named(item.test) and item.place)
+            self._broken[test] = tuple(positions)
             self._variants.get(test, []).sort(key=lambda variant: self._distance(test, variant))
 
     def _distance(self, test: str, variant: Variant) -> tuple[bool, int]:
         """Return a variant's sort key: its distance from the failure on the untouched code; conditions come last."""
-        lines = [int(line) for label, _, line in (place.rpartition("+") for place in self._broken[test]) if not label]
+        lines = [
+            int(line) for label, _, line in (position.rpartition("+") for position in self._broken[test]) if not label
+        ]
         line = self._files[variant.path].count(b"\n", 0, variant.start) + 1 - self._line(test)
-        return variant.kind in WEAK, min((abs(line - broken) for broken in lines if line >= 0), default=0)
+        return variant.kind in WEAK, min((abs(line - broken_line) for broken_line in lines if line >= 0), default=0)
 
     def run(self, requested: Mapping[str, Sequence[Changes]]) -> SuiteRun:
         """Run the reference on edited test files, and record the results."""
-        edition = make_edition(self._files, requested, self._dice)
-        chosen = names_of(edition, self._workspace.task, self._names)
+        edition = make_edition(self._files, requested, self._rng)
+        test_names = names_of(edition, self._workspace.task, self._names)
         # the copies may exceed the tests' time limit together
-        run = self._workspace.patient().run(reference_change(self._workspace.task), edition.files, chosen)
+        run = self._workspace.patient().run(reference_change(self._workspace.task), edition.files, test_names)
         if run.doubt is None:
-            self._note(edition, chosen, run)
+            self._note(edition, test_names, run)
         return run
 
-    def _note(self, edition: Edition, chosen: Sequence[str], run: SuiteRun) -> None:
+    def _note(self, edition: Edition, test_names: Sequence[str], run: SuiteRun) -> None:
         readout = Readout(run, {**self._files, **edition.files})
-        for version, name in zip(edition.versions, chosen, strict=True):
-            items = readout.items(name, version.test)
-            passing = tuple(item for item, found in items.items() if found.outcome == PASSED)
+        for version, name in zip(edition.versions, test_names, strict=True):
+            results = readout.items(name, version.test)
+            passing = tuple(item for item, result in results.items() if result.outcome == PASSED)
             if version.is_changed:
-                failing = {item: found.place for item, found in items.items() if found.outcome in FAILING}
+                failing = {item: result.place for item, result in results.items() if result.outcome in FAILING}
                 if failing:
                     self._failing[version.original, version.changes[0]] = failing
             elif version.test == version.original:
                 self._passing[version.test] = passing
-                self._named[version.test] = tuple(item for item, found in items.items() if self._is_named(found.test))
+                self._named[version.test] = tuple(
+                    item for item, result in results.items() if self._is_named(result.test)
+                )
                 self._seconds[version.test] = readout.seconds(name)
             elif passing and passing == self._passing.get(version.original):
                 (self._inlined if version.changes else self._copies).add(version.original)
@@ -290,14 +295,14 @@ class _Check:
 
     def _checked(self, test: str, variant: Variant) -> CheckedVariant:
         passing = set(self._passing.get(test, ()))
-        numbers = [number for number in range(len(variant.texts)) if (test, (variant, number)) in self._failing]
+        indexes = [index for index in range(len(variant.texts)) if (test, (variant, index)) in self._failing]
         failing = [
-            {item: place for item, place in self._failing[test, (variant, number)].items() if item in passing}
-            for number in numbers
+            {item: position for item, position in self._failing[test, (variant, index)].items() if item in passing}
+            for index in indexes
         ]
-        pairs = [(number, items) for number, items in zip(numbers, failing, strict=True) if items]
-        replacements = tuple(variant.texts[number] for number, _ in pairs)
-        return CheckedVariant(replace(variant, texts=replacements), tuple(items for _, items in pairs))
+        pairs = [(index, failures) for index, failures in zip(indexes, failing, strict=True) if failures]
+        replacements = tuple(variant.texts[index] for index, _ in pairs)
+        return CheckedVariant(replace(variant, texts=replacements), tuple(failures for _, failures in pairs))
 
 
 def inlined(variants: Iterable[Variant]) -> Changes:
@@ -332,5 +337,5 @@ def names_of(edition: Edition, task: Task, names: Mapping[str, str]) -> tuple[st
 
 def _renamed(version: Version, name: str) -> str:
     """Return another runner's name for a version of a test, given the name of the original."""
-    before, after = (test.rpartition("::")[2] for test in (version.original, version.test))
-    return re.sub(rf"(^|\.){re.escape(before)}(?=[ )]|$)", rf"\1{after}", name)  # test_it (module.TestIt.test_it)
+    original, copy = (test.rpartition("::")[2] for test in (version.original, version.test))
+    return re.sub(rf"(^|\.){re.escape(original)}(?=[ )]|$)", rf"\1{copy}", name)  # test_it (module.TestIt.test_it)

@@ -45,20 +45,20 @@ def _of_table(base: str, table: Table, tests: Mapping[str, Parameters]) -> Itera
         if not all(name in parameters for name in table.names):
             continue  # a class or a plugin has parameters of the same names
         values = [parameters[name] for name in table.names]
-        matching = [number for number, row in enumerate(rows) if _is_row(row, values)]
+        matching = [index for index, row in enumerate(rows) if _is_row(row, values)]
         if not matching:
-            shown = ", ".join(f"{name}={text}" for name, text in zip(table.names, values, strict=True))
-            yield f"{test}: no row of its table has {shown}"
+            description = ", ".join(f"{name}={text}" for name, text in zip(table.names, values, strict=True))
+            yield f"{test}: no row of its table has {description}"
         counts.update(matching[:1] if len(matching) == 1 else ())
     is_whole = all(None not in row for row in rows) and len({tuple(row) for row in rows}) == len(rows)
-    if is_whole and counts and len({counts[number] for number in range(len(rows))}) > 1:
-        yield f"{base}: rows of its table are collected {sorted(counts[number] for number in range(len(rows)))} times"
+    if is_whole and counts and len({counts[index] for index in range(len(rows))}) > 1:
+        yield f"{base}: rows of its table are collected {sorted(counts[index] for index in range(len(rows)))} times"
 
 
 def _is_row(row: list[str | None], values: list[str | None]) -> bool:
     """Return whether values match a row; a cell or a value that is not plain matches everything."""
     pairs = zip(row, values, strict=False)
-    return len(row) != len(values) or all(written is None or text is None or text == written for written, text in pairs)
+    return len(row) != len(values) or all(cell is None or value is None or value == cell for cell, value in pairs)
 
 
 def spelled(node: ast.expr) -> str | None:

@@ -45,8 +45,8 @@ class _UnconfirmedError(Exception):
     """The pass could be neither confirmed nor refuted."""
 
     @classmethod
-    def by_doubt(cls, what: str, doubt: Doubt) -> _UnconfirmedError:
-        return cls(f"every named test passed, but {what} is not believed: {doubt.reason}: {doubt.detail}")
+    def by_doubt(cls, title: str, doubt: Doubt) -> _UnconfirmedError:
+        return cls(f"every named test passed, but {title} is not believed: {doubt.reason}: {doubt.detail}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ class Confirmation:
         self._times = times
         self._names = function_names(workspace.task)
         self._files = test_files(workspace)
-        self._dice = random.SystemRandom()
+        self._rng = random.SystemRandom()
 
-    def check_collection(self, run: SuiteRun, graded: Grade) -> Grade:
+    def check_collection(self, run: SuiteRun, grade: Grade) -> Grade:
         """Compare the tests that a run collected with their source files.
 
         Args:
             run: the run in which every named test passed.
-            graded: its grade.
+            grade: its grade.
 
         Returns:
             The grade; ``tampered`` if tests differ from their files that do not differ in the reference's run.
@@ -103,21 +103,23 @@ class Confirmation:
         """
         differences = mismatches(self._files, run.report.parameters)
         if not differences:
-            return graded
+            return grade
         try:
-            expected = mismatches(self._files, self._control("the reference's run", _NO_EDITION, ()).report.parameters)
+            expected_differences = mismatches(
+                self._files, self._control("the reference's run", _NO_EDITION, ()).report.parameters
+            )
         except _UnconfirmedError as error:
-            return _unconfirmed(graded, error)
-        foreign = [difference for difference in differences if difference not in expected]
-        detail = f"collected tests differ from their files: {_some(foreign)}"
-        return _tampered(graded, _TamperedError(Reason.COLLECTION_CHANGED, detail)) if foreign else graded
+            return _unconfirmed(grade, error)
+        unexpected = [difference for difference in differences if difference not in expected_differences]
+        detail = f"collected tests differ from their files: {_some(unexpected)}"
+        return _tampered(grade, _TamperedError(Reason.COLLECTION_CHANGED, detail)) if unexpected else grade
 
-    def confirm(self, run: SuiteRun, graded: Grade) -> Grade:
+    def confirm(self, run: SuiteRun, grade: Grade) -> Grade:
         """Run the tests once more, some of them with changed expectations.
 
         Args:
             run: the run in which every named test passed.
-            graded: its grade.
+            grade: its grade.
 
         Returns:
             The grade, possibly with a flag; or a grade with the verdict tampered, failed or unconfirmed.
@@ -128,26 +130,26 @@ class Confirmation:
         """
         tests = changeable_tests(self._workspace)
         if tests.doubt:
-            return _unconfirmed(graded, f"the reference's run on changed tests is not believed: {tests.doubt}")
+            return _unconfirmed(grade, f"the reference's run on changed tests is not believed: {tests.doubt}")
         if not any(function.variants for function in tests.functions):
             flag = Flag(NOT_CONFIRMED, "", "no FAIL_TO_PASS test states an expectation that can be changed")
-            return replace(graded, flags=(*graded.flags, flag))
+            return replace(grade, flags=(*grade.flags, flag))
         try:
-            for drawn in (drawn for _ in range(self._times) for drawn in draws(tests, run.duration, self._dice)):
-                lost = self._try(drawn)
-                if any(finding.version.test != finding.version.original for finding in lost):
+            for draw in (draw for _ in range(self._times) for draw in draws(tests, run.duration, self._rng)):
+                lost_tests = self._try(draw)
+                if any(finding.version.test != finding.version.original for finding in lost_tests):
                     # a copy runs in its original's process, and a correct solution may keep state between the two
-                    lost = next(filter(None, map(self._try, draws_without_copies(tests, self._dice))), [])
-                if lost:
-                    detail = f"tests that passed once failed in further runs: {_some(lost)}"
-                    return replace(graded, verdict=Verdict.FAILED, reason=Reason.NOT_REPEATED, detail=detail)
+                    lost_tests = next(filter(None, map(self._try, draws_without_copies(tests, self._rng))), [])
+                if lost_tests:
+                    detail = f"tests that passed once failed in further runs: {_some(lost_tests)}"
+                    return replace(grade, verdict=Verdict.FAILED, reason=Reason.NOT_REPEATED, detail=detail)
         except _TamperedError as error:
-            return _tampered(graded, error)
+            return _tampered(grade, error)
         except _UnconfirmedError as error:
-            return _unconfirmed(graded, error)
-        return graded
+            return _unconfirmed(grade, error)
+        return grade
 
-    def _try(self, drawn: VersionDraw) -> list[_Finding]:
+    def _try(self, draw: VersionDraw) -> list[_Finding]:
         """Run one draw; return the unchanged tests that failed although the reference passes them.
 
         If a test does not have the required outcome, two further runs must be faultless. Otherwise a submission that
@@ -157,20 +159,18 @@ class Confirmation:
             _TamperedError: changed tests that the reference fails passed in two runs.
             _UnconfirmedError: two runs disagree, or two runs in a row were not believed.
         """
-        edition = make_edition(self._files, drawn.wanted, self._dice, drawn.definitions)
-        chosen = () if self._thorough else self._chosen(edition)
-        what = "the run with changed tests"
-        first = self._findings(drawn, edition, self._run(what, edition, chosen))
-        if not first:
+        edition = make_edition(self._files, draw.versions, self._rng, draw.definitions)
+        test_names = () if self._thorough else self._chosen(edition)
+        title = "the run with changed tests"
+        findings = self._findings(draw, edition, self._run(title, edition, test_names))
+        if not findings:
             return []
-        again = (self._findings(drawn, edition, self._run(what, edition, chosen)) for _ in range(2))
-        if not (last := next(filter(None, again), [])):
+        retries = (self._findings(draw, edition, self._run(title, edition, test_names)) for _ in range(2))
+        if not (retry_findings := next(filter(None, retries), [])):
             return []
-        expected = self._findings(drawn, edition, self._control(what, edition, chosen))
-        runs = [[finding for finding in run if finding not in expected] for run in (first, last)]
-        spared, lost = (
-            [[finding for finding in run if finding.kind == kind] for run in runs] for kind in ("spared", "lost")
-        )
+        control_findings = self._findings(draw, edition, self._control(title, edition, test_names))
+        runs = [[entry for entry in run if entry not in control_findings] for run in (findings, retry_findings)]
+        spared, lost = ([[entry for entry in run if entry.kind == kind] for run in runs] for kind in ("spared", "lost"))
         if all(spared):
             raise _TamperedError(Reason.CHANGED_TEST_PASSED, f"tests that had to fail passed: {_some(spared[-1])}")
         if all(lost):
@@ -182,30 +182,30 @@ class Confirmation:
     def _chosen(self, edition: Edition) -> tuple[str, ...]:
         return names_of(edition, self._workspace.task, self._names)
 
-    def _findings(self, drawn: VersionDraw, edition: Edition, run: SuiteRun | None) -> list[_Finding]:
+    def _findings(self, draw: VersionDraw, edition: Edition, run: SuiteRun | None) -> list[_Finding]:
         """Return the tests that do not have the required outcome; empty without a run."""
         if run is None:
             return []
         readout, findings = Readout(run, {**self._files, **edition.files}), []
         for version, name in zip(edition.versions, self._chosen(edition), strict=True):
-            items = readout.items(name, version.test)
+            results = readout.items(name, version.test)
             if not version.is_changed:
-                passing = drawn.passing[version.original]
+                passing = draw.passing[version.original]
                 findings += [
                     _Finding(version, item, "lost")
                     for item in passing
-                    if item not in items or items[item].outcome != PASSED
+                    if item not in results or results[item].outcome != PASSED
                 ]
                 continue
-            for item, places in drawn.failing[version.original, version.changes].items():
-                result = items.get(item)
+            for item, positions in draw.failing[version.original, version.changes].items():
+                result = results.get(item)
                 if result is not None and result.outcome == PASSED:
                     findings.append(_Finding(version, item, "spared"))
-                elif result is None or result.outcome not in FAILING or not {"", result.place} & places:
+                elif result is None or result.outcome not in FAILING or not {"", result.place} & positions:
                     findings.append(_Finding(version, item, "elsewhere"))
         return findings
 
-    def _run(self, what: str, edition: Edition, chosen: Sequence[str]) -> SuiteRun | None:
+    def _run(self, title: str, edition: Edition, test_names: Sequence[str]) -> SuiteRun | None:
         """Run the submission on edited test files.
 
         Returns:
@@ -215,55 +215,57 @@ class Confirmation:
             _TamperedError: the run shows a forgery that the reference's run does not show.
             _UnconfirmedError: two runs in a row were not believed.
         """
-        run = self._twice(self._change, edition, chosen)
+        run = self._twice(self._change, edition, test_names)
         if run.doubt is None:
             return run
         doubt = run.doubt
         if doubt.reason in ACCIDENTS:
-            raise _UnconfirmedError.by_doubt(what, doubt)
+            raise _UnconfirmedError.by_doubt(title, doubt)
         if doubt.reason is not Reason.REPORT_DAMAGED:  # only a submission can damage its report
-            control = self._twice(reference_change(self._workspace.task), edition, chosen)
+            control = self._twice(reference_change(self._workspace.task), edition, test_names)
             if control.doubt is not None and control.doubt.reason not in ACCIDENTS:
                 return None
             if control.doubt is not None:
-                raise _UnconfirmedError.by_doubt(f"{what}, made with the reference,", control.doubt)
+                raise _UnconfirmedError.by_doubt(f"{title}, made with the reference,", control.doubt)
         if doubt.reason.verdict is Verdict.TAMPERED:
-            raise _TamperedError(doubt.reason, f"{what}: {doubt.detail}")
-        raise _UnconfirmedError.by_doubt(what, doubt)
+            raise _TamperedError(doubt.reason, f"{title}: {doubt.detail}")
+        raise _UnconfirmedError.by_doubt(title, doubt)
 
-    def _control(self, what: str, edition: Edition, chosen: Sequence[str]) -> SuiteRun:
+    def _control(self, title: str, edition: Edition, test_names: Sequence[str]) -> SuiteRun:
         """Run the reference on edited test files.
 
         Raises:
             _UnconfirmedError: two runs in a row were not believed.
         """
-        run = self._twice(reference_change(self._workspace.task), edition, chosen)
+        run = self._twice(reference_change(self._workspace.task), edition, test_names)
         if run.doubt is not None:
-            raise _UnconfirmedError.by_doubt(f"{what}, made with the reference,", run.doubt)
+            raise _UnconfirmedError.by_doubt(f"{title}, made with the reference,", run.doubt)
         return run
 
-    def _twice(self, change: CodePatch, edition: Edition, chosen: Sequence[str]) -> SuiteRun:
+    def _twice(self, change: CodePatch, edition: Edition, test_names: Sequence[str]) -> SuiteRun:
         """Run the tests, and repeat a run that is not believed; after a timeout, triple the time limit."""
-        run = _run_once(self._workspace, change, edition.files, chosen)
+        run = _run_once(self._workspace, change, edition.files, test_names)
         if run.doubt is None or run.doubt.reason.verdict is Verdict.TAMPERED:
             return run
         workspace = self._workspace.patient() if run.doubt.reason is Reason.TIMEOUT else self._workspace
-        return _run_once(workspace.reseeded(), change, edition.files, chosen)
+        return _run_once(workspace.reseeded(), change, edition.files, test_names)
 
 
-def _run_once(workspace: Workspace, change: CodePatch, edited: Mapping[str, bytes], chosen: Sequence[str]) -> SuiteRun:
+def _run_once(
+    workspace: Workspace, change: CodePatch, edited_files: Mapping[str, bytes], test_names: Sequence[str]
+) -> SuiteRun:
     try:
-        return workspace.run(change, edited, chosen)
+        return workspace.run(change, edited_files, test_names)
     except SandboxGone as error:
         return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, str(error)))
 
 
-def _tampered(graded: Grade, error: _TamperedError) -> Grade:
-    return replace(graded, verdict=error.reason.verdict, reason=error.reason, detail=str(error))
+def _tampered(grade: Grade, error: _TamperedError) -> Grade:
+    return replace(grade, verdict=error.reason.verdict, reason=error.reason, detail=str(error))
 
 
-def _unconfirmed(graded: Grade, error: object) -> Grade:
-    return replace(graded, verdict=Verdict.UNCONFIRMED, reason=Reason.UNCONFIRMED, detail=str(error))
+def _unconfirmed(grade: Grade, error: object) -> Grade:
+    return replace(grade, verdict=Verdict.UNCONFIRMED, reason=Reason.UNCONFIRMED, detail=str(error))
 
 
 def _some(names: Sequence[object]) -> str:

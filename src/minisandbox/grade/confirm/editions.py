@@ -37,7 +37,7 @@ class Version:
     @property
     def is_changed(self) -> bool:
         """Whether the version expects something else than the original."""
-        return any(number >= 0 for _, number in self.changes)
+        return any(index >= 0 for _, index in self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ItemResult:
 def make_edition(
     files: Mapping[str, bytes],
     requested: Mapping[str, Sequence[Changes]],
-    dice: random.Random,
+    rng: random.Random,
     definitions: Sequence[Change] = (),
 ) -> Edition:
     """Write versions of tests into their files.
@@ -82,7 +82,7 @@ def make_edition(
         files: the contents of the test files, by path.
         requested: the versions of each test. The first keeps the test's own name, the others become copies below it.
             Tests that inherit one method have the same versions.
-        dice: the random generator that names the copies.
+        rng: the random generator that names the copies.
         definitions: new values for definitions that no version reads any more.
 
     Returns:
@@ -90,62 +90,62 @@ def make_edition(
     """
     edits: dict[str, list[Edit]] = {}
     versions: list[Version] = []
-    written: dict[int, list[str | None]] = {}
+    copy_names: dict[int, list[str | None]] = {}
     sources = Sources(files)
     used_names: dict[str, set[str]] = {}
-    for test, each in requested.items():
+    for test, version_changes in requested.items():
         if (parsed := sources.find(test)) is None:
             continue
         path, (source, function) = test.partition("::")[0], parsed
         names = used_names.setdefault(path, {other.name for _, other in source.functions()})
-        if id(function) not in written:
-            for variant, number in each[0]:
-                edits.setdefault(variant.path, []).append(variant.edit(number))
-            written[id(function)] = [function.name]
-            for changes in each[1:]:
-                copy_name = _new_name(function.name, names, dice)
-                copy = source.copied(function, copy_name, [variant.edit(number) for variant, number in changes])
-                written[id(function)].append(copy_name if copy else None)
+        if id(function) not in copy_names:
+            for variant, index in version_changes[0]:
+                edits.setdefault(variant.path, []).append(variant.edit(index))
+            copy_names[id(function)] = [function.name]
+            for changes in version_changes[1:]:
+                copy_name = _new_name(function.name, names, rng)
+                copy = source.copied(function, copy_name, [variant.edit(index) for variant, index in changes])
+                copy_names[id(function)].append(copy_name if copy else None)
                 edits.setdefault(path, []).extend([copy] if copy else [])
         prefix = test.removesuffix(function.name)
-        pairs = zip(written[id(function)], each, strict=True)
+        pairs = zip(copy_names[id(function)], version_changes, strict=True)
         versions += [Version(test, prefix + name, changes) for name, changes in pairs if name]
     edited = {path: apply_edits(files[path], changes) for path, changes in edits.items()}
-    for path, text in edited.items():
-        edited[path] = _with_definitions(files[path], text, edits[path], versions, path, definitions)
-    broken = {path for path, text in edited.items() if path.endswith(".py") and not PythonSource.read(text)}
-    intact = tuple(version for version in versions if version.test.partition("::")[0] not in broken)
-    return Edition({path: text for path, text in edited.items() if path not in broken}, intact)
+    for path, content in edited.items():
+        edited[path] = _with_definitions(files[path], content, edits[path], versions, path, definitions)
+    malformed = {path for path, content in edited.items() if path.endswith(".py") and not PythonSource.read(content)}
+    intact = tuple(version for version in versions if version.test.partition("::")[0] not in malformed)
+    return Edition({path: content for path, content in edited.items() if path not in malformed}, intact)
 
 
 def _with_definitions(
     content: bytes,
-    text: bytes,
+    edited: bytes,
     edits: Sequence[Edit],
     versions: Sequence[Version],
     path: str,
     definitions: Sequence[Change],
 ) -> bytes:
     """Change the definitions in a file that no version of a test reads any more."""
-    source = PythonSource.read(text)
+    source = PythonSource.read(edited)
     if source is None:
-        return text
+        return edited
     tests = [version.test.partition("::") for version in versions]
     functions = [function for file, _, name in tests if file == path and (function := source.function(name))]
-    others = [
+    extra_edits = [
         edit
-        for variant, number in definitions
+        for variant, index in definitions
         if variant.path == path
         and not source.uses(variant.name, functions)
-        and (edit := variant.definition_edit(number))
+        and (edit := variant.definition_edit(index))
     ]
-    return apply_edits(content, [*edits, *others]) if others else text
+    return apply_edits(content, [*edits, *extra_edits]) if extra_edits else edited
 
 
-def _new_name(name: str, used_names: set[str], dice: random.Random) -> str:
+def _new_name(name: str, used_names: set[str], rng: random.Random) -> str:
     """Return an unused name for a copy of a function, and mark it as used."""
     while name in used_names:
-        name += f"_{dice.choice(_LETTERS)}"
+        name += f"_{rng.choice(_LETTERS)}"
     used_names.add(name)
     return name
 
@@ -153,12 +153,12 @@ def _new_name(name: str, used_names: set[str], dice: random.Random) -> str:
 def _numbered(tests: Iterable[str]) -> dict[str, str]:
     """Number the items of each function in collection order, because a changed table changes their ids."""
     counts = Counter[str]()
-    numbers = {}
+    item_numbers = {}
     for test in tests:
         base = node_id(test).partition("[")[0]
-        numbers[test] = f"#{counts[base]}"
+        item_numbers[test] = f"#{counts[base]}"
         counts[base] += 1
-    return numbers
+    return item_numbers
 
 
 class Readout:
@@ -173,11 +173,11 @@ class Readout:
         self._sources = Sources(files)
         self._seconds = run.report.seconds
         self._functions: dict[str, dict[str, ItemResult]] = {}
-        numbers = _numbered(run.report.parameters)
+        item_numbers = _numbered(run.report.parameters)
         for test, outcome in run.report.outcomes().items():
             result = ItemResult(outcome, test, run.report.places.get(test))
             base, bracket, parameters = node_id(test).partition("[")
-            self._functions.setdefault(base, {})[numbers.get(test, bracket + parameters)] = result
+            self._functions.setdefault(base, {})[item_numbers.get(test, bracket + parameters)] = result
             for name in first_words({test: outcome}):  # the names in unittest's lists
                 self._functions.setdefault(name, {"": result})
 

@@ -40,13 +40,13 @@ class Table:
 
     Attributes:
         names: the names of the parameters.
-        written: the argument of the mark, as written: the table, or a variable.
+        argument: the argument of the mark, as written: the table, or a variable.
         values: the expression with the rows: the argument itself, or the value of the variable.
         rows: the values of each row.
     """
 
     names: list[str]
-    written: ast.expr
+    argument: ast.expr
     values: ast.expr
     rows: list[list[ast.expr]]
 
@@ -105,10 +105,10 @@ class PythonSource:
         """
         for mark in function.decorator_list:
             if isinstance(mark, ast.Call) and ast.unparse(mark.func).endswith("parametrize") and len(mark.args) > 1:
-                names, written = _names_of(mark.args[0]), mark.args[1]
-                values = next(self.module_values(ast.unparse(written)), written)
+                names, argument = _names_of(mark.args[0]), mark.args[1]
+                values = next(self.module_values(ast.unparse(argument)), argument)
                 if names and isinstance(values, ast.List | ast.Tuple) and not _is_indirect(mark, values):
-                    yield Table(names, written, values, [_cells(row, len(names)) for row in values.elts])
+                    yield Table(names, argument, values, [_cells(row, len(names)) for row in values.elts])
 
     def fixture_values(self, name: str) -> Iterator[ast.expr]:
         """Yield the return values of a fixture in the file."""
@@ -137,9 +137,9 @@ class PythonSource:
     def is_read_by_tests_alone(self, name: str) -> bool:
         """Return whether only test functions read a variable, an attribute or a fixture."""
         functions = [function for function in self._tests.values() if function.name.startswith("test")]
-        inside = {id(node) for function in functions for node in ast.walk(function)}
+        node_ids = {id(node) for function in functions for node in ast.walk(function)}
         return not any(
-            id(node) not in inside and (_reads(node, name) or (isinstance(node, ast.arg) and node.arg == name))
+            id(node) not in node_ids and (_reads(node, name) or (isinstance(node, ast.arg) and node.arg == name))
             for node in ast.walk(self._tree)
         )
 
@@ -160,30 +160,30 @@ class PythonSource:
     def indent(self, statement: ast.stmt) -> str | None:
         """Return the indentation of a statement, or None if other code precedes it on its line."""
         start = self._starts[statement.lineno - 1]
-        before = self.content[start : start + statement.col_offset].decode()
-        return before if not before.strip() else None
+        line_prefix = self.content[start : start + statement.col_offset].decode()
+        return line_prefix if not line_prefix.strip() else None
 
     def copied(self, function: Function, name: str, edits: Iterable[Edit] = ()) -> Edit | None:
         """Return the edit that adds an edited copy of a function below it, under another name.
 
         Return None if other code shares the function's first or last line.
         """
-        begin = min((function, *function.decorator_list), key=lambda node: node.lineno)
-        start = self._starts[begin.lineno - 1]
+        first_node = min((function, *function.decorator_list), key=lambda node: node.lineno)
+        start = self._starts[first_node.lineno - 1]
         end = self.line_end(self.span(function)[1])
-        after = self.content[self.span(function)[1] : end].strip()
-        before = self.content[start : start + begin.col_offset]
-        if before.strip(b" \t@") or (after and not after.startswith(b"#")):
+        line_suffix = self.content[self.span(function)[1] : end].strip()
+        line_prefix = self.content[start : start + first_node.col_offset]
+        if line_prefix.strip(b" \t@") or (line_suffix and not line_suffix.startswith(b"#")):
             return None
-        text = apply_edits(
+        copied_source = apply_edits(
             self.content[start:end], [edit.moved(-start) for edit in (self.renamed(function, name), *edits)]
         )
-        return Edit(end, end, f"\n\n{text.decode()}")
+        return Edit(end, end, f"\n\n{copied_source.decode()}")
 
     def renamed(self, function: Function, name: str) -> Edit:
         """Return the edit that renames a function."""
-        named = self.content.find(function.name.encode(), self.content.find(b"def ", self.span(function)[0]) + 4)
-        return Edit(named, named + len(function.name.encode()), name)
+        name_offset = self.content.find(function.name.encode(), self.content.find(b"def ", self.span(function)[0]) + 4)
+        return Edit(name_offset, name_offset + len(function.name.encode()), name)
 
     def line_end(self, position: int) -> int:
         """Return the end of the line that contains a position."""
@@ -241,10 +241,10 @@ def _text(node: ast.expr | None) -> str:
 def _names_of(node: ast.expr) -> list[str]:
     """Return the parameter names in the first argument of a mark; empty if it is no literal."""
     try:
-        value = ast.literal_eval(node)
+        literal = ast.literal_eval(node)
     except ValueError:
         return []
-    names = value.split(",") if isinstance(value, str) else value
+    names = literal.split(",") if isinstance(literal, str) else literal
     return [str(name).strip() for name in names if str(name).strip()]
 
 

@@ -34,96 +34,100 @@ def literals_in(node: ast.expr) -> Iterator[ast.expr]:
             yield from literals_in(value)
 
 
-def other_literals(text: str, dice: random.Random) -> tuple[str, ...]:
+def other_literals(literal: str, rng: random.Random) -> tuple[str, ...]:
     """Return up to three inconspicuous literals with other values, of the same kind and number of lines.
 
     Args:
-        text: the source text of the literal.
-        dice: the random generator.
+        literal: the source text of the literal.
+        rng: the random generator.
 
     Returns:
         The new texts; empty if there are no other values of this kind.
     """
-    value = _value_of(text)
-    others: list[str] = []
+    value = _value_of(literal)
+    candidates: list[str] = []
     if isinstance(value, str | bytes):
-        others = _other_strings(text, dice)
+        candidates = _other_strings(literal, rng)
     elif value is None or isinstance(value, bool):
-        others = dice.sample([str(other) for other in (None, False, True) if other is not value], 2)
+        candidates = rng.sample([str(candidate) for candidate in (None, False, True) if candidate is not value], 2)
     elif isinstance(value, int):
-        others = [str(value + step) for step in _steps(value, dice)]
+        candidates = [str(value + step) for step in _steps(value, rng)]
     elif isinstance(value, float) and abs(value) > 1e9:
-        others = [repr(value * (1 + step / 100)) for step in _steps(0, dice)]
+        candidates = [repr(value * (1 + step / 100)) for step in _steps(0, rng)]
     elif isinstance(value, float):
-        decimals = len(re.sub(r"(?i)e.*|[^.]*\.?", "", text, count=1))
-        others = [repr(round(value + step, max(1, decimals))) for step in _steps(value, dice)]
+        decimals = len(re.sub(r"(?i)e.*|[^.]*\.?", "", literal, count=1))
+        candidates = [repr(round(value + step, max(1, decimals))) for step in _steps(value, rng)]
     elif isinstance(value, complex):
-        others = [repr(value + step) for step in _steps(0, dice)]
-    return tuple(other for other in others if other.count("\n") == text.count("\n") and _value_of(other) != value)
+        candidates = [repr(value + step) for step in _steps(0, rng)]
+    return tuple(
+        candidate
+        for candidate in candidates
+        if candidate.count("\n") == literal.count("\n") and _value_of(candidate) != value
+    )
 
 
-def spread(values: int, versions: int, dice: random.Random) -> list[int]:
+def spread(value_count: int, version_count: int, rng: random.Random) -> list[int]:
     """Distribute values over versions as evenly as possible; -1 stands for the first version's own value.
 
     The frequencies do not reveal the first version's value.
 
     Args:
-        values: the number of values, without the first version's own.
-        versions: the number of versions.
-        dice: the random generator.
+        value_count: the number of values, without the first version's own.
+        version_count: the number of versions.
+        rng: the random generator.
 
     Returns:
         The index of each version's value.
     """
-    spots = [version % (values + 1) for version in range(versions)]
-    dice.shuffle(spots)
-    others = sorted({*spots} - {spots[0]})
-    names = dict(zip(others, dice.sample(range(values), len(others)), strict=True))
-    return [names.get(spot, -1) for spot in spots]
+    slots = [version % (value_count + 1) for version in range(version_count)]
+    rng.shuffle(slots)
+    other_slots = sorted({*slots} - {slots[0]})
+    value_indexes = dict(zip(other_slots, rng.sample(range(value_count), len(other_slots)), strict=True))
+    return [value_indexes.get(slot, -1) for slot in slots]
 
 
-def _steps(value: float, dice: random.Random) -> list[int]:
+def _steps(value: float, rng: random.Random) -> list[int]:
     """Return steps from a number to random other numbers of the same block of numbers.
 
     How many of them are lower is drawn first, so that the rank of the original among them reveals nothing.
     """
-    own = math.floor(value)
-    start = own - own % _BLOCK
-    lower, higher = range(start, own), range(own + 1, start + _BLOCK)
-    count = dice.randint(max(0, _MOST - len(higher)), min(_MOST, len(lower)))
-    others = [*dice.sample(lower, count), *dice.sample(higher, _MOST - count)]
-    return [other - own for other in dice.sample(others, _MOST)]
+    integer = math.floor(value)
+    block_start = integer - integer % _BLOCK
+    lower, higher = range(block_start, integer), range(integer + 1, block_start + _BLOCK)
+    lower_count = rng.randint(max(0, _MOST - len(higher)), min(_MOST, len(lower)))
+    neighbours = [*rng.sample(lower, lower_count), *rng.sample(higher, _MOST - lower_count)]
+    return [neighbour - integer for neighbour in rng.sample(neighbours, _MOST)]
 
 
-def _value_of(text: str) -> object:
+def _value_of(literal: str) -> object:
     try:
-        return ast.literal_eval(f"({text})")
+        return ast.literal_eval(f"({literal})")
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return Ellipsis
 
 
-def _other_strings(text: str, dice: random.Random) -> list[str]:
+def _other_strings(literal: str, rng: random.Random) -> list[str]:
     """Replace one letter or digit of a string, outside of its escapes; an empty string gets a letter."""
-    tokens = list(_string_tokens(text))
-    places = [position for start, token in tokens for position in _characters(start, token)]
-    if places:
-        position = dice.choice([position for position in places if text[position].lower() in _COMMON] or places)
-        kind = "0123456789" if text[position].isdigit() else _COMMON[10:]
-        kind = kind.upper() if text[position].isupper() else kind
-        signs = dice.sample(kind.replace(text[position], ""), _MOST)
-        return [text[:position] + sign + text[position + 1 :] for sign in signs]
+    tokens = list(_string_tokens(literal))
+    offsets = [offset for start, token in tokens for offset in _characters(start, token)]
+    if offsets:
+        offset = rng.choice([offset for offset in offsets if literal[offset].lower() in _COMMON] or offsets)
+        kind = "0123456789" if literal[offset].isdigit() else _COMMON[10:]
+        kind = kind.upper() if literal[offset].isupper() else kind
+        characters = rng.sample(kind.replace(literal[offset], ""), _MOST)
+        return [literal[:offset] + character + literal[offset + 1 :] for character in characters]
     if len(tokens) == 1 and (match := _STRING.fullmatch(tokens[0][1])):
-        end = tokens[0][0] + match.end("body")
-        return [text[:end] + sign + text[end:] for sign in dice.sample("abcdefgh", _MOST)]
+        body_end = tokens[0][0] + match.end("body")
+        return [literal[:body_end] + character + literal[body_end:] for character in rng.sample("abcdefgh", _MOST)]
     return []
 
 
-def _string_tokens(text: str) -> Iterator[tuple[int, str]]:
+def _string_tokens(literal: str) -> Iterator[tuple[int, str]]:
     """Yield the string tokens of an implicit concatenation, with their offsets."""
-    lengths = [len(line) + 1 for line in f"({text})".split("\n")]
-    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    lengths = [len(line) + 1 for line in f"({literal})".split("\n")]
+    starts = [sum(lengths[:line_index]) for line_index in range(len(lengths))]
     try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(f"({text})").readline))
+        tokens = list(tokenize.generate_tokens(io.StringIO(f"({literal})").readline))
     except (tokenize.TokenError, SyntaxError):
         return
     for token in tokens:
@@ -131,14 +135,14 @@ def _string_tokens(text: str) -> Iterator[tuple[int, str]]:
             yield starts[token.start[0] - 1] + token.start[1] - 1, token.string
 
 
-def _characters(start: int, token: str) -> Iterator[int]:
+def _characters(token_start: int, token: str) -> Iterator[int]:
     """Yield the offsets of a string's ASCII letters and digits, except those in escapes."""
     match = _STRING.fullmatch(token)
     if match is None:
         return
-    begin, body = match.start("body"), match["body"]
+    body_start, body = match.start("body"), match["body"]
     is_raw = "r" in match["prefix"].lower()
-    escaped = set() if is_raw else {at for escape in _ESCAPE.finditer(body) for at in range(*escape.span())}
-    for at, sign in enumerate(body):
-        if sign.isascii() and sign.isalnum() and at not in escaped:
-            yield start + begin + at
+    escaped = set() if is_raw else {index for escape in _ESCAPE.finditer(body) for index in range(*escape.span())}
+    for index, character in enumerate(body):
+        if character.isascii() and character.isalnum() and index not in escaped:
+            yield token_start + body_start + index

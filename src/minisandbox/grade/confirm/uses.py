@@ -83,19 +83,19 @@ def expected_arguments(call: ast.Call, helper: Function) -> Iterator[tuple[ast.e
     pairs += [(word.arg, word.value) for word in call.keywords if word.arg]
     for name, argument in pairs:
         if is_only_expected(helper, name):
-            yield argument, is_only_expected(helper, name, is_equal=True)
+            yield argument, is_only_expected(helper, name, for_equality=True)
 
 
-def is_only_expected(function: Function, name: str, *, is_equal: bool = False) -> bool:
+def is_only_expected(function: Function, name: str, *, for_equality: bool = False) -> bool:
     """Return whether a function uses a variable (or ``self.x``) only as an expected value in comparisons.
 
     Args:
         function: a test or a helper of tests.
         name: the name of the variable.
-        is_equal: whether every comparison must be for equality.
+        for_equality: whether every comparison must be for equality.
     """
-    last = name.rpartition(".")[2]
-    uses = [node for node in ast.walk(function) if last in (getattr(node, "id", ""), getattr(node, "attr", ""))]
+    attribute = name.rpartition(".")[2]
+    uses = [node for node in ast.walk(function) if attribute in (getattr(node, "id", ""), getattr(node, "attr", ""))]
     loads = {
         id(node) for node in uses if isinstance(getattr(node, "ctx", None), ast.Load) and ast.unparse(node) == name
     }
@@ -104,8 +104,8 @@ def is_only_expected(function: Function, name: str, *, is_equal: bool = False) -
     expected: set[int] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators] if not is_equal or isinstance(node.ops[0], ast.Eq) else []
-        elif is_equal and isinstance(node, ast.Call):
+            sides = [node.left, *node.comparators] if not for_equality or isinstance(node.ops[0], ast.Eq) else []
+        elif for_equality and isinstance(node, ast.Call):
             sides = node.args if ast.unparse(node.func).rpartition(".")[2] in EQUALITIES else []
         elif isinstance(node, ast.Call) and ASSERTS.fullmatch(ast.unparse(node.func).rpartition(".")[2]):
             sides = list(node.args)

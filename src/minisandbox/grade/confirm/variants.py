@@ -133,33 +133,33 @@ _TEXTS = 3
 """The number of replacement texts per position."""
 
 
-def variants_of(files: Mapping[str, bytes], tests: Sequence[str], dice: random.Random) -> dict[str, list[Variant]]:
+def variants_of(files: Mapping[str, bytes], tests: Sequence[str], rng: random.Random) -> dict[str, list[Variant]]:
     """Return the variants of tests, the strongest first.
 
     Args:
         files: the contents of the hidden files, by path: sources, and files with expected output.
         tests: pytest ids.
-        dice: the random generator.
+        rng: the random generator.
 
     Returns:
         The variants by test id without parameters; a test is missing if its file cannot be parsed.
     """
     by_test: dict[str, list[Variant]] = {}
     sources = Sources(files)
-    shared: dict[str, dict[object, tuple[str, ...]]] = {}
-    strings: dict[str, dict[str, str | bytes]] = {}
-    searches: dict[int, list[Variant]] = {}
+    new_texts: dict[str, dict[object, tuple[str, ...]]] = {}
+    equated_strings: dict[str, dict[str, str | bytes]] = {}
+    function_variants: dict[int, list[Variant]] = {}
     for test in dict.fromkeys(base_of(test) for test in tests):
         if (parsed := sources.find(test)) is None:
             continue
         path, (source, function) = test.partition("::")[0], parsed
-        if id(function) not in searches:  # tests that inherit a method share its variants
-            if path not in strings:
-                strings[path] = _equated_strings(source)
-            search = _Search(source, function, path, dice, shared.setdefault(path, {}), strings[path])
-            searches[id(function)] = [*search.variants()]
-        variants = [*searches[id(function)], *_snapshot_variants(files, test, function.name, dice)]
-        dice.shuffle(variants)
+        if id(function) not in function_variants:  # tests that inherit a method share its variants
+            if path not in equated_strings:
+                equated_strings[path] = _equated_strings(source)
+            search = _Search(source, function, path, rng, new_texts.setdefault(path, {}), equated_strings[path])
+            function_variants[id(function)] = [*search.variants()]
+        variants = [*function_variants[id(function)], *_snapshot_variants(files, test, function.name, rng)]
+        rng.shuffle(variants)
         by_test[test] = sorted(variants, key=_strength, reverse=True)
     return by_test
 
@@ -194,10 +194,10 @@ class _Search:
         source: the parsed test file.
         function: the test's syntax tree.
         path: the path of the test file.
-        dice: the random generator.
-        shared: the new values by position in the file. All tests of the file share them, because a value in only one
+        rng: the random generator.
+        new_texts: the new values by position in the file. All tests of the file share them, because a value in only one
             test would be recognisable as new.
-        strings: the strings that tests in the file compare results with, by their source text.
+        equated_strings: the strings that tests in the file compare results with, by their source text.
     """
 
     def __init__(
@@ -205,18 +205,18 @@ class _Search:
         source: PythonSource,
         function: Function,
         path: str,
-        dice: random.Random,
-        shared: dict[object, tuple[str, ...]],
-        strings: Mapping[str, str | bytes],
+        rng: random.Random,
+        new_texts: dict[object, tuple[str, ...]],
+        equated_strings: Mapping[str, str | bytes],
     ) -> None:
         self._source, self._function = source, function
-        self._path, self._dice, self._shared, self._strings = path, dice, shared, strings
+        self._path, self._rng, self._new_texts, self._equated_strings = path, rng, new_texts, equated_strings
 
     def variants(self) -> Iterator[Variant]:
         """Yield the variants in the order of the file; if there are none, a variant with an appended assertion."""
-        places = {(variant.start, variant.end, variant.texts): variant for variant in self._stated() if variant.texts}
-        yield from places.values()
-        if not places and (appended := self._appended()):
+        variants = {(variant.start, variant.end, variant.texts): variant for variant in self._stated() if variant.texts}
+        yield from variants.values()
+        if not variants and (appended := self._appended()):
             yield appended
 
     def _stated(self) -> Iterator[Variant]:
@@ -228,35 +228,37 @@ class _Search:
 
     def _asserted(self, test: ast.expr) -> Iterator[Variant]:
         """Yield a variant for each value in an asserted expression, and one that inverts the expression."""
-        for part in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
-            if isinstance(part, ast.Compare) and len(part.ops) == 1:
-                yield from self._compared(part)
-            yield self._replaced(part, [f"not ({self._source.text(part)})"], Kind.CONDITION)
+        for condition in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
+            if isinstance(condition, ast.Compare) and len(condition.ops) == 1:
+                yield from self._compared(condition)
+            yield self._replaced(condition, [f"not ({self._source.text(condition)})"], Kind.CONDITION)
 
-    def _compared(self, part: ast.Compare) -> Iterator[Variant]:
-        first, second = part.left, part.comparators[0]
-        if isinstance(part.ops[0], ast.Eq):
-            yield from self._unequal(second, first)
-        elif isinstance(part.ops[0], ast.In):
-            yield from self._values(first)
-        elif isinstance(part.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):  # e.g. abs(result - 1.5) < 1e-9
-            yield from self._values(first)
-            yield from self._values(second)
+    def _compared(self, comparison: ast.Compare) -> Iterator[Variant]:
+        left_side, right_side = comparison.left, comparison.comparators[0]
+        if isinstance(comparison.ops[0], ast.Eq):
+            yield from self._unequal(right_side, left_side)
+        elif isinstance(comparison.ops[0], ast.In):
+            yield from self._values(left_side)
+        elif isinstance(comparison.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):  # e.g. abs(result - 1.5) < 1e-9
+            yield from self._values(left_side)
+            yield from self._values(right_side)
 
     def _unequal(self, expected: ast.expr, result: ast.expr) -> Iterator[Variant]:
         """Change a value on either side; if both sides are computed, expect another assertion's value, or a list."""
-        values = [*self._values(expected, is_equal=True), *self._values(result, is_equal=True)]
-        if not values:
+        variants = [*self._values(expected, for_equality=True), *self._values(result, for_equality=True)]
+        if not variants:
             text, names = self._source.text(expected), names_in(expected)
-            others = [
-                other
+            candidates = [
+                candidate
                 for node in equated(self._function)
-                if names_in(node) <= names and (other := self._source.text(node)) != text
+                if names_in(node) <= names and (candidate := self._source.text(node)) != text
             ]
-            alike = [other for other in dict.fromkeys(others) if other.count("\n") == text.count("\n")]
-            replacements = self._dice.sample(alike, min(len(alike), _TEXTS)) or [f"[{text}]"]
-            values = [self._replaced(expected, replacements, Kind.ASSERTION)]
-        yield from values
+            choices = [
+                candidate for candidate in dict.fromkeys(candidates) if candidate.count("\n") == text.count("\n")
+            ]
+            replacements = self._rng.sample(choices, min(len(choices), _TEXTS)) or [f"[{text}]"]
+            variants = [self._replaced(expected, replacements, Kind.ASSERTION)]
+        yield from variants
 
     def _called(self, call: ast.Call) -> Iterator[Variant]:
         name = ast.unparse(call.func)
@@ -266,8 +268,8 @@ class _Search:
         elif ASSERTS.fullmatch(method) and not any(isinstance(node, ast.Starred) for node in call.args):
             yield from self._assertion_call(call, method)
         elif helper := self._helper(name):
-            for argument, is_equal in expected_arguments(call, helper):
-                yield from self._values(argument, is_equal=is_equal)
+            for argument, for_equality in expected_arguments(call, helper):
+                yield from self._values(argument, for_equality=for_equality)
 
     def _assertion_call(self, call: ast.Call, method: str) -> Iterator[Variant]:
         arguments = call.args
@@ -288,9 +290,9 @@ class _Search:
         """Expect another exception or warning, or another message."""
         if call.args and not isinstance(call.args[0], ast.Starred | ast.Constant):
             pool = _WARNINGS if re.search("warn|deprecated", name, re.IGNORECASE) else _ERRORS
-            others = _unrelated(call.args[0], pool)
-            names = [other.__name__ for other in self._dice.sample(others, min(3, len(others)))]
-            yield self._replaced(call.args[0], names, Kind.EXCEPTION)
+            types = _unrelated(call.args[0], pool)
+            type_names = [kind.__name__ for kind in self._rng.sample(types, min(3, len(types)))]
+            yield self._replaced(call.args[0], type_names, Kind.EXCEPTION)
         messages = [keyword.value for keyword in call.keywords if keyword.arg in ("match", "expected_message", "msg")]
         if "Message" in name or "Regex" in name:
             messages += call.args[1:2]
@@ -303,19 +305,19 @@ class _Search:
         helper = self._source.named(name) if name.isidentifier() else None
         return helper if helper is not self._function and helper and "assert" in ast.unparse(helper) else None
 
-    def _values(self, node: ast.expr, kind: Kind = Kind.ASSERTION, *, is_equal: bool = False) -> Iterator[Variant]:
+    def _values(self, node: ast.expr, kind: Kind = Kind.ASSERTION, *, for_equality: bool = False) -> Iterator[Variant]:
         """Change the values in an expected expression, and those of its variables."""
         for leaf in leaves_of(node):
             if isinstance(leaf, ast.Name | ast.Attribute):
                 yield from self._of_variable(leaf)
             else:
-                yield from self._written(leaf, kind, is_equal=is_equal)
+                yield from self._written(leaf, kind, for_equality=for_equality)
 
-    def _written(self, node: ast.expr, kind: Kind, *, is_equal: bool = False) -> Iterator[Variant]:
+    def _written(self, node: ast.expr, kind: Kind, *, for_equality: bool = False) -> Iterator[Variant]:
         """Change the literals of an expression in place."""
         for leaf in leaves_of(node):
             for literal in literals_in(leaf):
-                others = self._equal_others(literal) if is_equal else self._others(literal)
+                others = self._equal_others(literal) if for_equality else self._others(literal)
                 yield self._replaced(literal, others, kind)
 
     def _of_variable(self, node: ast.Name | ast.Attribute) -> Iterator[Variant]:
@@ -336,47 +338,49 @@ class _Search:
             *((value, Kind.CONSTANT) for value in assigned_to(self._function, name)),
             *((value, Kind.PARAMETER) for value in looped_over(self._function, name)),
         ]:
-            is_equal = is_only_expected(self._function, name, is_equal=True)
+            for_equality = is_only_expected(self._function, name, for_equality=True)
             for value, kind in assigned:
-                yield from self._written(value, kind, is_equal=is_equal)
+                yield from self._written(value, kind, for_equality=for_equality)
         else:
             for value in source.module_values(name):
                 yield from self._inlined(node, value, Kind.CONSTANT)
 
     def _in_table(self, table: Table) -> Iterator[Variant]:
         """Change one expected value per row of a table; a table in a variable is copied in place of the name."""
-        columns = [number for number, name in enumerate(table.names) if is_only_expected(self._function, name)]
+        columns = [column for column, name in enumerate(table.names) if is_only_expected(self._function, name)]
         span = self._source.span(table.values)
         key = (span, tuple(columns))
-        if key not in self._shared:
+        if key not in self._new_texts:
             names = [table.names[column] for column in columns]
-            is_equal = all(is_only_expected(self._function, name, is_equal=True) for name in names)
+            for_equality = all(is_only_expected(self._function, name, for_equality=True) for name in names)
             text = self._source.content[slice(*span)]
-            tables = [apply_edits(text, edits).decode() for edits in self._in_rows(table, columns, is_equal=is_equal)]
-            self._shared[key] = tuple(other for other in dict.fromkeys(tables) if other != text.decode())
-        if table.values is table.written:
-            yield self._replaced(table.written, self._shared[key], Kind.PARAMETER)
+            edited_tables = [
+                apply_edits(text, edits).decode() for edits in self._in_rows(table, columns, for_equality=for_equality)
+            ]
+            self._new_texts[key] = tuple(edited for edited in dict.fromkeys(edited_tables) if edited != text.decode())
+        if table.values is table.argument:
+            yield self._replaced(table.argument, self._new_texts[key], Kind.PARAMETER)
         else:
-            yield self._defined(table.written, span, self._shared[key], Kind.PARAMETER)
+            yield self._defined(table.argument, span, self._new_texts[key], Kind.PARAMETER)
 
-    def _in_rows(self, table: Table, columns: Sequence[int], *, is_equal: bool) -> list[list[Edit]]:
+    def _in_rows(self, table: Table, columns: Sequence[int], *, for_equality: bool) -> list[list[Edit]]:
         """Return the edits for each new version of a table, at most one per row."""
-        slot, literals = self._dice.randrange(len(_LETTERS)), list[ast.expr]()
+        preferred, literals = self._rng.randrange(len(_LETTERS)), list[ast.expr]()
         for row in table.rows:
             leaves = (leaf for column in columns if column < len(row) for leaf in leaves_of(row[column]))
-            if able := [literal for leaf in leaves for literal in literals_in(leaf) if self._others(literal)]:
-                literals.append(able[slot % len(able)])
-        swaps = self._swaps(literals) if is_equal else []
-        swaps = self._dice.sample([*swaps, *({} for _ in range(_TEXTS - len(swaps)))], _TEXTS)
+            if options := [literal for leaf in leaves for literal in literals_in(leaf) if self._others(literal)]:
+                literals.append(options[preferred % len(options)])
+        swaps = self._swaps(literals) if for_equality else []
+        swaps = self._rng.sample([*swaps, *({} for _ in range(_TEXTS - len(swaps)))], _TEXTS)
         edits_of_tables: list[list[Edit]] = [[] for _ in swaps]
-        start = self._source.span(table.values)[0]
+        table_start = self._source.span(table.values)[0]
         for literal in literals:
-            first, last = self._source.span(literal)
-            others = self._others(literal)
-            _, *numbers = spread(len(others), _TEXTS + 1, self._dice)
-            for edits, swap, number in zip(edits_of_tables, swaps, numbers, strict=True):
-                if other := swap.get(literal) or (others[number] if number >= 0 else None):
-                    edits.append(Edit(first - start, last - start, other))
+            start, end = self._source.span(literal)
+            replacements = self._others(literal)
+            _, *indexes = spread(len(replacements), _TEXTS + 1, self._rng)
+            for edits, swap, index in zip(edits_of_tables, swaps, indexes, strict=True):
+                if replacement := swap.get(literal) or (replacements[index] if index >= 0 else None):
+                    edits.append(Edit(start - table_start, end - table_start, replacement))
         return edits_of_tables
 
     def _swaps(self, literals: Sequence[ast.expr]) -> list[dict[ast.expr, str]]:
@@ -386,73 +390,73 @@ class _Search:
         """
         swaps: list[dict[ast.expr, str]] = [{}, {}]
         groups: dict[object, list[ast.expr]] = {}
-        for literal in self._dice.sample(literals, len(literals)):
+        for literal in self._rng.sample(literals, len(literals)):
             if isinstance(value := getattr(literal, "value", None), str | bytes):
                 groups.setdefault((type(value), self._source.text(literal).count("\n")), []).append(literal)
-        for ring in groups.values():
-            steps = range(1, len(ring))
-            for swap, step in zip(swaps, self._dice.sample(steps, min(2, len(steps))), strict=False):
-                pairs = zip(ring, [*ring[step:], *ring[:step]], strict=True)
+        for group in groups.values():
+            steps = range(1, len(group))
+            for swap, step in zip(swaps, self._rng.sample(steps, min(2, len(steps))), strict=False):
+                pairs = zip(group, [*group[step:], *group[:step]], strict=True)
                 swap |= {literal: self._source.text(other) for literal, other in pairs}
         return [swap for swap in swaps if swap]
 
     def _inlined(self, node: ast.expr, value: ast.expr, kind: Kind) -> Iterator[Variant]:
         """Replace a variable by its value, with one literal of the value changed."""
-        start, end = self._source.span(value)
-        text = self._source.content[start:end].decode()
+        value_start, value_end = self._source.span(value)
+        text = self._source.content[value_start:value_end].decode()
         for leaf in leaves_of(value):
             for literal in literals_in(leaf):
-                first, last = (place - start for place in self._source.span(literal))
+                start, end = (offset - value_start for offset in self._source.span(literal))
                 replacements = [
-                    text.encode()[:first].decode() + other + text.encode()[last:].decode()
-                    for other in self._others(literal)
+                    text.encode()[:start].decode() + replacement + text.encode()[end:].decode()
+                    for replacement in self._others(literal)
                 ]
-                yield self._defined(node, (start, end), replacements, kind)
+                yield self._defined(node, (value_start, value_end), replacements, kind)
 
     def _defined(self, node: ast.expr, definition: tuple[int, int], replacements: Sequence[str], kind: Kind) -> Variant:
         """Return the variant that replaces a name by a new value; the name is defined elsewhere in the file."""
         name = ast.unparse(node).rpartition(".")[2]
-        original, *others = (f"({text})" for text in (self._source.content[slice(*definition)].decode(), *replacements))
+        original, *texts = (f"({text})" for text in (self._source.content[slice(*definition)].decode(), *replacements))
         is_free = self._source.is_read_by_tests_alone(name)
         span = self._source.span(node)
-        return Variant(self._path, *span, tuple(others), kind, original, name, definition if is_free else None)
+        return Variant(self._path, *span, tuple(texts), kind, original, name, definition if is_free else None)
 
     def _others(self, literal: ast.expr) -> tuple[str, ...]:
         """Return other values for a literal; all tests of the file share them."""
         span = self._source.span(literal)
-        if span not in self._shared:
-            self._shared[span] = other_literals(self._source.text(literal), self._dice)
-        return self._shared[span]
+        if span not in self._new_texts:
+            self._new_texts[span] = other_literals(self._source.text(literal), self._rng)
+        return self._new_texts[span]
 
     def _equal_others(self, literal: ast.expr) -> tuple[str, ...]:
         """Return other values for a literal that a result must equal; up to two are expected elsewhere in the file."""
         span, value = self._source.span(literal), getattr(literal, "value", None)
         key = ("equal", span)
-        if key not in self._shared:
-            others = self._others(literal)
-            if isinstance(value, str | bytes) and others:
-                written = self._source.text(literal)
-                alike = [
+        if key not in self._new_texts:
+            replacements = self._others(literal)
+            if isinstance(value, str | bytes) and replacements:
+                literal_text = self._source.text(literal)
+                candidates = [
                     text
-                    for text, other in self._strings.items()
-                    if type(other) is type(value)
-                    and other != value
-                    and text.count("\n") == written.count("\n")
-                    and len(written) <= 2 * len(text) <= 4 * len(written)
+                    for text, string in self._equated_strings.items()
+                    if type(string) is type(value)
+                    and string != value
+                    and text.count("\n") == literal_text.count("\n")
+                    and len(literal_text) <= 2 * len(text) <= 4 * len(literal_text)
                 ]
-                others = (*self._dice.sample(alike, min(2, len(alike))), *others)[:_TEXTS]
-            self._shared[key] = others
-        return self._shared[key]
+                replacements = (*self._rng.sample(candidates, min(2, len(candidates))), *replacements)[:_TEXTS]
+            self._new_texts[key] = replacements
+        return self._new_texts[key]
 
     def _appended(self) -> Variant | None:
         """Append a false assertion to the test."""
         indent = self._source.indent(self._function.body[-1])
         if indent is None:
             return None
-        end = self._source.line_end(self._source.span(self._function.body[-1])[1])
-        string = "".join(self._dice.choices(_LETTERS, k=self._dice.randrange(3, 9)))
-        text = f'\n{indent}assert len("{string}") == {len(string) + self._dice.choice((1, 2))}'
-        return Variant(self._path, end, end, (text,), Kind.APPENDED)
+        offset = self._source.line_end(self._source.span(self._function.body[-1])[1])
+        string = "".join(self._rng.choices(_LETTERS, k=self._rng.randrange(3, 9)))
+        assertion = f'\n{indent}assert len("{string}") == {len(string) + self._rng.choice((1, 2))}'
+        return Variant(self._path, offset, offset, (assertion,), Kind.APPENDED)
 
     def _replaced(self, node: ast.expr, replacements: Sequence[str], kind: Kind) -> Variant:
         return Variant(self._path, *self._source.span(node), tuple(replacements), kind)
@@ -461,24 +465,24 @@ class _Search:
 def _unrelated(expected: ast.expr, pool: Sequence[type[BaseException]]) -> list[type[BaseException]]:
     """Return the exceptions of the pool that are unrelated to those named in an expression."""
     names = (getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(expected))
-    named = [kind for name in names if isinstance(kind := getattr(builtins, name, None), type)]
-    return [kind for kind in pool if not any(issubclass(kind, other) or issubclass(other, kind) for other in named)]
+    named_types = [kind for name in names if isinstance(kind := getattr(builtins, name, None), type)]
+    return [kind for kind in pool if not any(issubclass(kind, base) or issubclass(base, kind) for base in named_types)]
 
 
-def _snapshot_variants(files: Mapping[str, bytes], test: str, name: str, dice: random.Random) -> Iterator[Variant]:
+def _snapshot_variants(files: Mapping[str, bytes], test: str, name: str, rng: random.Random) -> Iterator[Variant]:
     """Change a letter of a test's expected output in a snapshot file (syrupy, pytest-snapshot)."""
     module = test.partition("::")[0].rpartition("/")[2].removesuffix(".py")
     for path, content in files.items():
         if path.endswith(".ambr") and path.rpartition("/")[2] == f"{module}.ambr":
             header = re.search(rb"^# name: (?:\w+\.)?" + re.escape(name.encode()) + rb"\b.*$", content, re.MULTILINE)
-            begin = header.end() if header else len(content)
-            stop = content.find(b"\n# ---", begin)
+            body_start = header.end() if header else len(content)
+            body_end = content.find(b"\n# ---", body_start)
         elif f"/{module}/{name}/" in f"/{path}":
-            begin, stop = 0, len(content)
+            body_start, body_end = 0, len(content)
         else:
             continue
-        places = [match.start() for match in re.finditer(rb"[A-Za-z0-9]", content[begin:stop])]
-        if places:
-            start = begin + dice.choice(places)
-            letter = dice.choice([letter for letter in _LETTERS if letter != chr(content[start]).lower()])
-            yield Variant(path, start, start + 1, (letter,), Kind.SNAPSHOT)
+        offsets = [match.start() for match in re.finditer(rb"[A-Za-z0-9]", content[body_start:body_end])]
+        if offsets:
+            offset = body_start + rng.choice(offsets)
+            letter = rng.choice([letter for letter in _LETTERS if letter != chr(content[offset]).lower()])
+            yield Variant(path, offset, offset + 1, (letter,), Kind.SNAPSHOT)

@@ -84,8 +84,8 @@ def _remove_others(box: Sandbox, path: PurePosixPath, copy: Path) -> None:
         _remove(box, path)
         return
     for entry in box.files.list(path):
-        there = copy / entry.path.name
-        if entry.type is FileType.DIRECTORY and there.is_dir() and not there.is_symlink():
-            _remove_others(box, entry.path, there)
-        elif entry.type is not FileType.SYMLINK and (entry.type is FileType.DIRECTORY or not there.exists()):
+        copied_entry = copy / entry.path.name
+        if entry.type is FileType.DIRECTORY and copied_entry.is_dir() and not copied_entry.is_symlink():
+            _remove_others(box, entry.path, copied_entry)
+        elif entry.type is not FileType.SYMLINK and (entry.type is FileType.DIRECTORY or not copied_entry.exists()):
             _remove(box, entry.path)

@@ -49,7 +49,7 @@ class LogRunner:
         self._timeout = timeout
         self._hash_seed = hash_seed
         self._named = task.FAIL_TO_PASS + task.PASS_TO_PASS
-        self._there: frozenset[str] = frozenset()
+        self._existing_files: frozenset[str] = frozenset()
         self._program = _program(task.grader)
         self._reporter = Reporter.make(RunnerKind.OTHER if self._program else RunnerKind.PYTEST)
 
@@ -66,14 +66,14 @@ class LogRunner:
         harness.check_parser(self._grader.parser)
         if self._grader.reporter != "none":
             self._reporter.install(box)
-            self._there = _existing(box, {file_of(test) for test in self._named})
+            self._existing_files = _existing(box, {file_of(test) for test in self._named})
 
-    def run(self, box: Sandbox, chosen: Sequence[str] = ()) -> SuiteRun:
+    def run(self, box: Sandbox, test_names: Sequence[str] = ()) -> SuiteRun:
         """Run the tests.
 
         Args:
             box: the sandbox.
-            chosen: the tests to run, by the reporter's names; empty for all.
+            test_names: the tests to run, by the reporter's names; empty for all.
 
         Returns:
             The results of the tests; code under test cannot make this function raise.
@@ -81,10 +81,10 @@ class LogRunner:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        alone = self._grader.reporter == "none"
-        result, report = self._run_alone(box) if alone else self._run_watched(box, chosen)
+        without_reporter = self._grader.reporter == "none"
+        result, report = self._run_alone(box) if without_reporter else self._run_watched(box, test_names)
         run = SuiteRun(report, None, result.exit_code, result.duration, log_of(result))
-        doubt = _about_command(result) if alone else doubt_about(result, report) or _about_log(result)
+        doubt = _about_command(result) if without_reporter else doubt_about(result, report) or _about_log(result)
         unwatched = self._program and doubt is not None and doubt.reason is Reason.NOT_STARTED
         if unwatched and result.exit_code not in NOT_FOUND:
             doubt = Doubt(Reason.NOT_STARTED, f"{_UNKNOWN_RUNNER} (exit status {result.exit_code})")
@@ -92,11 +92,11 @@ class LogRunner:
             return replace(run, doubt=doubt)
         run = replace(run, doubt=doubt, whole_log=result.stderr)
         try:
-            return self._judged_alone(run) if alone else self._judged(run)
+            return self._judged_alone(run) if without_reporter else self._judged(run)
         except HarnessError as error:  # the control run shows whether the submission is at fault
             return replace(run, doubt=Doubt(Reason.LOG_UNREADABLE, str(error)))
 
-    def _run_watched(self, box: Sandbox, chosen: Sequence[str]) -> tuple[ExecResult, Report]:
+    def _run_watched(self, box: Sandbox, test_names: Sequence[str]) -> tuple[ExecResult, Report]:
         variables = {**self._reporter.environment(box), "PYTHONHASHSEED": str(self._hash_seed)}
         by_tox = re.match(r"tox\b", self._grader.command) is not None
         if by_tox:  # tox passes on only configured variables; this adds some (tox 4: "Configuration override")
@@ -107,7 +107,7 @@ class LogRunner:
             () if self._program else ("-p", self._reporter.module),
             timeout=self._timeout,
             env=variables,
-            chosen=chosen,
+            test_names=test_names,
             folder=self._reporter.directory if by_tox else "",
             program=self._program,
         )
@@ -146,10 +146,10 @@ class LogRunner:
         reported = self._reported()
         lists = [[test for test in tests if test in reported] for tests in (task.FAIL_TO_PASS, task.PASS_TO_PASS)]
         for log in _logs(run.report, printed=bool(self._program)):
-            seen = self._judge(log, list(map(node_id, lists[0])), list(map(node_id, lists[1])))
-            if seen.resolved:
+            reported_judgement = self._judge(log, list(map(node_id, lists[0])), list(map(node_id, lists[1])))
+            if reported_judgement.resolved:
                 return run
-        missing = (*seen.failed_fail_to_pass, *seen.failed_pass_to_pass)
+        missing = (*reported_judgement.failed_fail_to_pass, *reported_judgement.failed_pass_to_pass)
         detail = (
             f"the log says that {missing[0]} passed, and the runner's own report does not ({len(missing)} such tests)"
         )
@@ -164,7 +164,7 @@ class LogRunner:
         """
         if self._program:
             return frozenset(test for test in self._named if _TEST_NAME.fullmatch(test))
-        files = {*self._there, *touched_files(self._task.test_patch), *self._task.hidden_files}
+        files = {*self._existing_files, *touched_files(self._task.test_patch), *self._task.hidden_files}
         return frozenset(test for test in self._named if file_of(test) in files)
 
 

@@ -34,12 +34,12 @@ class PytestRunner:
         """Write the plugin into the sandbox; see :meth:`.Reporter.install`."""
         self._reporter.install(box)
 
-    def run(self, box: Sandbox, chosen: Sequence[str] = ()) -> SuiteRun:
+    def run(self, box: Sandbox, test_names: Sequence[str] = ()) -> SuiteRun:
         """Run the tests.
 
         Args:
             box: the sandbox.
-            chosen: the tests to run, by their ids without parameters; empty for all.
+            test_names: the tests to run, by their ids without parameters; empty for all.
 
         Returns:
             The results of the tests; code under test cannot make this function raise.
@@ -52,7 +52,7 @@ class PytestRunner:
         options = ("-p", self._reporter.module, *cache, *_OPTIONS, *self._files)
         environment = self._environment(box)
         result, report = run_reported(
-            box, self._command, options, timeout=self._timeout, env=environment, chosen=chosen
+            box, self._command, options, timeout=self._timeout, env=environment, test_names=test_names
         )
         doubt = doubt_about(result, report)
         return SuiteRun(report, doubt, result.exit_code, result.duration, log_of(result))

@@ -47,7 +47,7 @@ class ScriptRunner:
         self._grader = grader
         self._timeout = timeout
         path = PurePosixPath(grader.reward_file)
-        self._places = tuple(dict.fromkeys((path.with_suffix(".json"), path)))  # in Harbor's order
+        self._reward_files = tuple(dict.fromkeys((path.with_suffix(".json"), path)))  # in Harbor's order
 
     def run(self, box: Sandbox) -> SuiteRun:
         """Run the script and read the reward.
@@ -87,14 +87,14 @@ class ScriptRunner:
             return None, f"the grader {self._grader.kind!r} failed: {type(error).__name__}: {error}"
 
     def _clear(self, box: Sandbox) -> None:
-        grader, places = self._grader, [str(place) for place in self._places]
-        cleared = places if grader.files is None else [*places, grader.files_at]
-        folder = str(self._places[0].parent)
-        box.exec(["sh", "-c", _CLEAR, "clear", folder, *cleared], user=0, timeout=_STEP_TIMEOUT, cwd="/")
+        grader, paths = self._grader, [str(path) for path in self._reward_files]
+        removed_paths = paths if grader.files is None else [*paths, grader.files_at]
+        folder = str(self._reward_files[0].parent)
+        box.exec(["sh", "-c", _CLEAR, "clear", folder, *removed_paths], user=0, timeout=_STEP_TIMEOUT, cwd="/")
 
     def _read(self, box: Sandbox) -> tuple[float | None, str]:
         """Return the reward in the file, or None and the reason why there is none."""
-        for path in self._places:
+        for path in self._reward_files:
             try:
                 if not box.files.exists(path):
                     continue
@@ -105,7 +105,7 @@ class ScriptRunner:
                 return parse_reward(text, is_json=path.suffix == ".json"), ""
             except ValueError as error:
                 return None, f"{path} holds {text.strip()[:100]!r}: {error}"
-        return None, f"the script wrote no {' and no '.join(map(str, reversed(self._places)))}"
+        return None, f"the script wrote no {' and no '.join(map(str, reversed(self._reward_files)))}"
 
 
 def parse_reward(text: str, *, is_json: bool) -> float:
@@ -202,8 +202,8 @@ def grade_work(
             run = runner.run(box) if live else _run_clean(task, image, carried, runner, limits)
             result = judge(task, run, flags)
             if result.resolved and regraded:
-                clean = judge(task, _run_clean(task, image, carried, runner, limits))
-                result = _compared(result, clean)
+                clean_grade = judge(task, _run_clean(task, image, carried, runner, limits))
+                result = _compared(result, clean_grade)
             elif result.resolved:
                 result = replace(result, flags=(*flags, Flag(NOT_CONFIRMED, "", "only the script reports it")))
     except FileAccessError as error:  # the agent left a file that cannot be carried
@@ -219,18 +219,18 @@ def _run_clean(
 ) -> SuiteRun:
     """Run the script in a clean sandbox that has the files carried from the agent's."""
     assert carried is not None
-    with task_sandbox(task, image, limits, task.needs.grader_network) as clean:
-        carried.put(clean)
-        return runner.run(clean)
+    with task_sandbox(task, image, limits, task.needs.grader_network) as clean_box:
+        carried.put(clean_box)
+        return runner.run(clean_box)
 
 
-def _compared(live: Grade, clean: Grade) -> Grade:
+def _compared(live_grade: Grade, clean_grade: Grade) -> Grade:
     """Compare a live pass with the grade of a clean sandbox; if the clean one fails, the pass is unconfirmed."""
-    detail = f"in a clean sandbox: {clean.reason}: {clean.detail}"
-    if clean.resolved:
-        return replace(live, flags=(*live.flags, Flag(REGRADED, "", detail)))
+    detail = f"in a clean sandbox: {clean_grade.reason}: {clean_grade.detail}"
+    if clean_grade.resolved:
+        return replace(live_grade, flags=(*live_grade.flags, Flag(REGRADED, "", detail)))
     reason = Reason.UNCONFIRMED
-    return replace(live, verdict=reason.verdict, reason=reason, detail=f"{live.detail}; {detail}")
+    return replace(live_grade, verdict=reason.verdict, reason=reason, detail=f"{live_grade.detail}; {detail}")
 
 
 def _doubt(result: ExecResult, problem: str) -> Doubt:

@@ -140,8 +140,8 @@ def run_evaluation(
         RunError: the directory is in use or belongs to another run.
         DiskFull: the disk is full; finished grades are kept.
     """
-    everything, by_id = tuple(tasks), {prediction.instance_id: prediction for prediction in predictions}
-    pairs = [(task, by_id.pop(task.instance_id)) for task in everything if task.instance_id in by_id]
+    all_tasks, by_id = tuple(tasks), {prediction.instance_id: prediction for prediction in predictions}
+    pairs = [(task, by_id.pop(task.instance_id)) for task in all_tasks if task.instance_id in by_id]
     work = partial(_evaluated, timeout=timeout, limits=limits, confirm=confirm)
     results = run_set(
         EvaluationDirectory,
@@ -152,7 +152,7 @@ def run_evaluation(
         options,
     )
     matched = tuple(prediction for _, prediction in pairs)
-    return Evaluation(everything, matched, tuple(results.values()), tuple(by_id.values()))
+    return Evaluation(all_tasks, matched, tuple(results.values()), tuple(by_id.values()))
 
 
 def _job(task: Task, prediction: Prediction, work: Callable[..., Evaluated]) -> Job[Task]:
@@ -255,7 +255,7 @@ def instance_report(task: Task, result: Evaluated) -> dict[str, object]:
         task: the task.
         result: the result of its prediction.
     """
-    nothing: dict[str, list[str]] = {"success": [], "failure": []}
+    no_tests: dict[str, list[str]] = {"success": [], "failure": []}
     return {
         result.instance_id: {
             "patch_is_None": False,
@@ -265,16 +265,19 @@ def instance_report(task: Task, result: Evaluated) -> dict[str, object]:
             "tests_status": {
                 "FAIL_TO_PASS": _by_outcome(task.FAIL_TO_PASS, result.failed_fail_to_pass),
                 "PASS_TO_PASS": _by_outcome(task.PASS_TO_PASS, result.failed_pass_to_pass),
-                "FAIL_TO_FAIL": nothing,
-                "PASS_TO_FAIL": nothing,
+                "FAIL_TO_FAIL": no_tests,
+                "PASS_TO_FAIL": no_tests,
             },
         }
     }
 
 
 def _by_outcome(tests: Sequence[str], failed: Sequence[str]) -> dict[str, list[str]]:
-    wrong = frozenset(failed)
-    return {"success": [t for t in tests if t not in wrong], "failure": [t for t in tests if t in wrong]}
+    failed_tests = frozenset(failed)
+    return {
+        "success": [test for test in tests if test not in failed_tests],
+        "failure": [test for test in tests if test in failed_tests],
+    }
 
 
 def evaluation_report(evaluation: Evaluation) -> dict[str, object]:

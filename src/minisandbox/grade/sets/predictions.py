@@ -157,8 +157,8 @@ def _prediction(entry: object, position: str, *, key: str | None = None) -> Pred
             data = patch.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             problem = "has a model_patch with characters that stand for no bytes"
-    named = isinstance(model, str) and model and _is_text(model)
-    return Prediction(name, str(model) if named else NAMELESS, data, position, problem)
+    has_model = isinstance(model, str) and model and _is_text(model)
+    return Prediction(name, str(model) if has_model else NAMELESS, data, position, problem)
 
 
 def _problem(entry: object, fields: Mapping[str, object]) -> str:

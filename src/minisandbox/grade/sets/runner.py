@@ -77,11 +77,11 @@ def run_set(
     """
     with open_results(directory, options.get("out"), {**options.get("config", {}), **identity}) as results:
         earlier = {result.id: read_fields(kind, result.body) for result in results}
-        todo = [job for job in jobs if chosen(job.id, earlier.get(job.id))]
+        pending_jobs = [job for job in jobs if chosen(job.id, earlier.get(job.id))]
         latest = earlier
-        if todo:
+        if pending_jobs:
             latest |= run_jobs(
-                todo,
+                pending_jobs,
                 results,
                 kind,
                 image_of=image_of,
@@ -117,12 +117,12 @@ def _do(task: Task, do: Callable[[Task, Image], JobRecord], image: Image | None)
     return do(task, image)
 
 
-def fingerprint(task: Task, more: tuple[str, ...], image_key: str) -> str:
+def fingerprint(task: Task, inputs: tuple[str, ...], image_key: str) -> str:
     """Return a hash of a task's row, the files of its scripts, its image's key and further strings."""
     row = canonical_json(task.to_row())  # type: ignore[arg-type] # a row has only JSON values
     digest = hashlib.sha256(row)
-    for part in (image_key, *more, *_script_files(task)):
-        digest.update(b"\n" + hashlib.sha256(part.encode("utf-8", "surrogateescape")).digest())
+    for component in (image_key, *inputs, *_script_files(task)):
+        digest.update(b"\n" + hashlib.sha256(component.encode("utf-8", "surrogateescape")).digest())
     return digest.hexdigest()
 
 
@@ -164,15 +164,17 @@ def write_log(path: Path, content: str | bytes) -> None:
         path.unlink(missing_ok=True)
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> list[str]:
+def markdown_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], number_columns: Collection[str] = ()
+) -> list[str]:
     """Return the lines of a Markdown table.
 
     Args:
         columns: the headings.
         rows: the cells; long cells are cut off.
-        numbers: the headings of right-aligned columns.
+        number_columns: the headings of right-aligned columns.
     """
-    rule = ["--:" if name in numbers else "---" for name in columns]
+    rule = ["--:" if name in number_columns else "---" for name in columns]
     return [_row(cells) for cells in (columns, rule, *rows)]
 
 

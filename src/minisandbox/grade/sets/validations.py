@@ -181,8 +181,8 @@ def _validated(
     )
 
 
-def _failed(task: Task, error: MiniSandboxError, ours: bool) -> Validated:
-    cause = Cause.INFRASTRUCTURE if ours else Cause.NOT_BUILT
+def _failed(task: Task, error: MiniSandboxError, is_infrastructure: bool) -> Validated:
+    cause = Cause.INFRASTRUCTURE if is_infrastructure else Cause.NOT_BUILT
     return Validated(task.instance_id, Status.ERROR, cause, f"{type(error).__name__}: {error}", repo=task.repo)
 
 
@@ -307,9 +307,9 @@ def validation_table(results: Sequence[Validated], total: int) -> str:
         "*build*: seconds that all layers of the image took, shared ones counted for each task. *unique*, *shared*: "
         "megabytes of layers that no other task's image has, and of the others. *validate*: seconds of all runs."
     )
-    uses, numbers = _uses(results), ("build", "unique", "shared", "validate")
-    columns = ("task", "interpreter", *numbers, "verdict", "cause")
-    lines = markdown_table(columns, [_cells(result, uses) for result in results], numbers)
+    uses, number_columns = _uses(results), ("build", "unique", "shared", "validate")
+    columns = ("task", "interpreter", *number_columns, "verdict", "cause")
+    lines = markdown_table(columns, [_cells(result, uses) for result in results], number_columns)
     return "\n".join((head, "", note, "", *lines, ""))
 
 

@@ -142,8 +142,8 @@ def checked_form(name: str) -> str:
         InvalidValue: there is no layout of that name.
     """
     if name not in DIALECTS and name not in (added := plugin_names("dialects", DIALECTS)):
-        near = difflib.get_close_matches(name, (*DIALECTS, *added), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join((*DIALECTS, *added))}"
+        similar = difflib.get_close_matches(name, (*DIALECTS, *added), n=1)
+        hint = f"did you mean {similar[0]!r}?" if similar else f"known are {', '.join((*DIALECTS, *added))}"
         raise InvalidValue(f"there is no dataset layout {name!r}", hint=hint)
     return name
 

@@ -63,21 +63,23 @@ def swegym(row: RowFields, context: LoadContext) -> Task:
 
 def swerebench(row: RowFields, context: LoadContext) -> Task:
     """Convert a row of SWE-rebench; the row itself contains the pins."""
-    config, listed = row.nested("install_config"), row.requirements("requirements")
+    config, requirements = row.nested("install_config"), row.requirements("requirements")
     python = str(config.row.get("python") or "")
     if not python:
         raise not_python("install_config", "has no 'python'")
     repo, commit = row.text("repo"), row.text("base_commit")
 
     def specification() -> PythonRecipe:
-        return specified(python, listed or ("pytest",), () if listed else config.requirements("pip_packages"))
+        return specified(
+            python, requirements or ("pytest",), () if requirements else config.requirements("pip_packages")
+        )
 
     def pinned(pins: PythonRecipe) -> PythonRecipe:
         setup = sort_commands([*config.commands("pre_install"), *config.commands("install")])
         return of_repository(pins, repo, commit, setup.remaining, system=setup.system)
 
     grader = PytestGrader(" && ".join(config.commands("test_cmd")) or "python -m pytest", _TIMEOUT)
-    build = chosen_build("swe-rebench", row.row, context, (), specification, pinned, exact=bool(listed))
+    build = chosen_build("swe-rebench", row.row, context, (), specification, pinned, exact=bool(requirements))
     return row.task(build, grader)
 
 
@@ -96,8 +98,8 @@ def swebench_pro(row: RowFields, context: LoadContext) -> Task:
     for title, name in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
         if text := row.text(name, default="").strip():
             sections.append(f"{title}:\n{text}")
-    grader, both = PytestGrader(timeout=_PRO_TIMEOUT), RowFields(lists).test_lists()
-    return row.task(image, grader, lists=both, problem_statement="\n\n".join(sections))
+    grader, test_lists = PytestGrader(timeout=_PRO_TIMEOUT), RowFields(lists).test_lists()
+    return row.task(image, grader, lists=test_lists, problem_statement="\n\n".join(sections))
 
 
 def _literals(row: RowFields, name: str) -> list[str]:
@@ -108,7 +110,7 @@ def _literals(row: RowFields, name: str) -> list[str]:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
             raise bad_field(name, "is no list", reason=str(error)) from None
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise bad_field(name, "is not a list of strings")
     return value
 
@@ -120,7 +122,7 @@ def custom(row: RowFields, context: LoadContext) -> Task:
     commit = full_commit(repo, revision, context.repo_mirrors, "base_commit")
     image = row.text("image_name", default="").rpartition("/")[2]
     python = row.text("python_version", default=_CUSTOM_PYTHON)
-    listed = row.requirements("requirements")
+    requirements = row.requirements("requirements")
 
     def pinned(pins: PythonRecipe) -> PythonRecipe:
         pins = replace(pins, python=python) if "python_version" in row.row else pins
@@ -131,7 +133,7 @@ def custom(row: RowFields, context: LoadContext) -> Task:
         row.row,
         context,
         (image,) if image else (),
-        lambda: specified(python, listed or ("pytest",), ()),
+        lambda: specified(python, requirements or ("pytest",), ()),
         pinned,
         exact=True,  # the image column may contain only a name, of which no image exists
     )

@@ -69,20 +69,20 @@ def sort_commands(commands: Iterable[str]) -> Commands:
     sorted_commands: list[str] = []
     system: list[str] = []
     for command in commands:
-        parts = [part.strip() for part in _BETWEEN.split(command) if part.strip()]
-        lost = [part for part in parts if _is_dropped(part)]
-        system += [package for part in lost if (apt := _APT.match(part)) for package in _packages(apt[1])]
-        remaining = [part for part in parts if part not in lost]
+        steps = [step.strip() for step in _BETWEEN.split(command) if step.strip()]
+        dropped = [step for step in steps if _is_dropped(step)]
+        system += [package for step in dropped if (apt := _APT.match(step)) for package in _packages(apt[1])]
+        remaining = [step for step in steps if step not in dropped]
         # keep the original text if nothing was removed: quotes may contain a separator
-        sorted_commands += [" && ".join(remaining) if lost else command] if remaining else []
+        sorted_commands += [" && ".join(remaining) if dropped else command] if remaining else []
     return Commands(tuple(sorted_commands), tuple(dict.fromkeys(system)))
 
 
-def _is_dropped(part: str) -> bool:
-    return any((_APT.match(part), _ACTIVATION.match(part), _LOCALE.search(part), _NETWORK_TOOLS.match(part)))
+def _is_dropped(step: str) -> bool:
+    return any((_APT.match(step), _ACTIVATION.match(step), _LOCALE.search(step), _NETWORK_TOOLS.match(step)))
 
 
 def _packages(arguments: str) -> list[str]:
     """Return the packages that an ``apt-get`` command line installs."""
-    verb, *packages = [part for part in shlex.split(arguments) if not part.startswith("-")] or [""]
+    verb, *packages = [word for word in shlex.split(arguments) if not word.startswith("-")] or [""]
     return packages if verb == "install" else []

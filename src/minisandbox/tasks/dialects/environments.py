@@ -57,12 +57,12 @@ class OfficialImage:
 
     def build(self, row: Mapping[str, object]) -> ContainerBuild | None:
         """Return the image of a row, or None if the row names no image."""
-        named = next((value for name in self.columns if (value := row.get(name)) and isinstance(value, str)), "")
+        column_value = next((value for name in self.columns if (value := row.get(name)) and isinstance(value, str)), "")
         if "{tag}" in self.template:
-            reference = self.template.format(tag=named) if named else ""
+            reference = self.template.format(tag=column_value) if column_value else ""
         else:
             identity = str(row.get("instance_id") or "").lower().replace("__", self.underscores)
-            reference = named or self.template.format(id=identity)
+            reference = column_value or self.template.format(id=identity)
         if not reference:
             return None
         return ContainerBuild(OciBase(reference), self.workdir, self.environment, reset=self.reset, remove=self.remove)
@@ -127,8 +127,8 @@ def exported(folder: Path | None, *names: str) -> PythonRecipe | None:
         if not pins.python:
             raise InvalidValue(f"{path} names no python", reason="it is no `conda env export`", hint="export it again")
         python = Version(pins.python)
-        late = {name for name, first in BEFORE.items() if python >= Version(first)}
-        requirements = [line for line in pins.requirements if name_of(line) not in late]
+        dropped = {name for name, version in BEFORE.items() if python >= Version(version)}
+        requirements = [line for line in pins.requirements if name_of(line) not in dropped]
         return PythonRecipe(f"{python.major}.{python.minor}", tuple(requirements), complete=True)
     return None
 
@@ -148,11 +148,13 @@ def specified(python: str, packages: Sequence[str], overrides: Sequence[str]) ->
         packages: requirements, including those from the repository's files.
         overrides: requirements that the specification installs afterwards; they replace packages of the same name.
     """
-    named = {name_of(line) for line in (*packages, *overrides)}
-    first = [line for line in FIRST if name_of(line) not in named]
+    named_packages = {name_of(line) for line in (*packages, *overrides)}
+    default_pins = [line for line in FIRST if name_of(line) not in named_packages]
     overridden = {name_of(line) for line in overrides}
     return PythonRecipe(
-        python, (*first, *(line for line in packages if name_of(line) not in overridden)), overrides=tuple(overrides)
+        python,
+        (*default_pins, *(line for line in packages if name_of(line) not in overridden)),
+        overrides=tuple(overrides),
     )
 
 
@@ -253,10 +255,10 @@ def full_commit(repo: str, revision: str, mirrors: Path | None, field: str) -> s
         commit = find_commit(mirrors, github(repo), revision)
         if commit is not None:
             return commit
-    where = "no repository is given to look in" if mirrors is None else f"no repository in {mirrors} knows it"
+    reason = "no repository is given to look in" if mirrors is None else f"no repository in {mirrors} knows it"
     raise TaskFileError(
         f"field {field!r} is {revision!r}, which is not a full commit",
         field=field,
-        reason=where,
+        reason=reason,
         hint=f"give --repo-mirrors DIR with a clone of {repo}, or the full commit in the row",
     )

@@ -121,18 +121,18 @@ def _diff(path: str, old: str, new: str) -> Iterator[str]:
     if not new:
         yield "deleted file mode 100644\n"
     names = (f"a/{path}" if old else "/dev/null", f"b/{path}" if new else "/dev/null")
-    before, after = (re.findall(r"[^\n]*\n|[^\n]+\Z", text) for text in (old, new))
-    for line in unified_diff(before, after, *names):
+    old_lines, new_lines = (re.findall(r"[^\n]*\n|[^\n]+\Z", text) for text in (old, new))
+    for line in unified_diff(old_lines, new_lines, *names):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 def _tests(expected: Mapping[str, object], execution: Mapping[str, object]) -> Tests:
     """Return FAIL_TO_PASS and PASS_TO_PASS, derived from both outputs and limited to the tests that should pass."""
-    after, before = (_outcomes(execution, f"{when}_commit_res_stdout") for when in ("new", "old"))
+    new, old = (_outcomes(execution, f"{version}_commit_res_stdout") for version in ("new", "old"))
     expected_names = {
         _COLOUR.sub("", name).partition(" - ")[0] for name, outcome in expected.items() if outcome == "PASSED"
     }
-    passed = [test for test, outcome in after.items() if outcome == "PASSED" and _short(test) in expected_names]
+    passed = [test for test, outcome in new.items() if outcome == "PASSED" and _short(test) in expected_names]
     if not passed:
         raise bad_field(
             "execution_result_content",
@@ -140,7 +140,7 @@ def _tests(expected: Mapping[str, object], execution: Mapping[str, object]) -> T
             reason="'new_commit_res_stdout' is not what pytest -rA prints",
             hint="leave the row out",
         )
-    fixed = tuple(test for test in passed if before.get(test) != "PASSED")
+    fixed = tuple(test for test in passed if old.get(test) != "PASSED")
     return fixed, tuple(test for test in passed if test not in fixed)
 
 

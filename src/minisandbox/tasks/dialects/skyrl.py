@@ -23,7 +23,7 @@ def inner_row(row: Mapping[str, object]) -> Mapping[str, object]:
     value = Fields(row).table("instance")
     if "instance" in value:
         raise bad_field("instance", "is no row of a task")
-    return {key: one for key, one in value.items() if one is not None}
+    return {key: item for key, item in value.items() if item is not None}
 
 
 def row_of(task: Task, source: str) -> dict[str, object]:

@@ -34,11 +34,11 @@ from minisandbox.tasks.task import Task
 
 TEST_TIMEOUT = 1800.0
 """Seconds that swebench allows for the tests of an instance (``run_evaluation --timeout``)."""
-_ASKED = ("repo", "version", "instance_id", "base_commit", "test_patch")
+_ROW_COLUMNS = ("repo", "version", "instance_id", "base_commit", "test_patch")
 _PYTHON = re.compile(r"^(?:---|\+\+\+) .*\.pyi?\s*$", re.MULTILINE)
 _APPLIED = re.compile(r"^git apply .*<<'(\w+)'\n.*?^\1$\n?", re.MULTILINE | re.DOTALL)
 # Commands that the grader replaces, or that only print information.
-_LEFT_OUT = re.compile(r"#!|cd /testbed$|git (?:checkout|config|status|show|diff|-c)(?: |$)|: '>>>>> ")
+_DROPPED_LINES = re.compile(r"#!|cd /testbed$|git (?:checkout|config|status|show|diff|-c)(?: |$)|: '>>>>> ")
 _SHELL = "set -uxo pipefail"
 """The first line of the benchmark's scripts: the parser for Maven reads the trace of ``-x``."""
 _END = ": '>>>>> End Test Output'"
@@ -58,7 +58,7 @@ def convert(row: RowFields, context: LoadContext) -> Task:
     except NotFound as error:
         hint = "give the row `build` and `test` of its own (docs/task-files.md)"
         raise bad_field("version", f"is {version!r}: {error.what}", reason=error.reason, hint=hint) from error
-    before = (*sort_commands(specification.before_tests).remaining, *BEFORE_TESTS.get(repo, ()))
+    setup_commands = (*sort_commands(specification.before_tests).remaining, *BEFORE_TESTS.get(repo, ()))
     repository, _, number = row.text("instance_id").rpartition("-")
     installed = sort_commands(specification.commands)
     install = (*installed.remaining, *AFTERWARDS.get(repo, ()))
@@ -71,7 +71,7 @@ def convert(row: RowFields, context: LoadContext) -> Task:
         lambda pins: of_repository(pins, repo, row.text("base_commit"), install, system=installed.system, utf8=True),
     )
     grader = LogGrader(
-        "; ".join((*before, specification.test_command)),
+        "; ".join((*setup_commands, specification.test_command)),
         f"swebench:{repo}",
         reporter="pytest" if re.search(r"\b(?:pytest|tox)\b", specification.test_command.split("/")[0]) else "unittest",
         timeout=TEST_TIMEOUT,
@@ -146,13 +146,13 @@ def convert_multilingual(row: RowFields, context: LoadContext) -> Task:
     build = replace(OFFICIAL["swebench"], environment=()).build(row.row)  # the image contains no conda
     repo = row.text("repo")
     if build is None or context.environment == "pins":
-        what, hint = f"is {repo!r}, which is not in Python", "use --environment image or auto"
-        raise bad_field("repo", what, reason="pins are for rows in Python", hint=hint)
+        problem, hint = f"is {repo!r}, which is not in Python", "use --environment image or auto"
+        raise bad_field("repo", problem, reason="pins are for rows in Python", hint=hint)
     if "eval_script" in row.row and "log_parser" in row.row:
         rule, parser = row.text("eval_type", default="pass_and_fail"), f"swebench5:{row.text('log_parser')}"
         return row.task(build, LogGrader(tests_of(row.text("eval_script")), parser, rule, timeout=TEST_TIMEOUT))
     try:
-        script, rule = harness.evaluation({name: row.text(name) for name in _ASKED})
+        script, rule = harness.evaluation({name: row.text(name) for name in _ROW_COLUMNS})
     except NotFound as error:
         hint = "give the row eval_script and log_parser (swebench 5), or `build` and `test` (docs/task-files.md)"
         raise bad_field("repo", f"is {repo!r}: {error.what}", hint=hint) from error
@@ -167,4 +167,4 @@ def tests_of(script: str) -> str:
         script: the text of the script.
     """
     lines = _APPLIED.sub("", script).partition(_END)[0].splitlines()
-    return "\n".join(line for line in lines if line.strip() and not _LEFT_OUT.match(line))
+    return "\n".join(line for line in lines if line.strip() and not _DROPPED_LINES.match(line))

@@ -28,8 +28,10 @@ _IMAGE = re.compile(r"(?:[\w.-]+/)?(?:sweb\.eval|swesmith)\.[\w.-]+", re.IGNOREC
 def fits(row: Mapping[str, object]) -> bool:
     """Return whether a row's image name or id has SWE-smith's format."""
     image = row.get("image_name")
-    named = isinstance(image, str) and "swesmith" in image and _IMAGE.match(image) is not None
-    return "environment_setup_commit" not in row and (named or _ID.fullmatch(str(row["instance_id"])) is not None)
+    has_image_name = isinstance(image, str) and "swesmith" in image and _IMAGE.match(image) is not None
+    return "environment_setup_commit" not in row and (
+        has_image_name or _ID.fullmatch(str(row["instance_id"])) is not None
+    )
 
 
 def convert(row: RowFields, context: LoadContext) -> Task:

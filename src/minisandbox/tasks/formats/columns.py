@@ -117,9 +117,9 @@ def _one_split(dataset: Any, split: str | None, source: str) -> Any:
     if split is None and len(dataset) == 1:
         return next(iter(dataset.values()))
     if split is None or split not in dataset:
-        what = "has several parts" if split is None else f"has no part {split!r}"
+        problem = "has several parts" if split is None else f"has no part {split!r}"
         raise TaskFileError(
-            f"{source} {what}: {', '.join(dataset)}", hint=f"name one: {source}:{next(iter(dataset), 'test')}"
+            f"{source} {problem}: {', '.join(dataset)}", hint=f"name one: {source}:{next(iter(dataset), 'test')}"
         )
     return dataset[split]
 
@@ -169,8 +169,8 @@ def _arrow_faults(path: Path) -> Iterator[None]:
         raise _unreadable(f"{path} cannot be read as Parquet", path, error) from error
 
 
-def _unreadable(what: str, path: Path, error: Exception) -> TaskFileError:
-    return TaskFileError(what, path=path, reason=_first_line(error), hint="write or copy it again")
+def _unreadable(problem: str, path: Path, error: Exception) -> TaskFileError:
+    return TaskFileError(problem, path=path, reason=_first_line(error), hint="write or copy it again")
 
 
 def _first_line(error: Exception) -> str:

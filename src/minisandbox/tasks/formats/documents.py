@@ -59,11 +59,11 @@ def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
 
 def _is_lines(data: bytes) -> bool:
     """Return whether the first line is a complete JSON object that does not map ids to rows."""
-    first, _, following = data.lstrip().partition(b"\n")
-    if not first.startswith(b"{"):
+    first_line, _, following = data.lstrip().partition(b"\n")
+    if not first_line.startswith(b"{"):
         return False
     try:
-        value = json_value(first, Path(), line=1)
+        value = json_value(first_line, Path(), line=1)
     except TaskFileError:
         return False
     return bool(following.strip()) or not isinstance(value, dict) or not _are_rows(value)
@@ -92,11 +92,11 @@ def _by_id(value: dict[str, object], path: Path) -> Iterator[Row]:
         yield row
 
 
-def _row(value: object, path: Path, number: int, what: str) -> Row:
+def _row(value: object, path: Path, number: int, description: str) -> Row:
     if isinstance(value, dict):
         return Row(value, path, number)
     raise TaskFileError(
-        f"{path}: {what} is not an object",
+        f"{path}: {description} is not an object",
         path=path,
         line=number,
         reason="the file is JSON, but no rows of a dataset",

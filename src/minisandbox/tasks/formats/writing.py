@@ -23,15 +23,15 @@ def written_whole(path: Path) -> Iterator[Path]:
         InvalidValue: the target is a folder that is not empty.
         OSError: writing failed; the previous target is unchanged.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    temporary_path = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        yield part
-        if part.is_dir() and path.is_dir() and any(path.iterdir()):
+        yield temporary_path
+        if temporary_path.is_dir() and path.is_dir() and any(path.iterdir()):
             raise InvalidValue(f"{path} is there already", hint="name a new folder, or remove that one")
-        _sync(part)
-        part.replace(path)
+        _sync(temporary_path)
+        temporary_path.replace(path)
     except BaseException:  # including Ctrl-C: no half-written file remains
-        _remove(part)
+        _remove(temporary_path)
         raise
     _sync(path.parent)
 

@@ -267,7 +267,7 @@ def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
     request = json.dumps({"operation": operation, **arguments}).encode() + b"\n"
     answer = json.loads(_the_pool(packages.installed(family)).exchange(request, timeout))
     if "error" not in answer:
-        return {name: tuple(one) if isinstance(one, list) else one for name, one in answer["answer"].items()}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in answer["answer"].items()}
     if answer["kind"] == "unknown":
         raise NotFound(
             f"{family} has no such log parser",
@@ -328,11 +328,11 @@ class _Server:
         self._waiting = bytearray()
 
     def exchange(self, request: bytes, timeout: float) -> bytes:
-        fresh = self._process is None or self._process.poll() is not None
-        if fresh:
+        is_new = self._process is None or self._process.poll() is not None
+        if is_new:
             self._start()
         try:
-            return self._exchange(request, time.monotonic() + timeout + (START_TIMEOUT if fresh else 0))
+            return self._exchange(request, time.monotonic() + timeout + (START_TIMEOUT if is_new else 0))
         except BaseException:  # stop the process: a late response would be taken for the next request's
             self.end()
             raise

@@ -136,37 +136,37 @@ def misreadings(parse: Parse, function: str, log: str, named: Collection[str]) -
 
 def _compared(parse: Parse, results: Iterable[Result], named: Collection[str]) -> Found:
     unread, renamed, timed = [], [], []
-    wrong: dict[str, list[str]] = defaultdict(list)
-    together: dict[str, list[str]] = defaultdict(list)
+    wrong_outcomes: dict[str, list[str]] = defaultdict(list)
+    tests_by_name: dict[str, list[str]] = defaultdict(list)
     for result, _ in zip(results, range(_MOST), strict=False):
-        seen = parse(result.text)
-        if not seen:
+        statuses = parse(result.text)
+        if not statuses:
             unread.append(result.name)
             continue
-        name, status = list(seen.items())[-1]
-        together[name].append(result.name)
+        name, status = list(statuses.items())[-1]
+        tests_by_name[name].append(result.name)
         if result.parsed and name != result.parsed:
             renamed.append(result.name)
         if " # time=" in name:
             timed.append(result.name)
         if status != result.outcome and (result.outcome, status) != (TODO, PASSED):
-            wrong[f"{_WORDS[result.outcome]} test{{s}} taken for {status.lower()}"].append(result.name)
-    shared = [name for name, tests in together.items() if len(tests) > 1 and name in named]
+            wrong_outcomes[f"{_WORDS[result.outcome]} test{{s}} taken for {status.lower()}"].append(result.name)
+    shared_names = [name for name, tests in tests_by_name.items() if len(tests) > 1 and name in named]
     return [
         *_some("result{s} not read", unread),
-        *(entry for what, tests in wrong.items() for entry in _some(what, tests)),
+        *(entry for description, tests in wrong_outcomes.items() for entry in _some(description, tests)),
         *_some("test{s} read under another name", renamed),
         *_some("name{s} with the time that the test took", timed),
-        *_some("named test{s} that several tests share, of which the last one counts", shared),
+        *_some("named test{s} that several tests share, of which the last one counts", shared_names),
     ]
 
 
 _WORDS = {PASSED: "passed", FAILED: "failed", SKIPPED: "skipped", TODO: "TODO"}
 
 
-def _some(what: str, tests: Iterable[str]) -> Found:
+def _some(description: str, tests: Iterable[str]) -> Found:
     names = list(dict.fromkeys(tests))
-    return [(f"{len(names)} {what.format(s='' if len(names) == 1 else 's')}", names)] if names else []
+    return [(f"{len(names)} {description.format(s='' if len(names) == 1 else 's')}", names)] if names else []
 
 
 def _files(lines: Iterable[str]) -> Iterator[str]:

@@ -93,8 +93,8 @@ class _UnknownParserError(Exception):
     """There is no parser with this name."""
 
     def __init__(self, name: str, names: Iterable[str]) -> None:
-        near = difflib.get_close_matches(name, list(names), n=3)
-        super().__init__(f"there is no {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+        similar = difflib.get_close_matches(name, list(names), n=3)
+        super().__init__(f"there is no {name!r}" + (f"; did you mean {' or '.join(similar)}?" if similar else ""))
 
 
 def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _parser(parser: str) -> Callable[..., Mapping[str, str]]:
         by_repo = importlib.import_module("swebench.harness.log_parsers").MAP_REPO_TO_PARSER
         python = vars(importlib.import_module("swebench.harness.log_parsers.python"))
         named = {parse.__name__: parse for parse in by_repo.values()}
-        parsers = {**{one: parse for one, parse in python.items() if one.startswith("parse_log_")}, **named, **by_repo}
+        parsers = {**{key: parse for key, parse in python.items() if key.startswith("parse_log_")}, **named, **by_repo}
     if name not in parsers:
         raise _UnknownParserError(name, parsers)
     function: Callable[..., Mapping[str, str]] = parsers[name]
@@ -140,7 +140,7 @@ def _skip_imports() -> None:
         return
     for name, folder in (("swebench", ""), ("swebench.harness", "/harness")):
         package = types.ModuleType(name)
-        package.__path__ = [place + folder for place in spec.submodule_search_locations or ()]
+        package.__path__ = [directory + folder for directory in spec.submodule_search_locations or ()]
         sys.modules[name] = package
     setattr(sys.modules["swebench"], "harness", sys.modules["swebench.harness"])  # noqa: B010 - an import sets this attribute, too
     datasets = types.ModuleType("datasets")  # swebench.harness.utils imports its names, but nothing here uses them
@@ -183,13 +183,13 @@ def _judgement(
 ) -> dict[str, Any]:
     """Return the status of the named tests, and whether the task is resolved by the benchmark's rules."""
     spec = types.SimpleNamespace(**about, log_parser=parser.partition(":")[2], eval_type=rule)
-    seen, has_results = _read(parser, log, spec, exit_code)
+    statuses, has_results = _read(parser, log, spec, exit_code)
     grading = importlib.import_module("swebench.harness.grading")
     lists = {"FAIL_TO_PASS": fail_to_pass, "PASS_TO_PASS": pass_to_pass}
-    report = grading.get_eval_tests_report(seen, lists, eval_type=grading.EvalType(rule))
+    report = grading.get_eval_tests_report(statuses, lists, eval_type=grading.EvalType(rule))
     return {
         "found": has_results,
-        "statuses": {test: seen[test] for tests in lists.values() for test in tests if test in seen},
+        "statuses": {test: statuses[test] for tests in lists.values() for test in tests if test in statuses},
         "resolved": has_results and grading.get_resolution_status(report) == "RESOLVED_FULL",
         **{
             f"failed_{kind.lower()}": [test for test in tests if test not in set(report[kind]["success"])]
