@@ -74,8 +74,8 @@ class SuiteRun:
 def log_of(result: ExecResult) -> str:
     """Return the end of a command's output, followed by how the command ended."""
     streams = (result.stdout, result.stderr)
-    text = "\n".join(stream.rstrip("\n") for stream in streams if stream.strip())
-    return f"{text[-_LOG_TAIL:]}\n[{result.fate}]"
+    output = "\n".join(stream.rstrip("\n") for stream in streams if stream.strip())
+    return f"{output[-_LOG_TAIL:]}\n[{result.fate}]"
 
 
 def doubt_about(result: ExecResult, report: Report) -> Doubt | None:

@@ -184,8 +184,8 @@ def telling_lines(task: Task, hidden: Path | None = None) -> Iterator[Lines]:
         yield from _scripts(task, task.solution)
     if task.form is Form.SWESMITH and hidden is not None:
         for path in task.hidden_files:
-            text = hidden_files(hidden, (path,)).get(path, b"").decode("utf-8", "replace")
-            yield from _distinct("tests", path, text.splitlines(), set())
+            content = hidden_files(hidden, (path,)).get(path, b"").decode("utf-8", "replace")
+            yield from _distinct("tests", path, content.splitlines(), set())
 
 
 def _scripts(task: Task, solution: Solution) -> Iterator[Lines]:
@@ -194,8 +194,8 @@ def _scripts(task: Task, solution: Solution) -> Iterator[Lines]:
     for kind, folder in (("reference", solution.files), ("tests", tests)):
         for path in sorted(folder.rglob("*")) if folder is not None else ():
             if path.is_file() and not path.is_symlink() and path.stat().st_size <= _LARGEST:
-                text = path.read_bytes().decode("utf-8", "replace")
-                yield from _distinct(kind, f"{path.parent.name}/{path.name}", text.splitlines(), set())
+                content = path.read_bytes().decode("utf-8", "replace")
+                yield from _distinct(kind, f"{path.parent.name}/{path.name}", content.splitlines(), set())
 
 
 def _distinct(kind: str, path: str, lines: list[str], common_lines: set[str]) -> Iterator[Lines]:

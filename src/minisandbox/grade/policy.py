@@ -157,9 +157,8 @@ class Policy:
 
     def is_beside_the_point(self, path: str) -> bool:
         """Return whether a file cannot affect the tests: a test or a document that the reference does not touch."""
-        parts = path.split("/")
-        name = parts[-1]
-        is_test = "tests" in parts[:-1] or (name.endswith(".py") and (name.startswith("test_") or name == "tests.py"))
+        *folders, name = path.split("/")
+        is_test = "tests" in folders or (name.endswith(".py") and (name.startswith("test_") or name == "tests.py"))
         is_document = name.endswith(_DOCUMENTS) or name.partition(".")[0] in _DOCUMENT_NAMES
         return path not in self.allowed and (is_test or is_document)
 
@@ -222,16 +221,16 @@ def import_roots(environment: Mapping[str, str], workdir: PurePosixPath) -> froz
 
 def _kind_by_name(path: str) -> str | None:
     """Return why a path is protected in every directory, or None if it is not."""
-    parts = path.split("/")
-    name = parts[-1]
+    names = path.split("/")
+    name = names[-1]
     kinds = {
         "pytest_config": name == "conftest.py" or name in _CONFIGURATION,
         # modules as well as packages
-        "start_up_hook": name.endswith(".pth") or any(part.partition(".")[0] in _START_UP for part in parts),
-        "compiled_code": name.endswith(_COMPILED) or "__pycache__" in parts,
+        "start_up_hook": name.endswith(".pth") or any(entry.partition(".")[0] in _START_UP for entry in names),
+        "compiled_code": name.endswith(_COMPILED) or "__pycache__" in names,
         # importlib.metadata reads entry points (pytest's plugins) from these directories, ignoring case
-        "package_metadata": any(part.lower().endswith((".egg-info", ".dist-info")) for part in parts),
-        "git_metadata": any(part.startswith(".git") for part in parts),
+        "package_metadata": any(entry.lower().endswith((".egg-info", ".dist-info")) for entry in names),
+        "git_metadata": any(entry.startswith(".git") for entry in names),
     }
     return next((kind for kind, holds in kinds.items() if holds), None)
 
@@ -244,10 +243,10 @@ def _parents(path: str) -> Iterable[str]:
 
 def _test_directory(file: str) -> str | None:
     """Return the topmost directory above a test file that is named ``test`` or ``tests``, or None."""
-    parts = file.split("/")
-    for depth, part in enumerate(parts[:-1], start=1):
-        if part in _TEST_DIRECTORIES:
-            return "/".join(parts[:depth])
+    folders = file.split("/")[:-1]
+    for depth, folder in enumerate(folders, start=1):
+        if folder in _TEST_DIRECTORIES:
+            return "/".join(folders[:depth])
     return None
 
 

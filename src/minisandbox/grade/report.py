@@ -84,11 +84,11 @@ class Report:
             The report up to its first damaged line; ``damage`` describes the fault of that line.
         """
         draft, damage = _Draft(key), None
-        for number, line in enumerate(io.BytesIO(data), start=1):  # line by line, because there may be millions
+        for line_number, line in enumerate(io.BytesIO(data), start=1):  # line by line, because there may be millions
             if not line.endswith(b"\n"):  # the plugin was cut off while it wrote: nothing follows, not even an end
                 break
             if problem := draft.take(line):
-                damage = f"line {number} of the report {problem}"
+                damage = f"line {line_number} of the report {problem}"
                 break
         damage = damage or draft.miscount()
         return cls(
@@ -224,7 +224,7 @@ def _parameters(values: object) -> Parameters:
     """Return a test's parameters; malformed values become None."""
     if not isinstance(values, dict):
         return {}
-    return {name: text if isinstance(text, str) else None for name, text in values.items()}
+    return {name: spelling if isinstance(spelling, str) else None for name, spelling in values.items()}
 
 
 def not_passed(outcomes: dict[str, str], tests: Iterable[str]) -> tuple[str, ...]:

@@ -89,8 +89,8 @@ class Reporter:
             files["early_start"] = "sitecustomize"
             box.files.write_bytes(f"{self.directory}/repository", _repository(box), mode=0o444)
         for source, name in files.items():
-            data = (_INSIDE / f"{source}.py").read_bytes()
-            box.files.write_bytes(f"{self.directory}/{name}.py", data, mode=0o444)
+            source_code = (_INSIDE / f"{source}.py").read_bytes()
+            box.files.write_bytes(f"{self.directory}/{name}.py", source_code, mode=0o444)
 
     def environment(self, box: Sandbox) -> Mapping[str, str]:
         """Return the environment variables through which the test command loads the reporter."""
@@ -148,22 +148,22 @@ def run_reported(
         argv = ["bash", "-c", f'{_MOVE}\n{command} "$@"', "tests", *arguments]
     pipes = f"{folder}/key:{folder}/lines" if folder else f"{_KEY}:{_LINES}"
     environment = {**env, REPORT_VARIABLE: f"{pipes}={program}" if program else pipes}
-    data, is_too_large = bytearray(), False
+    payload, excess = bytearray(), False
     with box.start(argv, timeout=timeout, env=environment) as process:
         process.write(key + (json.dumps(list(test_names)).encode() if test_names else b""))
         process.close_stdin()
         for event in process.events():
             if isinstance(event, ExecResult):
-                report = Report(damage="the report is too large") if is_too_large else Report.parse(bytes(data), key)
+                report = Report(damage="the report is too large") if excess else Report.parse(bytes(payload), key)
                 return replace(event, stdout_bytes=b"", dropped_stdout=0), report
             if event.stream == "stdout":
-                is_too_large = _take(data, event) or is_too_large
-                if is_too_large:
+                excess = _take(payload, event) or excess
+                if excess:
                     process.kill()
     raise AssertionError("a process's last event is its result")
 
 
-def _take(data: bytearray, event: Output) -> bool:
+def _take(payload: bytearray, event: Output) -> bool:
     """Append a piece of the report; return whether the report exceeds its limit."""
-    data += event.data[: MAX_REPORT + 1 - len(data)]
-    return len(data) > MAX_REPORT
+    payload += event.data[: MAX_REPORT + 1 - len(payload)]
+    return len(payload) > MAX_REPORT

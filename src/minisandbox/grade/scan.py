@@ -171,6 +171,6 @@ def _lines(changes: Iterable[FileChange], sign: bytes) -> Iterator[tuple[str, st
     """Yield the path and the text of each hunk line with this sign."""
     for change in changes:
         for line in change.signed(sign):
-            for part in line.split(b"\r"):  # a carriage return also ends a line of Python
-                text = part.decode("utf-8", "replace")
+            for segment in line.split(b"\r"):  # a carriage return also ends a line of Python
+                text = segment.decode("utf-8", "replace")
                 yield change.path, text if text.isascii() else text.translate(_AS_NAMES)

@@ -270,7 +270,7 @@ def _about_patch(result: ExecResult, change: CodePatch) -> Doubt | None:
 
 def _paths(numstat: bytes) -> list[str]:
     """Return the paths of ``git apply --numstat -z``: NUL-terminated records of added, removed, path, split by tabs."""
-    fields = (entry.split(b"\t", 2) for entry in numstat.split(b"\0") if entry)
+    fields = (record.split(b"\t", 2) for record in numstat.split(b"\0") if record)
     return [field[-1].decode("utf-8", "surrogateescape") for field in fields]
 
 

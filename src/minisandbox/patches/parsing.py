@@ -140,16 +140,16 @@ def explain_line_endings(changes: tuple[FileChange, ...]) -> str | None:
     names = [change.path for change in changes if any(line.endswith(b"\r") for line in change.lines)]
     if not names:
         return None
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"the hunks of {shown} have CRLF line endings; they apply only where the repository's files have them too"
+    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"the hunks of {listed} have CRLF line endings; they apply only where the repository's files have them too"
 
 
-def _refuse_nul(data: bytes, name: str) -> None:
-    offset = data.find(b"\0")
+def _refuse_nul(patch: bytes, name: str) -> None:
+    offset = patch.find(b"\0")
     if offset < 0:
         return
-    line = data.count(b"\n", 0, offset) + 1
-    is_utf16 = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
+    line = patch.count(b"\n", 0, offset) + 1
+    is_utf16 = patch[:2] in {b"\xff\xfe", b"\xfe\xff"}
     raise PatchError(
         f"{name}, line {line}: there is a NUL byte",
         reason="it was saved as UTF-16" if is_utf16 else "a binary file was diffed as text, or the patch is damaged",

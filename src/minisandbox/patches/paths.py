@@ -116,12 +116,12 @@ def checked_path(path: str) -> str:
     """
     if path.startswith("/"):
         raise _absolute(path)
-    parts = path.split("/")
-    if ".." in parts:
+    components = path.split("/")
+    if ".." in components:
         raise _outside(path)
-    if not path or "" in parts or "." in parts:
+    if not path or "" in components or "." in components:
         raise PatchError(f"the path {path!r} is not a file's")
-    if any(part.lower() == ".git" for part in parts):
+    if any(component.lower() == ".git" for component in components):
         raise PatchError(f"the path {path!r} lies in git's own directory", hint="take that file out of the patch")
     return path
 

@@ -163,5 +163,5 @@ class Lock:
         return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text)  # a JSON string is a basic string of TOML
+def _quoted(string: str) -> str:
+    return json.dumps(string)  # a JSON string is a basic string of TOML

@@ -84,7 +84,7 @@ def _read_pins(path: Path, check: Callable[[Path], None], read_paths: set[str]) 
         if real_path in read_paths:
             return Pins(())
         read_paths.add(real_path)
-        text = read_regular(path, _MOST, check).decode()
+        content = read_regular(path, _MOST, check).decode()
     except InvalidValue:
         raise
     except (OSError, ValueError, StoreError) as error:  # ValueError: not UTF-8, or an invalid path
@@ -93,10 +93,10 @@ def _read_pins(path: Path, check: Callable[[Path], None], read_paths: set[str]) 
     if len(read_paths) > _MOST_FILES:
         raise InvalidValue(f"cannot read the pins in {path}", reason=f"more than {_MOST_FILES} files name each other")
     if path.suffix in (".yml", ".yaml"):
-        return _read_conda(text)
+        return _read_conda(content)
     requirements: list[str] = []
     skipped: list[tuple[str, str]] = []
-    for line in requirement_lines(text):
+    for line in requirement_lines(content):
         if name := included_file(line):
             included = _read_pins(path.parent / name, check, read_paths)
             requirements += included.requirements
@@ -108,9 +108,9 @@ def _read_pins(path: Path, check: Callable[[Path], None], read_paths: set[str]) 
     return Pins(tuple(dict.fromkeys(requirements)), tuple(skipped))
 
 
-def requirement_lines(text: str) -> Iterator[str]:
+def requirement_lines(content: str) -> Iterator[str]:
     """Yield the lines of a requirements file without comments and hashes; join continuation lines."""
-    for line in text.replace("\\\n", " ").splitlines():
+    for line in content.replace("\\\n", " ").splitlines():
         stripped = _HASH.sub("", _COMMENT.sub("", line)).strip()
         if stripped:
             yield stripped
@@ -145,12 +145,12 @@ def _checked(line: str, path: Path) -> str:
     return line
 
 
-def _read_conda(text: str) -> Pins:
+def _read_conda(content: str) -> Pins:
     """Read the subset of YAML that ``conda env export`` writes: a list of packages with a nested list for pip."""
     requirements: list[str] = []
     skipped: list[tuple[str, str]] = []
     python = ""
-    for line in text.splitlines():
+    for line in content.splitlines():
         entry = line.strip().removeprefix("- ").strip()
         if not line.strip().startswith("- ") or entry == "pip:":
             continue

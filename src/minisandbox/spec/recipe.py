@@ -449,8 +449,8 @@ def check_repository_path(path: str) -> None:
     Raises:
         InvalidValue: the path is empty or absolute, or contains ``..``, ``.git``, a newline or a NUL byte.
     """
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or "\0" in path or "\n" in path or {"..", ".git"} & set(parts):
+    components = PurePosixPath(path).parts
+    if not components or path.startswith("/") or "\0" in path or "\n" in path or {"..", ".git"} & set(components):
         raise InvalidValue(f"{path!r} is not a path in the repository")
 
 

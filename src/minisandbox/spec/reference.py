@@ -67,19 +67,19 @@ class Local:
         return f"{self.kind}:{self.path}" + (f":{self.tag}" if self.tag else "")
 
 
-def parse_reference(text: str) -> Remote | Local:
+def parse_reference(reference: str) -> Remote | Local:
     """Parse a reference to a container image.
 
     Raises:
         InvalidValue: the reference is malformed.
     """
-    local = split_local(text)
-    return parse_remote(text.removeprefix("docker://")) if local is None else _local(*local)
+    local = split_local(reference)
+    return parse_remote(reference.removeprefix("docker://")) if local is None else _local(*local)
 
 
-def split_local(text: str) -> tuple[str, str] | None:
+def split_local(reference: str) -> tuple[str, str] | None:
     """Split a reference to files of this machine into its kind and its location, ``PATH[:TAG]``; else return None."""
-    kind, colon, location = text.partition(":")
+    kind, colon, location = reference.partition(":")
     return (kind, location) if colon and kind in _LOCAL else None
 
 
@@ -90,9 +90,9 @@ def _local(kind: str, location: str) -> Local:
     return Local(kind, Path(path).expanduser().absolute(), tag)
 
 
-def has_host(text: str) -> bool:
+def has_host(reference: str) -> bool:
     """Return whether a reference names its registry."""
-    host, slash, _ = text.partition("/")
+    host, slash, _ = reference.partition("/")
     return bool(slash) and ("." in host or ":" in host or host == "localhost")
 
 
@@ -101,20 +101,20 @@ def is_repository(host: str, repository: str) -> bool:
     return bool(_HOST.fullmatch(host) and _REPOSITORY.fullmatch(repository)) and len(repository) <= _LONGEST
 
 
-def parse_remote(text: str) -> Remote:
+def parse_remote(reference: str) -> Remote:
     """Parse a reference to an image in a registry.
 
     Raises:
         InvalidValue: the reference is malformed.
     """
-    name, _, digest = text.partition("@")
+    name, _, digest = reference.partition("@")
     host, _, path = (name if has_host(name) else f"{DOCKER_HUB}/{name}").partition("/")
     repository, colon, tag = path.partition(":")
     if host in (DOCKER_HUB, "index.docker.io"):
         host, repository = DOCKER_HUB, repository if "/" in repository else f"library/{repository}"
-    if not is_repository(host, repository) or (colon and not _TAG.fullmatch(tag)) or ("@" in text and not digest):
+    if not is_repository(host, repository) or (colon and not _TAG.fullmatch(tag)) or ("@" in reference and not digest):
         lower = "; names of repositories are in lower case" if repository != repository.lower() else ""
-        raise InvalidValue(f"{text!r} is not a reference to a container image", hint=_FORMS + lower)
+        raise InvalidValue(f"{reference!r} is not a reference to a container image", hint=_FORMS + lower)
     if digest and not _DIGEST.fullmatch(digest):
         reason = "a digest is sha256: and 64 or sha512: and 128 lower-case hexadecimal digits"
         raise InvalidValue(f"{digest!r} is not a digest", reason=reason, hint="give all of it")

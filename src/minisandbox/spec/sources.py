@@ -111,8 +111,8 @@ class ImageSource:
         if self.commit and not is_commit(self.commit):
             raise InvalidValue(f"{self.commit!r} is not a full commit", hint="give all 40 hexadecimal digits")
         for path in self.remove:
-            parts = PurePosixPath(path).parts
-            if not path.startswith("/") or len(parts) < 2 or ".." in parts or "\0" in path:
+            components = PurePosixPath(path).parts
+            if not path.startswith("/") or len(components) < 2 or ".." in components or "\0" in path:
                 raise InvalidValue(f"{path!r} cannot be removed", hint="write an absolute path such as '/solution'")
 
 

@@ -102,9 +102,9 @@ def source_row(source: Source | None) -> dict[str, object] | None:
     """Return a source as the value of a row's ``build.source``."""
     for kind, cls in SOURCES.items():
         if isinstance(source, cls):
-            values = object_of(source)
-            values.pop("within", None)
-            return {kind: values}
+            fields = object_of(source)
+            fields.pop("within", None)
+            return {kind: fields}
     return None
 
 

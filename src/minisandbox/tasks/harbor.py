@@ -136,8 +136,8 @@ class _Config:
     def get(self, key: str) -> object:
         """Return the value of a dotted key, or None if it is missing."""
         value: object = self.values
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
         return value
 
     def text(self, key: str, default: str = "") -> str:
@@ -197,25 +197,25 @@ def _read_config(path: Path, *, trusted: bool) -> _Config:
     file = path / CONFIG
     try:
         source = file.read_text(encoding="utf-8")
-        values = tomllib.loads(source)
+        tables = tomllib.loads(source)
     except OSError as error:
         raise TaskFileError(f"{file} cannot be read", path=file, reason=error.strerror or str(error)) from error
     except ValueError as error:  # invalid TOML or UTF-8
         raise TaskFileError(f"{file} is not TOML", path=file, reason=str(error), hint="fix that line") from error
-    return _Config(path, source, values, trusted)
+    return _Config(path, source, tables, trusted)
 
 
 def _line_of(source: str, key: str) -> int | None:
     """Return the line number of a key or table, found without a TOML parser (best effort)."""
     section, _, leaf = key.rpartition(".")
     current = ""
-    for number, line in enumerate(source.splitlines(), start=1):
+    for line_number, line in enumerate(source.splitlines(), start=1):
         if header := _HEADER.match(line):
             current = header[1]
             if current == key:
-                return number
+                return line_number
         elif current == section and re.match(rf"\s*{re.escape(leaf)}\s*=", line):
-            return number
+            return line_number
     return None
 
 
@@ -250,10 +250,10 @@ def _instruction(config: _Config) -> str:
         raise TaskFileError(f"{path} cannot be read", path=path, reason=str(error)) from error
     while lines and _CANARY.fullmatch(lines[0].strip()):
         lines.pop(0)
-    text = "\n".join(lines).lstrip("\n")
-    if not text.strip():
+    instruction = "\n".join(lines).lstrip("\n")
+    if not instruction.strip():
         raise TaskFileError(f"{path} is empty", path=path, hint="say what the agent has to do")
-    return text
+    return instruction
 
 
 def _build(config: _Config, *, prebuilt: bool) -> Build:

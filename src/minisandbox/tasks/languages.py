@@ -58,7 +58,7 @@ def check_command(command: str) -> None:
     Raises:
         TaskFileError: the last program runs tests in another language.
     """
-    commands = [part.split() for part in _BETWEEN.split(command) if part.strip()]
+    commands = [segment.split() for segment in _BETWEEN.split(command) if segment.strip()]
     words = [word for word in commands[-1] if not _VARIABLE.fullmatch(word)] if commands else []
     program = words[0].rpartition("/")[2] if words else ""
     if program in _RUNNERS:

@@ -66,23 +66,23 @@ def open_source(source: str | Path) -> Source:
         TaskFileError: the source is missing or unreadable; iterating over the rows may raise it, too.
         MissingExtra: a required package is not installed; iterating over the rows may raise it, too.
     """
-    text = str(source)
-    if isinstance(source, str) and text.startswith("hub:"):
-        return _hub(text.removeprefix("hub:"))
-    if isinstance(source, str) and text.startswith("harbor:"):
-        return _harbor(Path(text.removeprefix("harbor:")))
+    address = str(source)
+    if isinstance(source, str) and address.startswith("hub:"):
+        return _hub(address.removeprefix("hub:"))
+    if isinstance(source, str) and address.startswith("harbor:"):
+        return _harbor(Path(address.removeprefix("harbor:")))
     path, split = Path(source), None
-    if not path.exists() and (match := _SPLIT.fullmatch(text)) and Path(match[1]).is_dir():
+    if not path.exists() and (match := _SPLIT.fullmatch(address)) and Path(match[1]).is_dir():
         path, split = Path(match[1]), match[2]
     if path.is_dir():
         return _directory(path, split)
-    if isinstance(source, str) and not path.exists() and _is_hub_name(text):
-        return _hub(text)
+    if isinstance(source, str) and not path.exists() and _is_hub_name(address):
+        return _hub(address)
     return _file(path)
 
 
-def _is_hub_name(text: str) -> bool:
-    name = text.partition(":")[0]
+def _is_hub_name(address: str) -> bool:
+    name = address.partition(":")[0]
     return _HUB.fullmatch(name) is not None and layout_of_name(Path(name)) is None
 
 
@@ -91,10 +91,10 @@ def layout_of_name(path: Path) -> Layout | None:
     return ENDINGS.get(Path(path.name.removesuffix(".gz")).suffix)
 
 
-def _hub(text: str) -> Source:
-    name, _, split = text.partition(":")
+def _hub(address: str) -> Source:
+    name, _, split = address.partition(":")
     if _HUB.fullmatch(name) is None:
-        raise TaskFileError(f"'hub:{text}' names no dataset", hint="write hub:owner/name or hub:owner/name:split")
+        raise TaskFileError(f"'hub:{address}' names no dataset", hint="write hub:owner/name or hub:owner/name:split")
     rows, schema = read_hub(name, split or None)
     return Source(rows, Layout.DISK, name.rpartition("/")[2], Path(), schema)
 
@@ -138,8 +138,8 @@ def _file(path: Path) -> Source:
         with path.open("rb") as file:
             is_gzip = file.read(4).startswith(_GZIP)
             file.seek(0)
-            data = gzip.decompress(file.read()) if is_gzip else None
-            head = file.read(4) if data is None else data[:4]
+            unzipped = gzip.decompress(file.read()) if is_gzip else None
+            head = file.read(4) if unzipped is None else unzipped[:4]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise TaskFileError(
             f"{path} cannot be unpacked",
@@ -154,16 +154,16 @@ def _file(path: Path) -> Source:
     schema, layout = None, Layout.JSONL
     if head.startswith(_PARQUET) or named_layout is Layout.PARQUET:
         layout = Layout.PARQUET
-        rows, schema = read_parquet(path, data)
+        rows, schema = read_parquet(path, unzipped)
     elif named_layout is Layout.JSON:
-        layout, rows = json_file(path.read_bytes() if data is None else data, path)
+        layout, rows = json_file(path.read_bytes() if unzipped is None else unzipped, path)
     else:
-        rows = _lines(path, data)
+        rows = _lines(path, unzipped)
     return Source(rows, layout, stem, path.parent, schema, (path.parent,))
 
 
-def _lines(path: Path, data: bytes | None) -> Iterator[Row]:
-    with path.open("rb") if data is None else io.BytesIO(data) as file:
+def _lines(path: Path, unzipped: bytes | None) -> Iterator[Row]:
+    with path.open("rb") if unzipped is None else io.BytesIO(unzipped) as file:
         yield from json_lines(file, path)
 
 

@@ -38,8 +38,8 @@ def read_recipe(path: Path) -> Buildable:
         if isinstance(error, InvalidValue):
             raise error.about(str(path)) from error
         if isinstance(error, TaskFileError):
-            what = error.what.replace("'build.", "'")
-            raise InvalidValue(f"{path}: {what}", reason=error.reason, hint=error.hint) from error
+            sentence = error.what.replace("'build.", "'")
+            raise InvalidValue(f"{path}: {sentence}", reason=error.reason, hint=error.hint) from error
         raise InvalidValue(f"{path} is not TOML", reason=str(error)) from error
 
 
@@ -58,11 +58,11 @@ def _over_base(table: Mapping[str, object], folder: Path) -> Recipe:
     )
 
 
-def _base(text: str, platform: str, folder: Path) -> Base:
-    if text in ("host", "scratch"):
-        return HostBase() if text == "host" else ScratchBase()
-    local = split_local(text)
-    return OciBase(text if local is None else f"{local[0]}:{folder / local[1]}", platform)
+def _base(reference: str, platform: str, folder: Path) -> Base:
+    if reference in ("host", "scratch"):
+        return HostBase() if reference == "host" else ScratchBase()
+    local = split_local(reference)
+    return OciBase(reference if local is None else f"{local[0]}:{folder / local[1]}", platform)
 
 
 def _runs(fields: Fields) -> Iterator[Run]:

@@ -113,8 +113,8 @@ def task_from_own_row(row: Mapping[str, object], context: LoadContext) -> Task:
         TaskFileError: a field is missing or unknown, or its value is invalid; ``field`` names it.
         PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
     """
-    values = {name: value for name, value in row.items() if name not in _IGNORED}
-    fields = RowFields(values, keys=ROW_KEYS, context=context)
+    columns = {name: value for name, value in row.items() if name not in _IGNORED}
+    fields = RowFields(columns, keys=ROW_KEYS, context=context)
     form = _form(fields.text("form"))
     task = fields.task(
         _build(fields.nested("build")),
@@ -123,10 +123,10 @@ def task_from_own_row(row: Mapping[str, object], context: LoadContext) -> Task:
         lists=(fields.ids("FAIL_TO_PASS"), fields.ids("PASS_TO_PASS")),
         base_commit=fields.text("base_commit", default=""),
     )
-    if values.get("solution") is not None:
+    if columns.get("solution") is not None:
         solution = fields.nested("solution", keys=keys_of(Solution)).read(Solution)
         task = replace(task, solution=solution)
-    return replace(task, needs=_needs(fields.nested("needs", keys=keys_of(Needs)))) if values.get("needs") else task
+    return replace(task, needs=_needs(fields.nested("needs", keys=keys_of(Needs)))) if columns.get("needs") else task
 
 
 def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> PythonRecipe:
@@ -209,8 +209,8 @@ def _reference(fields: Fields) -> str:
 def _checked(build: ContainerBuild, fields: Fields) -> ContainerBuild:
     """Return the build; raise TaskFileError if a path inside the image is relative or is the root directory."""
     for name, path in (("workdir", build.workdir), *(("remove", path) for path in build.remove)):
-        parts = PurePosixPath(path).parts
-        if path and (not path.startswith("/") or len(parts) < 2 or ".." in parts or "\0" in path):
+        components = PurePosixPath(path).parts
+        if path and (not path.startswith("/") or len(components) < 2 or ".." in components or "\0" in path):
             raise fields.error(name, f"has {path!r}", hint="write an absolute path such as '/testbed'")
     return build
 
@@ -237,8 +237,8 @@ def _requirements(fields: Fields) -> tuple[str, ...]:
     try:
         return (*read_pins((fields.context.base or Path()) / name, check).requirements, *inline_requirements)
     except InvalidValue as error:
-        what = f"is {name!r}: {error.what}"
-        raise fields.error("requirements_file", what, reason=error.reason, hint=error.hint) from error
+        sentence = f"is {name!r}: {error.what}"
+        raise fields.error("requirements_file", sentence, reason=error.reason, hint=error.hint) from error
 
 
 def _source(fields: Fields) -> Source:

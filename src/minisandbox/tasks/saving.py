@@ -39,18 +39,18 @@ def write_rows(path: Path, rows: Rows, layout: Layout, *, schema: object = None)
             table = _table(list(rows.values()), schema, path)
             package("pyarrow.parquet", f"write {path}").write_table(table, temporary_path)
         else:
-            data = _WRITERS[layout](rows).encode()
-            temporary_path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+            encoded = _WRITERS[layout](rows).encode()
+            temporary_path.write_bytes(gzip.compress(encoded, mtime=0) if path.suffix == ".gz" else encoded)
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:
     """Return JSON that UTF-8 can encode; values of other types (a date from Parquet) become strings."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_as_text)
+    encoded = json.dumps(value, ensure_ascii=False, indent=indent, default=_as_text)
     try:
-        text.encode()
+        encoded.encode()
     except UnicodeEncodeError:  # an unused column has an unpaired surrogate
         return json.dumps(value, indent=indent, default=_as_text)
-    return text
+    return encoded
 
 
 def _as_text(value: object) -> str:

@@ -57,9 +57,9 @@ def write_statuses(path: Path, statuses: Mapping[str, str]) -> None:
     lists: dict[str, list[str]] = {}
     for instance_id, status in statuses.items():
         lists.setdefault(status, []).append(instance_id)
-    text = yaml.safe_dump({_KEY: lists}, allow_unicode=True, indent=4, width=200)
+    document = yaml.safe_dump({_KEY: lists}, allow_unicode=True, indent=4, width=200)
     with written_whole(path) as file:
-        file.write_text(text, encoding="utf-8")
+        file.write_text(document, encoding="utf-8")
 
 
 def _entries(file: Path) -> Iterator[tuple[str, str]]:
@@ -85,12 +85,12 @@ def _load(file: Path) -> object:
     import yaml  # noqa: PLC0415 - loading task files must not import yaml
 
     try:
-        text = file.read_text(encoding="utf-8")
+        document = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskFileError(f"{file} cannot be read", path=file, reason=str(error)) from error
     try:
         # Load every scalar as a string: an id may look like a number, and a status like null.
-        return yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506 - this loader creates only strings, lists and dicts
+        return yaml.load(document, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506 - this loader creates only strings, lists and dicts
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = None if mark is None else mark.line + 1

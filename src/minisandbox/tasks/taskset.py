@@ -111,9 +111,9 @@ class TaskSet:
         opened = _bundled(str(source)) if bundled else open_source(source)
         places = None if bundled or allow_local_sources else opened.places
         context = LoadContext(opened.base, pins, repo_mirrors, places, environment, public_network)
-        pairs = list(tasks_of(opened.rows, Path(str(source)), context, form=form, on_refused=on_refused))
-        rows = {task.instance_id: row.values for task, row in pairs}
-        tasks = (task if not torch_backend else _with_backend(task, torch_backend) for task, _ in pairs)
+        loaded = list(tasks_of(opened.rows, Path(str(source)), context, form=form, on_refused=on_refused))
+        rows = {task.instance_id: row.values for task, row in loaded}
+        tasks = (task if not torch_backend else _with_backend(task, torch_backend) for task, _ in loaded)
         return cls(tasks, name=opened.name, rows=rows, layout=opened.layout, schema=opened.schema)
 
     @property
@@ -229,8 +229,8 @@ def bundled_sets() -> tuple[str, ...]:
 
 
 def _bundled(name: str) -> Source:
-    data = _data_directory().joinpath(name + _SUFFIX).read_bytes()
-    return Source(json_lines(io.BytesIO(data), Path(name + _SUFFIX)), Layout.JSONL, name, Path())
+    content = _data_directory().joinpath(name + _SUFFIX).read_bytes()
+    return Source(json_lines(io.BytesIO(content), Path(name + _SUFFIX)), Layout.JSONL, name, Path())
 
 
 def _data_directory() -> Traversable:

@@ -89,9 +89,9 @@ def solution_in_instruction(evidence: Evidence) -> Iterator[Problem]:
     line_groups = [group for group in telling_lines(evidence.task) if group.kind == "reference"]
     solution = {line.strip() for group in line_groups for line in group.lines}
     lines = evidence.task.problem_statement.splitlines()
-    shown = solution & {form for line in lines for form in (line.strip(), line[1:].strip())}
-    if solution and len(shown) >= _ENOUGH * len(solution):
-        yield Problem(f"it has {len(shown)} of {len(solution)} telling lines of the reference", "problem_statement")
+    revealed = solution & {form for line in lines for form in (line.strip(), line[1:].strip())}
+    if solution and len(revealed) >= _ENOUGH * len(solution):
+        yield Problem(f"it has {len(revealed)} of {len(solution)} telling lines of the reference", "problem_statement")
 
 
 def duplicate(evidence: Evidence) -> Iterator[Problem]:
@@ -281,8 +281,8 @@ def flaky(evidence: Evidence) -> Iterator[Problem]:
     if any(len({(run.resolved, run.score) for run in runs}) > 1 for runs in (validation.reference, validation.empty)):
         yield Problem("the same code resolves it in one run and not in another", tests=validation.flaky)
     elif validation.flaky:
-        what = f"{len(validation.flaky)} tests change from run to run"
-        yield Problem(what, tests=validation.flaky, severity=_softer(evidence.task, validation))
+        sentence = f"{len(validation.flaky)} tests change from run to run"
+        yield Problem(sentence, tests=validation.flaky, severity=_softer(evidence.task, validation))
 
 
 def order_dependent(evidence: Evidence) -> Iterator[Problem]:

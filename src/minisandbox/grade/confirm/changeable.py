@@ -89,11 +89,11 @@ class ChangeableTests:
     functions: tuple[Changeable, ...] = ()
     doubt: str = ""
 
-    def by_kind(self, total: int) -> Counter[str]:
+    def by_kind(self, test_count: int) -> Counter[str]:
         """Count a task's FAIL_TO_PASS tests by the kind of their strongest variant; ``none`` if there is no variant.
 
         Args:
-            total: the number of FAIL_TO_PASS tests, including those without a known file.
+            test_count: the number of FAIL_TO_PASS tests, including those without a known file.
         """
         counts: Counter[str] = Counter()
         for function in self.functions:
@@ -101,7 +101,7 @@ class ChangeableTests:
                 matches = (entry for entry in function.variants if any(item in failing for failing in entry.failing))
                 kinds = (match.variant.kind.value for match in matches)
                 counts[next(kinds, "none")] += 1
-        counts["none"] += max(0, total - counts.total())
+        counts["none"] += max(0, test_count - counts.total())
         return +counts
 
 
@@ -143,9 +143,9 @@ def _path(workspace: Workspace) -> Path | None:
 
 def _read(path: Path) -> ChangeableTests | None:
     try:
-        data = json.loads(path.read_bytes())
-        functions = tuple(read_fields(Changeable, function) for function in data["functions"])
-        return ChangeableTests(functions) if data["format"] == _FORMAT else None
+        cache = json.loads(path.read_bytes())
+        functions = tuple(read_fields(Changeable, function) for function in cache["functions"])
+        return ChangeableTests(functions) if cache["format"] == _FORMAT else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -300,9 +300,9 @@ class _Check:
             {item: position for item, position in self._failing[test, (variant, index)].items() if item in passing}
             for index in indexes
         ]
-        pairs = [(index, failures) for index, failures in zip(indexes, failing, strict=True) if failures]
-        replacements = tuple(variant.texts[index] for index, _ in pairs)
-        return CheckedVariant(replace(variant, texts=replacements), tuple(failures for _, failures in pairs))
+        indexed = [(index, failures) for index, failures in zip(indexes, failing, strict=True) if failures]
+        replacements = tuple(variant.texts[index] for index, _ in indexed)
+        return CheckedVariant(replace(variant, texts=replacements), tuple(failures for _, failures in indexed))
 
 
 def inlined(variants: Iterable[Variant]) -> Changes:

@@ -47,7 +47,7 @@ def _of_table(base: str, table: Table, tests: Mapping[str, Parameters]) -> Itera
         values = [parameters[name] for name in table.names]
         matching = [index for index, row in enumerate(rows) if _is_row(row, values)]
         if not matching:
-            description = ", ".join(f"{name}={text}" for name, text in zip(table.names, values, strict=True))
+            description = ", ".join(f"{name}={value}" for name, value in zip(table.names, values, strict=True))
             yield f"{test}: no row of its table has {description}"
         counts.update(matching[:1] if len(matching) == 1 else ())
     is_whole = all(None not in row for row in rows) and len({tuple(row) for row in rows}) == len(rows)
@@ -57,17 +57,17 @@ def _of_table(base: str, table: Table, tests: Mapping[str, Parameters]) -> Itera
 
 def _is_row(row: list[str | None], values: list[str | None]) -> bool:
     """Return whether values match a row; a cell or a value that is not plain matches everything."""
-    pairs = zip(row, values, strict=False)
-    return len(row) != len(values) or all(cell is None or value is None or value == cell for cell, value in pairs)
+    cells = zip(row, values, strict=False)
+    return len(row) != len(values) or all(cell is None or value is None or value == cell for cell, value in cells)
 
 
 def spelled(node: ast.expr) -> str | None:
     """Return a literal's value as the reporter would write it, or None for other expressions."""
     try:
-        text = _spelled(ast.literal_eval(node))
+        spelling = _spelled(ast.literal_eval(node))
     except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
         return None
-    return text if text is None or len(text) <= _LONGEST else None
+    return spelling if spelling is None or len(spelling) <= _LONGEST else None
 
 
 _LONGEST = 200
@@ -80,9 +80,9 @@ def _spelled(value: object, depth: int = 0) -> str | None:
         return ascii(value)
     if depth > 9 or not isinstance(value, list | tuple | set | frozenset | dict):
         return None
-    items = [part for pair in value.items() for part in pair] if isinstance(value, dict) else list(value)
-    parts = [_spelled(item, depth + 1) for item in items]
-    strings = [part for part in parts if part is not None]
-    if len(strings) < len(parts):
+    items = [element for pair in value.items() for element in pair] if isinstance(value, dict) else list(value)
+    spellings = [_spelled(item, depth + 1) for item in items]
+    strings = [element for element in spellings if element is not None]
+    if len(strings) < len(spellings):
         return None
     return f"{kind.__name__}({','.join(sorted(strings) if isinstance(value, set | frozenset) else strings)})"

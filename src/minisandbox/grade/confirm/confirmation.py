@@ -169,8 +169,8 @@ class Confirmation:
         if not (retry_findings := next(filter(None, retries), [])):
             return []
         control_findings = self._findings(draw, edition, self._control(title, edition, test_names))
-        runs = [[entry for entry in run if entry not in control_findings] for run in (findings, retry_findings)]
-        spared, lost = ([[entry for entry in run if entry.kind == kind] for run in runs] for kind in ("spared", "lost"))
+        runs = [[item for item in run if item not in control_findings] for run in (findings, retry_findings)]
+        spared, lost = ([[item for item in run if item.kind == kind] for run in runs] for kind in ("spared", "lost"))
         if all(spared):
             raise _TamperedError(Reason.CHANGED_TEST_PASSED, f"tests that had to fail passed: {_some(spared[-1])}")
         if all(lost):

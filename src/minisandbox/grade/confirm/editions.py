@@ -108,8 +108,8 @@ def make_edition(
                 copy_names[id(function)].append(copy_name if copy else None)
                 edits.setdefault(path, []).extend([copy] if copy else [])
         prefix = test.removesuffix(function.name)
-        pairs = zip(copy_names[id(function)], version_changes, strict=True)
-        versions += [Version(test, prefix + name, changes) for name, changes in pairs if name]
+        named_changes = zip(copy_names[id(function)], version_changes, strict=True)
+        versions += [Version(test, prefix + name, changes) for name, changes in named_changes if name]
     edited = {path: apply_edits(files[path], changes) for path, changes in edits.items()}
     for path, content in edited.items():
         edited[path] = _with_definitions(files[path], content, edits[path], versions, path, definitions)

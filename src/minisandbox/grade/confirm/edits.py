@@ -106,9 +106,9 @@ class PythonSource:
         for mark in function.decorator_list:
             if isinstance(mark, ast.Call) and ast.unparse(mark.func).endswith("parametrize") and len(mark.args) > 1:
                 names, argument = _names_of(mark.args[0]), mark.args[1]
-                values = next(self.module_values(ast.unparse(argument)), argument)
-                if names and isinstance(values, ast.List | ast.Tuple) and not _is_indirect(mark, values):
-                    yield Table(names, argument, values, [_cells(row, len(names)) for row in values.elts])
+                rows = next(self.module_values(ast.unparse(argument)), argument)
+                if names and isinstance(rows, ast.List | ast.Tuple) and not _is_indirect(mark, rows):
+                    yield Table(names, argument, rows, [_cells(row, len(names)) for row in rows.elts])
 
     def fixture_values(self, name: str) -> Iterator[ast.expr]:
         """Yield the return values of a fixture in the file."""
@@ -248,9 +248,9 @@ def _names_of(node: ast.expr) -> list[str]:
     return [str(name).strip() for name in names if str(name).strip()]
 
 
-def _is_indirect(mark: ast.Call, values: ast.List | ast.Tuple) -> bool:
+def _is_indirect(mark: ast.Call, rows: ast.List | ast.Tuple) -> bool:
     return any(word.arg == "indirect" for word in mark.keywords) or any(
-        isinstance(row, ast.Starred) for row in values.elts
+        isinstance(row, ast.Starred) for row in rows.elts
     )
 
 

@@ -79,9 +79,9 @@ def expected_arguments(call: ast.Call, helper: Function) -> Iterator[tuple[ast.e
     parameters = [argument.arg for argument in helper.args.posonlyargs + helper.args.args]
     if isinstance(call.func, ast.Attribute) and parameters[:1] in (["self"], ["cls"]):
         parameters = parameters[1:]
-    pairs = list(zip(parameters, call.args, strict=False))
-    pairs += [(word.arg, word.value) for word in call.keywords if word.arg]
-    for name, argument in pairs:
+    named_arguments = list(zip(parameters, call.args, strict=False))
+    named_arguments += [(word.arg, word.value) for word in call.keywords if word.arg]
+    for name, argument in named_arguments:
         if is_only_expected(helper, name):
             yield argument, is_only_expected(helper, name, for_equality=True)
 
@@ -101,7 +101,7 @@ def is_only_expected(function: Function, name: str, *, for_equality: bool = Fals
     }
     if not loads:
         return False
-    expected: set[int] = set()
+    expected_ids: set[int] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators] if not for_equality or isinstance(node.ops[0], ast.Eq) else []
@@ -115,8 +115,8 @@ def is_only_expected(function: Function, name: str, *, for_equality: bool = Fals
             sides = node.args
         else:
             continue
-        expected |= {id(leaf) for side in sides for leaf in leaves_of(side)}
-    return loads <= expected
+        expected_ids |= {id(leaf) for side in sides for leaf in leaves_of(side)}
+    return loads <= expected_ids
 
 
 def assigned_to(function: Function, name: str) -> Iterator[ast.expr]:

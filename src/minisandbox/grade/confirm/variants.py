@@ -96,15 +96,15 @@ class Variant:
         """Return whether both variants edit the same bytes."""
         return self.path == other.path and self.start < other.end and other.start < self.end
 
-    def edit(self, number: int) -> Edit:
+    def edit(self, text_index: int) -> Edit:
         """Return the edit with one of the texts; -1 stands for the unchanged value."""
-        return Edit(self.start, self.end, self.texts[number] if number >= 0 else self.own)
+        return Edit(self.start, self.end, self.texts[text_index] if text_index >= 0 else self.own)
 
-    def definition_edit(self, number: int) -> Edit | None:
+    def definition_edit(self, text_index: int) -> Edit | None:
         """Return the edit that changes the definition to one of the values, or None if it must not change."""
-        if number < 0 or self.definition is None:
+        if text_index < 0 or self.definition is None:
             return None
-        return Edit(*self.definition, self.texts[number][1:-1])  # strip the parentheses
+        return Edit(*self.definition, self.texts[text_index][1:-1])  # strip the parentheses
 
 
 _OPPOSITES = {
@@ -187,10 +187,11 @@ def base_of(test: str) -> str:
     return test.partition("[")[0]
 
 
+@dataclass(frozen=True, slots=True)
 class _Search:
     """The search for expectations in one test.
 
-    Args:
+    Attributes:
         source: the parsed test file.
         function: the test's syntax tree.
         path: the path of the test file.
@@ -200,17 +201,12 @@ class _Search:
         equated_strings: the strings that tests in the file compare results with, by their source text.
     """
 
-    def __init__(
-        self,
-        source: PythonSource,
-        function: Function,
-        path: str,
-        rng: random.Random,
-        new_texts: dict[object, tuple[str, ...]],
-        equated_strings: Mapping[str, str | bytes],
-    ) -> None:
-        self._source, self._function = source, function
-        self._path, self._rng, self._new_texts, self._equated_strings = path, rng, new_texts, equated_strings
+    source: PythonSource
+    function: Function
+    path: str
+    rng: random.Random
+    new_texts: dict[object, tuple[str, ...]]
+    equated_strings: Mapping[str, str | bytes]
 
     def variants(self) -> Iterator[Variant]:
         """Yield the variants in the order of the file; if there are none, a variant with an appended assertion."""
@@ -220,7 +216,7 @@ class _Search:
             yield appended
 
     def _stated(self) -> Iterator[Variant]:
-        for node in reached(self._function.body):
+        for node in reached(self.function.body):
             if isinstance(node, ast.Assert):
                 yield from self._asserted(node.test)
             elif isinstance(node, ast.Call):
@@ -231,7 +227,7 @@ class _Search:
         for condition in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
             if isinstance(condition, ast.Compare) and len(condition.ops) == 1:
                 yield from self._compared(condition)
-            yield self._replaced(condition, [f"not ({self._source.text(condition)})"], Kind.CONDITION)
+            yield self._replaced(condition, [f"not ({self.source.text(condition)})"], Kind.CONDITION)
 
     def _compared(self, comparison: ast.Compare) -> Iterator[Variant]:
         left_side, right_side = comparison.left, comparison.comparators[0]
@@ -247,16 +243,16 @@ class _Search:
         """Change a value on either side; if both sides are computed, expect another assertion's value, or a list."""
         variants = [*self._values(expected, for_equality=True), *self._values(result, for_equality=True)]
         if not variants:
-            text, names = self._source.text(expected), names_in(expected)
+            text, names = self.source.text(expected), names_in(expected)
             candidates = [
                 candidate
-                for node in equated(self._function)
-                if names_in(node) <= names and (candidate := self._source.text(node)) != text
+                for node in equated(self.function)
+                if names_in(node) <= names and (candidate := self.source.text(node)) != text
             ]
             choices = [
                 candidate for candidate in dict.fromkeys(candidates) if candidate.count("\n") == text.count("\n")
             ]
-            replacements = self._rng.sample(choices, min(len(choices), _TEXTS)) or [f"[{text}]"]
+            replacements = self.rng.sample(choices, min(len(choices), _TEXTS)) or [f"[{text}]"]
             variants = [self._replaced(expected, replacements, Kind.ASSERTION)]
         yield from variants
 
@@ -283,15 +279,15 @@ class _Search:
             for argument in (*expected, *(word.value for word in call.keywords)):
                 yield from self._values(argument)
         if method in _OPPOSITES:
-            end = self._source.span(call.func)[1]
-            yield Variant(self._path, end - len(method), end, (_OPPOSITES[method],), Kind.CONDITION)
+            end = self.source.span(call.func)[1]
+            yield Variant(self.path, end - len(method), end, (_OPPOSITES[method],), Kind.CONDITION)
 
     def _expected_failure(self, call: ast.Call, name: str) -> Iterator[Variant]:
         """Expect another exception or warning, or another message."""
         if call.args and not isinstance(call.args[0], ast.Starred | ast.Constant):
             pool = _WARNINGS if re.search("warn|deprecated", name, re.IGNORECASE) else _ERRORS
             types = _unrelated(call.args[0], pool)
-            type_names = [kind.__name__ for kind in self._rng.sample(types, min(3, len(types)))]
+            type_names = [kind.__name__ for kind in self.rng.sample(types, min(3, len(types)))]
             yield self._replaced(call.args[0], type_names, Kind.EXCEPTION)
         messages = [keyword.value for keyword in call.keywords if keyword.arg in ("match", "expected_message", "msg")]
         if "Message" in name or "Regex" in name:
@@ -302,8 +298,8 @@ class _Search:
     def _helper(self, name: str) -> Function | None:
         """Return the function with this name in the same file, if it contains an assertion."""
         name = name.removeprefix("self.").removeprefix("cls.")
-        helper = self._source.named(name) if name.isidentifier() else None
-        return helper if helper is not self._function and helper and "assert" in ast.unparse(helper) else None
+        helper = self.source.named(name) if name.isidentifier() else None
+        return helper if helper is not self.function and helper and "assert" in ast.unparse(helper) else None
 
     def _values(self, node: ast.expr, kind: Kind = Kind.ASSERTION, *, for_equality: bool = False) -> Iterator[Variant]:
         """Change the values in an expected expression, and those of its variables."""
@@ -317,28 +313,28 @@ class _Search:
         """Change the literals of an expression in place."""
         for leaf in leaves_of(node):
             for literal in literals_in(leaf):
-                others = self._equal_others(literal) if for_equality else self._others(literal)
-                yield self._replaced(literal, others, kind)
+                replacements = self._equal_others(literal) if for_equality else self._others(literal)
+                yield self._replaced(literal, replacements, kind)
 
     def _of_variable(self, node: ast.Name | ast.Attribute) -> Iterator[Variant]:
         """Change the value of a variable, if the test uses it only as an expected value."""
-        name, source = ast.unparse(node), self._source
-        if not is_only_expected(self._function, name):
+        name, source = ast.unparse(node), self.source
+        if not is_only_expected(self.function, name):
             return
         if isinstance(node, ast.Attribute):
             values = source.attribute_values(node.attr) if name.startswith(("self.", "cls.")) else ()
             for value in values:
                 yield from self._inlined(node, value, Kind.FIXTURE)
-        elif name in {argument.arg for argument in arguments_of(self._function)}:
-            for table in (table for table in source.tables(self._function) if name in table.names):
+        elif name in {argument.arg for argument in arguments_of(self.function)}:
+            for table in (table for table in source.tables(self.function) if name in table.names):
                 yield from self._in_table(table)
             for value in source.fixture_values(name):
                 yield from self._inlined(node, value, Kind.FIXTURE)
         elif assigned := [
-            *((value, Kind.CONSTANT) for value in assigned_to(self._function, name)),
-            *((value, Kind.PARAMETER) for value in looped_over(self._function, name)),
+            *((value, Kind.CONSTANT) for value in assigned_to(self.function, name)),
+            *((value, Kind.PARAMETER) for value in looped_over(self.function, name)),
         ]:
-            for_equality = is_only_expected(self._function, name, for_equality=True)
+            for_equality = is_only_expected(self.function, name, for_equality=True)
             for value, kind in assigned:
                 yield from self._written(value, kind, for_equality=for_equality)
         else:
@@ -347,37 +343,40 @@ class _Search:
 
     def _in_table(self, table: Table) -> Iterator[Variant]:
         """Change one expected value per row of a table; a table in a variable is copied in place of the name."""
-        columns = [column for column, name in enumerate(table.names) if is_only_expected(self._function, name)]
-        span = self._source.span(table.values)
+        columns = [column for column, name in enumerate(table.names) if is_only_expected(self.function, name)]
+        span = self.source.span(table.values)
         key = (span, tuple(columns))
-        if key not in self._new_texts:
+        if key not in self.new_texts:
             names = [table.names[column] for column in columns]
-            for_equality = all(is_only_expected(self._function, name, for_equality=True) for name in names)
-            text = self._source.content[slice(*span)]
+            for_equality = all(is_only_expected(self.function, name, for_equality=True) for name in names)
+            table_source = self.source.content[slice(*span)]
             edited_tables = [
-                apply_edits(text, edits).decode() for edits in self._in_rows(table, columns, for_equality=for_equality)
+                apply_edits(table_source, edits).decode()
+                for edits in self._in_rows(table, columns, for_equality=for_equality)
             ]
-            self._new_texts[key] = tuple(edited for edited in dict.fromkeys(edited_tables) if edited != text.decode())
+            self.new_texts[key] = tuple(
+                edited for edited in dict.fromkeys(edited_tables) if edited != table_source.decode()
+            )
         if table.values is table.argument:
-            yield self._replaced(table.argument, self._new_texts[key], Kind.PARAMETER)
+            yield self._replaced(table.argument, self.new_texts[key], Kind.PARAMETER)
         else:
-            yield self._defined(table.argument, span, self._new_texts[key], Kind.PARAMETER)
+            yield self._defined(table.argument, span, self.new_texts[key], Kind.PARAMETER)
 
     def _in_rows(self, table: Table, columns: Sequence[int], *, for_equality: bool) -> list[list[Edit]]:
         """Return the edits for each new version of a table, at most one per row."""
-        preferred, literals = self._rng.randrange(len(_LETTERS)), list[ast.expr]()
+        preferred, literals = self.rng.randrange(len(_LETTERS)), list[ast.expr]()
         for row in table.rows:
             leaves = (leaf for column in columns if column < len(row) for leaf in leaves_of(row[column]))
             if options := [literal for leaf in leaves for literal in literals_in(leaf) if self._others(literal)]:
                 literals.append(options[preferred % len(options)])
         swaps = self._swaps(literals) if for_equality else []
-        swaps = self._rng.sample([*swaps, *({} for _ in range(_TEXTS - len(swaps)))], _TEXTS)
+        swaps = self.rng.sample([*swaps, *({} for _ in range(_TEXTS - len(swaps)))], _TEXTS)
         edits_of_tables: list[list[Edit]] = [[] for _ in swaps]
-        table_start = self._source.span(table.values)[0]
+        table_start = self.source.span(table.values)[0]
         for literal in literals:
-            start, end = self._source.span(literal)
+            start, end = self.source.span(literal)
             replacements = self._others(literal)
-            _, *indexes = spread(len(replacements), _TEXTS + 1, self._rng)
+            _, *indexes = spread(len(replacements), _TEXTS + 1, self.rng)
             for edits, swap, index in zip(edits_of_tables, swaps, indexes, strict=True):
                 if replacement := swap.get(literal) or (replacements[index] if index >= 0 else None):
                     edits.append(Edit(start - table_start, end - table_start, replacement))
@@ -390,25 +389,25 @@ class _Search:
         """
         swaps: list[dict[ast.expr, str]] = [{}, {}]
         groups: dict[object, list[ast.expr]] = {}
-        for literal in self._rng.sample(literals, len(literals)):
+        for literal in self.rng.sample(literals, len(literals)):
             if isinstance(value := getattr(literal, "value", None), str | bytes):
-                groups.setdefault((type(value), self._source.text(literal).count("\n")), []).append(literal)
+                groups.setdefault((type(value), self.source.text(literal).count("\n")), []).append(literal)
         for group in groups.values():
             steps = range(1, len(group))
-            for swap, step in zip(swaps, self._rng.sample(steps, min(2, len(steps))), strict=False):
+            for swap, step in zip(swaps, self.rng.sample(steps, min(2, len(steps))), strict=False):
                 pairs = zip(group, [*group[step:], *group[:step]], strict=True)
-                swap |= {literal: self._source.text(other) for literal, other in pairs}
+                swap |= {literal: self.source.text(other) for literal, other in pairs}
         return [swap for swap in swaps if swap]
 
     def _inlined(self, node: ast.expr, value: ast.expr, kind: Kind) -> Iterator[Variant]:
         """Replace a variable by its value, with one literal of the value changed."""
-        value_start, value_end = self._source.span(value)
-        text = self._source.content[value_start:value_end].decode()
+        value_start, value_end = self.source.span(value)
+        value_source = self.source.content[value_start:value_end].decode()
         for leaf in leaves_of(value):
             for literal in literals_in(leaf):
-                start, end = (offset - value_start for offset in self._source.span(literal))
+                start, end = (offset - value_start for offset in self.source.span(literal))
                 replacements = [
-                    text.encode()[:start].decode() + replacement + text.encode()[end:].decode()
+                    value_source.encode()[:start].decode() + replacement + value_source.encode()[end:].decode()
                     for replacement in self._others(literal)
                 ]
                 yield self._defined(node, (value_start, value_end), replacements, kind)
@@ -416,50 +415,50 @@ class _Search:
     def _defined(self, node: ast.expr, definition: tuple[int, int], replacements: Sequence[str], kind: Kind) -> Variant:
         """Return the variant that replaces a name by a new value; the name is defined elsewhere in the file."""
         name = ast.unparse(node).rpartition(".")[2]
-        original, *texts = (f"({text})" for text in (self._source.content[slice(*definition)].decode(), *replacements))
-        is_free = self._source.is_read_by_tests_alone(name)
-        span = self._source.span(node)
-        return Variant(self._path, *span, tuple(texts), kind, original, name, definition if is_free else None)
+        original, *texts = (f"({text})" for text in (self.source.content[slice(*definition)].decode(), *replacements))
+        is_free = self.source.is_read_by_tests_alone(name)
+        span = self.source.span(node)
+        return Variant(self.path, *span, tuple(texts), kind, original, name, definition if is_free else None)
 
     def _others(self, literal: ast.expr) -> tuple[str, ...]:
         """Return other values for a literal; all tests of the file share them."""
-        span = self._source.span(literal)
-        if span not in self._new_texts:
-            self._new_texts[span] = other_literals(self._source.text(literal), self._rng)
-        return self._new_texts[span]
+        span = self.source.span(literal)
+        if span not in self.new_texts:
+            self.new_texts[span] = other_literals(self.source.text(literal), self.rng)
+        return self.new_texts[span]
 
     def _equal_others(self, literal: ast.expr) -> tuple[str, ...]:
         """Return other values for a literal that a result must equal; up to two are expected elsewhere in the file."""
-        span, value = self._source.span(literal), getattr(literal, "value", None)
+        span, value = self.source.span(literal), getattr(literal, "value", None)
         key = ("equal", span)
-        if key not in self._new_texts:
+        if key not in self.new_texts:
             replacements = self._others(literal)
             if isinstance(value, str | bytes) and replacements:
-                literal_text = self._source.text(literal)
+                literal_text = self.source.text(literal)
                 candidates = [
                     text
-                    for text, string in self._equated_strings.items()
+                    for text, string in self.equated_strings.items()
                     if type(string) is type(value)
                     and string != value
                     and text.count("\n") == literal_text.count("\n")
                     and len(literal_text) <= 2 * len(text) <= 4 * len(literal_text)
                 ]
-                replacements = (*self._rng.sample(candidates, min(2, len(candidates))), *replacements)[:_TEXTS]
-            self._new_texts[key] = replacements
-        return self._new_texts[key]
+                replacements = (*self.rng.sample(candidates, min(2, len(candidates))), *replacements)[:_TEXTS]
+            self.new_texts[key] = replacements
+        return self.new_texts[key]
 
     def _appended(self) -> Variant | None:
         """Append a false assertion to the test."""
-        indent = self._source.indent(self._function.body[-1])
+        indent = self.source.indent(self.function.body[-1])
         if indent is None:
             return None
-        offset = self._source.line_end(self._source.span(self._function.body[-1])[1])
-        string = "".join(self._rng.choices(_LETTERS, k=self._rng.randrange(3, 9)))
-        assertion = f'\n{indent}assert len("{string}") == {len(string) + self._rng.choice((1, 2))}'
-        return Variant(self._path, offset, offset, (assertion,), Kind.APPENDED)
+        offset = self.source.line_end(self.source.span(self.function.body[-1])[1])
+        string = "".join(self.rng.choices(_LETTERS, k=self.rng.randrange(3, 9)))
+        assertion = f'\n{indent}assert len("{string}") == {len(string) + self.rng.choice((1, 2))}'
+        return Variant(self.path, offset, offset, (assertion,), Kind.APPENDED)
 
     def _replaced(self, node: ast.expr, replacements: Sequence[str], kind: Kind) -> Variant:
-        return Variant(self._path, *self._source.span(node), tuple(replacements), kind)
+        return Variant(self.path, *self.source.span(node), tuple(replacements), kind)
 
 
 def _unrelated(expected: ast.expr, pool: Sequence[type[BaseException]]) -> list[type[BaseException]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.judging import SuiteRun, doubt_about, log_of
@@ -13,26 +14,27 @@ _OPTIONS = ("--continue-on-collection-errors",)
 """A file that cannot be collected costs only its own tests, as in the runs that measured the test lists."""
 
 
+@dataclass(frozen=True, slots=True)
 class PytestRunner:
     """One run of a task's tests.
 
-    Args:
+    Attributes:
         command: the task's test command: a shell command to which arguments can be appended.
         files: the test files to run, relative to the working directory; empty if the command chooses.
         timeout: the time limit of the run, in seconds.
         hash_seed: the seed of Python's string hashes.
+        reporter: the reporter of this run.
     """
 
-    def __init__(self, command: str, files: Sequence[str], timeout: float, hash_seed: int = 0) -> None:
-        self._command = command
-        self._files = tuple(files)
-        self._timeout = timeout
-        self._hash_seed = hash_seed
-        self._reporter = Reporter.make(RunnerKind.PYTEST)
+    command: str
+    files: Sequence[str]
+    timeout: float
+    hash_seed: int = 0
+    reporter: Reporter = field(default_factory=lambda: Reporter.make(RunnerKind.PYTEST))
 
     def install(self, box: Sandbox) -> None:
         """Write the plugin into the sandbox; see :meth:`.Reporter.install`."""
-        self._reporter.install(box)
+        self.reporter.install(box)
 
     def run(self, box: Sandbox, test_names: Sequence[str] = ()) -> SuiteRun:
         """Run the tests.
@@ -48,21 +50,18 @@ class PytestRunner:
             SandboxGone: the sandbox has ended.
         """
         # keep pytest's cache outside of the repository: options such as --lf would obey a cache in a submission
-        cache = ("-o", f"cache_dir={self._reporter.directory}/cache")
-        options = ("-p", self._reporter.module, *cache, *_OPTIONS, *self._files)
-        environment = self._environment(box)
+        cache = ("-o", f"cache_dir={self.reporter.directory}/cache")
+        options = ("-p", self.reporter.module, *cache, *_OPTIONS, *self.files)
+        environment = {
+            **self.reporter.environment(box),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": str(self.hash_seed),
+        }
         result, report = run_reported(
-            box, self._command, options, timeout=self._timeout, env=environment, test_names=test_names
+            box, self.command, options, timeout=self.timeout, env=environment, test_names=test_names
         )
         doubt = doubt_about(result, report)
         return SuiteRun(report, doubt, result.exit_code, result.duration, log_of(result))
-
-    def _environment(self, box: Sandbox) -> dict[str, str]:
-        return {
-            **self._reporter.environment(box),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONHASHSEED": str(self._hash_seed),
-        }
 
 
 def files_of(tests: Sequence[str]) -> tuple[str, ...]:

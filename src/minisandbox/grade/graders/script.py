@@ -98,13 +98,13 @@ class ScriptRunner:
             try:
                 if not box.files.exists(path):
                     continue
-                text = box.files.read_text(path, limit=_LARGEST_REWARD)
+                content = box.files.read_text(path, limit=_LARGEST_REWARD)
             except (FileAccessError, UnicodeDecodeError) as error:
                 return None, f"{path} cannot be read: {error}"
             try:
-                return parse_reward(text, is_json=path.suffix == ".json"), ""
+                return parse_reward(content, is_json=path.suffix == ".json"), ""
             except ValueError as error:
-                return None, f"{path} holds {text.strip()[:100]!r}: {error}"
+                return None, f"{path} holds {content.strip()[:100]!r}: {error}"
         return None, f"the script wrote no {' and no '.join(map(str, reversed(self._reward_files)))}"
 
 

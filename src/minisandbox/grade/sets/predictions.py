@@ -107,10 +107,10 @@ def _from_file(path: Path) -> Iterator[Prediction]:
 def _entries(path: Path) -> list[tuple[object, str, str | None]]:
     """Return each entry of a file with its position, and its key, if any."""
     try:
-        data = path.read_bytes()
+        content = path.read_bytes()
         if path.suffix == ".jsonl":
-            return [(row.values, row.place, None) for row in json_lines(data.split(b"\n"), path)]
-        value = json_value(data, path, line=None)
+            return [(row.values, row.place, None) for row in json_lines(content.split(b"\n"), path)]
+        value = json_value(content, path, line=None)
     except TaskFileError as error:
         hint = (
             "a file with one prediction in each line has to end in .jsonl" if "Extra data" in error.what else error.hint
@@ -125,7 +125,7 @@ def _entries(path: Path) -> list[tuple[object, str, str | None]]:
     if path.suffix == ".pred":
         return [(value, str(path), None)]
     if isinstance(value, list):
-        return [(entry, f"{path}, entry {number}", None) for number, entry in enumerate(value)]
+        return [(entry, f"{path}, entry {index}", None) for index, entry in enumerate(value)]
     if isinstance(value, dict):
         return [(entry, f"{path}, {name!r}", name) for name, entry in value.items()]
     raise PredictionError(f"{path} is neither an object nor a list", reason="it is JSON of another kind")
@@ -151,14 +151,14 @@ def _prediction(entry: object, position: str, *, key: str | None = None) -> Pred
         )
     if isinstance(entry, dict) and key is not None and name != key:
         raise PredictionError(f"{position}: its instance_id is {name!r}", reason="it was put under another task's id")
-    problem, data = _problem(entry, fields), b""
+    problem, patch_bytes = _problem(entry, fields), b""
     if isinstance(patch, str) and not problem:
         try:
-            data = patch.encode("utf-8", "surrogateescape")
+            patch_bytes = patch.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             problem = "has a model_patch with characters that stand for no bytes"
     has_model = isinstance(model, str) and model and _is_text(model)
-    return Prediction(name, str(model) if has_model else NAMELESS, data, position, problem)
+    return Prediction(name, str(model) if has_model else NAMELESS, patch_bytes, position, problem)
 
 
 def _problem(entry: object, fields: Mapping[str, object]) -> str:

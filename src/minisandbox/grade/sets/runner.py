@@ -135,20 +135,20 @@ def _script_files(task: Task) -> Iterator[str]:
                 yield f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def write_reports(out: Path, report: Mapping[str, object], text: str) -> None:
+def write_reports(out: Path, report: Mapping[str, object], markdown: str) -> None:
     """Write ``report.json`` and ``report.md``.
 
     Args:
         out: the run directory.
         report: the machine-readable report.
-        text: the same report in Markdown.
+        markdown: the same report in Markdown.
 
     Raises:
         DiskFull: the disk is full.
         OSError: a file cannot be written.
     """
     write_json(out / "report.json", report)
-    write_whole(out / "report.md", text.encode("utf-8", "backslashreplace"))
+    write_whole(out / "report.md", markdown.encode("utf-8", "backslashreplace"))
 
 
 def write_json(path: Path, value: object, indent: int = 1) -> None:

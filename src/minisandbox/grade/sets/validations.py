@@ -303,14 +303,14 @@ def validation_table(results: Sequence[Validated], total: int) -> str:
         f"{totals['layer_bytes'] / _MB:.0f} MB together and {totals['build_seconds']:.0f} s to build; "
         f"validating took {totals['validate_seconds']:.0f} s."
     )
-    note = (
+    legend = (
         "*build*: seconds that all layers of the image took, shared ones counted for each task. *unique*, *shared*: "
         "megabytes of layers that no other task's image has, and of the others. *validate*: seconds of all runs."
     )
     uses, number_columns = _uses(results), ("build", "unique", "shared", "validate")
     columns = ("task", "interpreter", *number_columns, "verdict", "cause")
     lines = markdown_table(columns, [_cells(result, uses) for result in results], number_columns)
-    return "\n".join((head, "", note, "", *lines, ""))
+    return "\n".join((head, "", legend, "", *lines, ""))
 
 
 def _cells(result: Validated, uses: Mapping[str, int]) -> tuple[str, ...]:

@@ -47,14 +47,14 @@ _TIMEOUT, _PRO_TIMEOUT = 1800.0, 3600.0
 def swegym(row: RowFields, context: LoadContext) -> Task:
     """Convert a row of SWE-Gym; the pins are in ``REPOSITORY/NUMBER/*.yml``."""
     check_ids(row.test_lists()[0], "FAIL_TO_PASS")
-    name, _, number = row.text("instance_id").rpartition("-")
+    name, _, issue_number = row.text("instance_id").rpartition("-")
     repo, commit = row.text("repo"), row.text("base_commit")
     python, install = _GYM.get(repo.lower(), (_GYM_PYTHON, (_EDITABLE,)))
     build = chosen_build(
         "swegym",
         row.row,
         context,
-        (name, number),
+        (name, issue_number),
         lambda: specified(python, ("pytest", "pytest-xdist"), ()),
         lambda pins: of_repository(pins, repo, commit, row.commands("install") or install),
     )
@@ -96,8 +96,8 @@ def swebench_pro(row: RowFields, context: LoadContext) -> Task:
         )
     sections = [row.text("problem_statement")]
     for title, name in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
-        if text := row.text(name, default="").strip():
-            sections.append(f"{title}:\n{text}")
+        if content := row.text(name, default="").strip():
+            sections.append(f"{title}:\n{content}")
     grader, test_lists = PytestGrader(timeout=_PRO_TIMEOUT), RowFields(lists).test_lists()
     return row.task(image, grader, lists=test_lists, problem_statement="\n\n".join(sections))
 

@@ -136,7 +136,7 @@ def exported(folder: Path | None, *names: str) -> PythonRecipe | None:
 def _exports(folder: Path | None, names: Sequence[str]) -> Iterator[Path]:
     if folder is None or {"", ".", ".."} & set("/".join(names).split("/")):  # stay inside folder
         return
-    for top in (folder, *(entry for entry in sorted(folder.glob("*")) if entry.is_dir())):
+    for top in (folder, *(directory for directory in sorted(folder.glob("*")) if directory.is_dir())):
         yield from sorted(top.joinpath(*names).glob("*.yml"))
 
 
@@ -172,15 +172,15 @@ def _requirement(spec: str) -> str:
     )
 
 
-def requirements_text(text: str, include: dict[str, str]) -> list[str]:
+def requirements_text(content: str, include: dict[str, str]) -> list[str]:
     """Return the requirements in a repository's ``requirements.txt``, including the files that it includes.
 
     Args:
-        text: the content of the file.
+        content: the content of the file.
         include: the contents of the files included by ``-r``, by name.
     """
     requirements: list[str] = []
-    for line in requirement_lines(text):
+    for line in requirement_lines(content):
         if name := included_file(line):
             requirements += requirements_text(include.get(name, ""), include)
         elif not line.startswith(("-", ".")):

@@ -121,7 +121,7 @@ def _diff(path: str, old: str, new: str) -> Iterator[str]:
     if not new:
         yield "deleted file mode 100644\n"
     names = (f"a/{path}" if old else "/dev/null", f"b/{path}" if new else "/dev/null")
-    old_lines, new_lines = (re.findall(r"[^\n]*\n|[^\n]+\Z", text) for text in (old, new))
+    old_lines, new_lines = (re.findall(r"[^\n]*\n|[^\n]+\Z", content) for content in (old, new))
     for line in unified_diff(old_lines, new_lines, *names):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
@@ -146,8 +146,8 @@ def _tests(expected: Mapping[str, object], execution: Mapping[str, object]) -> T
 
 def _outcomes(execution: Mapping[str, object], key: str) -> dict[str, str]:
     """Return the outcome of each test, by id, from the summary of ``pytest -rA``."""
-    text = _COLOUR.sub("", str(execution.get(key) or ""))
-    _, _, summary = text.rpartition("short test summary info")
+    output = _COLOUR.sub("", str(execution.get(key) or ""))
+    _, _, summary = output.rpartition("short test summary info")
     lines = filter(None, map(_OUTCOME.fullmatch, summary.splitlines()))
     return {match[2].partition(" - ")[0].strip(): match[1] for match in lines}
 

@@ -59,14 +59,14 @@ def convert(row: RowFields, context: LoadContext) -> Task:
         hint = "give the row `build` and `test` of its own (docs/task-files.md)"
         raise bad_field("version", f"is {version!r}: {error.what}", reason=error.reason, hint=hint) from error
     setup_commands = (*sort_commands(specification.before_tests).remaining, *BEFORE_TESTS.get(repo, ()))
-    repository, _, number = row.text("instance_id").rpartition("-")
+    repository, _, issue_number = row.text("instance_id").rpartition("-")
     installed = sort_commands(specification.commands)
     install = (*installed.remaining, *AFTERWARDS.get(repo, ()))
     build = chosen_build(
         "swebench",
         row.row,
         context,
-        (repository, number),
+        (repository, issue_number),
         lambda: _specified(row.row, specification, context.repo_mirrors),
         lambda pins: of_repository(pins, repo, row.text("base_commit"), install, system=installed.system, utf8=True),
     )
@@ -114,13 +114,13 @@ def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: P
         )
     url = github(repo)
     for path in files:
-        text = read_committed(mirrors, url, commit, path)
-        if text is not None:
+        content = read_committed(mirrors, url, commit, path)
+        if content is not None:
             folder = posixpath.dirname(path)
-            names = filter(None, map(included_file, requirement_lines(text)))
+            names = filter(None, map(included_file, requirement_lines(content)))
             paths = {name: posixpath.normpath(posixpath.join(folder, name)) for name in names}
             included = {name: read_committed(mirrors, url, commit, path) or "" for name, path in paths.items()}
-            return requirements_text(text, included)
+            return requirements_text(content, included)
     raise TaskFileError(
         f"{' and '.join(files)} of {identity} cannot be read at {commit[:12]}",
         field="environment_setup_commit",

@@ -129,13 +129,13 @@ def _table(dataset: Any, path: Path) -> Table:
 
 
 def _rows(batches: Iterable[Any], path: Path) -> Iterator[Row]:
-    number = 0
+    row_number = 0
     with _arrow_faults(path):
         for batch in batches:
-            columns = {field.name: field.type for field in batch.schema}
-            for values in batch.to_pylist():
-                number += 1
-                yield Row({name: _decoded(value, columns[name]) for name, value in values.items()}, path, number)
+            types = {field.name: field.type for field in batch.schema}
+            for columns in batch.to_pylist():
+                row_number += 1
+                yield Row({name: _decoded(value, types[name]) for name, value in columns.items()}, path, row_number)
 
 
 def _decoded(value: object, kind: Any) -> object:

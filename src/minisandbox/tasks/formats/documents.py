@@ -29,11 +29,11 @@ class Layout(enum.StrEnum):
     """A folder that ``datasets.load_from_disk`` reads."""
 
 
-def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
+def json_file(content: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
     """Read a ``.json`` file, which may also contain JSON Lines.
 
     Args:
-        data: the content of the file.
+        content: the content of the file.
         path: the name of the file in errors.
 
     Returns:
@@ -42,10 +42,10 @@ def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
     Raises:
         TaskFileError: the file is not JSON, or contains no rows; ``line`` has the position.
     """
-    refuse_what_is_not_text(data, path)
-    if _is_lines(data):
-        return Layout.JSONL, json_lines(data.split(b"\n"), path)
-    value = json_value(data, path, line=None) if data.strip() else []
+    refuse_what_is_not_text(content, path)
+    if _is_lines(content):
+        return Layout.JSONL, json_lines(content.split(b"\n"), path)
+    value = json_value(content, path, line=None) if content.strip() else []
     if isinstance(value, list):
         return Layout.JSON, _listed(value, path)
     if isinstance(value, dict) and ("instance_id" in value or isinstance(value.get("messages"), list)):
@@ -57,9 +57,9 @@ def json_file(data: bytes, path: Path) -> tuple[Layout, Iterator[Row]]:
     )
 
 
-def _is_lines(data: bytes) -> bool:
+def _is_lines(content: bytes) -> bool:
     """Return whether the first line is a complete JSON object that does not map ids to rows."""
-    first_line, _, following = data.lstrip().partition(b"\n")
+    first_line, _, following = content.lstrip().partition(b"\n")
     if not first_line.startswith(b"{"):
         return False
     try:
@@ -74,31 +74,31 @@ def _are_rows(value: dict[str, object]) -> bool:
 
 
 def _listed(value: list[object], path: Path) -> Iterator[Row]:
-    for number, row in enumerate(value, start=1):
-        yield _row(row, path, number, f"row {number}")
+    for row_number, row in enumerate(value, start=1):
+        yield _row(row, path, row_number, f"row {row_number}")
 
 
 def _by_id(value: dict[str, object], path: Path) -> Iterator[Row]:
-    for number, (name, row_value) in enumerate(value.items(), start=1):
-        row = _row(row_value, path, number, f"the value of {name[:200]!r}")
+    for row_number, (name, row_value) in enumerate(value.items(), start=1):
+        row = _row(row_value, path, row_number, f"the value of {name[:200]!r}")
         if row.values.setdefault("instance_id", name) != name:
             raise TaskFileError(
                 f"{path}: the row of {name[:200]!r} has the instance_id {row.values['instance_id']!r}",
                 path=path,
-                line=number,
+                line=row_number,
                 field="instance_id",
                 hint="give both the same id",
             )
         yield row
 
 
-def _row(value: object, path: Path, number: int, description: str) -> Row:
+def _row(value: object, path: Path, row_number: int, description: str) -> Row:
     if isinstance(value, dict):
-        return Row(value, path, number)
+        return Row(value, path, row_number)
     raise TaskFileError(
         f"{path}: {description} is not an object",
         path=path,
-        line=number,
+        line=row_number,
         reason="the file is JSON, but no rows of a dataset",
         hint="write a list of objects, or an object with the row of each instance_id",
     )

@@ -45,20 +45,20 @@ def json_lines(lines: Iterable[bytes], path: Path) -> Iterator[Row]:
     Raises:
         TaskFileError: a line is not a JSON object; ``line`` has its number.
     """
-    for number, raw in enumerate(lines, start=1):
-        if number == 1:
+    for line_number, raw in enumerate(lines, start=1):
+        if line_number == 1:
             refuse_what_is_not_text(raw, path)
         if raw.strip():
-            yield Row(_object(raw.removesuffix(b"\n"), path, number), path, number, "line")
+            yield Row(_object(raw.removesuffix(b"\n"), path, line_number), path, line_number, "line")
 
 
-def refuse_what_is_not_text(data: bytes, path: Path) -> None:
+def refuse_what_is_not_text(content: bytes, path: Path) -> None:
     """Reject a file that begins with a byte order mark, or is compressed or Parquet.
 
     Raises:
         TaskFileError: the data has such a beginning.
     """
-    if data.startswith(_BOM):
+    if content.startswith(_BOM):
         raise TaskFileError(
             f"{path}, line 1: it begins with a byte order mark",
             path=path,
@@ -66,7 +66,7 @@ def refuse_what_is_not_text(data: bytes, path: Path) -> None:
             reason="an editor saved it as 'UTF-8 with BOM'",
             hint="save it as plain UTF-8",
         )
-    if data.startswith(_NOT_TEXT):
+    if content.startswith(_NOT_TEXT):
         raise TaskFileError(
             f"task file {path} is not text",
             path=path,
@@ -111,8 +111,8 @@ def json_value(raw: bytes, path: Path, *, line: int | None) -> object:
         raise bad("its JSON is nested too deeply", "it is not a task", None) from None
 
 
-def _object(raw: bytes, path: Path, number: int) -> dict[str, object]:
-    value = json_value(raw, path, line=number)
+def _object(raw: bytes, path: Path, line_number: int) -> dict[str, object]:
+    value = json_value(raw, path, line=line_number)
     if not isinstance(value, dict):
         hint = (
             "write one object per line, without brackets around all of them, or call the file .json"
@@ -120,9 +120,9 @@ def _object(raw: bytes, path: Path, number: int) -> dict[str, object]:
             else None
         )
         raise TaskFileError(
-            f"{path}, line {number}: not a JSON object",
+            f"{path}, line {line_number}: not a JSON object",
             path=path,
-            line=number,
+            line=line_number,
             reason="it is JSON, but not JSON Lines",
             hint=hint,
         )
@@ -143,9 +143,9 @@ class _DuplicateKeyError(ValueError):
     """An object has a duplicate key; Python's JSON parser would silently keep the last value."""
 
 
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        seen: set[str] = set()
-        raise _DuplicateKeyError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value] # add() returns None
+def _no_duplicates(items: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(items)
+    if len(table) != len(items):
+        keys: set[str] = set()
+        raise _DuplicateKeyError(next(key for key, _ in items if key in keys or keys.add(key)))  # type: ignore[func-returns-value] # add() returns None
     return table

@@ -251,7 +251,8 @@ def misread(
     """
     arguments = {"parser": parser, "log": log, "named": list(named), "about": dict(about or {})}
     return tuple(
-        Misreading(what, tuple(tests)) for what, tests in _ask("misread", PARSE_TIMEOUT, **arguments)["misread"]
+        Misreading(description, tuple(tests))
+        for description, tests in _ask("misread", PARSE_TIMEOUT, **arguments)["misread"]
     )
 
 
@@ -383,10 +384,10 @@ class _Server:
             if writable:
                 unsent = unsent[_write(target, unsent) :]
             if readable:
-                data = os.read(source, 1 << 20)
-                if not data:
+                chunk = os.read(source, 1 << 20)
+                if not chunk:
                     raise HarnessError("the process of the benchmark's own code ended", reason="it ran out of memory")
-                self._waiting += data
+                self._waiting += chunk
         line, _, following = bytes(self._waiting).partition(b"\n")
         self._waiting = bytearray(following)
         return line

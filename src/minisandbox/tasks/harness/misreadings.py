@@ -67,10 +67,10 @@ def _phpunit(lines: list[str]) -> Iterator[Result]:
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         match = re.match(r" ([✔✘↩☢⚠]) (.*)$", line)
         if match:
-            named = re.match(r"(\w.+) \(.+\)$", header)
-            suite = named[1] if named else header
-            text = f"Another (Another)\n{header}\n{line}"
-            yield Result(f"{suite} > {match[2]}", marks[match[1]], text, f"{suite} > {match[2]}")
+            header_match = re.match(r"(\w.+) \(.+\)$", header)
+            suite = header_match[1] if header_match else header
+            excerpt = f"Another (Another)\n{header}\n{line}"
+            yield Result(f"{suite} > {match[2]}", marks[match[1]], excerpt, f"{suite} > {match[2]}")
         elif re.match(r"\w", line) and re.match(r" [✔✘↩☢⚠∅] ", following):
             header = line
 
