@@ -1,8 +1,7 @@
-"""How far one driver goes: 64 nodes that only pretend, 20,000 rollouts, and the real driver with its database.
+"""How far one driver goes: 64 simulated nodes, 20,000 rollouts, and the real driver with its database.
 
-Everything of the driver is real: its queue, its decisions, the run's database. A node is a timer: a rollout takes as
-long as ``--seconds`` says, an image a second to make and half a second to take over; each result has a trajectory of
-the size that is asked for. Ray's own share is measured apart (docs/scaling.md).
+Everything of the driver is real: its queue, its decisions, the run's database. A node is a timer: a rollout takes
+``--seconds``, an image a second; each result has a trajectory of ``--size`` bytes. ``--ray`` adds Ray's own share.
 """
 
 from __future__ import annotations
@@ -13,103 +12,110 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from minisandbox.agents import OracleAgent
+from minisandbox.errors import MiniSandboxError
 from minisandbox.grade import Verdict
 from minisandbox.rollouts import Batch, Setup, Summary
-from minisandbox.rollouts.cluster import Fleet, Resources
-from minisandbox.rollouts.cluster.node import Moved, Node, Status
-from minisandbox.rollouts.cluster.on_ray import RayNode, import_ray
-from minisandbox.rollouts.cluster.workloads import RolloutWorkload
+from minisandbox.rollouts.cluster import Driver, Resources
+from minisandbox.rollouts.cluster.joining import RayNode, import_ray
+from minisandbox.rollouts.cluster.node import Order, Report
 from minisandbox.rollouts.database import Packed
-from minisandbox.rollouts.setup import Draw
+from minisandbox.rollouts.jobs import Key, Outcome
 from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.tasks import Form, Task
 from minisandbox.trajectories import Timings
 
 
 class FakeNode:
-    """A node that only waits."""
+    """A node whose rollouts only wait."""
 
     def __init__(self, name: str, sandboxes: int, seconds: float, size: int) -> None:
-        self.name, self.resources = name, Resources(sandboxes, 2)
-        self.images: dict[str, str] = {}
+        self.name, self.capacity = name, sandboxes
+        self.resources = Resources(sandboxes, 2)
+        self.images: frozenset[str] = frozenset()
         self._seconds, self._trajectory = seconds, random.randbytes(size)
-        self._room = asyncio.Semaphore(sandboxes)
+        self._changed = asyncio.Event()
+        self._outcomes: list[tuple[Key, Outcome]] = []
+        self._built: dict[str, MiniSandboxError | None] = {}
         self.running = 0
 
-    async def build(self, task: Task) -> str:
-        """Pretend to make an image."""
-        await asyncio.sleep(1.0)
-        return f"key of {task.instance_id}"
-
-    async def fetch(self, task: Task, source: Node) -> Moved:  # noqa: ARG002 - a node has it
-        """Pretend to take one over."""
-        await asyncio.sleep(0.5)
-        return Moved((task.instance_id,), 1 << 20, 1 << 18)
-
-    async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None) -> Packed:  # noqa: ARG002 - the same
-        """Wait, and return a record."""
-        async with self._room:
+    async def exchange(self, order: Order) -> Report:
+        """Start timers, and report those that have ended, as :meth:`.Worker.exchange` does."""
+        loop = asyncio.get_running_loop()
+        for name in order.builds:
+            loop.call_later(1.0, self._end_build, name)
+        for job in order.jobs:
             self.running += 1
-            await asyncio.sleep(self._seconds * random.uniform(0.5, 1.5))
-            self.running -= 1
-        summary = Summary(
-            task.instance_id,
-            attempt,
-            "submitted",
-            Verdict.RESOLVED,
-            "resolved",
-            "",
-            Timings(),
-            reward=1.0,
-            agent="oracle",
-        )
-        return Packed(summary, b"a patch", self._trajectory)
+            loop.call_later(self._seconds * random.uniform(0.5, 1.5), self._end, (job.task, job.attempt))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await self._changed.wait()
+        await asyncio.sleep(0.05)
+        self._changed.clear()
+        outcomes, self._outcomes = self._outcomes, []
+        built, self._built = self._built, {}
+        return Report(tuple(outcomes), built, self.capacity - self.running)
 
-    async def return_jobs(self, most: int) -> None:
-        """Nothing waits here."""
-
-    async def heartbeat(self, left: int) -> Status:  # noqa: ARG002 - nobody asks
-        """Be there."""
-        return Status()
+    async def wake(self) -> None:
+        """Report at once."""
+        self._changed.set()
 
     async def close(self) -> None:
-        """Nothing is to be ended."""
+        """Do nothing."""
+
+    def _end_build(self, name: str) -> None:
+        self._built[name] = None
+        self._changed.set()
+
+    def _end(self, key: Key) -> None:
+        self.running -= 1
+        summary = Summary(
+            *key, "submitted", Verdict.RESOLVED, "resolved", "", Timings(), reward=1.0, agent="oracle"
+        )  # fmt: skip
+        self._outcomes.append((key, Packed(summary, b"a patch", self._trajectory)))
+        self._changed.set()
 
 
 class FakeActor:
-    """A node that only waits, in a process of Ray's."""
+    """A node whose rollouts only wait, in a process of Ray's."""
 
     def __init__(self, name: str, sandboxes: int, seconds: float, size: int) -> None:
-        self._made = (name, sandboxes, seconds, size)
+        self._arguments = (name, sandboxes, seconds, size)
         self._node: FakeNode | None = None
 
-    async def call(self, method: str, *values: object) -> tuple[bool, object]:
-        """As the real actor's."""
-        self._node = self._node or FakeNode(*self._made)
-        if method in ("fetch", "heartbeat"):
-            return True, Moved((str(values[0]),), 1 << 20, 1 << 18) if method == "fetch" else Status()
-        return True, await getattr(self._node, method)(*values)
+    async def exchange(self, order: Order) -> Report:
+        """Call :meth:`FakeNode.exchange`."""
+        self._node = self._node or FakeNode(*self._arguments)
+        return await self._node.exchange(order)
+
+    async def wake(self) -> None:
+        """Call :meth:`FakeNode.wake`."""
+        if self._node is not None:
+            await self._node.wake()
 
 
 def ray_nodes(args: argparse.Namespace) -> list[RayNode]:
-    """Nodes of a Ray on this machine, which pretend behind real calls."""
+    """Return simulated nodes in actors of a Ray on this machine."""
     ray = import_ray()
     ray.init(num_cpus=1, include_dashboard=False, configure_logging=False, log_to_driver=False,
              object_store_memory=200 << 20)  # fmt: skip
-    kind = ray.remote(FakeActor).options(num_cpus=0, max_concurrency=4 * args.sandboxes)
-    made = (f"node{number}" for number in range(args.nodes))
+    remote = ray.remote(FakeActor).options(num_cpus=0, max_concurrency=16)
+    names = [f"node{number}" for number in range(args.nodes)]
     return [
-        RayNode(name, Resources(args.sandboxes, 2), {}, kind.remote(name, args.sandboxes, args.seconds, args.size))
-        for name in made
-    ]
+        RayNode(
+            name, Resources(args.sandboxes, 2), args.sandboxes, frozenset(),
+            remote.remote(name, args.sandboxes, args.seconds, args.size),
+        )
+        for name in names
+    ]  # fmt: skip
 
 
 class FakeFinder:
-    """Nodes that are there from the beginning."""
+    """Nodes that are present from the start."""
 
     def __init__(self, nodes: Sequence[FakeNode | RayNode]) -> None:
         self.nodes = {node.name: node for node in nodes}
@@ -118,12 +124,12 @@ class FakeFinder:
         """Return all nodes."""
         return set(self.nodes)
 
-    async def start_worker(self, one: str) -> FakeNode | RayNode:
-        """Return one."""
-        return self.nodes[one]
+    async def start_worker(self, node_id: str) -> FakeNode | RayNode:
+        """Return a node."""
+        return self.nodes[node_id]
 
     async def close(self) -> None:
-        """Nothing is to be ended."""
+        """Do nothing."""
 
 
 def make_tasks(count: int, repositories: int) -> list[Task]:
@@ -154,9 +160,9 @@ async def measure(args: argparse.Namespace, out: Path) -> None:
         else [FakeNode(f"node{number}", args.sandboxes, args.seconds, args.size) for number in range(args.nodes)]
     )
     setup = Setup(agent=OracleAgent())
-    fleet = Fleet(FakeFinder(nodes), RolloutWorkload(setup), notice=print)  # type: ignore[arg-type] # it has what a node has
+    driver = Driver(FakeFinder(nodes), setup, notice=print)
     tasks = make_tasks(args.rollouts // args.attempts, args.repositories)
-    batch = Batch(tasks, setup, out, attempts=args.attempts, crew=fleet)
+    batch = Batch(tasks, setup, out, attempts=args.attempts, crew=driver)
     most = full = 0
     lag = 0.0
 

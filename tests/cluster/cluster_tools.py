@@ -130,8 +130,7 @@ def said(place: Path, run: str) -> list[dict[str, Any]]:
 def told(nodes: list[dict[str, Any]]) -> str:
     """What each node did, as tests print it."""
     return "".join(
-        f"\n{node['name']}: {node['rollouts']} rollouts, {node['built']} images made or found, "
-        f"{node['fetched']} came: {len(node['layers'])} layers, {node['bytes']} B, {node['wire']} on the wire"
+        f"\n{node['name']}: {node['rollouts']} rollouts, {node['late']} late, {node['built']} images built"
         for node in nodes
     )
 

@@ -191,7 +191,7 @@ class Hosts:
     def wait(self, count: int) -> None:
         """Wait until so many nodes offer sandboxes."""
         script = (
-            "import sys, time; from minisandbox.rollouts.cluster.on_ray import connect\n"
+            "import sys, time; from minisandbox.rollouts.cluster.joining import connect\n"
             "connect(sys.argv[1])\n"
             "import ray\n"
             "def there(): return sum(n['Alive'] and 'sandboxes' in n['Resources'] for n in ray.nodes())\n"
@@ -248,7 +248,7 @@ def hosts(
             _run(*namespace.entered("ip", "link", "set", "eth0", "up"))
             host.store.mkdir(exist_ok=True)
             if disks and number in disks:
-                size = f"size={disks[number]}"
+                size = f"size={disks[number]},mode=755"
                 _run(*namespace.entered("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(host.store)))
             made.append(host)
         them = Hosts(made, sandboxes, temp, options)

@@ -26,8 +26,8 @@ def test_two_nodes_do_a_batch_and_leave_nothing(tmp_path: Path) -> None:
         assert sorted(one[2] for one in found.values()) == [0.0] * 3 + [1.0] * 3  # type: ignore[type-var] # rewards
         nodes = said(tmp_path, "run")[-1]["nodes"]
         assert sum(node["rollouts"] for node in nodes) == 6
-        assert sum(node["built"] for node in nodes) == 2
-        assert all(count == 1 for node in nodes for count in node["layers"].values())
+        assert sum(node["built"] for node in nodes) >= 2
+        assert sum(node["late"] for node in nodes) == 0
         waiting.until(lambda: not live())
         asking = cluster.all[1].popen(
             sys.executable, "-m", "minisandbox", "cluster", "status", "--address", cluster.head, "--json",

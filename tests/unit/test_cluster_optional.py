@@ -21,7 +21,7 @@ def without_ray(tmp_path: Path) -> dict[str, str]:
 
 def test_nothing_imports_ray_unasked(tmp_path: Path) -> None:
     modules = (
-        "rollouts", "rollouts.cluster", "rollouts.cluster.on_ray", "train.nodes", "cli.rollout", "cli.validate",
+        "rollouts", "rollouts.cluster", "rollouts.cluster.joining", "train.sandboxes", "cli.rollout", "cli.validate",
         "cli.train", "cli.cluster", "cli.main",
     )  # fmt: skip
     code = "".join(f"import minisandbox.{name}\n" for name in modules) + "import sys; assert 'ray' not in sys.modules"
@@ -144,7 +144,7 @@ def test_what_follows_two_dashes_is_for_ray(tmp_path: Path) -> None:
     environment = fake_ray(tmp_path, f"open({str(said)!r}, 'w').write('\\n'.join(words))")
     subprocess.run(
         [
-            *JOIN, "--sandboxes", "3", "--build-slots", "2", "--io-budget", "1.5", "--node-ip", "10.0.0.2",
+            *JOIN, "--sandboxes", "3", "--build-slots", "2", "--node-ip", "10.0.0.2",
             "--", "--num-gpus", "0",
         ],
         check=True, env=environment, timeout=120,
@@ -152,5 +152,5 @@ def test_what_follows_two_dashes_is_for_ray(tmp_path: Path) -> None:
     words = said.read_text().splitlines()
     assert words[:3] == ["start", "--address", "h:1"]
     assert words[-2:] == ["--num-gpus", "0"]
-    assert '{"build_slots": 2, "sandboxes": 3, "io_budget": 1572864}' in words
+    assert '{"build_slots": 2, "sandboxes": 3}' in words
     assert "10.0.0.2" in words

@@ -20,12 +20,15 @@ from minisandbox.grade.sets.evaluations import harness_report, write_evaluation_
 from minisandbox.images import Image
 from minisandbox.integrations.skyrl.config import SandboxOptions
 from minisandbox.integrations.skyrl.output import Ended, metrics_of, output_of
+from minisandbox.models import Sampling
 from minisandbox.rollouts import KnownGrades, RunDirectory, RunReader, Setup
+from minisandbox.rollouts.database import Packed, pack
 from minisandbox.rollouts.rollout import finish
+from minisandbox.rollouts.setup import Draw
 from minisandbox.rollouts.state import RolloutState
 from minisandbox.rollouts.sweagent import report as sweagent_report
 from minisandbox.tasks import Task, TaskSet
-from minisandbox.train.config import Groups, Policy
+from minisandbox.train.config import Groups
 from minisandbox.train.groups import Result, Wanted
 from minisandbox.train.sandboxes import SandboxRollouts
 from minisandbox.trajectories import Trajectory
@@ -131,26 +134,15 @@ def test_the_command_says_so(
 
 @pytest.mark.parametrize(("asked", "reward"), [(None, None), (0.0, 0.0), (1.0, 1.0)])
 def test_training_leaves_it_out_by_default(asked: float | None, reward: float | None) -> None:
-    class Place:
-        """Hands back the rollout."""
+    class Thread:
+        """Returns the rollout."""
 
-        def open(self, setup: Setup) -> None:
-            """Nothing is to be made."""
-
-        async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
-            """As :meth:`.Place.rollout`."""
-            return ROLLOUT
-
-        def close(self) -> None:
-            """Nothing is held."""
-
-    class Model:
-        """Is not asked."""
-
-        name = "m-1"
+        async def packed(self, task: Task, *, attempt: int, draw: Draw) -> Packed:
+            assert draw.seed == 1
+            return pack(ROLLOUT)
 
     tasks = cast("Mapping[str, Task]", {"a__b-1": None})
-    rollouts = SandboxRollouts(tasks, Place(), Model(), Policy(), unconfirmed=asked)  # type: ignore[arg-type] # a model that is not asked
+    rollouts = SandboxRollouts(tasks, Thread(), Sampling(), unconfirmed=asked)  # type: ignore[arg-type] # runs nothing
     result: Result = asyncio.run(rollouts.run(Wanted("a__b-1", 0, 1)))
     assert result.reward == reward
     assert result.detail.startswith("unconfirmed: ")

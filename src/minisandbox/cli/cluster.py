@@ -12,10 +12,8 @@ import sys
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import add_json_option, print_json, print_table, put
 from minisandbox.errors import InvalidValue
-from minisandbox.rollouts.cluster.node import Status
-from minisandbox.rollouts.cluster.on_ray import (
+from minisandbox.rollouts.cluster.joining import (
     BUILDS,
-    IO,
     SANDBOXES,
     Row,
     connect,
@@ -24,10 +22,10 @@ from minisandbox.rollouts.cluster.on_ray import (
     ray_error,
     statuses,
 )
+from minisandbox.rollouts.cluster.node import Status
 
 PORT = 6379
-_OBJECT_STORE = 256 << 20  # bytes of Ray's object store, which can be small because transfers use chunks of 1 MiB
-_MIB = 1 << 20
+_OBJECT_STORE = 256 << 20  # bytes of Ray's object store, which holds the records of rollouts that have just ended
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +54,6 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
         help="rollouts at once (default: four per CPU); 0 for a node that runs only the driver",
     )  # fmt: skip
     parser.add_argument("--build-slots", type=int, metavar="N", default=1, help="image builds at once (default: 1)")
-    parser.add_argument(
-        "--io-budget", type=float, metavar="MIB",
-        help="MiB per second read and written for image transfers, uncompressed (default: no limit)",
-    )  # fmt: skip
     parser.add_argument("--block", action="store_true", help="stay in the foreground; the node ends with this command")
     parser.epilog = "Arguments after -- are passed to `ray start` unchanged."
 
@@ -74,13 +68,11 @@ def start_command(args: argparse.Namespace, *cluster_options: str) -> list[str]:
     Raises:
         InvalidValue: a number is out of range.
     """
-    if args.sandboxes < 0 or args.build_slots < 1 or (args.io_budget is not None and not args.io_budget > 0):
-        raise InvalidValue("--sandboxes, --build-slots or --io-budget is out of range", hint="give a positive number")
+    if args.sandboxes < 0 or args.build_slots < 1:
+        raise InvalidValue("--sandboxes or --build-slots is out of range", hint="give a positive number")
     resources: dict[str, float] = {BUILDS: args.build_slots}
     if args.sandboxes:
         resources[SANDBOXES] = args.sandboxes
-    if args.io_budget is not None:
-        resources[IO] = int(args.io_budget * _MIB)
     return [
         "start", *cluster_options, "--resources", json.dumps(resources),
         *(("--node-ip-address", args.node_ip) if args.node_ip else ()),
@@ -132,14 +124,11 @@ def run_status(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
         return exits.OK
-    titles = (
-        "node", "sandboxes", "build slots", "I/O budget", "batches", "queued", "live", "grading", "images", "sending",
-        "came", "left",
-    )  # fmt: skip
+    titles = ("node", "sandboxes", "build slots", "batches", "queued", "live", "grading", "images", "left")
     print_table(
         titles,
         [["none" if value is None else str(value) for value in row.values()] for row in rows],
-        numbers={*titles} - {"node", "I/O budget"},
+        numbers={*titles} - {"node"},
         unwrapped=["node"],
     )
     if not rows:
@@ -158,13 +147,10 @@ def _row(node: Row, reports: list[Status]) -> dict[str, object]:
         "node": node["NodeManagerAddress"],
         "sandboxes": offer.sandboxes,
         "build_slots": offer.builds,
-        "io_budget": offer.io_budget,
         "batches": len(reports),
         "queued": total("queued"),
         "live": total("sandbox", "agent"),
         "grading": total("grade"),
         "images": max((report.images for report in reports), default=None),
-        "sending": sum(report.sending for report in reports),
-        "came": sum(report.came for report in reports),
         "left": sum(report.left for report in reports),
     }

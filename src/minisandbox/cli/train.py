@@ -18,7 +18,6 @@ from minisandbox.rollouts.cluster import Cluster
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.train.config import RlConfig, SftConfig
-from minisandbox.train.nodes import TrainingNodes
 from minisandbox.train.options import describe, load, packaged, to_yaml
 
 KINDS = {"sft": SftConfig, "rl": RlConfig}
@@ -104,8 +103,7 @@ def run_rl(args: argparse.Namespace) -> int:
         if common_ids := sorted(set(tasks) & set(held_out)):
             hint = "divide the tasks: minisandbox tasks filter"
             raise InvalidValue(f"{common_ids[0]} is in both the training and the held-out set", hint=hint)
-        source = _sandbox_source(args, progress, config.gradings or None)
-        environment = SandboxEnvironment(config, tasks, held_out, source)
+        environment = SandboxEnvironment(config, tasks, held_out, _machines(args, progress))
         result = train_rl(config, environment, tell=progress.note)
     leave_process_group()
     if result.scores:
@@ -117,16 +115,15 @@ def run_rl(args: argparse.Namespace) -> int:
         share = f"{score.reward:.1%} of {score.rollouts} held-out rollouts"
         put(f"step {score.step}: {share} resolved (+- {score.error:.1%})")
     put(f"{result.steps} steps; the model is in {result.model}")
-    if isinstance(source, TrainingNodes):
-        print_nodes(source.reports)
+    print_nodes(environment.reports)
     return exits.OK
 
 
-def _sandbox_source(args: argparse.Namespace, progress: Progress, gradings: int | None) -> ImageOf | TrainingNodes:
-    """Return the source of sandboxes: images of this machine, or the nodes of a cluster."""
+def _machines(args: argparse.Namespace, progress: Progress) -> ImageOf | Cluster:
+    """Return the source of sandboxes: images of this machine, or a cluster."""
     if args.cluster is None:
         return Builder(Store.open(), progress, args.repo_mirrors).image_of
-    return TrainingNodes(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note), gradings)
+    return Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note)
 
 
 def _tasks(names: Iterable[str], args: argparse.Namespace) -> dict[str, Task]:

@@ -67,6 +67,11 @@ class WarmPool(Generic[Key]):
             await _undo(task)
             raise
 
+    async def discard(self, key: Key) -> None:
+        """Stop the sandbox that was created ahead for a key, if there is one."""
+        if (task := self._ahead.pop(key, None)) is not None:
+            await _undo(task)
+
     async def close(self) -> None:
         """Stop all sandboxes that were not taken, even if the caller is cancelled meanwhile."""
         tasks, self._ahead = list(self._ahead.values()), {}

@@ -12,6 +12,7 @@ from minisandbox.rollouts.rundir import RunDirectory, RunReader
 from minisandbox.rollouts.running import run_batch
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.state import EXIT_ENVIRONMENT_ERROR
+from minisandbox.rollouts.submitting import ClusterChecks, RolloutThread
 from minisandbox.rollouts.summary import Summary
 
 __all__ = [
@@ -22,10 +23,12 @@ __all__ = [
     "EXIT_TIME",
     "Batch",
     "Budgets",
+    "ClusterChecks",
     "ImageOf",
     "ImagesOf",
     "KnownGrades",
     "Progress",
+    "RolloutThread",
     "RunDirectory",
     "RunReader",
     "Setup",

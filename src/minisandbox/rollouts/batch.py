@@ -17,7 +17,7 @@ from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.executor import Crew, Executor
 from minisandbox.rollouts.export import export_overview
-from minisandbox.rollouts.jobs import STAGES, Job
+from minisandbox.rollouts.jobs import STAGES, Job, Outcome
 from minisandbox.rollouts.rundir import Config, RunDirectory
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.summary import Summary
@@ -232,9 +232,10 @@ class Batch:
 
     # --- results -----------------------------------------------------------------------------------------------------
 
-    async def ended(self, job: Job, packed: Packed) -> None:
+    async def ended(self, job: Job, outcome: Outcome) -> None:
         """Store a rollout that has ended, even if the caller is cancelled."""
-        keeping = self._writer.submit(self._run.keep, packed)
+        assert isinstance(outcome, Packed)
+        keeping = self._writer.submit(self._run.keep, outcome)
         try:
             summary = await asyncio.shield(asyncio.wrap_future(keeping))
         except asyncio.CancelledError:

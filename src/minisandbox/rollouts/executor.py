@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from minisandbox.errors import (
     BadAnswer,
@@ -21,8 +21,8 @@ from minisandbox.errors import (
 )
 from minisandbox.pool import Threads, WarmPool
 from minisandbox.rollouts.budgets import Budgets
-from minisandbox.rollouts.database import Packed, pack
-from minisandbox.rollouts.jobs import Job, JobQueue
+from minisandbox.rollouts.database import pack
+from minisandbox.rollouts.jobs import Job, JobQueue, Key, Outcome
 from minisandbox.rollouts.rollout import finish, make_box, unreached, work
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.state import RolloutState
@@ -38,24 +38,30 @@ if TYPE_CHECKING:
 _ENDING = 30.0
 
 
-Done_contra = TypeVar("Done_contra", contravariant=True)
+class JobOwner(Protocol):
+    """The owner of jobs, which stores their outcomes and stops the run after a fatal error."""
 
-
-class JobOwner(Protocol[Done_contra]):
-    """The owner of jobs, which stores their results and stops the run after a fatal error."""
-
-    async def ended(self, job: Job, done: Done_contra, /) -> None:
-        """Store the result of a job that has ended."""
+    async def ended(self, job: Job, outcome: Outcome, /) -> None:
+        """Store the outcome of a job that has ended."""
 
     def stop_with(self, error: Exception) -> None:
         """Start no more jobs, let running jobs finish, then raise the error."""
 
 
 class Crew(Protocol):
-    """Runs the rollouts of a batch, on one node or many."""
+    """Runs jobs, on one node or many, on one event loop. Call either :meth:`run`, or :meth:`serve` and :meth:`put`."""
 
-    async def run(self, todo: list[Job], owner: JobOwner[Packed]) -> None:
+    async def run(self, todo: list[Job], owner: JobOwner) -> None:
         """Run jobs until all have ended, or until running jobs have ended after :meth:`drain`."""
+
+    async def serve(self, owner: JobOwner) -> None:
+        """Run the jobs given to :meth:`put`, until :meth:`drain`."""
+
+    def put(self, jobs: list[Job]) -> None:
+        """Add jobs, whose keys differ from those of pending jobs."""
+
+    def forget(self, job: Job) -> None:
+        """Drop a job: do not start it, and discard its result."""
 
     def drain(self) -> None:
         """Start no more rollouts."""
@@ -65,9 +71,7 @@ class Crew(Protocol):
 
 
 class Executor:
-    """Run rollouts on this node. Use each executor once, on one event loop.
-
-    Call either :meth:`run`, or :meth:`serve` and :meth:`put`.
+    """Run rollouts on this node, as a :class:`Crew`. Use each executor once.
 
     Attributes:
         answered_before: whether the model responded to a request in an earlier part of a resumed run.
@@ -80,6 +84,7 @@ class Executor:
         tries: maximum tries of a rollout; infrastructure errors are retried.
         pause: seconds before the second try; doubled before each further try.
         jitter: seconds over which the starts of the first rollouts are spread at random.
+        freed: called when an agent has ended, so that another rollout may start.
     """
 
     def __init__(
@@ -92,8 +97,11 @@ class Executor:
         tries: int = 3,
         pause: float = 1.0,
         jitter: float = 0.0,
+        freed: Callable[[], object] = lambda: None,
     ) -> None:
         self._setup, self._budgets, self._image_of, self._images = setup, budgets, image_of, images
+        self._freed = freed
+        self._running: dict[Key, asyncio.Task[RolloutState]] = {}
         self._building: Building | None = None
         self._tries, self._pause, self._jitter = tries, pause, jitter
         self.answered_before = False
@@ -108,36 +116,41 @@ class Executor:
         self._grading = Cancellation()
         self._packer = Threads(1, "pack")
 
-    async def run(self, todo: list[Job], owner: JobOwner[Packed]) -> None:
+    async def run(self, todo: list[Job], owner: JobOwner) -> None:
         """Build the images of the jobs, and run each job when its image is ready."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._provide_images(todo, owner))
-            await self.serve(owner, len(todo))
+            self._work_in(group, owner, len(todo))
 
-    async def serve(self, owner: JobOwner[Packed], most: int | None = None) -> None:
-        """Run queued jobs until the queue is closed.
-
-        Args:
-            owner: receives the results.
-            most: the total number of jobs, if known; fewer jobs need fewer workers.
-        """
-        count = self._budgets.workers if most is None else min(self._budgets.workers, most)
+    async def serve(self, owner: JobOwner) -> None:
+        """Run the jobs given to :meth:`put`, until :meth:`drain`."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(count):
-                group.create_task(self._work(owner, group))
+            self._group, self._owner = group, owner
+            self._work_in(group, owner, self._budgets.workers)
 
     def put(self, jobs: list[Job]) -> None:
-        """Add jobs whose image is ready to the queue."""
+        """Add jobs. Images that jobs lack are built first, once for all jobs of a task."""
+        self._put_ready([job for job in jobs if job.image is not None])
+        groups: dict[str, list[Job]] = {}
+        for job in jobs:
+            if job.image is None:
+                groups.setdefault(job.task.instance_id, []).append(job)
+        for group in groups.values():
+            self._group.create_task(self._provide(group, self.image(group[0].task), self._owner))
+
+    def forget(self, job: Job) -> None:
+        """Drop a job: stop its agent and sandbox. A grading that has begun ends, and its result is discarded."""
+        job.dropped = True
+        if (attempt := self._running.get(job.key)) is not None:
+            attempt.cancel()
+
+    def _work_in(self, group: asyncio.TaskGroup, owner: JobOwner, most: int) -> None:
+        for _ in range(min(self._budgets.workers, most)):
+            group.create_task(self._work(owner, group))
+
+    def _put_ready(self, jobs: list[Job]) -> None:
         self._queue.put(jobs)
         self._make_ahead()
-
-    def withdraw(self, most: int) -> list[Job]:
-        """Remove jobs from the end of the queue, and return them.
-
-        Args:
-            most: maximum number of jobs.
-        """
-        return self._queue.withdraw(most)
 
     def drain(self) -> None:
         """Start no more rollouts."""
@@ -164,7 +177,7 @@ class Executor:
 
     # --- images ------------------------------------------------------------------------------------------------------
 
-    async def _provide_images(self, todo: list[Job], owner: JobOwner[Packed]) -> None:
+    async def _provide_images(self, todo: list[Job], owner: JobOwner) -> None:
         """Build each image once, only as far in advance as the queue allows, and queue its jobs when it is ready."""
         groups: dict[str, list[Job]] = {}
         for job in todo:
@@ -175,9 +188,7 @@ class Executor:
             await self._provide_each(groups, owner)
         self._queue.end()
 
-    async def _provide_together(
-        self, groups: Mapping[str, list[Job]], images: ImagesOf, owner: JobOwner[Packed]
-    ) -> None:
+    async def _provide_together(self, groups: Mapping[str, list[Job]], images: ImagesOf, owner: JobOwner) -> None:
         # call on the event loop: the call returns at once, and no cancellation can come between start and assignment
         self._building = images([jobs[0].task for jobs in groups.values()], self._budgets.builds)
         if self._draining:
@@ -186,7 +197,7 @@ class Executor:
             for name, jobs in groups.items():
                 group.create_task(self._provide(jobs, asyncio.wrap_future(self._building.images[name]), owner))
 
-    async def _provide_each(self, groups: Mapping[str, list[Job]], owner: JobOwner[Packed]) -> None:
+    async def _provide_each(self, groups: Mapping[str, list[Job]], owner: JobOwner) -> None:
         slots = asyncio.Semaphore(self._budgets.builds)
 
         async def provide(jobs: list[Job]) -> None:
@@ -202,7 +213,7 @@ class Executor:
                     break
                 group.create_task(provide(jobs))
 
-    async def _provide(self, jobs: list[Job], coming: Awaitable[Image], owner: JobOwner[Packed]) -> None:
+    async def _provide(self, jobs: list[Job], coming: Awaitable[Image], owner: JobOwner) -> None:
         began = time.monotonic()
         for job in jobs:
             job.stage = "image"
@@ -221,7 +232,7 @@ class Executor:
         else:
             for job in jobs:
                 job.image, job.image_seconds, job.stage = image, time.monotonic() - began, "queued"
-            self.put(jobs)
+            self._put_ready(jobs)
 
     async def image(self, task: Task) -> Image:
         """Return a task's image; build the image if necessary."""
@@ -230,14 +241,26 @@ class Executor:
 
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
-    async def _work(self, owner: JobOwner[Packed], group: asyncio.TaskGroup) -> None:
+    async def _work(self, owner: JobOwner, group: asyncio.TaskGroup) -> None:
         """Run queued jobs one after another, as one of several concurrent workers."""
         if self._jitter:
             await asyncio.sleep(random.uniform(0.0, self._jitter))  # noqa: S311 - spreads the load
         while (job := await self._queue.take()) is not None:
             self._make_ahead()
+            if job.dropped:
+                await self._warm.discard(job.key)
+                continue
             await self._room.acquire()  # do not start an agent while grading is behind
-            state = await self._attempted(job, owner)
+            attempt = self._running[job.key] = asyncio.ensure_future(self._attempted(job, owner))
+            try:
+                state = await attempt  # cancelling this worker cancels the attempt too
+            except asyncio.CancelledError:
+                if not job.dropped or ((task := asyncio.current_task()) is not None and task.cancelling()):
+                    raise
+                self._room.release()
+                continue
+            finally:
+                del self._running[job.key]
             group.create_task(self._conclude(job, state, owner))
 
     def _make_ahead(self) -> None:
@@ -250,7 +273,7 @@ class Executor:
         assert job.image is not None
         return await make_box(job.image, job.task, self._setup.limits)
 
-    async def _attempted(self, job: Job, owner: JobOwner[Packed]) -> RolloutState:
+    async def _attempted(self, job: Job, owner: JobOwner) -> RolloutState:
         """Run the agent, and retry after an infrastructure error; return the state after the last try."""
         tries: tuple[Failure, ...] = ()
         times = {"queued": time.monotonic() - job.since, "image": job.image_seconds}
@@ -279,7 +302,7 @@ class Executor:
                 return state
             tries = (*tries, state.failure)
 
-    def _stop_if_hopeless(self, state: RolloutState, owner: JobOwner[Packed]) -> None:
+    def _stop_if_hopeless(self, state: RolloutState, owner: JobOwner) -> None:
         """Stop the batch if no further rollout can succeed: the budget is spent, or the server rejects all requests."""
         self._answered = self._answered or state.answered or any(one.answered for one in self._under_way)
         error = state.error
@@ -299,9 +322,10 @@ class Executor:
             return True
         return isinstance(state.error, HostError | SandboxGone | ModelUnavailable | BadAnswer)
 
-    async def _conclude(self, job: Job, state: RolloutState, owner: JobOwner[Packed]) -> None:
+    async def _conclude(self, job: Job, state: RolloutState, owner: JobOwner) -> None:
         """Grade a rollout whose agent has ended, and pass the result to the owner."""
         job.stage = "grade"
+        self._freed()
         image = job.image
         assert image is not None
         try:

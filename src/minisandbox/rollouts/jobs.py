@@ -8,21 +8,42 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from minisandbox.pool import Job as Check
+from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Draw
+from minisandbox.store.results import Result
 from minisandbox.tasks import Task
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
+Key: TypeAlias = tuple[str, int]
+"""The id of a job's task and the attempt."""
+
 STAGES = ("queued", "image", "sandbox", "agent", "grade", "ended")
 """The stages of a job, in order."""
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The outcome of a check.
+
+    Attributes:
+        result: the result; None if an earlier result is still valid.
+    """
+
+    result: Result | None
+
+
+Outcome: TypeAlias = Packed | Checked
+"""What a job leaves: the record of a rollout, or the outcome of a check."""
+
+
 @dataclass(slots=True, eq=False)
 class Job:
-    """One pending or running rollout.
+    """One pending or running rollout, or a check of a task on a node of a cluster.
 
     Attributes:
         task: the task.
@@ -31,8 +52,11 @@ class Job:
         image: the task's image; None until the image is ready.
         image_seconds: seconds spent waiting for the image.
         stage: the current stage, from :data:`STAGES`.
-        moves: the number of nodes that were lost while the job was on them.
         draw: sampling options for this rollout only; None for the options of the setup.
+        check: the check; None for a rollout.
+        earlier: the fingerprint of an earlier result of the check.
+        dropped: whether nobody waits for the result, so that the job need not start.
+        retried: whether the job has been run again after an infrastructure error of its node or a missing image.
     """
 
     task: Task
@@ -41,11 +65,14 @@ class Job:
     image: Image | None = None
     image_seconds: float = 0.0
     stage: str = "queued"
-    moves: int = 0
     draw: Draw | None = None
+    check: Check[Task] | None = None
+    earlier: str | None = None
+    dropped: bool = False
+    retried: bool = False
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         """The task's id and the attempt."""
         return self.task.instance_id, self.attempt
 
@@ -82,13 +109,9 @@ class JobQueue:
             if self._jobs:
                 self._taken.set()
                 return self._jobs.popleft()
-            if self._over:  # otherwise withdraw() has removed the job that was announced
+            if self._over:
                 self._there.release()  # wake the other waiters too
                 return None
-
-    def withdraw(self, count: int) -> list[Job]:
-        """Remove up to ``count`` jobs from the end of the queue, and return them."""
-        return [self._jobs.pop() for _ in range(min(count, len(self._jobs)))]
 
     async def room(self) -> bool:
         """Wait until fewer jobs than the capacity are waiting; return False once the queue is closed."""

@@ -174,6 +174,7 @@ class Loop:
                 )
             self.engine = open_engine(self.trainer, config)
             closing.callback(lambda: runner.run(self.engine.close()))
+            closing.callback(environment.close)  # before the engine, which rollouts use
             self._gatherer = self._gathering(held_out=False, seed=config.seed if config.deterministic else None)
             held = self._gathering(held_out=True, seed=config.seed)
             self.evaluator = Evaluator(config.evaluation, environment.held_out, held, run, tell)

@@ -3,69 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from minisandbox.agents import AgentLimits, AgentOptions, open_agent
-from minisandbox.grade import GradingOptions
-from minisandbox.models import Model, Sampling
-from minisandbox.models.protocol import SeededModel
-from minisandbox.rollouts import ImageOf, KnownGrades, RunDirectory, Setup, rollout_async
-from minisandbox.rollouts.rollout import graders
+from minisandbox.models import Model, ModelOptions, Sampling
+from minisandbox.rollouts import Budgets, ImageOf, KnownGrades, RolloutThread, RunDirectory, Setup
+from minisandbox.rollouts.cluster import Cluster, NodeReport
+from minisandbox.rollouts.cluster.joining import connect, own_address
+from minisandbox.rollouts.database import unpack
 from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import Task
 from minisandbox.train.config import Policy, RlConfig
 from minisandbox.train.groups import Result, Rollouts, Wanted
-from minisandbox.trajectories import Trajectory
 
-__all__ = ["Machines", "SandboxEnvironment", "SandboxRollouts", "SeededModel", "ThisMachine"]
-
-
-class Machines(Protocol):
-    """Where sandboxes run."""
-
-    def open(self, setup: Setup) -> None:
-        """Prepare for rollouts; further calls, with another sampling, do nothing."""
-
-    async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
-        """Run a rollout.
-
-        Args:
-            task: the task.
-            attempt: which rollout of the task it is.
-            setup: the agent, its model, and limits.
-            seed: seed of its answers.
-        """
-
-    def close(self) -> None:
-        """Release all resources; further calls do nothing."""
-
-
-class ThisMachine:
-    """Sandboxes on this machine.
-
-    Args:
-        image_of: returns a task's image; called in a thread.
-        gradings: concurrent gradings; one per CPU if None.
-    """
-
-    def __init__(self, image_of: ImageOf, gradings: int | None = None) -> None:
-        self._image_of = image_of
-        self._graders = graders(gradings)
-
-    def open(self, setup: Setup) -> None:
-        """Do nothing: there is nothing to prepare."""
-
-    async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
-        """Run a rollout on this machine."""
-        image = await asyncio.to_thread(self._image_of, task)
-        drawn = Draw(setup.sampling, seed).of(setup)
-        return await rollout_async(task, image, drawn, attempt=attempt, graders=self._graders)
-
-    def close(self) -> None:
-        """Stop the grading threads."""
-        self._graders.close()
+POLICY = "policy"
+"""The name of the trained model on the nodes of a cluster."""
+_ENDING = 10.0
 
 
 class SandboxRollouts:
@@ -73,64 +30,36 @@ class SandboxRollouts:
 
     Args:
         tasks: the tasks by id.
-        machines: where the sandboxes run.
-        model: the agent's model, shared by all rollouts.
-        policy: options of the agent and its sampling.
-        out: the run directory for the trajectories; None does not store them.
-        temperature: the sampling temperature, if not the policy's.
-        grades: shares grades among equal submissions; None grades each submission.
+        thread: runs the rollouts.
+        sampling: the sampling options.
+        run: the run directory for the trajectories; None does not store them.
         unconfirmed: the reward of an unconfirmed pass; None for no reward.
-        grading: options of grading.
     """
 
     def __init__(
         self,
         tasks: Mapping[str, Task],
-        machines: Machines,
-        model: Model,
-        policy: Policy,
+        thread: RolloutThread,
+        sampling: Sampling,
         *,
-        out: Path | None = None,
-        temperature: float | None = None,
-        grades: KnownGrades | None = None,
+        run: RunDirectory | None = None,
         unconfirmed: float | None = None,
-        grading: GradingOptions = GradingOptions(),  # noqa: B008 - frozen
     ) -> None:
-        options = AgentOptions(
-            action_format=policy.action_format, prompt=Path(policy.prompt) if policy.prompt is not None else None
-        )
-        self._tasks, self._machines, self._unconfirmed = tasks, machines, unconfirmed
-        self._setup = Setup(
-            agent=open_agent(policy.agent, options if policy.agent == "bash" else None),
-            model=model,
-            sampling=Sampling(
-                temperature=policy.temperature if temperature is None else temperature, max_tokens=policy.max_tokens
-            ),
-            agent_limits=AgentLimits(steps=policy.steps, seconds=policy.seconds, context=policy.context),
-            timeout=grading.timeout,
-            confirm=grading.confirm,
-            deadline=policy.deadline,
-            configuration={"agent": policy.agent, "action_format": policy.action_format},
-            grades=grades,
-        )
-        machines.open(self._setup)
-        self._run = None if out is None else RunDirectory.open(out, {"agent": policy.agent, "model": model.name})
+        self._tasks, self._thread, self._sampling, self._run = tasks, thread, sampling, run
+        self._unconfirmed = unconfirmed
 
     async def run(self, wanted: Wanted) -> Result:
         """Run a rollout, and store its trajectory."""
-        task = self._tasks[wanted.task]
-        found = await self._machines.rollout(task, wanted.attempt, self._setup, wanted.seed)
+        draw = Draw(self._sampling, wanted.seed)
+        packed = await self._thread.packed(self._tasks[wanted.task], attempt=wanted.attempt, draw=draw)
         if self._run is not None:
-            await asyncio.to_thread(self._run.write, found)
-        detail = "" if found.failure is None else f"{found.failure.phase}: {found.failure.kind}: {found.failure.detail}"
-        if found.unconfirmed and found.grade is not None:
-            detail = f"unconfirmed: {found.grade.detail}"
-        return Result(wanted, found.reward_or(self._unconfirmed), found.rows, detail)
-
-    def close(self) -> None:
-        """Close the run directory; further calls do nothing."""
-        if self._run is not None:
-            self._run.close()
+            await asyncio.to_thread(self._run.keep, packed)
+        rollout = await asyncio.to_thread(unpack, packed.trajectory, name=wanted.name)
+        failure = rollout.failure
+        detail = "" if failure is None else f"{failure.phase}: {failure.kind}: {failure.detail}"
+        if rollout.unconfirmed and rollout.grade is not None:
+            detail = f"unconfirmed: {rollout.grade.detail}"
+        return Result(wanted, rollout.reward_or(self._unconfirmed), rollout.rows, detail)
 
 
 class SandboxEnvironment:
@@ -142,18 +71,26 @@ class SandboxEnvironment:
         config: the experiment's configuration.
         tasks: training tasks by id.
         held_out: evaluation tasks by id.
-        machines: a function that returns a task's image, to run on this machine; or nodes of a cluster
-            (:class:`.TrainingNodes`).
+        machines: a function that returns a task's image, to run on this machine; or a cluster, whose ``model`` is
+            ignored: the trainer's engine is served at this machine's address, protected by a key that is generated for
+            this run and sent to the nodes.
+
+    Raises:
+        MissingExtra: Ray is not installed.
     """
 
     def __init__(
-        self, config: RlConfig, tasks: Mapping[str, Task], held_out: Mapping[str, Task], machines: ImageOf | Machines
+        self, config: RlConfig, tasks: Mapping[str, Task], held_out: Mapping[str, Task], machines: ImageOf | Cluster
     ) -> None:
-        self._config = config
-        self._machines: Machines = ThisMachine(machines, config.gradings or None) if callable(machines) else machines
+        if isinstance(machines, Cluster):
+            machines.check()
+        self._config, self._machines = config, machines
         self._tasks, self._held_out = tasks, held_out
         self._grades = KnownGrades() if config.reuse_grades else None
-        self._opened: list[SandboxRollouts] = []
+        self._cluster: Cluster | None = None
+        self._thread: RolloutThread | None = None
+        self._server: _EngineServer | None = None
+        self._runs: list[RunDirectory] = []
 
     @property
     def tasks(self) -> Sequence[str]:
@@ -165,25 +102,89 @@ class SandboxEnvironment:
         """Ids of the tasks to evaluate on."""
         return tuple(self._held_out)
 
+    @property
+    def reports(self) -> tuple[NodeReport, ...]:
+        """Reports of all nodes of the cluster, including lost ones."""
+        return () if self._cluster is None else self._cluster.reports
+
     def rollouts(self, model: Model, *, held_out: bool) -> Rollouts:
-        """Return an object that runs rollouts with a model."""
-        config = self._config
-        made = SandboxRollouts(
+        """Return an object that runs rollouts with a model.
+
+        Raises:
+            HostError: there is no such cluster.
+        """
+        config, policy = self._config, self._config.policy
+        if self._thread is None:
+            self._thread = self._open(model)
+        out = Path(config.out) / ("evaluation" if held_out else "rollouts")
+        run = RunDirectory.open(out, {"agent": policy.agent, "model": model.name})
+        self._runs.append(run)
+        temperature = config.evaluation.temperature if held_out else None
+        return SandboxRollouts(
             self._held_out if held_out else self._tasks,
-            self._machines,
-            model,
-            config.policy,
-            out=Path(config.out) / ("evaluation" if held_out else "rollouts"),
-            temperature=config.evaluation.temperature if held_out else None,
-            grades=self._grades,
+            self._thread,
+            Sampling(policy.temperature if temperature is None else temperature, max_tokens=policy.max_tokens),
+            run=run,
             unconfirmed=None if held_out else config.groups.unconfirmed_reward,
-            grading=config.grading,
         )
-        self._opened.append(made)
-        return made
 
     def close(self) -> None:
-        """Close the run directories and release the sandboxes; further calls do nothing."""
-        for one in self._opened:
-            one.close()
-        self._machines.close()
+        """Stop all rollouts, release the sandboxes and close the run directories; further calls do nothing."""
+        if self._thread is not None:
+            self._thread.close()
+        if self._server is not None:
+            self._server.close()
+        for run in self._runs:
+            run.close()
+
+    def _open(self, model: Model) -> RolloutThread:
+        config = self._config
+        setup = _setup(config.policy, config, model, self._grades)
+        limits = {"workers": config.workers} | ({"gradings": config.gradings} if config.gradings else {})
+        if not isinstance(self._machines, Cluster):
+            return RolloutThread(setup, image_of=self._machines, budgets=Budgets(**limits))
+        connect(self._machines.address)
+        self._server = _EngineServer(model, own_address())
+        options = ModelOptions(POLICY, self._server.base_url, tokens="yes")
+        self._cluster = replace(self._machines, model=options, api_key=self._server.key)
+        return RolloutThread(setup, cluster=self._cluster, budgets=Budgets(**limits))
+
+
+def _setup(policy: Policy, config: RlConfig, model: Model, grades: KnownGrades | None) -> Setup:
+    prompt = Path(policy.prompt) if policy.prompt is not None else None
+    options = AgentOptions(action_format=policy.action_format, prompt=prompt)
+    return Setup(
+        agent=open_agent(policy.agent, options if policy.agent == "bash" else None),
+        model=model,
+        agent_limits=AgentLimits(steps=policy.steps, seconds=policy.seconds, context=policy.context),
+        timeout=config.grading.timeout,
+        confirm=config.grading.confirm,
+        deadline=policy.deadline,
+        configuration={"agent": policy.agent, "action_format": policy.action_format},
+        grades=grades,
+    )
+
+
+class _EngineServer:
+    """An HTTP server for an engine, on its own thread, since the trainer's event loop does not run during training.
+
+    The engine samples with the step's weights, and is paused while they change.
+    """
+
+    def __init__(self, model: Model, host: str) -> None:
+        from minisandbox.models.engine import EngineServer  # noqa: PLC0415 - an extra
+
+        self.key = secrets.token_urlsafe(24)
+        self._serving = EngineServer(model, host=host, name=POLICY, key=self.key)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="policy", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._serving.start(), self._loop).result()
+        self.base_url = self._serving.base_url
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._serving.stop(), self._loop).result(_ENDING)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_ENDING)
+            self._loop.close()

@@ -10,17 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests import waiting
 
 from minisandbox.agents import Ending, OracleAgent, Session
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import Grade
 from minisandbox.images import Image
 from minisandbox.models import ScriptedModel
-from minisandbox.rollouts import Setup
+from minisandbox.rollouts import Budgets, RolloutThread, Setup
+from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
 from minisandbox.train.config import Groups, Policy, RlConfig
 from minisandbox.train.groups import Gatherer
-from minisandbox.train.sandboxes import SandboxEnvironment, ThisMachine
+from minisandbox.train.sandboxes import SandboxEnvironment
 
 pytestmark = pytest.mark.kernel
 MODULE = sys.modules["minisandbox.rollouts.rollout"]
@@ -68,37 +70,67 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
 
 @pytest.mark.slow
 def test_gradings_are_bounded(smith: Task, smith_image: Image, counting: Counting) -> None:
-    place, setup = ThisMachine(lambda _: smith_image, gradings=1), Setup(agent=OracleAgent())
+    with one_grading(smith_image) as thread:
 
-    async def step() -> list[float | None]:
-        found = await asyncio.gather(*(place.rollout(smith, number, setup, 0) for number in range(4)))
-        return [one.reward for one in found]
+        async def step() -> list[float | None]:
+            rollouts = await asyncio.gather(*(thread.rollout(smith, attempt=number) for number in range(4)))
+            return [rollout.reward for rollout in rollouts]
 
-    try:
         assert asyncio.run(step()) == [1.0] * 4
-    finally:
-        place.close()
     assert counting.most == 1
 
 
 def test_a_cancelled_rollout_does_not_wait_for_its_turn(smith: Task, smith_image: Image, counting: Counting) -> None:
-    place, setup = ThisMachine(lambda _: smith_image, gradings=1), Setup(agent=OracleAgent())
+    with one_grading(smith_image) as thread:
 
-    async def step() -> None:
-        first = asyncio.create_task(place.rollout(smith, 0, setup, 0))
-        await asyncio.to_thread(counting.begun.wait, 60)
-        queued = asyncio.create_task(place.rollout(smith, 1, setup, 0))
-        await asyncio.sleep(0.1)
-        queued.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(queued, 20)
-        assert (await first).reward == 1.0
+        async def step() -> None:
+            first = asyncio.create_task(thread.rollout(smith))
+            await asyncio.to_thread(counting.begun.wait, 60)
+            queued = asyncio.create_task(thread.rollout(smith, attempt=1))
+            await asyncio.sleep(0.1)
+            queued.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(queued, 20)
+            assert (await first).reward == 1.0
 
-    try:
         asyncio.run(step())
-    finally:
-        place.close()
     assert counting.most == 1
+
+
+def test_a_cancelled_rollout_stops_its_agent_and_frees_its_place(smith: Task, smith_image: Image) -> None:
+    begun: list[tuple[int, str]] = []
+
+    class Noting(Hanging):
+        needs_model = False
+
+        async def run(self, task: Task, session: Session) -> Ending:
+            begun.append((session.attempt, session.box.id))
+            return await super().run(task, session)
+
+    limits = Budgets(workers=1, warm=1)
+    with RolloutThread(Setup(agent=Noting()), image_of=lambda _: smith_image, budgets=limits) as thread:
+
+        async def step() -> None:
+            running = [asyncio.create_task(thread.rollout(smith, attempt=number)) for number in range(3)]
+            await asyncio.to_thread(waiting.until, lambda: begun)
+            running[1].cancel()
+            running[0].cancel()
+            await asyncio.to_thread(waiting.until, lambda: len(begun) == 2)
+            assert not is_live(begun[0][1])
+            running[2].cancel()
+            await asyncio.to_thread(waiting.until, lambda: not is_live(begun[1][1]))
+
+        asyncio.run(step())
+    assert [attempt for attempt, _ in begun] == [0, 2], "what was cancelled in the queue began"
+
+
+def is_live(box: str) -> bool:
+    return box in {sandbox.id for sandbox in Sandbox.list()}
+
+
+def one_grading(image: Image) -> RolloutThread:
+    limits = Budgets(workers=4, gradings=1)
+    return RolloutThread(Setup(agent=OracleAgent()), image_of=lambda _: image, budgets=limits)
 
 
 def config(out: Path, deadline: float) -> RlConfig:

@@ -11,8 +11,9 @@ from minisandbox.cli.common.output import Progress, plain, put
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import GradingOptions
 from minisandbox.plugins import plugin_names
-from minisandbox.rollouts.cluster import Cluster, ClusterChecks, NodeReport
-from minisandbox.types import ENGINES, human_size
+from minisandbox.rollouts import ClusterChecks
+from minisandbox.rollouts.cluster import Cluster, NodeReport
+from minisandbox.types import ENGINES
 
 _NAMESPACES = "sandbox"
 
@@ -68,17 +69,12 @@ def cluster_checks(args: argparse.Namespace, progress: Progress) -> ClusterCheck
 
 
 def print_nodes(nodes: Iterable[NodeReport], *, as_json: bool = False) -> None:
-    """Print the work of each node, and the transfers between nodes."""
+    """Print the work of each node."""
     if as_json:
         put(json.dumps({"nodes": [plain(node) for node in nodes]}), flush=True)
         return
     for node in nodes:
-        repeated_count = sum(count > 1 for count in node.layers.values())
-        layers = f"{len(node.layers)} layers ({repeated_count} more than once), {human_size(node.bytes)}"
-        put(
-            f"node {node.name}: {node.rollouts} done; {node.built} images built or present; {node.fetched} received "
-            f"from other nodes: {layers}, {human_size(node.wire)} transferred"
-        )
+        put(f"node {node.name}: {node.rollouts} done; {node.built} images built")
 
 
 _GRADING_OPTIONS = options_of(GradingOptions)

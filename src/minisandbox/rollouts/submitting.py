@@ -1,0 +1,263 @@
+"""Run rollouts and checks that are submitted one by one, for trainers and validations, on this machine or a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from minisandbox.agents import EmptyAgent
+from minisandbox.errors import HostError
+from minisandbox.models import Model
+from minisandbox.pool import Job as Check
+from minisandbox.rollouts.budgets import Budgets
+from minisandbox.rollouts.cluster import Cluster, NodeReport
+from minisandbox.rollouts.database import Packed, unpack
+from minisandbox.rollouts.executor import Crew, Executor
+from minisandbox.rollouts.jobs import Checked, Job, Key, Outcome
+from minisandbox.rollouts.setup import Draw, ImageOf, Setup
+from minisandbox.store.results import Result
+from minisandbox.tasks import Task
+from minisandbox.trajectories import Trajectory
+
+_ENDING = 60.0
+_CLOSED = "the runner is closed"
+
+
+class JobThread:
+    """Runs a crew on its own thread and event loop, so that callers may block, during an optimiser step for example.
+
+    Args:
+        crew: runs the jobs.
+        model: closed on the thread when the crew is closed, because its connections belong to the event loop.
+    """
+
+    def __init__(self, crew: Crew, model: Model | None = None) -> None:
+        self._crew, self._model = crew, model
+        self._pending: dict[Key, tuple[Job, Future[Outcome]]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name="rollouts", daemon=True)
+        self._fault: Exception | None = None
+        self._thread.start()
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        """Submit a job; cancelling the future drops it.
+
+        Args:
+            job: the job; no other pending job has its key.
+
+        Raises:
+            HostError: the thread has stopped.
+        """
+        future: Future[Outcome] = Future()
+
+        def drop(_: Future[Outcome]) -> None:
+            if future.cancelled():
+                with suppress(HostError):  # the thread has stopped already
+                    self._call(self._drop, job)
+
+        future.add_done_callback(drop)
+        self._call(self._put, job, future)
+        return future
+
+    def close(self) -> None:
+        """Stop all jobs and release the crew; further calls do nothing."""
+        if self._thread.is_alive():
+            with suppress(HostError):
+                self._call(self._serving.cancel)
+            self._thread.join(_ENDING)
+
+    def __enter__(self) -> Self:
+        """Enter a ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the thread."""
+        self.close()
+
+    # --- on its thread -----------------------------------------------------------------------------------------------
+
+    async def ended(self, job: Job, outcome: Outcome) -> None:
+        """Pass the outcome to the job's future."""
+        _, future = self._pending.pop(job.key, (None, None))
+        if future is not None and future.set_running_or_notify_cancel():
+            future.set_result(outcome)
+
+    def stop_with(self, error: Exception) -> None:
+        """Fail all pending jobs."""
+        for job, future in list(self._pending.values()):
+            self._drop(job)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError as error:  # the loop is closed
+            raise HostError(_CLOSED, reason=str(self._fault or error)) from error
+
+    def _put(self, job: Job, future: Future[Outcome]) -> None:
+        if not future.cancelled():
+            self._pending[job.key] = (job, future)
+            self._crew.put([job])
+
+    def _drop(self, job: Job) -> None:
+        if self._pending.pop(job.key, None) is not None:
+            self._crew.forget(job)
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._serving = self._loop.create_task(self._serve())
+        try:
+            self._loop.run_until_complete(self._serving)
+        except asyncio.CancelledError:
+            pass
+        except BaseExceptionGroup as errors:  # a bug of ours or of Ray's: pending futures fail with it
+            self._fault = HostError("rollouts cannot be run", reason=str(errors.exceptions[0]))
+        finally:
+            self.stop_with(self._fault or HostError(_CLOSED))
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        try:
+            await self._crew.serve(self)
+        finally:
+            await self._crew.close()
+            if self._model is not None:
+                await self._model.close()
+
+
+class RolloutThread:
+    """Runs rollouts that are submitted one by one, for trainers. Use it in a ``with`` block.
+
+    Images and sandboxes stay ready between the steps of a trainer, and a thread serves them while an optimiser blocks
+    the caller's event loop. The limits of a batch hold: concurrent agents, sandboxes, gradings and builds.
+
+    Args:
+        setup: the agent, its model, and limits. On this machine, the model is used on the thread, and closed with it.
+        cluster: the cluster whose nodes run the rollouts; None for this machine.
+        image_of: returns a task's image, in several threads; not used with a cluster, whose nodes build the images.
+        budgets: concurrency limits, with a cluster of each node, which sets ``workers`` and ``builds`` itself.
+        tries: maximum tries of a rollout; infrastructure errors are retried.
+        pause: seconds before the second try.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        HostError: there is no such cluster.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        cluster: Cluster | None = None,
+        image_of: ImageOf | None = None,
+        budgets: Budgets | None = None,
+        tries: int = 3,
+        pause: float = 1.0,
+    ) -> None:
+        budgets = budgets or Budgets()
+        crew: Crew = (
+            Executor(setup, budgets, image_of=image_of, tries=tries, pause=pause)
+            if cluster is None
+            else cluster.crew(setup, budgets, tries=tries, pause=pause)
+        )
+        self._thread = JobThread(crew, setup.model if cluster is None else None)
+
+    async def rollout(self, task: Task, *, attempt: int = 0, draw: Draw | None = None) -> Trajectory:
+        """Run one rollout. Cancellation drops the rollout, and stops its agent on this machine.
+
+        Args:
+            task: the task.
+            attempt: the index of the rollout among the task's rollouts; those of pending rollouts must differ.
+            draw: sampling options of this rollout only.
+
+        Returns:
+            The record. After an infrastructure error, ``failure`` contains the error, and ``finished`` is False.
+
+        Raises:
+            HostError: no node of the cluster works for this program.
+            ModelRefused: the model's server rejects the request.
+            BudgetExceeded: the model's budget is spent.
+        """
+        packed = await self.packed(task, attempt=attempt, draw=draw)
+        return await asyncio.to_thread(unpack, packed.trajectory, name=f"{task.instance_id}, attempt {attempt}")
+
+    async def packed(self, task: Task, *, attempt: int = 0, draw: Draw | None = None) -> Packed:
+        """Run one rollout as :meth:`rollout`, and return its record as a run directory stores it."""
+        packed = await asyncio.wrap_future(self._thread.submit(Job(task, attempt, draw=draw)))
+        assert isinstance(packed, Packed)
+        return packed
+
+    def close(self) -> None:
+        """Stop all rollouts and leave the cluster; further calls do nothing."""
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        """Enter a ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+class ClusterChecks:
+    """Validations and evaluations on a cluster's nodes: the ``elsewhere`` of :func:`.run_validations`.
+
+    Args:
+        cluster: the cluster.
+        workers: tasks at once on each node; the number of its CPUs if None.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+    """
+
+    def __init__(self, cluster: Cluster, workers: int | None = None) -> None:
+        cluster.check()
+        self._cluster, self._workers = cluster, workers
+
+    @property
+    def reports(self) -> tuple[NodeReport, ...]:
+        """Reports of all nodes, including lost ones."""
+        return self._cluster.reports
+
+    def __call__(
+        self, jobs: Sequence[Check[Task]], fingerprints: Mapping[str, str]
+    ) -> Iterator[tuple[str, Result | None]]:
+        """Run checks on the nodes, as :class:`.Elsewhere` describes.
+
+        Raises:
+            HostError: there is no such cluster, or none of its nodes works for this program.
+        """
+        budgets = Budgets() if self._workers is None else Budgets(gradings=self._workers)
+        todo = [
+            Job(check.task, 0, check=check, earlier=fingerprints.get(check.id))
+            for check in jobs
+            if check.task is not None
+        ]
+        finished: queue.SimpleQueue[tuple[Job, Future[Outcome]]] = queue.SimpleQueue()
+
+        def note(job: Job, future: Future[Outcome]) -> None:
+            finished.put((job, future))
+
+        with JobThread(self._cluster.crew(Setup(agent=EmptyAgent()), budgets, checks=True)) as thread:
+            for job in todo:
+                thread.submit(job).add_done_callback(partial(note, job))
+            for _ in todo:
+                job, future = finished.get()
+                checked = future.result()
+                assert job.check is not None
+                assert isinstance(checked, Checked)
+                yield job.check.id, checked.result
