@@ -28,7 +28,6 @@ WORKDIR = PurePosixPath("/testbed")
 ENGINES = ("podman", "docker")  # values of ImageSpec.backend
 LIMITS_HIT = ("memory", "processes", "disk", "file_size", "output")
 """The values that can appear in :attr:`ExecResult.limits_hit`."""
-
 _MAX_HOSTS = 512
 _MAX_HOST_NAME = 253
 _LABEL = re.compile("[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
