@@ -14,10 +14,10 @@ from pathlib import Path
 
 from minisandbox.agents import EmptyAgent, Ending, OracleAgent, Session
 from minisandbox.models import Message, Model, Request, Sampling, TokenGraph
+from minisandbox.models.protocol import SeededModel
 from minisandbox.tasks import Task
 from minisandbox.train.config import Checkpoints, Groups, Optimizer, Policy, RlConfig
 from minisandbox.train.groups import Result, Rollouts, Wanted
-from minisandbox.train.sandboxes import SeededModel
 
 Rule = Callable[[Wanted, str], float | None]
 
