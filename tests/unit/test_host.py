@@ -333,7 +333,7 @@ def test_ranges_lie_where_nobody_else_gives_ids() -> None:
 
 def test_a_range_has_one_holder_until_it_is_given_back(tmp_path: Path) -> None:
     first, second = (identity.Identities(mapped=True, count=65536, lock_directory=str(tmp_path)) for _ in range(2))
-    second._next = first._next
+    second._next_index = first._next_index
     mine = [first.make() for _ in range(3)]
     theirs = [second.make() for _ in range(3)]
     assert len({one.first_id for one in (*mine, *theirs)}) == 6
@@ -361,7 +361,7 @@ def test_a_range_of_which_a_process_is_left_is_not_given_to_another(tmp_path: Pa
         process.stdout.readline()
         for _ in range(2):
             made = identity.Identities(mapped=True, count=65536, lock_directory=str(tmp_path))
-            made._next = index
+            made._next_index = index
             given.append(made.make().first_id)
             process.kill()
             process.wait()

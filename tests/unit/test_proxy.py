@@ -44,7 +44,7 @@ async def tenant(*hosts: str, private: bool = True, upstream: Upstream = Upstrea
         made.serve(listener, lambda: None)
         yield listener.getsockname()[1], told
         asyncio.get_running_loop().remove_reader(listener)
-        for task in made._open:
+        for task in made._tasks:
             task.cancel()
         await asyncio.sleep(0.01)
 

@@ -308,7 +308,7 @@ def test_the_way_out() -> None:
     )
 
     def way(host: str, port: int = 443, method: str = "CONNECT") -> Hop | None:
-        return upstream.way(ProxyRequest(method, HostPort(host, port), "/", ()))
+        return upstream.proxy_for(ProxyRequest(method, HostPort(host, port), "/", ()))
 
     assert way("example.org") == Hop("proxy", 3128, "Basic bWU6cEBzcw==")
     assert way("example.org", 80, "GET") == Hop("proxy2", 80, "")
@@ -322,14 +322,14 @@ def test_the_way_out() -> None:
         ("odd", 81),
     ):
         assert way(host, port) is None
-    assert Upstream("http://a", "", "*").way(ProxyRequest("CONNECT", HostPort("h", 443), "", ())) is None
+    assert Upstream("http://a", "", "*").proxy_for(ProxyRequest("CONNECT", HostPort("h", 443), "", ())) is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1"])
 def test_this_machines_loopback_is_not_the_proxys(host: str) -> None:
     upstream = Upstream("http://a", "http://a", "")
-    assert upstream.way(ProxyRequest("GET", HostPort(host, 80), "/", ())) is None
-    assert upstream.way(ProxyRequest("GET", HostPort("10.0.0.1", 80), "/", ())) is not None
+    assert upstream.proxy_for(ProxyRequest("GET", HostPort(host, 80), "/", ())) is None
+    assert upstream.proxy_for(ProxyRequest("GET", HostPort("10.0.0.1", 80), "/", ())) is not None
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ _RETRY = 0.5
 """Seconds until a failed fork is retried, and until a killed proxy is replaced."""
 KILLED = "its network proxy was killed: open connections are cut off, the next one starts another"
 
-_Reaction = Callable[[int], None]
+_Callback = Callable[[int], None]
 
 
 def main(connection: socket.socket, controller: int) -> NoReturn:
@@ -70,14 +70,14 @@ class _Tenant:
     Attributes:
         terms: configuration of its proxy.
         listener: listening socket inside the sandbox; -1 once the sandbox has ended.
-        sandbox: pidfd of its pid 1.
+        init_pidfd: pidfd of its pid 1.
         reports: receives its proxy's reports of refusals.
         pid: pid of its proxy; 0 without a proxy.
     """
 
     terms: proxy.ProxyTerms
     listener: int
-    sandbox: int
+    init_pidfd: int
     reports: proxy.Reports
     pid: int = 0
 
@@ -86,10 +86,10 @@ class _Gateway:
     def __init__(self, connection: socket.socket, controller: int, most_files: int) -> None:
         self._connection = connection
         self._poll = select.poll()
-        self._reactions: dict[int, _Reaction] = {}
-        self._resting: deque[tuple[float, _Tenant]] = deque()
+        self._callbacks: dict[int, _Callback] = {}
+        self._paused: deque[tuple[float, _Tenant]] = deque()
         self._proxies: set[int] = set()
-        self._room: float = float("inf") if most_files == resource.RLIM_INFINITY else (most_files - _OWN) // _EACH
+        self._capacity: float = float("inf") if most_files == resource.RLIM_INFINITY else (most_files - _OWN) // _EACH
         connection.setblocking(False)
         self._watch(controller, lambda _: self._close())
         self._watch(connection.fileno(), lambda _: self._receive())
@@ -99,16 +99,19 @@ class _Gateway:
     def serve(self) -> NoReturn:
         """Handle events until the controller exits."""
         while True:
-            ready = [(number, events, self._reactions[number]) for number, events in self._poll.poll(self._timeout())]
-            for number, events, reaction in ready:
-                if self._reactions.get(number) is reaction:  # a callback may have closed and reused the descriptor
-                    reaction(events)
-            while self._resting and self._resting[0][0] <= time.monotonic():
-                self._watch_listener(self._resting.popleft()[1])
+            ready = [
+                (descriptor, events, self._callbacks[descriptor])
+                for descriptor, events in self._poll.poll(self._timeout())
+            ]
+            for descriptor, events, callback in ready:
+                if self._callbacks.get(descriptor) is callback:  # a callback may have closed and reused the descriptor
+                    callback(events)
+            while self._paused and self._paused[0][0] <= time.monotonic():
+                self._watch_listener(self._paused.popleft()[1])
 
     def _timeout(self) -> float | None:
         """Return the milliseconds until the next listener must be watched again, or None."""
-        return max(0.0, self._resting[0][0] - time.monotonic()) * 1000 + 1 if self._resting else None
+        return max(0.0, self._paused[0][0] - time.monotonic()) * 1000 + 1 if self._paused else None
 
     def _close(self) -> NoReturn:
         for pid in self._proxies:
@@ -117,12 +120,12 @@ class _Gateway:
             os.waitpid(pid, 0)  # in a container, pid 1 may never reap orphans
         os._exit(0)
 
-    def _watch(self, descriptor: int, reaction: _Reaction) -> None:
-        self._reactions[descriptor] = reaction
+    def _watch(self, descriptor: int, callback: _Callback) -> None:
+        self._callbacks[descriptor] = callback
         self._poll.register(descriptor, select.POLLIN)
 
     def _unwatch(self, descriptor: int) -> None:
-        if self._reactions.pop(descriptor, None) is not None:
+        if self._callbacks.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)
 
     # --- sandboxes ---------------------------------------------------------------------------------------------------
@@ -139,24 +142,24 @@ class _Gateway:
         if not data:
             self._close()
         message = json.loads(data)
-        received = array.array("i")
-        for _, _, content in ancillary:
-            received.frombytes(content[: len(content) - len(content) % received.itemsize])
-        if len(received) == _DESCRIPTORS and self._room > 0:
-            self._admit(message, *received)
+        descriptors = array.array("i")
+        for _, _, packed in ancillary:
+            descriptors.frombytes(packed[: len(packed) - len(packed) % descriptors.itemsize])
+        if len(descriptors) == _DESCRIPTORS and self._capacity > 0:
+            self._admit(message, *descriptors)
             return
-        for descriptor in received:
+        for descriptor in descriptors:
             os.close(descriptor)
         with contextlib.suppress(OSError):
             self._connection.send(message["id"].encode())
 
-    def _admit(self, message: dict[str, Any], listener: int, sandbox: int, reports: int, counter: int) -> None:
+    def _admit(self, message: dict[str, Any], listener: int, init_pidfd: int, reports: int, counter: int) -> None:
         """Serve a sandbox until its pid 1 exits."""
-        allowed = rules.Rules(tuple(message["hosts"]), bool(message["private"]))
-        terms = proxy.ProxyTerms(allowed, rules.Upstream(*message["upstream"]), float(message["unused"]))
-        tenant = _Tenant(terms, listener, sandbox, proxy.Reports(socket.socket(fileno=reports), counter))
-        self._room -= 1
-        self._watch(sandbox, lambda _: self._dismiss(tenant))
+        allow_rules = rules.Rules(tuple(message["hosts"]), bool(message["private"]))
+        terms = proxy.ProxyTerms(allow_rules, rules.Upstream(*message["upstream"]), float(message["unused"]))
+        tenant = _Tenant(terms, listener, init_pidfd, proxy.Reports(socket.socket(fileno=reports), counter))
+        self._capacity -= 1
+        self._watch(init_pidfd, lambda _: self._dismiss(tenant))
         self._watch_listener(tenant)
 
     def _watch_listener(self, tenant: _Tenant) -> None:
@@ -164,16 +167,16 @@ class _Gateway:
             self._watch(tenant.listener, lambda events: self._start_proxy(tenant, events))
 
     def _watch_listener_later(self, tenant: _Tenant) -> None:
-        self._resting.append((time.monotonic() + _RETRY, tenant))
+        self._paused.append((time.monotonic() + _RETRY, tenant))
 
     def _dismiss(self, tenant: _Tenant) -> None:
         """Release a sandbox that has ended, because its listening socket keeps the network namespace alive."""
-        for descriptor in (tenant.sandbox, tenant.listener):
+        for descriptor in (tenant.init_pidfd, tenant.listener):
             self._unwatch(descriptor)
             os.close(descriptor)
-        tenant.sandbox = tenant.listener = -1
+        tenant.init_pidfd = tenant.listener = -1
         tenant.reports.close()
-        self._room += 1
+        self._capacity += 1
         if tenant.pid:
             os.kill(tenant.pid, signal.SIGKILL)
 

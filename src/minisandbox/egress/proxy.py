@@ -69,31 +69,31 @@ class Reports:
     """
 
     def __init__(self, messages: socket.socket, counter: int) -> None:
-        self._texts = messages
+        self._messages = messages
         self._counter = counter
-        self._told = 0
-        self._last_told = 0.0
+        self._reported_count = 0
+        self._last_reported = 0.0
 
     def filenos(self) -> set[int]:
         """Return the descriptors."""
-        return {self._texts.fileno(), self._counter}
+        return {self._messages.fileno(), self._counter}
 
-    def refused(self, why: str) -> None:
+    def refused(self, reason: str) -> None:
         """Report a refusal. Call this before answering the client, so that a visible refusal is always counted."""
         os.eventfd_write(self._counter, 1)
         now = time.monotonic()
-        if self._told < _LINES or now >= self._last_told + 1:
-            self._told, self._last_told = self._told + 1, now
-            self.say(f"{rules.REFUSED}{why}")
+        if self._reported_count < _LINES or now >= self._last_reported + 1:
+            self._reported_count, self._last_reported = self._reported_count + 1, now
+            self.say(f"{rules.REFUSED}{reason}")
 
     def say(self, text: str) -> None:
         """Send a message, or drop it if the controller has too many unread messages."""
         with contextlib.suppress(OSError):
-            self._texts.send(text.encode("ascii", "replace"))
+            self._messages.send(text.encode("ascii", "replace"))
 
     def close(self) -> None:
         """Close the descriptors."""
-        self._texts.close()
+        self._messages.close()
         os.close(self._counter)
 
 
@@ -117,12 +117,12 @@ def main(terms: ProxyTerms, listener: int, reports: Reports, gateway: int) -> No
     os._exit(0)
 
 
-def _close_all_but(keep: set[int]) -> None:
+def _close_all_but(kept_descriptors: set[int]) -> None:
     first = 0
-    for number in sorted(keep):
-        if first < number:
-            sc.close_range(first, number - 1)
-        first = number + 1
+    for descriptor in sorted(kept_descriptors):
+        if first < descriptor:
+            sc.close_range(first, descriptor - 1)
+        first = descriptor + 1
     sc.close_range(first)
 
 
@@ -147,20 +147,20 @@ class SandboxProxy:
         self._reports = reports
         self._resolvers = resolvers
         self._resolving = asyncio.Semaphore(_RESOLVERS)
-        self._open: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def serve(self, listener: socket.socket, end: Callable[[], None]) -> None:
+    def serve(self, listener: socket.socket, on_idle: Callable[[], None]) -> None:
         """Accept connections.
 
         Args:
             listener: listening socket inside the sandbox.
-            end: called when no program has connected for a while, and never while a connection is open. Connections
+            on_idle: called when no program has connected for a while, and never while a connection is open. Connections
                 that are not accepted yet stay in the listener's queue, where the gateway sees them.
         """
         self._loop = asyncio.get_running_loop()
         self._listener = listener
-        self._end = end
-        self._ending = self._loop.call_later(self._terms.unused, end)
+        self._on_idle = on_idle
+        self._idle_timer = self._loop.call_later(self._terms.unused, on_idle)
         listener.setblocking(False)
         self._loop.add_reader(listener, self._accept)
 
@@ -175,21 +175,21 @@ class SandboxProxy:
             self._loop.call_later(_RETRY, self._loop.add_reader, self._listener, self._accept)
             return
         client.setblocking(False)
-        if len(self._open) >= MOST_CONNECTIONS:
-            why = f"more than {MOST_CONNECTIONS} connections at once"
-            self._reports.refused(why)
+        if len(self._tasks) >= MOST_CONNECTIONS:
+            reason = f"more than {MOST_CONNECTIONS} connections at once"
+            self._reports.refused(reason)
             with client, contextlib.suppress(OSError):
-                client.send(_refusal(why))
+                client.send(_refusal(reason))
             return
-        self._ending.cancel()
+        self._idle_timer.cancel()
         task = self._loop.create_task(self._serve_client(client))
-        self._open.add(task)
+        self._tasks.add(task)
         task.add_done_callback(self._close)
 
     def _close(self, task: asyncio.Task[None]) -> None:
-        self._open.discard(task)
-        if not self._open:
-            self._ending = self._loop.call_later(self._terms.unused, self._end)
+        self._tasks.discard(task)
+        if not self._tasks:
+            self._idle_timer = self._loop.call_later(self._terms.unused, self._on_idle)
 
     # --- one connection ----------------------------------------------------------------------------------------------
 
@@ -263,23 +263,23 @@ class SandboxProxy:
 
     def _hop(self, request: rules.ProxyRequest) -> rules.Hop | None:
         """Return the upstream proxy for a request, or None; check a target that is an IP address even with a proxy."""
-        hop = self._terms.upstream.way(request)
+        hop = self._terms.upstream.proxy_for(request)
         if hop is not None and rules.is_address(request.target.host):
             self._allowed.check_address(request.target.host)
         return hop
 
     async def _connect(self, target: rules.HostPort) -> socket.socket:
         """Look up the target once, check its addresses, and connect to one that is allowed."""
-        addresses, refused = [], None
+        addresses, refusal = [], None
         for address in await self._resolve(target.host):
             try:
                 self._allowed.check_address(address, local=_is_own(address))
                 addresses.append(address)
             except rules.RefusedError as error:
-                refused = error
-        if refused is not None and not addresses:  # code inside must not learn which address a name has on the host
+                refusal = error
+        if refusal is not None and not addresses:  # code inside must not learn which address a name has on the host
             message = f"{target}: its address is refused; the sandbox's owner sees why"
-            raise rules.RefusedError(f"{target}: {refused}", message)
+            raise rules.RefusedError(f"{target}: {refusal}", message)
         return await _connect_any(addresses, target)
 
     async def _connect_through(self, hop: rules.Hop, request: rules.ProxyRequest) -> _Peer:
@@ -297,8 +297,8 @@ class SandboxProxy:
             lines = [f"CONNECT {request.target} HTTP/1.1", f"Host: {request.target}"]
             lines += [f"Proxy-Authorization: {hop.authorization}"] if hop.authorization else []
             await server.send("\r\n".join((*lines, "", "")).encode())
-            if what := rules.not_a_tunnel(await server.read_head()):
-                raise _UnreachableError(f"{request.target}: the proxy of this machine answers {what}")
+            if problem := rules.not_a_tunnel(await server.read_head()):
+                raise _UnreachableError(f"{request.target}: the proxy of this machine answers {problem}")
             any_protocol = request.method == "CONNECT" and self._allowed.names_port(request.target)
             if server.data and not any_protocol:
                 raise _UnreachableError(f"{request.target}: it answers before it was asked")
@@ -330,8 +330,8 @@ class _UnreachableError(Exception):
     """The target is allowed, but cannot be reached."""
 
 
-def _refusal(why: str) -> bytes:
-    return rules.answer("403", f"refused by minisandbox: {why}")
+def _refusal(reason: str) -> bytes:
+    return rules.answer("403", f"refused by minisandbox: {reason}")
 
 
 def _look_up(host: str) -> list[str]:
@@ -343,32 +343,32 @@ def _look_up(host: str) -> list[str]:
 def _is_own(address: str) -> bool:
     """Return whether an address belongs to this machine, because the kernel then uses it as source address too."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
-        probe.connect((address, 9))
-        return bool(probe.getsockname()[0] == address)
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as udp_socket:
+        udp_socket.connect((address, 9))
+        return bool(udp_socket.getsockname()[0] == address)
     return False
 
 
 async def _connect_any(addresses: list[str], target: rules.HostPort) -> socket.socket:
     """Connect to the first address that answers; the remaining time is divided among the remaining addresses."""
-    why = "no address"
-    for number, address in enumerate(addresses):
+    reason = "no address"
+    for index, address in enumerate(addresses):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         connection.setblocking(False)
         try:
-            async with asyncio.timeout(_CONNECT_PATIENCE / (len(addresses) - number)):
+            async with asyncio.timeout(_CONNECT_PATIENCE / (len(addresses) - index)):
                 await asyncio.get_running_loop().sock_connect(connection, (address, target.port))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT)
             return connection
         except (OSError, TimeoutError) as error:
             connection.close()
-            why = os.strerror(error.errno) if error.errno else "does not answer"  # asyncio's message has the address
+            reason = os.strerror(error.errno) if error.errno else "does not answer"  # asyncio's message has the address
         except BaseException:  # even on cancellation
             connection.close()
             raise
-    raise _UnreachableError(f"{target}: {why}")
+    raise _UnreachableError(f"{target}: {reason}")
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
@@ -397,10 +397,10 @@ class _Peer:
         Raises:
             ConnectionResetError: the peer has closed its side.
         """
-        piece = await self._loop.sock_recv(self.connection, _CHUNK)
-        if not piece:
+        chunk = await self._loop.sock_recv(self.connection, _CHUNK)
+        if not chunk:
             raise ConnectionResetError
-        self.data += piece
+        self.data += chunk
 
     async def read_head(self) -> bytes:
         """Receive a head and return it without its empty line, or b"" if the peer closed without sending data.
@@ -408,18 +408,18 @@ class _Peer:
         Raises:
             RefusedError: the head is too long or truncated.
         """
-        while (end := self.data.find(b"\r\n\r\n", 0, rules.MOST_HEAD)) < 0:
+        while (head_size := self.data.find(b"\r\n\r\n", 0, rules.MOST_HEAD)) < 0:
             if len(self.data) >= rules.MOST_HEAD:
                 raise rules.RefusedError(f"a head of more than {rules.MOST_HEAD} bytes")
-            piece = await self._loop.sock_recv(self.connection, _CHUNK)
-            if not piece and self.data:
+            chunk = await self._loop.sock_recv(self.connection, _CHUNK)
+            if not chunk and self.data:
                 raise rules.RefusedError("a head that is cut off")
-            if not piece:
+            if not chunk:
                 return b""
-            self.data += piece
-        if not end:
+            self.data += chunk
+        if not head_size:
             raise rules.RefusedError("a head without a request line")
-        head, self.data = self.data[:end], self.data[end + 4 :]
+        head, self.data = self.data[:head_size], self.data[head_size + 4 :]
         return head
 
     async def read_line(self) -> bytes:
@@ -436,9 +436,9 @@ class _Peer:
         while count:
             if not self.data:
                 await self.fill()
-            piece, self.data = self.data[:count], self.data[count:]
-            count -= len(piece)
-            yield piece
+            chunk, self.data = self.data[:count], self.data[count:]
+            count -= len(chunk)
+            yield chunk
 
     async def send(self, data: bytes) -> None:
         """Send all data, then yield to other tasks, because two fast peers must not monopolise the event loop."""
@@ -484,9 +484,9 @@ async def _copy_body(client: _Peer, server: _Peer, length: int | None) -> None:
         server: peer to send the body to.
         length: bytes of the body; None for a chunked body, whose chunk lines are written anew.
     """
-    async for piece in _chunks(client) if length is None else client.read(length):
+    async for chunk in _chunks(client) if length is None else client.read(length):
         with contextlib.suppress(OSError):  # a server may answer without reading the whole body
-            await server.send(piece)
+            await server.send(chunk)
     with contextlib.suppress(ConnectionResetError):
         if not client.data:
             await client.fill()
@@ -496,8 +496,8 @@ async def _copy_body(client: _Peer, server: _Peer, length: int | None) -> None:
 async def _chunks(client: _Peer) -> AsyncIterator[bytes]:
     while size := rules.chunk_size(await client.read_line()):
         yield f"{size:x}\r\n".encode()
-        async for piece in client.read(size):
-            yield piece
+        async for chunk in client.read(size):
+            yield chunk
         yield b"\r\n"
         if await client.read_line():
             raise rules.RefusedError("a chunk that is longer than it says")

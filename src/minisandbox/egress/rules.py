@@ -74,9 +74,9 @@ class RefusedError(Exception):
         public_message: message for code inside the sandbox; "" for the full reason.
     """
 
-    def __init__(self, why: str, public_message: str = "") -> None:
-        super().__init__(why)
-        self.public_message = public_message or why
+    def __init__(self, reason: str, public_message: str = "") -> None:
+        super().__init__(reason)
+        self.public_message = public_message or reason
 
 
 class HostPort(NamedTuple):
@@ -169,11 +169,11 @@ class Rules:
         Raises:
             RefusedError: the address is not allowed.
         """
-        kind, never = _kind(ipaddress.ip_address(address))
+        kind, always_refused = _kind(ipaddress.ip_address(address))
         if not kind and local:
             kind = "this machine's own"
-        if never or (kind and not self.private):
-            hint = "" if never else "; Network.allow(..., private=True) would permit it"
+        if always_refused or (kind and not self.private):
+            hint = "" if always_refused else "; Network.allow(..., private=True) would permit it"
             raise RefusedError(f"the address {address} is refused: {kind}{hint}")
 
 
@@ -202,14 +202,14 @@ def _kind(address: _Address) -> tuple[str, bool]:
     """
     if address.version == 6 and int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
         return "ISATAP", True
-    for kinds, never in ((_NEVER, True), (_PRIVATE, False)):
+    for kinds, always_refused in ((_NEVER, True), (_PRIVATE, False)):
         for network, kind in kinds:
             if address.version == network.version and address in network:
-                return kind, never
+                return kind, always_refused
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:  # in a network without IPv4, names may have only these addresses (RFC 6052)
-            kind, never = _kind(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-            return (f"NAT64 of {kind}" if kind else ""), bool(kind) or never
+            kind, always_refused = _kind(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+            return (f"NAT64 of {kind}" if kind else ""), bool(kind) or always_refused
         if address not in _GLOBAL_UNICAST:
             return "reserved or link-local", True
     return "", False
@@ -277,11 +277,11 @@ def parse_request(head: bytes) -> ProxyRequest:
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
         raise RefusedError(f"{method} {shown(target)}: this proxy takes CONNECT host:port and http:// requests")
-    where = parse_authority(absolute[1], 80)
-    _check_host(fields, where, required=match[3] == b"1")
+    destination = parse_authority(absolute[1], 80)
+    _check_host(fields, destination, required=match[3] == b"1")
     path = absolute[2] if absolute[2].startswith("/") else f"/{absolute[2]}"
-    length = _body_length(fields, new=match[3] == b"1")
-    return ProxyRequest(method, where, path, _passed_on(fields), length, f"1.{match[3].decode()}")
+    length = _body_length(fields, is_http_1_1=match[3] == b"1")
+    return ProxyRequest(method, destination, path, _forwarded_fields(fields), length, f"1.{match[3].decode()}")
 
 
 def _parse_fields(lines: Sequence[bytes]) -> list[tuple[str, str]]:
@@ -291,25 +291,25 @@ def _parse_fields(lines: Sequence[bytes]) -> list[tuple[str, str]]:
         if match is None:
             raise RefusedError(f"malformed header line {shown(line)}")
         name = match[1].decode().lower()
-        if name in _FRAMING and any(name == known for known, _ in fields):
+        if name in _FRAMING and any(name == field_name for field_name, _ in fields):
             raise RefusedError(f"more than one {name} header")
         fields.append((name, match[2].decode("latin-1").strip(" \t")))
     return fields
 
 
 def _check_host(fields: Sequence[tuple[str, str]], target: HostPort, *, required: bool) -> None:
-    named = dict(fields).get("host")
-    if named is None and required:
+    host_field = dict(fields).get("host")
+    if host_field is None and required:
         raise RefusedError("a request without a Host header")
-    if named is not None and parse_authority(named, 80) != target:
-        raise RefusedError(f"the Host header {shown(named)} does not fit the request for {target}")
+    if host_field is not None and parse_authority(host_field, 80) != target:
+        raise RefusedError(f"the Host header {shown(host_field)} does not fit the request for {target}")
 
 
-def _body_length(fields: Sequence[tuple[str, str]], *, new: bool) -> int | None:
-    values = dict(fields)
-    length, coding = values.get("content-length"), values.get("transfer-encoding")
+def _body_length(fields: Sequence[tuple[str, str]], *, is_http_1_1: bool) -> int | None:
+    field_values = dict(fields)
+    length, coding = field_values.get("content-length"), field_values.get("transfer-encoding")
     if coding is not None:
-        if length is not None or coding.lower() != "chunked" or not new:
+        if length is not None or coding.lower() != "chunked" or not is_http_1_1:
             raise RefusedError("an ambiguous length: Transfer-Encoding that is not 'chunked' alone")
         return None
     if length is None:
@@ -319,13 +319,13 @@ def _body_length(fields: Sequence[tuple[str, str]], *, new: bool) -> int | None:
     return int(length)
 
 
-def _passed_on(fields: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+def _forwarded_fields(fields: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """Return the header fields to forward: all but hop-by-hop fields and ``Host``."""
     options = {option.strip().lower() for name, value in fields if name == "connection" for option in value.split(",")}
     if options & _FRAMING:
         raise RefusedError("a Connection header that names Host or the body's length")
-    dropped = _HOP_BY_HOP | options | {"host"}
-    return tuple((name, value) for name, value in fields if name not in dropped)
+    dropped_names = _HOP_BY_HOP | options | {"host"}
+    return tuple((name, value) for name, value in fields if name not in dropped_names)
 
 
 def chunk_size(line: bytes) -> int:
@@ -340,10 +340,10 @@ def chunk_size(line: bytes) -> int:
     return int(match[1], 16)
 
 
-def answer(status: str, why: str) -> bytes:
+def answer(status: str, reason: str) -> bytes:
     """Return a response with one line of text. The status line repeats it, because many clients show only that line."""
-    body = f"{why}\n".encode("ascii", "replace")
-    head = f"HTTP/1.1 {status} {why}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+    body = f"{reason}\n".encode("ascii", "replace")
+    head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
     return f"{head}Connection: close\r\n\r\n".encode("ascii", "replace") + body
 
 
@@ -369,39 +369,39 @@ class Upstream:
         """Read the standard proxy variables; lower case takes precedence over upper case."""
 
         def value(*names: str) -> str:
-            both = (environ.get(spelled, "") for name in names for spelled in (name, name.upper()))
-            return next(filter(None, both), "")
+            values = (environ.get(spelling, "") for name in names for spelling in (name, name.upper()))
+            return next(filter(None, values), "")
 
         return cls(value("https_proxy", "all_proxy"), value("http_proxy", "all_proxy"), value("no_proxy"))
 
-    def way(self, request: ProxyRequest) -> Hop | None:
+    def proxy_for(self, request: ProxyRequest) -> Hop | None:
         """Return the upstream proxy for a request, or None for a direct connection."""
         url = self.tunnel if request.method == "CONNECT" else self.plain
         # a loopback address means this machine, not the proxy's
-        direct = not url or _is_loopback(request.target.host) or self._bypassed(request.target)
-        return None if direct else parse_hop(url)
+        is_direct = not url or _is_loopback(request.target.host) or self._bypassed(request.target)
+        return None if is_direct else parse_hop(url)
 
     def _bypassed(self, target: HostPort) -> bool:
-        return any(_bypasses(item, target) for item in re.split(r"[,\s]+", self.bypass.lower()) if item)
+        return any(_bypasses(entry, target) for entry in re.split(r"[,\s]+", self.bypass.lower()) if entry)
 
 
 def _is_loopback(host: str) -> bool:
     return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
-def _bypasses(item: str, target: HostPort) -> bool:
-    if item == "*":
+def _bypasses(entry: str, target: HostPort) -> bool:
+    if entry == "*":
         return True
-    name, colon, port = item.rpartition(":")
+    name, colon, port = entry.rpartition(":")
     if colon and port.isdecimal() and (":" not in name or name.endswith("]")):
         if int(port) != target.port:
             return False
-        item = name
-    item = item.strip("[]").removeprefix("*").strip(".")
+        entry = name
+    entry = entry.strip("[]").removeprefix("*").strip(".")
     try:
-        return ipaddress.ip_address(target.host) in ipaddress.ip_network(item, strict=False)
+        return ipaddress.ip_address(target.host) in ipaddress.ip_network(entry, strict=False)
     except ValueError:
-        return bool(item) and (target.host == item or target.host.endswith(f".{item}"))
+        return bool(entry) and (target.host == entry or target.host.endswith(f".{entry}"))
 
 
 class Hop(NamedTuple):
@@ -433,8 +433,8 @@ def parse_hop(url: str) -> Hop:
         raise ValueError(f"the proxy's address begins with {parts.scheme}://, only http:// is supported")
     authorization = ""
     if parts.username is not None:
-        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        authorization = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = f"Basic {base64.b64encode(credentials.encode()).decode()}"
     return Hop(parts.hostname, port, authorization)
 
 

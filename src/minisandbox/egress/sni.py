@@ -83,8 +83,8 @@ def server_name(hello: bytes) -> str:
 
 def _last_field(data: bytes, width: int) -> bytes:
     """Return the field behind a length prefix of ``width`` bytes; refuse any data after it."""
-    content, more = _field(data, width)
-    if more:
+    content, excess = _field(data, width)
+    if excess:
         raise RefusedError(_NOT_TLS)
     return content
 

@@ -206,18 +206,18 @@ class TrialAnswer:
     trials: dict[str, Trial]
 
 
-def _run_trials(near: Path) -> TrialAnswer:
+def _run_trials(store_directory: Path) -> TrialAnswer:
     package = Path(minisandbox.__file__).parent.parent
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-I", "-S", "-B", "-c", _BOOTSTRAP],
-            input=os.fsencode(f"{package}\0{near}"),
+            input=os.fsencode(f"{package}\0{store_directory}"),
             capture_output=True,
             timeout=_DEADLINE,
             check=True,
             cwd="/",
         )
-        answer = json.loads(done.stdout)
+        answer = json.loads(completed.stdout)
         return TrialAnswer(answer["privileged"], {name: Trial(**trial) for name, trial in answer["results"].items()})
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
@@ -244,8 +244,8 @@ def _judge(name: str, answer: TrialAnswer, store: Check) -> Check:
             return Check(name, CheckStatus.UNTRIED, "could not be tried without user-namespaces", needed_for)
     if name == "overlay-tmpfs" and _writes_to_disk(answer):
         return Check(name, CheckStatus.DEGRADED, "not used: see upper", ("writes in memory",), fixes.fix_for("upper"))
-    vital = {"sandbox", "images"} & set(needed_for) or name == "user-namespaces"
-    status = CheckStatus.MISSING if vital else CheckStatus.DEGRADED
+    is_vital = {"sandbox", "images"} & set(needed_for) or name == "user-namespaces"
+    status = CheckStatus.MISSING if is_vital else CheckStatus.DEGRADED
     fix = store.fix if store.status is CheckStatus.MISSING and name in _ON_STORE else fixes.fix_for(name)
     return Check(name, status, trial.detail, needed_for, fix if trial.tried else "")
 

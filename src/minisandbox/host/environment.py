@@ -52,11 +52,11 @@ class Finding:
 def kernel() -> Finding:
     """Report the kernel's release."""
     version, detail = fixes.kernel_version(), f"{platform.system()} {platform.release()} ({platform.machine()})"
-    newer = "boot a kernel >= 6.6"
+    fix = "boot a kernel >= 6.6"
     if platform.system() != "Linux" or version < _OLDEST:
-        return Finding("missing", f"{detail}; at least Linux 5.14 is needed", newer)
+        return Finding("missing", f"{detail}; at least Linux 5.14 is needed", fix)
     if version < _OLDEST_TRIED:
-        return Finding("degraded", f"{detail}; MiniSandbox has not been tried on kernels before 6.1", newer)
+        return Finding("degraded", f"{detail}; MiniSandbox has not been tried on kernels before 6.1", fix)
     return Finding("ok", detail)
 
 
@@ -159,17 +159,17 @@ def store(directory: Path) -> Finding:  # noqa: PLR0911 - one return for each fi
     kind = file_system(directory)
     size, _, free = shutil.disk_usage(directory)
     detail = f"{kind}, {free / _GIB:.1f} GiB free at {directory}"
-    elsewhere = "export MINISANDBOX_STORE=DIRECTORY  # on "
+    choose_store = "export MINISANDBOX_STORE=DIRECTORY  # on "
     if kind == "overlay" and fixes.in_container():
         return Finding("missing", f"{detail}; no store can lie on a container's own file system", _VOLUME)
     if not size or kind == "overlay" or is_network(kind):  # file systems without a size, such as proc, keep no files
-        return Finding("missing", f"{detail}; no store can lie there", elsewhere + "a local ext4, xfs or btrfs")
+        return Finding("missing", f"{detail}; no store can lie there", choose_store + "a local ext4, xfs or btrfs")
     if kind in _UNFIT_STORES:
-        return Finding("degraded", detail, elsewhere + "a local ext4, xfs or btrfs")
+        return Finding("degraded", detail, choose_store + "a local ext4, xfs or btrfs")
     if kind == "tmpfs":
-        return Finding("degraded", f"{detail}; it is gone after a restart", elsewhere + "a local ext4, xfs or btrfs")
+        return Finding("degraded", f"{detail}; it is gone after a restart", choose_store + "a local ext4, xfs or btrfs")
     if free < _FREE_WANTED:
-        return Finding("degraded", detail, elsewhere + "a disk with 10 GiB free")
+        return Finding("degraded", detail, choose_store + "a disk with 10 GiB free")
     return Finding("ok", detail)
 
 
@@ -184,16 +184,16 @@ def is_network(kind: str) -> bool:
 def file_system(directory: Path) -> str:
     """Return the type of a directory's file system, from the mount table (proc_pid_mountinfo(5))."""
     device = os.stat(directory).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    kind, longest = "unknown", -1
+    device_number = f"{os.major(device)}:{os.minor(device)}"
+    kind, best_weight = "unknown", -1
     for line in Path("/proc/thread-self/mountinfo").read_bytes().splitlines():
         fields = os.fsdecode(line).split()
-        point = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]))
+        mount_point = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]))
         # prefer the same device, then the longest prefix: btrfs subvolumes have another number here than in stat(2)
-        inside = directory == Path(point) or Path(point) in directory.parents
-        weight = len(point) + (10_000 if fields[2] == number else 0)
-        if inside and weight > longest:
-            kind, longest = fields[fields.index("-") + 1], weight
+        is_below = directory == Path(mount_point) or Path(mount_point) in directory.parents
+        weight = len(mount_point) + (10_000 if fields[2] == device_number else 0)
+        if is_below and weight > best_weight:
+            kind, best_weight = fields[fields.index("-") + 1], weight
     return kind
 
 
@@ -236,7 +236,7 @@ def control_groups(root: str = "/sys/fs/cgroup", membership: str = "/proc/self/c
         return Finding("degraded", f"{detail}; without cpu, Limits.cpu is refused", _cpu(roots))
     unified = next((mount for mount in (Path(root), Path(root, "unified")) if _controllers(mount) >= _WANTED), None)
     if unified is not None:
-        line = _version_2(unified, Path(membership))
+        line = _version_2(unified, membership)
         return Finding("degraded", "version 2, but this process may not make groups with memory and pids", line)
     if all(Path(root, name, "cgroup.procs").exists() for name in cgroups.NEEDED):
         line = _CONTAINER if fixes.in_container() else _GIVE.format(user=fixes.user_name())
@@ -257,9 +257,9 @@ def _cpu(roots: cgroups.CgroupRoots) -> str:
     return _CPU_OF_USERS if os.geteuid() else _CPU.format(directory=directory.parent)
 
 
-def _version_2(mount: Path, membership: Path) -> str:
+def _version_2(mount: Path, membership: str) -> str:
     """Return the fix if version 2 is mounted, but this process may not create groups."""
-    paths = [line.split(":", 2)[2] for line in _lines(membership) if line.startswith("0::")]
+    paths = [line.split(":", 2)[2].rstrip("\n") for line in cgroups.lines(membership) if line.startswith("0::")]
     group = Path(cgroups.own_group(str(mount), paths[0] if paths else ""))
     if _controllers(group) >= _WANTED and os.access(group, os.W_OK):
         return _ENABLE.format(directory=group)  # writable, but with processes that cannot be moved
@@ -267,7 +267,7 @@ def _version_2(mount: Path, membership: Path) -> str:
 
 
 def _controllers(group: Path) -> set[str]:
-    return set(" ".join(_lines(group / "cgroup.controllers")).split())
+    return set(cgroups.words(f"{group}/cgroup.controllers"))
 
 
 def _usable_roots(root: str, membership: str) -> cgroups.CgroupRoots:
@@ -284,10 +284,3 @@ def _usable_roots(root: str, membership: str) -> cgroups.CgroupRoots:
         for _, directory in roots.directories:
             cgroups.remove_owner(f"{directory}/{cgroups.PREFIX}{name}")
     return usable
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

@@ -99,8 +99,8 @@ _FIXED = {
 
 
 def _user_namespaces() -> str:
-    closed = [f"{name}={good}" for name, bad, good in _SYSCTLS if read_sysctl(name) == bad]
-    lines = [f"sudo sysctl -w {' '.join(closed)}"] if closed else []
+    settings = [f"{name}={permitting}" for name, forbidding, permitting in _SYSCTLS if read_sysctl(name) == forbidding]
+    lines = [f"sudo sysctl -w {' '.join(settings)}"] if settings else []
     if read_sysctl(_APPARMOR) == "1":  # a profile for this interpreter, because the sysctl affects every program
         lines.append(_PROFILE.format(program=Path(sys.executable).resolve()))
     if lines:
@@ -168,7 +168,7 @@ def read_sysctl(name: str) -> str | None:
 def in_container() -> bool:
     """Guess whether this process runs in a container, from an engine's files or a seccomp filter."""
     if (
-        any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
+        any(Path(path).exists() for path in ("/.dockerenv", "/run/.containerenv"))
         or "KUBERNETES_SERVICE_HOST" in os.environ
     ):
         return True

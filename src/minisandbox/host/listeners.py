@@ -11,10 +11,10 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
-from minisandbox.host.os_errors import ELSEWHERE, runtime_os_errors
+from minisandbox.host.os_errors import OTHER_RUNTIME, runtime_os_errors
+from minisandbox.launch.kernel import syscalls as sc
 
 _BACKLOG = 256
 _PATIENCE = 60.0
@@ -26,18 +26,18 @@ def name_of(sandbox_id: str, process_id: str = "") -> str:
     return f"{sandbox_id}.{process_id}.door" if process_id else f"{sandbox_id}.door"
 
 
-def make(directory: Path, name: str, elsewhere: str = ELSEWHERE) -> socket.socket:
+def make(directory: Path, name: str, other_directory: str = OTHER_RUNTIME) -> socket.socket:
     """Create a non-blocking listening socket.
 
     Args:
         directory: directory of the socket.
         name: file name of the socket.
-        elsewhere: hint for an error: how to choose another directory.
+        other_directory: hint for an error: how to choose another directory.
 
     Raises:
         HostError: the listener cannot be created in the directory.
     """
-    with runtime_os_errors(f"make the socket {name}", directory, elsewhere), _opened(directory) as descriptor:
+    with runtime_os_errors(f"make the socket {name}", directory, other_directory), _opened(directory) as descriptor:
         return listen(descriptor, name)
 
 
@@ -126,13 +126,8 @@ def remove(directory: Path, sandbox_id: str) -> None:
             os.unlink(directory / name)
 
 
-@contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _opened(directory: Path) -> contextlib.AbstractContextManager[int]:
+    return sc.closing(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def _path_of(descriptor: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minisandbox.errors import HostError, MiniSandboxError
 
-ELSEWHERE = "set MINISANDBOX_RUNTIME to a private directory of this user elsewhere"
+OTHER_RUNTIME = "set MINISANDBOX_RUNTIME to a private directory of this user elsewhere"
 _TROUBLES = {
     errno.ENOSPC: ("its file system has no room left, for bytes or for files", "free some space there (df, df -i)"),
     errno.EDQUOT: ("this user's quota there is used up", "free some space there (quota)"),
@@ -24,15 +24,15 @@ _OWN_LIMITS = (errno.EMFILE, errno.ENFILE)
 
 
 @contextmanager
-def runtime_os_errors(what: str, path: Path, elsewhere: str = ELSEWHERE) -> Iterator[None]:
+def runtime_os_errors(action: str, path: Path, other_directory: str = OTHER_RUNTIME) -> Iterator[None]:
     """Convert an ``OSError`` of the body to a :class:`HostError` that names the failed action.
 
     A :class:`.MiniSandboxError` is passed on unchanged.
 
     Args:
-        what: the failed action and its object, such as ``"record sandbox box-1"``.
+        action: the failed action and its object, such as ``"record sandbox box-1"``.
         path: directory in which it failed.
-        elsewhere: hint for choosing another directory; empty if there is no choice.
+        other_directory: hint for choosing another directory; empty if there is no choice.
 
     Raises:
         HostError: the kernel refused.
@@ -42,16 +42,18 @@ def runtime_os_errors(what: str, path: Path, elsewhere: str = ELSEWHERE) -> Iter
     except MiniSandboxError:
         raise
     except OSError as error:
-        raise runtime_os_error(what, path, error, elsewhere) from error
+        raise runtime_os_error(action, path, error, other_directory) from error
 
 
-def runtime_os_error(what: str, path: Path, error: OSError, elsewhere: str = ELSEWHERE) -> HostError:
+def runtime_os_error(action: str, path: Path, error: OSError, other_directory: str = OTHER_RUNTIME) -> HostError:
     """Return the error that :func:`runtime_os_errors` raises for an OSError."""
     message = error.strerror or str(error)
     if error.errno in _OWN_LIMITS:
         hint = "close sandboxes that are not needed, or raise the limit on open files (ulimit -n)"
-        return HostError(f"cannot {what} in {path}: {message}", reason="no descriptor is left", hint=hint)
+        return HostError(f"cannot {action} in {path}: {message}", reason="no descriptor is left", hint=hint)
     reason, hint = _TROUBLES.get(error.errno or 0, (None, "see what is at that path"))
     return HostError(
-        f"cannot {what} in {path}: {message}", reason=reason, hint=f"{hint}, or {elsewhere}" if elsewhere else hint
+        f"cannot {action} in {path}: {message}",
+        reason=reason,
+        hint=f"{hint}, or {other_directory}" if other_directory else hint,
     )

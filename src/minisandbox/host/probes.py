@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from minisandbox.launch import plan as p
@@ -60,11 +61,11 @@ class Lab:
 Probe = Callable[[Lab], str]
 
 
-class Unfit(OSError):
-    """The kernel accepted a system call, but its effect is not sufficient."""
+class TrialError(OSError):
+    """A trial failed: the kernel accepted a system call, but its effect is not sufficient, or a child has failed."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(errno.ENOTSUP, message)
+    def __init__(self, message: str, number: int = errno.ENOTSUP) -> None:
+        super().__init__(number, message)
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -89,58 +90,54 @@ def _identity(lab: Lab, mapped: bool) -> Identity:
     return identity
 
 
-def _executor(identity: Identity) -> Executor:
+def _execute(identity: Identity, *operations: p.Operation, proc: int = -1) -> None:
+    """Execute operations with the ids of a sandbox."""
     act_as_owner(identity)
-    return Executor(identity.userns_fd if identity.mapped else None)
+    executor = Executor(identity.userns_fd if identity.mapped else None, proc=proc)
+    for operation in operations:
+        executor.run(operation)
 
 
 def _in_fork(action: Callable[[], str]) -> str:
     """Run ``action`` in a child and return its result; after unshare(CLONE_NEWPID) the child is pid 1."""
-    read, write = os.pipe()
+    answer = _run_in_child(action)
+    if not answer["ok"]:
+        raise TrialError(str(answer["detail"]), int(str(answer["errno"] or errno.EIO)))
+    return str(answer["detail"])
+
+
+def _run_in_child(action: Callable[[], str]) -> dict[str, object]:
+    """Run ``action`` in a child; return its result or its error."""
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        _answer(write, action)
-    os.close(write)
-    try:
-        return _told(read, child)
-    finally:
-        os.close(read)
+        os.close(read_end)
+        _answer(write_end, action)
+    os.close(write_end)
+    with sc.closing(read_end):
+        return _result(read_end, child)
 
 
-def _answer(write: int, action: Callable[[], str]) -> None:
+def _answer(write_end: int, action: Callable[[], str]) -> None:
     """Run ``action`` in a child, write its result to the pipe, and exit. Never returns."""
     status = 1
     try:
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         answer: dict[str, object] = {"ok": True, "detail": action(), "errno": None}
-        os.write(write, json.dumps(answer).encode())
+        os.write(write_end, json.dumps(answer).encode())
         status = 0
     except OSError as error:
-        os.write(write, json.dumps({"ok": False, "detail": str(error), "errno": error.errno}).encode())
+        os.write(write_end, json.dumps({"ok": False, "detail": str(error), "errno": error.errno}).encode())
     finally:
         os._exit(status)
 
 
-def _told(read: int, child: int) -> str:
-    answer = _result(read, child)
-    if not answer["ok"]:
-        raise _Relayed(int(str(answer["errno"] or errno.EIO)), str(answer["detail"]))
-    return str(answer["detail"])
-
-
-class _Relayed(OSError):
-    """An OSError of a trial's child process."""
-
-    def __str__(self) -> str:
-        return str(self.strerror)
-
-
-def _result(read: int, child: int) -> dict[str, object]:
+def _result(read_end: int, child: int) -> dict[str, object]:
     """Return the result that a child writes to a pipe; kill the child at the deadline."""
     data = b""
     deadline = time.monotonic() + _DEADLINE
-    while select.select([read], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        chunk = os.read(read, 65536)
+    while select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        chunk = os.read(read_end, 65536)
         data += chunk
         if not chunk:
             break
@@ -148,8 +145,8 @@ def _result(read: int, child: int) -> dict[str, object]:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if not data:
-        ended = f"the trial ended with status {os.waitstatus_to_exitcode(status)} without a word"
-        return {"ok": False, "detail": ended, "errno": None}
+        detail = f"the trial ended with status {os.waitstatus_to_exitcode(status)} without a word"
+        return {"ok": False, "detail": detail, "errno": None}
     answer: dict[str, object] = json.loads(data)
     return answer
 
@@ -186,17 +183,17 @@ def _namespaces(_: Lab) -> str:
         except OSError as error:
             refused[name] = str(error)
     if refused:
-        raise Unfit("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
+        raise TrialError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
     return ", ".join(_NAMESPACES)
 
 
 def _new_mount_api(lab: Lab) -> str:
     _as_launcher()
     tree = sc.fsmount(sc.fsopen("tmpfs"))
-    point = os.open(lab.store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    sc.move_mount(tree, point)
-    copy = sc.open_tree(lab.store)
-    sc.mount_setattr(copy, sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOSUID)
+    mount_point = os.open(lab.store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    sc.move_mount(tree, mount_point)
+    tree_copy = sc.open_tree(lab.store)
+    sc.mount_setattr(tree_copy, sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOSUID)
     os.close(sc.openat2(tree, ".", os.O_PATH, sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS))
     return "open_tree, fsopen, fsmount, move_mount, mount_setattr, openat2"
 
@@ -211,7 +208,7 @@ def _many_layers(lab: Lab) -> str:
         sc.fsmount(fs, 0, "overlay")  # before Linux 6.5, unknown options fail only here
     except sc.CallError as error:
         if error.errno == errno.EINVAL:
-            raise Unfit("overlays take their layers in one text, which holds about 400 (lowerdir=)") from error
+            raise TrialError("overlays take their layers in one text, which holds about 400 (lowerdir=)") from error
         raise
     return "overlays take layers one by one (lowerdir+)"
 
@@ -232,39 +229,38 @@ def _use_overlay(root: Path) -> None:
     shutil.rmtree(root / "directory")
     (root / "directory").mkdir()
     os.chown(root / "changed", 0, 0)
-    seen = sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
-    if seen != ["changed", "directory", "kept"] or (root / "changed").read_text(encoding="ascii") != "lower\nupper\n":
-        raise Unfit(f"the overlay shows something else than was written: {', '.join(seen)}")
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
+    if names != ["changed", "directory", "kept"] or (root / "changed").read_text(encoding="ascii") != "lower\nupper\n":
+        raise TrialError(f"the overlay shows something else than was written: {', '.join(names)}")
 
 
 def _idmap_tmpfs(lab: Lab) -> str:
     if not _as_launcher():
         return "not needed: with one uid there is nothing to map"
     if not mounts.tmpfs_can_be_idmapped(_identity(lab, True).userns_fd):
-        raise Unfit("a tmpfs cannot be mounted with a map of ids")
+        raise TrialError("a tmpfs cannot be mounted with a map of ids")
     return "a tmpfs can be mounted with a map of ids"
 
 
 def _tmpfs_xattrs(_: Lab) -> str:
     _as_launcher()
     if not mounts.tmpfs_keeps_attributes():
-        raise Unfit("a tmpfs keeps no user.* attributes, which overlayfs marks its files with")
+        raise TrialError("a tmpfs keeps no user.* attributes, which overlayfs marks its files with")
     return "a tmpfs keeps user.* attributes, and with them overlayfs's marks"
 
 
 def _overlay_on_tmpfs(lab: Lab) -> str:
     lower = _make_lower(lab, "lower-of-tmpfs")
     identity = _identity(lab, _as_launcher())
-    executor = _executor(identity)
-    for operation in (
+    _execute(
+        identity,
         p.Take(str(lower), "0"),
         p.Scratch(_SIZE),
         p.Directory("upper"),
         p.Directory("work"),
         p.Attach("layers/0", slot="0"),
         p.Overlay("root", ("layers/0",), "upper", "work"),
-    ):
-        executor.run(operation)
+    )
     become_inner_root(identity)
     _use_overlay(Path("root"))
     return "layers on the store's file system, writes in memory: copied up, deleted and replaced"
@@ -276,16 +272,15 @@ def _overlay_on_store(lab: Lab) -> str:
     for directory in (upper / "tree", upper / "work"):
         directory.mkdir(parents=True)
     identity = _identity(lab, _as_launcher())
-    executor = _executor(identity)
-    for operation in (
+    _execute(
+        identity,
         p.Take(str(lower), "0"),
         p.Take(str(upper), "disk", read_only=False),
         p.Scratch(_SIZE),
         p.Attach("layers/0", slot="0"),
         p.Attach("disk", slot="disk"),
         p.Overlay("root", ("layers/0",), "disk/tree", "disk/work", volatile=True),
-    ):
-        executor.run(operation)
+    )
     become_inner_root(identity)
     _use_overlay(Path("root"))
     return "layers and writes on the store's file system: copied up, deleted and replaced"
@@ -297,13 +292,11 @@ def _private_proc(lab: Lab) -> str:
 
     def look() -> str:
         sc.unshare(sc.CLONE_NEWNS)
-        executor = _executor(identity)
-        executor.proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
-        for operation in (p.Scratch(_SIZE), p.Proc("proc", ("kcore",), ("sys",))):
-            executor.run(operation)
-        seen = sorted(filter(str.isdigit, os.listdir("proc")))
-        if seen != ["1"]:
-            raise Unfit(f"a new /proc shows {len(seen)} processes instead of one")
+        proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
+        _execute(identity, p.Scratch(_SIZE), p.Proc("proc", ("kcore",), ("sys",)), proc=proc)
+        pids = sorted(filter(str.isdigit, os.listdir("proc")))
+        if pids != ["1"]:
+            raise TrialError(f"a new /proc shows {len(pids)} processes instead of one")
         return "a /proc of its own shows only its own processes"
 
     return _in_fork(look)
@@ -311,12 +304,10 @@ def _private_proc(lab: Lab) -> str:
 
 def _devices(lab: Lab) -> str:
     identity = _identity(lab, _as_launcher())
-    executor = _executor(identity)
-    for operation in (p.Scratch(_SIZE), p.Directory("dev"), p.Devices("dev")):
-        executor.run(operation)
+    _execute(identity, p.Scratch(_SIZE), p.Directory("dev"), p.Devices("dev"))
     become_inner_root(identity)
     if unusable := {name: error for name in mounts.DEVICE_NAMES if (error := _use_device(name))}:
-        raise Unfit("; ".join(f"a sandbox cannot use /dev/{name}: {error}" for name, error in unusable.items()))
+        raise TrialError("; ".join(f"a sandbox cannot use /dev/{name}: {error}" for name, error in unusable.items()))
     return "null, zero, full, random, urandom, tty and terminals of its own"
 
 
@@ -342,7 +333,9 @@ def _no_nesting(lab: Lab) -> str:
             sc.unshare(sc.CLONE_NEWUSER)
         except sc.CallError as error:
             return f"a namespace inside a sandbox is refused ({error.strerror})"
-        raise Unfit("/proc/sys/user cannot be written here: only the system-call filter refuses nested user namespaces")
+        raise TrialError(
+            "/proc/sys/user cannot be written here: only the system-call filter refuses nested user namespaces"
+        )
 
     return _in_fork(nest)
 
@@ -372,7 +365,7 @@ def _seccomp(_: Lab) -> str:
         if error.errno == errno.EFAULT:  # the kernel supports filters: it tried to read one
             return "system-call filters"
         raise
-    raise Unfit("the kernel took a filter that is not there")
+    raise TrialError("the kernel took a filter that is not there")
 
 
 def _pidfd(_: Lab) -> str:
@@ -387,7 +380,7 @@ def _loopback(_: Lab) -> str:
     sc.unshare(sc.CLONE_NEWNET)
     names = [name for _, name in socket.if_nameindex()]
     if "lo" not in names:
-        raise Unfit("a new network namespace has no loopback device")
+        raise TrialError("a new network namespace has no loopback device")
     return f"a network of its own has {', '.join(sorted(names))}"
 
 
@@ -399,7 +392,9 @@ def _id_ranges(_: Lab) -> str:
     if not all(mappers):
         raise FileNotFoundError(errno.ENOENT, "there is no newuidmap")
     if enter_outer_namespace(mappers) == 1:
-        raise Unfit(f"/etc/subuid and /etc/subgid give this user no range of {RANGE_SIZE} ids, or newuidmap refuses it")
+        raise TrialError(
+            f"/etc/subuid and /etc/subgid give this user no range of {RANGE_SIZE} ids, or newuidmap refuses it"
+        )
     return f"{RANGE_SIZE} ids"
 
 
@@ -424,44 +419,31 @@ PROBES: dict[str, Probe] = {
 }
 
 
-def main(near: str) -> None:
+def main(store_directory: str) -> None:
     """Run every trial and write one JSON object to stdout.
 
     Args:
-        near: an existing directory on the store's file system.
+        store_directory: an existing directory on the store's file system.
     """
-    _remove_leftovers(near)
+    _remove_leftovers(store_directory)
     with tempfile.TemporaryDirectory(prefix="minisandbox-doctor-") as locks:
-        lab = Lab(_make_directory(near), locks)
+        lab = Lab(_make_directory(store_directory), locks)
         try:
-            results = {name: _try(probe, lab) for name, probe in PROBES.items()}
+            results = {name: _run_in_child(partial(probe, lab)) for name, probe in PROBES.items()}
         finally:
             _remove(lab.store)
     print(json.dumps({"privileged": has_privileges(), "results": results}))  # noqa: T201 - the answer to the doctor
 
 
-def _try(probe: Probe, lab: Lab) -> dict[str, object]:
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        _answer(write, lambda: probe(lab))
-    os.close(write)
+def _make_directory(parent: str) -> str:
     try:
-        return _result(read, child)
-    finally:
-        os.close(read)
-
-
-def _make_directory(near: str) -> str:
-    try:
-        return tempfile.mkdtemp(prefix=PREFIX, dir=near)
+        return tempfile.mkdtemp(prefix=PREFIX, dir=parent)
     except OSError:  # another check reports an unwritable store
         return tempfile.mkdtemp(prefix=PREFIX)
 
 
-def _remove_leftovers(near: str) -> None:
-    for path in Path(near).glob(f"{PREFIX}*"):
+def _remove_leftovers(parent: str) -> None:
+    for path in Path(parent).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # it belongs to another user, or was just removed
             if path.stat().st_uid == os.geteuid() and time.time() - path.stat().st_mtime > _LEFTOVER:
                 _remove(str(path))

@@ -43,11 +43,13 @@ def leftovers(runtime: Path) -> Iterator[Leftover]:
 
     An owner may have run in another control group than this process, so each owner records the paths of its groups.
     """
-    dead = [directory for directory in registry.owner_directories(runtime) if registry.is_dead(directory.name)]
+    dead_directories = [
+        directory for directory in registry.owner_directories(runtime) if registry.is_dead(directory.name)
+    ]
     groups = {Path(group): name for name, group in cgroups.owners(cgroups.find_roots()) if registry.is_dead(name)}
-    groups |= {group: directory.name for directory in dead for group in registry.control_groups(directory)}
+    groups |= {group: directory.name for directory in dead_directories for group in registry.control_groups(directory)}
     yield from (Leftover(_GROUP, path, name) for path, name in groups.items())
-    yield from (Leftover(_RECORDS, directory, directory.name) for directory in dead)
+    yield from (Leftover(_RECORDS, directory, directory.name) for directory in dead_directories)
 
 
 def reap(runtime: Path) -> list[Leftover]:

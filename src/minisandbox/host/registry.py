@@ -21,9 +21,10 @@ from typing import TypeVar
 
 from minisandbox.errors import HostError
 from minisandbox.host import listeners
-from minisandbox.host.os_errors import ELSEWHERE, runtime_os_error, runtime_os_errors
+from minisandbox.host.os_errors import OTHER_RUNTIME, runtime_os_error, runtime_os_errors
 from minisandbox.launch.jobs import descendants
 from minisandbox.launch.kernel import cgroups
+from minisandbox.launch.kernel import syscalls as sc
 
 T = TypeVar("T")
 _START_TIME = 19  # field 22 of proc_pid_stat(5), counted from the state
@@ -44,10 +45,10 @@ def runtime_directory() -> Path:
     Raises:
         HostError: the directory cannot be created, belongs to another user, or others may write to it.
     """
-    chosen = os.environ.get("MINISANDBOX_RUNTIME")
+    configured = os.environ.get("MINISANDBOX_RUNTIME")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if chosen:
-        path = Path(chosen).absolute()  # absolute, because the launcher has another working directory
+    if configured:
+        path = Path(configured).absolute()  # absolute, because the launcher has another working directory
     elif runtime and os.access(runtime, os.W_OK) and os.stat(runtime).st_uid == os.geteuid():
         path = Path(runtime, "minisandbox")
     elif os.access("/run", os.W_OK):
@@ -76,12 +77,12 @@ def ranges_fault(directory: Path, error: OSError) -> HostError:
         error: the error of the kernel.
     """
     return runtime_os_error(
-        "make locks of id ranges", directory, error, "" if directory.is_relative_to(_MACHINES) else ELSEWHERE
+        "make locks of id ranges", directory, error, "" if directory.is_relative_to(_MACHINES) else OTHER_RUNTIME
     )
 
 
-def _private(path: Path, elsewhere: str = ELSEWHERE, what: str = "make a runtime directory") -> Path:
-    with runtime_os_errors(what, path, elsewhere):
+def _private(path: Path, other_directory: str = OTHER_RUNTIME, action: str = "make a runtime directory") -> Path:
+    with runtime_os_errors(action, path, other_directory):
         for directory in (*reversed(path.parents), path):  # create parents as private too, whatever the umask
             if not directory.exists():
                 directory.mkdir(mode=0o700, exist_ok=True)
@@ -90,7 +91,7 @@ def _private(path: Path, elsewhere: str = ELSEWHERE, what: str = "make a runtime
         raise HostError(
             f"{path} is not a private directory of this user",
             reason="it is not a directory, belongs to another user, or others may write to it",
-            hint=f"remove it, or {elsewhere}" if elsewhere else "remove it",
+            hint=f"remove it, or {other_directory}" if other_directory else "remove it",
         )
     return path
 
@@ -128,8 +129,8 @@ def owner_name(pid: int | None = None) -> str:
     Args:
         pid: pid of the process; this process if None.
     """
-    number = os.getpid() if pid is None else pid
-    return f"{number}-{start_time(number)}-{boot_id()}-{_namespaces()}"
+    owner_pid = os.getpid() if pid is None else pid
+    return f"{owner_pid}-{start_time(owner_pid)}-{boot_id()}-{_namespaces()}"
 
 
 def is_alive(owner: str) -> bool:
@@ -142,12 +143,12 @@ def is_dead(owner: str) -> bool:
     parts = owner.removesuffix(DOCTOR).split("-")
     if len(parts) != 4 or not (parts[0].isascii() and parts[0].isdigit()):
         return True
-    pid, started, boot, namespaces = parts
+    pid, start, boot, namespaces = parts
     if boot != boot_id() and _UNKNOWN not in (boot, boot_id()):  # an unreadable boot id proves nothing
         return True
     if namespaces != _namespaces():
         return False
-    return has_ended(int(pid)) or str(start_time(int(pid))) not in (started, "None")
+    return has_ended(int(pid)) or str(start_time(int(pid))) not in (start, "None")
 
 
 def _namespaces() -> str:
@@ -212,33 +213,33 @@ class Records:
         self._descriptor = -1
         self._make("make a directory for records of sandboxes")
 
-    def _make(self, what: str) -> None:
+    def _make(self, action: str) -> None:
         """Create and open the directory; the open descriptor saves checking its parents at each use."""
-        _private(self.directory.parent, what=what)
-        with runtime_os_errors(what, self.directory):
+        _private(self.directory.parent, action=action)
+        with runtime_os_errors(action, self.directory):
             self.directory.mkdir(mode=0o700, exist_ok=True)
-            opened = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             if self._descriptor < 0:
-                self._descriptor = opened
+                self._descriptor = descriptor
             else:  # keep the number, because other threads may use it
-                os.dup2(opened, self._descriptor, inheritable=False)
-                os.close(opened)
+                os.dup2(descriptor, self._descriptor, inheritable=False)
+                os.close(descriptor)
             name = f"{cgroups.PREFIX}{self.directory.name}"
             groups = sorted({f"{directory}/{name}" for _, directory in cgroups.find_roots().directories})
             _write(self._descriptor, _GROUPS, json.dumps(groups))
 
-    def _inside(self, what: str, act: Callable[[int], T]) -> T:
-        """Call ``act`` with the directory; create it again if a cleaner of /tmp has removed it.
+    def _inside(self, action: str, function: Callable[[int], T]) -> T:
+        """Call ``function`` with the directory; create it again if a cleaner of /tmp has removed it.
 
         Raises:
             HostError: the kernel refused.
         """
-        with runtime_os_errors(what, self.directory):
+        with runtime_os_errors(action, self.directory):
             try:
-                return act(self._descriptor)
+                return function(self._descriptor)
             except FileNotFoundError:
-                self._make(what)
-                return act(self._descriptor)
+                self._make(action)
+                return function(self._descriptor)
 
     def add(self, record: OwnerRecord) -> None:
         """Write the record of a sandbox, which makes it visible to ``sandbox ls``.
@@ -269,13 +270,11 @@ class Records:
 
 def _write(directory: int, name: str, text: str) -> None:
     """Write a private file in an open directory."""
-    data = text.encode()
-    private = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    try:
-        if os.write(private, data) < len(data):
+    content = text.encode()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with sc.closing(os.open(name, flags, 0o600, dir_fd=directory)) as descriptor:
+        if os.write(descriptor, content) < len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    finally:
-        os.close(private)
 
 
 def live_records(runtime: Path) -> Iterator[OwnerRecord]:
@@ -290,9 +289,8 @@ def located_records(runtime: Path) -> Iterator[tuple[Path, OwnerRecord]]:
         if is_dead(directory.name) and not control_groups(directory):
             remove_directory(directory)
         for path in sorted(directory.glob("*.json")) if is_alive(directory.name) else ():
-            with contextlib.suppress(
-                FileNotFoundError, ValueError, TypeError, RecursionError
-            ):  # just being written, or removed
+            # the record may be just being written, or removed
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError):
                 record = OwnerRecord(**json.loads(path.read_text(encoding="utf-8")))
                 if not has_ended(record.pid):
                     yield directory, record
@@ -315,10 +313,10 @@ def control_groups(directory: Path) -> tuple[Path, ...]:
 def owner_directories(runtime: Path) -> list[Path]:
     """Return the directories of owners' records; ignore links and other users' directories."""
     try:
-        directories = sorted((runtime / "owners").iterdir())
+        paths = sorted((runtime / "owners").iterdir())
     except FileNotFoundError:
         return []
-    return [path for path in directories if _is_own_directory(path)]
+    return [path for path in paths if _is_own_directory(path)]
 
 
 def _is_own_directory(path: Path) -> bool:

@@ -69,10 +69,10 @@ def find_roots(root: str = _ROOT, membership: str = _OWN) -> CgroupRoots:
         root: where control groups are mounted.
         membership: the file that lists this process's groups (cgroups(7)).
     """
-    rows = [line.rstrip("\n").split(":", 2) for line in _lines(membership)]
+    rows = [line.rstrip("\n").split(":", 2) for line in lines(membership)]
     unified = [path for number, names, path in rows if number == "0" and not names]
     for directory in (own_group(mount, path) for mount in (root, f"{root}/unified") for path in unified):
-        controllers = set(_words(f"{directory}/cgroup.controllers"))
+        controllers = set(words(f"{directory}/cgroup.controllers"))
         if controllers.issuperset(NEEDED) and _writable(directory):
             return CgroupRoots(2, tuple((name, directory) for name in (*NEEDED, *OPTIONAL) if name in controllers))
     pairs = []
@@ -108,13 +108,13 @@ def enable_controllers(roots: CgroupRoots) -> CgroupRoots:
         return roots
     directory = roots.directories[0][1]
     setting = f"{directory}/cgroup.subtree_control"
-    enabled = set(_words(setting))
+    enabled = set(words(setting))
     if not enabled.issuperset(NEEDED):
         _enable(directory, setting)
     if not enabled.issuperset(roots.controllers):
         with contextlib.suppress(OSError):  # for example because of realtime processes
             sc.write_setting(setting, " ".join(f"+{name}" for name in OPTIONAL if name in roots.controllers))
-        enabled = set(_words(setting))
+        enabled = set(words(setting))
     return CgroupRoots(2, tuple(pair for pair in roots.directories if pair[0] in enabled))
 
 
@@ -129,7 +129,7 @@ def _enable(directory: str, setting: str) -> None:
         else:
             return
         os.makedirs(f"{directory}/{LEAF}", 0o755, exist_ok=True)
-        for pid in _words(f"{directory}/cgroup.procs"):
+        for pid in words(f"{directory}/cgroup.procs"):
             with contextlib.suppress(ProcessLookupError):  # the process has exited
                 sc.write_setting(f"{directory}/{LEAF}/cgroup.procs", pid)
     raise OSError(errno.EBUSY, "processes stay in the control group", directory)
@@ -408,7 +408,8 @@ def _open_first(directory: str, names: tuple[str, ...]) -> int:
     return os.open(f"{directory}/{(*existing_names, names[0])[0]}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _lines(path: str) -> list[str]:
+def lines(path: str) -> list[str]:
+    """Return the lines of a file below /proc or /sys, or [] if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as source:
             return source.readlines()
@@ -416,5 +417,6 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _words(path: str) -> list[str]:
-    return " ".join(_lines(path)).split()
+def words(path: str) -> list[str]:
+    """Return the words of a file below /proc or /sys, or [] if it cannot be read."""
+    return " ".join(lines(path)).split()
