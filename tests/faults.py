@@ -18,7 +18,7 @@ from typing import Any
 _PUBLISHING = "minisandbox.store.publishing"
 _FREEZING = "minisandbox.store.blobs.freezing"
 _THAWING = "minisandbox.store.blobs.thawing"
-_KEPT = "minisandbox.store.blobs.kept"
+_KEPT = "minisandbox.store.blobs.layer_blobs"
 
 
 @dataclass(frozen=True, slots=True)

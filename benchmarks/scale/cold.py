@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from minisandbox.store import Store
-from minisandbox.store.blobs.kept import COLD, tar_of
+from minisandbox.store.blobs.layer_blobs import COLD, tar_of
 from minisandbox.store.blobs.packing import pack
 from minisandbox.store.entries import read_entries
 

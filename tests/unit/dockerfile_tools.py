@@ -12,7 +12,7 @@ from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.images.dockerfile.sources import content_digest, list_sources
 from minisandbox.images.dockerfile.trees import ContextTree, open_context
 from minisandbox.spec import Context, CopyFiles, Recipe, RunCommand
-from minisandbox.store.blobs.below import LowerLayers
+from minisandbox.store.blobs.lower_layers import LowerLayers
 
 BASE: Mapping[str, object] = {"Env": ["PATH=/usr/bin", "LANG=C"], "Cmd": ["bash"], "WorkingDir": "/srv"}
 NOWHERE = Context(Path("/nonexistent"), Path("/nonexistent/Dockerfile"))

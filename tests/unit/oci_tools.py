@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.store.blobs.below import LowerLayers
+from minisandbox.store.blobs.lower_layers import LowerLayers
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.unpack import Bounds, Unpacked, unpack
 

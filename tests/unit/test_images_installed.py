@@ -24,7 +24,7 @@ from minisandbox.images.python.installed import choose
 from minisandbox.images.tree import ImageTree
 from minisandbox.spec import PythonRecipe
 from minisandbox.store import Store
-from minisandbox.store.blobs.below import LowerLayers
+from minisandbox.store.blobs.lower_layers import LowerLayers
 from minisandbox.tasks.dialects.environments import exported
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -16,7 +16,7 @@ from tests.unit.store_tools import FILES, add_image, add_layer, end_of, frozen_k
 from minisandbox.errors import DiskFull, StoreError
 from minisandbox.store import Made, Store
 from minisandbox.store.blobs.freezing import freeze, remove_copies
-from minisandbox.store.blobs.kept import COLD, ensure_blob
+from minisandbox.store.blobs.layer_blobs import COLD, ensure_blob
 from minisandbox.store.blobs.packing import GZIP
 from minisandbox.store.collect import collect, remove_images
 from minisandbox.store.entries import Entry, read_entries

@@ -178,9 +178,9 @@ def archived(store: Store, reference: str) -> list[ImageRecord]:
     return sorted(matches, key=lambda record: -record.created)
 
 
-def is_reference(text: str) -> bool:
+def is_reference(name: str) -> bool:
     """Return whether a string can only be a reference, because it has characters that store names cannot have."""
-    return ":" in text or "/" in text
+    return ":" in name or "/" in name
 
 
 def list_images(store: Store) -> list[Image]:

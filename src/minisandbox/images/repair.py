@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import BuildError, StoreError
-from minisandbox.images.places import BUILD
 from minisandbox.images.python.index import find_uv, index_access
 from minisandbox.images.python.lock import PACKAGES, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.images.runner import BuildStep, StepContext, build_limits, build_sandbox, mount_points
+from minisandbox.images.scripts import BUILD
 from minisandbox.images.steps import step_script
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import FailureRecord, LayerRecord, Made, Store, step_key

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
-from minisandbox.images.places import BUILD, IMAGE, MOUNTS
 from minisandbox.images.python.index import StepAccess, host_access, index_access
 from minisandbox.images.python.lock import PACKAGES, packages_fact
 from minisandbox.images.python.packages import PackageIndex, Served
+from minisandbox.images.scripts import BUILD, IMAGE, MOUNTS
 from minisandbox.index_settings import host_settings
 from minisandbox.launch.plan import Tmpfs
 from minisandbox.sandbox import Sandbox

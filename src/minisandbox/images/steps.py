@@ -11,14 +11,13 @@ from pathlib import Path, PurePosixPath
 
 from minisandbox import spec as r
 from minisandbox.errors import HostError
-from minisandbox.images.places import IMAGE, RANKS
 from minisandbox.images.python.index import find_uv
 from minisandbox.images.python.interpreters import PROBE_TIMEOUT, Interpreter
 from minisandbox.images.python.lock import INSTALLED
 from minisandbox.images.python.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.python.torch_builds import names_torch, without_cuda
 from minisandbox.images.runner import BuildStep, Command, SandboxRun, mount_points, run_step
-from minisandbox.images.scripts import script
+from minisandbox.images.scripts import IMAGE, RANKS, script
 from minisandbox.images.sources.localsource import SourceSnapshot
 from minisandbox.images.sources.mirrors import Mirrors, origin
 from minisandbox.images.sources.sdist import fetch_sdist
@@ -46,14 +45,14 @@ def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
     """Return the step that creates the environment: a copy of a prefix, or a virtual environment."""
     is_copied = interpreter.own_prefix
     kind = "python_copy" if is_copied else "python_venv"
-    text = step_script("python", kind, "python_check")
+    script_text = step_script("python", kind, "python_check")
     definition: dict[str, JSONValue] = {
         "kind": kind,
         "version": interpreter.version,
         "abi": interpreter.abi,
         "build": interpreter.build,
         "stamp": interpreter.stamp,
-        "scripts": _digest(text),
+        "scripts": _digest(script_text),
         **({"copy": PREFIX_VERSION} if is_copied else _pinned(step.index)),
     }
 
@@ -64,7 +63,7 @@ def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
             "PYTHON_MODULES": " ".join(modules),
             "SYSTEM_PYTHON": str(interpreter.executable),
         }
-        run = SandboxRun((_bash("python", text),), environment=variables)
+        run = SandboxRun((_bash("python", script_text),), environment=variables)
         if not is_copied:
             return _with_uv(run, step.index)
         with store_faults(f"copy Python {interpreter.version} from {interpreter.prefix}"):
@@ -77,13 +76,13 @@ def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
 def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> BuildStep:
     """Return the step that installs the pinned packages with uv, or with pip if uv does not support the interpreter."""
     tool = "uv" if _modern(interpreter) else "pip"
-    text = step_script("requirements", f"freeze_{tool}", f"requirements_{tool}")
+    script_text = step_script("requirements", f"freeze_{tool}", f"requirements_{tool}")
     step = _without_cuda(step)
     listing = "".join(f"{line}\n" for line in step.requirements)
     definition: dict[str, JSONValue] = {
         "kind": "requirements",
         "requirements": list(step.requirements),
-        "scripts": _digest(text),
+        "scripts": _digest(script_text),
         **({"complete": True} if step.complete else {}),
         **({"overrides": list(step.overrides)} if step.overrides else {}),
         **_pinned(step.index),
@@ -92,7 +91,7 @@ def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> 
     def prepare(_: Path) -> SandboxRun:
         files = (("requirements.txt", listing.encode()), ("overrides.txt", "\n".join(step.overrides).encode()))
         variables = {"COMPLETE": "--no-deps" if step.complete else ""}
-        run = SandboxRun((_bash("requirements", text),), files=files, environment=variables, facts=(INSTALLED,))
+        run = SandboxRun((_bash("requirements", script_text),), files=files, environment=variables, facts=(INSTALLED,))
         return _with_uv(run, step.index)
 
     count = len(step.requirements + step.overrides)
@@ -125,13 +124,13 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
         timeout: the timeout of a fetch in seconds.
         workdir: the directory in the image.
     """
-    text = tool_script("source", workdir, "source_git", "source_check")
+    script_text = tool_script("source", workdir, "source_git", "source_check")
 
     def prepare(staging: Path) -> SandboxRun:
         with store_faults(f"fetch {source.commit}"):
             commit = mirrors.take(source, staging, timeout=timeout)
         return SandboxRun(
-            (_bash("source", text),),
+            (_bash("source", script_text),),
             files=(
                 (DESCRIBED, commit.described.encode()),
                 (MERGED, "\n".join(commit.submodules).encode("utf-8", "replace")),
@@ -147,7 +146,7 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
         "commit": source.commit,
         "origin": origin(source),
         "tells": [DESCRIBED],
-        "scripts": _digest(text),
+        "scripts": _digest(script_text),
     }
     if _left_submodules_empty(mirrors.store, step_key(None, definition)):
         definition["submodules"] = "merged"
@@ -190,20 +189,20 @@ def _archive_step(
     *,
     strip: int,
 ) -> BuildStep:
-    text = tool_script("source", workdir, "source_archive", "source_check")
+    script_text = tool_script("source", workdir, "source_archive", "source_check")
 
     def prepare(staging: Path) -> SandboxRun:
         mounts = mount_points([(archive(staging), "archive")])
-        return SandboxRun((_bash("source", text),), environment={"STRIP": str(strip)}, mounts=mounts, tools=True)
+        return SandboxRun((_bash("source", script_text),), environment={"STRIP": str(strip)}, mounts=mounts, tools=True)
 
-    return _sandboxed("source", {**definition, "scripts": _digest(text)}, prepare, detail)
+    return _sandboxed("source", {**definition, "scripts": _digest(script_text)}, prepare, detail)
 
 
 def repository_step(workdir: PurePosixPath) -> BuildStep:
     """Return the step that creates the git objects of a source, which all tasks of the source share."""
-    text = tool_script("repository", workdir, "repository")
-    run = SandboxRun((_bash("repository", text),), tools=True)
-    return _sandboxed("repository", {"kind": "repository", "scripts": _digest(text)}, lambda _: run)
+    script_text = tool_script("repository", workdir, "repository")
+    run = SandboxRun((_bash("repository", script_text),), tools=True)
+    return _sandboxed("repository", {"kind": "repository", "scripts": _digest(script_text)}, lambda _: run)
 
 
 def install_step(step: r.Install, interpreter: Interpreter | None, described: str, workdir: PurePosixPath) -> BuildStep:
@@ -247,9 +246,9 @@ def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[Bui
     commands = tuple((command.strip(), ("/bin/sh", "-ec", command)) for command in step.commands)
     install = _with_network(SandboxRun(commands, environment=dict(step.environment)), step)
     yield _sandboxed("install", definition, lambda _: install, "; ".join(step.commands))
-    text = tool_script("install", workdir, "tidy")
-    tidy = SandboxRun((_bash("tidy", text),), tools=True)
-    yield _sandboxed("tidy", {"kind": "tidy", "scripts": _digest(text)}, lambda _: tidy)
+    script_text = tool_script("install", workdir, "tidy")
+    tidy = SandboxRun((_bash("tidy", script_text),), tools=True)
+    yield _sandboxed("tidy", {"kind": "tidy", "scripts": _digest(script_text)}, lambda _: tidy)
 
 
 def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosixPath) -> BuildStep:
@@ -275,12 +274,12 @@ def image_source_step(source: r.ImageSource, workdir: PurePosixPath) -> BuildSte
         source: the commit, and the history to remove.
         workdir: the repository's directory.
     """
-    text = tool_script("source", workdir, "image_repository", "image_source")
+    script_text = tool_script("source", workdir, "image_repository", "image_source")
     definition: dict[str, JSONValue] = {
-        "kind": "image source", "commit": source.commit, "remove": list(source.remove), "scripts": _digest(text),
+        "kind": "image source", "commit": source.commit, "remove": list(source.remove), "scripts": _digest(script_text),
     }  # fmt: skip
     files = (("remove", _list(source.remove)),)
-    run = SandboxRun((_bash("source", text),), files=files, environment={"COMMIT": source.commit}, tools=True)
+    run = SandboxRun((_bash("source", script_text),), files=files, environment={"COMMIT": source.commit}, tools=True)
     return _sandboxed("source", definition, lambda _: run, source.commit[:12])
 
 
@@ -322,7 +321,7 @@ def _patched(
     """
     is_tests = "test_patch" in definition
     name, label = ("tests", "the test patch") if is_tests else ("task", "the patch")
-    text = tool_script(name, workdir, "patching", *scripts)
+    script_text = tool_script(name, workdir, "patching", *scripts)
     patch = str(definition["test_patch" if is_tests else "patch"])
 
     def with_patch(_: Path) -> SandboxRun:
@@ -330,10 +329,10 @@ def _patched(
         if patch.strip():
             files.append(("patch", patch.encode("utf-8", "surrogateescape")))
         note = explain_line_endings(parse_patch(patch)) or ""
-        commands = (_bash(name, text),)
+        commands = (_bash(name, script_text),)
         return replace(prepare(), commands=commands, files=tuple(files), patch=label, patch_note=note, tools=True)
 
-    return _sandboxed(name, {**definition, "hidden": sorted(hidden), "scripts": _digest(text)}, with_patch)
+    return _sandboxed(name, {**definition, "hidden": sorted(hidden), "scripts": _digest(script_text)}, with_patch)
 
 
 def _sandboxed(
@@ -359,13 +358,13 @@ def tool_script(step: str, workdir: PurePosixPath, *names: str) -> str:
     return step_script(step, "tools", *names, ROOT=str(IMAGE), WORKDIR=f"{IMAGE}{workdir}", INSIDE=str(workdir))
 
 
-def _bash(title: str, text: str) -> Command:
-    return title, ("bash", "-c", text)
+def _bash(title: str, script_text: str) -> Command:
+    return title, ("bash", "-c", script_text)
 
 
-def _recipe_command(text: str) -> Command:
+def _recipe_command(command: str) -> Command:
     """Return the shell command for a recipe's command: stop at the first error, and merge stderr into stdout."""
-    return _bash(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
+    return _bash(command.strip(), f"set -e\nexec 2>&1\n{command}\n")
 
 
 def _with_uv(run: SandboxRun, index: IndexView | None = None) -> SandboxRun:
@@ -428,9 +427,9 @@ def system_step(step: InstallSystem) -> BuildStep:
     Raises:
         HostError: this machine has no apt, or this user's sandboxes cannot write below ``/usr``.
     """
-    text = script("system_apt", RANK=str(RANKS.index("system")))
+    script_text = script("system_apt", RANK=str(RANKS.index("system")))
     definition: dict[str, JSONValue] = {
-        "kind": "system", "packages": list(step.packages), "scripts": _digest(text),
+        "kind": "system", "packages": list(step.packages), "scripts": _digest(script_text),
     }  # fmt: skip
 
     def prepare(staging: Path) -> SandboxRun:
@@ -441,7 +440,7 @@ def system_step(step: InstallSystem) -> BuildStep:
         packages = "".join(f"{package}\n" for package in step.packages)
         system_files = (("passwd", _system_entries("passwd")), ("group", _system_entries("group")))
         files = (("packages", packages.encode()), *system_files)
-        return SandboxRun((_bash("system", text),), files=files, mounts=mounts, host=True, facts=("versions",))
+        return SandboxRun((_bash("system", script_text),), files=files, mounts=mounts, host=True, facts=("versions",))
 
     return _sandboxed("system", definition, prepare, " ".join(step.packages))
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from minisandbox.store.blobs.below import LowerLayers
+from minisandbox.store.blobs.lower_layers import LowerLayers
 
 Parts = tuple[str, ...]
 _MOST_LINKS = 40  # path_resolution(7)

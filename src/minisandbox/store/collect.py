@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.blobs import freezing
-from minisandbox.store.blobs.kept import FOLDER
+from minisandbox.store.blobs.layer_blobs import FOLDER
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.locks import LOCK_FILE, hold_lock, open_locked
 from minisandbox.store.disk.staging import reclaim

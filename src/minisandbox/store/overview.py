@@ -142,7 +142,7 @@ def parts(store: Store) -> list[Part]:
             purpose, removal = _PURPOSES.get(path.name, ("", ""))
             size = measure_tree(path)
             rows.append(Part(path.name, size.bytes, size.files, purpose, removal))
-    return sorted((part for part in rows if part.bytes), key=lambda part: -part.bytes)
+    return sorted((row for row in rows if row.bytes), key=lambda row: -row.bytes)
 
 
 def apparent_bytes(store: Store) -> int:

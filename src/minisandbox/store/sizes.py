@@ -10,7 +10,7 @@ from functools import cached_property
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import entries as listing
-from minisandbox.store.blobs.kept import COLD, known_blob
+from minisandbox.store.blobs.layer_blobs import COLD, known_blob
 from minisandbox.store.entries import PRIVATE
 from minisandbox.store.records import ImageRecord, LayerRecord
 from minisandbox.store.store import Store

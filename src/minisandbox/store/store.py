@@ -69,8 +69,8 @@ class Store(Catalogue):
             check_private(path)
             check_file_system(path)
             _check_version(path)
-            for part in _PARTS:
-                (path / part).mkdir(mode=0o700, exist_ok=True)
+            for folder in _PARTS:
+                (path / folder).mkdir(mode=0o700, exist_ok=True)
             reclaim(path)
             _remove_torn(path)
         return cls(path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.store import entries as listing
-from minisandbox.store.blobs.kept import COLD, is_there, known_blob
+from minisandbox.store.blobs.layer_blobs import COLD, is_there, known_blob
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.scanning import describe, hash_file, kind_of, walk
 from minisandbox.store.entries import FILE, Entry

@@ -22,7 +22,7 @@ from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.tree import FileTree, LinkError, Parts, resolve
 from minisandbox.launch.kernel.identity import LAST_ID, last_id
 from minisandbox.spec import CopyFiles
-from minisandbox.store.blobs.below import LowerLayers
+from minisandbox.store.blobs.lower_layers import LowerLayers
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader
 from minisandbox.store.blobs.unpack import Unpacked, unpack_members
@@ -31,9 +31,6 @@ MADE = 1_577_836_800 * 10**9
 """The modification time of files without a source: the start of 2020. zip(1) and wheels reject times before 1980."""
 _CHUNK = 1 << 20
 _MOST_TAR = 64 << 30
-
-
-# --- the layer --------------------------------------------------------------------------------------------------------
 _MOST_FILE = 16 << 20
 _CLAUSE = re.compile(r"([ugoa]*)((?:[-+=][rwxXst]*)+)")
 _WHO = {"u": (stat.S_IRWXU, 6), "g": (stat.S_IRWXG, 3), "o": (stat.S_IRWXO, 0)}
@@ -237,13 +234,13 @@ class _Members:
 
     def _destination_in(self, tree: _CopiedTree, reader: TarReader, member: Member, root: Parts) -> Parts:
         """Return the destination of an archive's member; its parent directories may be links in the image."""
-        parts = _parts(reader, member, member.name)
-        if not parts:
+        names = _parts(reader, member, member.name)
+        if not names:
             return root
-        if any(part.startswith(WHITEOUT) for part in parts):
+        if any(name.startswith(WHITEOUT) for name in names):
             reader.refuse(f"no layer can have names that begin with {WHITEOUT}", member.name)
         try:
-            return (*resolve(tree, (*root, *parts[:-1])), parts[-1])
+            return (*resolve(tree, (*root, *names[:-1])), names[-1])
         except LinkError as error:
             reader.refuse(str(error), member.name)
 

@@ -18,7 +18,7 @@ from minisandbox.images.runner import BuildStep, StepContext
 from minisandbox.images.tree import FileTree
 from minisandbox.spec import Context, CopyFiles, OciBase, ResolvedMount, RunCommand, StageBase
 from minisandbox.store import Made, Store
-from minisandbox.store.blobs.below import LowerLayers
+from minisandbox.store.blobs.lower_layers import LowerLayers
 from minisandbox.types import JSONValue
 
 

@@ -32,7 +32,7 @@ from minisandbox.launch.plan import Tmpfs
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.spec import ResolvedMount, RunCommand, RunMount
 from minisandbox.store import Made
-from minisandbox.store.blobs.below import LowerLayers
+from minisandbox.store.blobs.lower_layers import LowerLayers
 from minisandbox.store.blobs.unpack import OPAQUE
 from minisandbox.store.disk.trees import remove_tree
 from minisandbox.types import ExecResult, ImageSpec
@@ -271,12 +271,12 @@ class MountTargets:
             directory = directory / part
             if directory.is_dir():
                 continue
-            info = self.image.status(path[:depth])
+            status = self.image.status(path[:depth])
             directory.mkdir(0o755)
-            if info is not None:
+            if status is not None:
                 with suppress(PermissionError):  # without root, all files belong to the current user
-                    os.chown(directory, info.st_uid, info.st_gid)
-                directory.chmod(stat.S_IMODE(info.st_mode))
+                    os.chown(directory, status.st_uid, status.st_gid)
+                directory.chmod(stat.S_IMODE(status.st_mode))
         return directory
 
 

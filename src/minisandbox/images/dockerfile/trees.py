@@ -15,7 +15,7 @@ from e2b_dockerfile_utils import PatternMatcher
 from minisandbox.errors import DockerfileError
 from minisandbox.images.tree import FileTree, LinkError, Parts, resolve
 from minisandbox.launch.kernel import syscalls
-from minisandbox.store.blobs.below import attributes_of
+from minisandbox.store.blobs.lower_layers import attributes_of
 
 _MOST_IGNORE = 1 << 20
 
@@ -104,15 +104,15 @@ def split(path: str) -> Parts:
     Raises:
         LinkError: a ``..`` leads out of the root.
     """
-    parts: list[str] = []
-    for part in path.split("/"):
-        if part == ".." and not parts:
+    names: list[str] = []
+    for name in path.split("/"):
+        if name == ".." and not names:
             raise LinkError("it lies outside of the context")
-        if part == "..":
-            parts.pop()
-        elif part not in ("", "."):
-            parts.append(part)
-    return tuple(parts)
+        if name == "..":
+            names.pop()
+        elif name not in ("", "."):
+            names.append(name)
+    return tuple(names)
 
 
 def find_matches(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:

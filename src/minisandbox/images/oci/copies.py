@@ -79,29 +79,29 @@ def read_copy(store: Store, image: ImageRecord) -> ImageCopy:
     return ImageCopy(image, tuple(layers))
 
 
-def parse_copy(text: bytes, where: str) -> ImageCopy:
+def parse_copy(text: bytes, label: str) -> ImageCopy:
     """Parse a copy's records.
 
     Args:
         text: the records as JSON.
-        where: the name of the records in errors.
+        label: the name of the records in errors.
 
     Raises:
         ImageRefused: the records are malformed.
     """
-    values: Any = m.parse_object(text, where)
+    records: Any = m.parse_object(text, label)
     try:
-        image = ImageRecord.parse(json.dumps(values["image"]).encode(), where)
+        image = ImageRecord.parse(json.dumps(records["image"]).encode(), label)
         layers = [
-            LayerCopy(LayerRecord.parse(json.dumps(row).encode(), where), row["list"]) for row in values["layers"]
+            LayerCopy(LayerRecord.parse(json.dumps(row).encode(), label), row["list"]) for row in records["layers"]
         ]
         check_name(image.name)
         for key in (image.key, *(text for layer in layers for text in (layer.record.key, layer.files))):
             check_key(key)
     except (KeyError, TypeError, InvalidValue, StoreError) as error:
-        raise m.malformed(where, f"its records: {error}") from error
+        raise m.malformed(label, f"its records: {error}") from error
     if [layer.record.key for layer in layers] != list(stack_of(image)) or not image.layers:
-        raise m.malformed(where, "its layers are not those of its image")
+        raise m.malformed(label, "its layers are not those of its image")
     return ImageCopy(image, tuple(layers))
 
 

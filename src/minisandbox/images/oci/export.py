@@ -27,7 +27,7 @@ from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE, read_copy
 from minisandbox.images.oci.pull import STANDARD, Tell, root_key
 from minisandbox.store import ImageRecord, Store
-from minisandbox.store.blobs.kept import LayerBlob, ensure_blob
+from minisandbox.store.blobs.layer_blobs import LayerBlob, ensure_blob
 from minisandbox.store.disk.durable import sync_filesystem, written_atomically
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.sizes import stack_of

@@ -289,8 +289,10 @@ def _names(row: m.JSONObject) -> tuple[str, ...]:
 def _tags(row: m.JSONObject) -> tuple[str, ...]:
     """Return the names of an image, with and without the prefixes that engines add."""
     names = _names(row)
-    short = (name.removeprefix("docker.io/").removeprefix("library/").removeprefix("localhost/") for name in names)
-    return tuple(dict.fromkeys((*names, *short)))
+    short_names = (
+        name.removeprefix("docker.io/").removeprefix("library/").removeprefix("localhost/") for name in names
+    )
+    return tuple(dict.fromkeys((*names, *short_names)))
 
 
 def read(files: Files, name: str, limit: int) -> bytes:

@@ -77,10 +77,10 @@ def parse_platform(text: str) -> Platform:
     Raises:
         InvalidValue: the string has another form.
     """
-    parts = text.split("/")
-    if len(parts) not in (2, 3) or not all(parts):
+    components = text.split("/")
+    if len(components) not in (2, 3) or not all(components):
         raise InvalidValue(f"{text!r} is not a platform", hint="give OS/ARCHITECTURE, such as linux/amd64")
-    return Platform(parts[0], _ARCHITECTURES.get(parts[1], parts[1]), *parts[2:])
+    return Platform(components[0], _ARCHITECTURES.get(components[1], components[1]), *components[2:])
 
 
 def own_platform() -> Platform:
@@ -177,45 +177,45 @@ def blob_path(digest: str) -> str:
     return "blobs/" + digest.replace(":", "/")
 
 
-def malformed(what: str, reason: str) -> ImageRefused:
+def malformed(subject: str, reason: str) -> ImageRefused:
     """Return the error for a malformed document."""
-    return ImageRefused(f"{what} is malformed", reason=reason[:300], hint="push or save the image again")
+    return ImageRefused(f"{subject} is malformed", reason=reason[:300], hint="push or save the image again")
 
 
-def foreign_layer(what: str, layer: Descriptor) -> NotFound:
+def foreign_layer(subject: str, layer: Descriptor) -> NotFound:
     """Return the error for a foreign layer that the source does not contain."""
     return NotFound(
-        f"{what} lacks its layer {layer.digest}",
+        f"{subject} lacks its layer {layer.digest}",
         reason="the layer's licence keeps it elsewhere (a nondistributable layer)",
         hint="take the image from a source that holds the layer, or build an image without it",
     )
 
 
-def text_of(values: JSONObject, name: str) -> str:
+def text_of(fields: JSONObject, name: str) -> str:
     """Return a string field of a configuration, or "" if it is missing.
 
     Raises:
         ImageRefused: the field has another type.
     """
-    text = values.get(name) or ""
+    text = fields.get(name) or ""
     if not isinstance(text, str) or "\0" in text:
         raise malformed("the image's configuration", f"{name} is {text!r}")
     return text
 
 
-def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
+def texts_of(fields: JSONObject, name: str) -> tuple[str, ...]:
     """Return a field of a configuration that is a list of strings; empty if the field is missing.
 
     Raises:
         ImageRefused: the field has another type.
     """
-    texts = values.get(name) or ()
+    texts = fields.get(name) or ()
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise malformed("the image's configuration", f"{name} is {texts!r}")
     return tuple(cast("Sequence[str]", texts))
 
 
-def parse_json(text: bytes, what: str) -> JSONValue:
+def parse_json(text: bytes, subject: str) -> JSONValue:
     """Parse JSON; reject infinite numbers, unpaired surrogates and deep nesting, which cannot be written again.
 
     Raises:
@@ -225,9 +225,9 @@ def parse_json(text: bytes, what: str) -> JSONValue:
         value: JSONValue = json.loads(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        raise malformed(what, f"it is not JSON: {error}; it begins with {text[:60]!r}") from None
+        raise malformed(subject, f"it is not JSON: {error}; it begins with {text[:60]!r}") from None
     if not _is_shallow(value, _MOST_LEVELS):
-        raise malformed(what, f"it has more than {_MOST_LEVELS} levels")
+        raise malformed(subject, f"it has more than {_MOST_LEVELS} levels")
     return value
 
 
@@ -236,20 +236,20 @@ def _is_shallow(value: JSONValue, levels: int) -> bool:
     return levels >= 0 and all(_is_shallow(child, levels - 1) for child in children)
 
 
-def parse_object(text: bytes, what: str) -> JSONObject:
+def parse_object(text: bytes, subject: str) -> JSONObject:
     """Parse a JSON object.
 
     Raises:
         ImageRefused: the text is not a JSON object.
     """
-    value = parse_json(text, what)
-    if not isinstance(value, dict):
-        raise malformed(what, f"it is no JSON object, but begins with {text[:60]!r}")
-    return value
+    document = parse_json(text, subject)
+    if not isinstance(document, dict):
+        raise malformed(subject, f"it is no JSON object, but begins with {text[:60]!r}")
+    return document
 
 
 def find_manifest(
-    version: str, read: Callable[[str], tuple[str, bytes]], platform: Platform, what: str
+    version: str, read: Callable[[str], tuple[str, bytes]], platform: Platform, subject: str
 ) -> tuple[str, JSONObject]:
     """Return the digest and the content of the manifest for a platform; follow indexes, which may be nested.
 
@@ -257,7 +257,7 @@ def find_manifest(
         version: the tag or digest of a manifest or an index.
         read: a function that returns the digest and the text of a tag or digest.
         platform: the requested platform.
-        what: the image's name in errors.
+        subject: the image's name in errors.
 
     Raises:
         NotFound: an index has no manifest for the platform.
@@ -265,22 +265,22 @@ def find_manifest(
     """
     for _ in range(_MOST_INDEXES + 1):
         digest, text = read(version)
-        document = parse_object(text, f"the manifest {digest} of {what}")
+        document = parse_object(text, f"the manifest {digest} of {subject}")
         is_index = "manifests" in document or document.get("mediaType") in _INDEXES
         if not is_index:
             return digest, document
-        version = choose(document, platform, what).digest
-    raise malformed(what, f"it is behind more than {_MOST_INDEXES} indexes")
+        version = choose(document, platform, subject).digest
+    raise malformed(subject, f"it is behind more than {_MOST_INDEXES} indexes")
 
 
-def choose(values: JSONObject, platform: Platform, what: str) -> Descriptor:
+def choose(index: JSONObject, platform: Platform, subject: str) -> Descriptor:
     """Choose the manifest for a platform from an index; if none fits, the first manifest without a platform.
 
     Raises:
         NotFound: the index has no such manifest.
         ImageRefused: the index is malformed.
     """
-    entries = manifests(values, what)
+    entries = manifests(index, subject)
     suitable = [entry for entry in entries if entry.platform is not None and platform.fits(entry.platform)]
     if suitable:  # amd64/v3 may come before amd64, but needs a newer machine
         return min(suitable, key=lambda entry: entry.platform is None or entry.platform.usual != platform.usual)
@@ -289,10 +289,10 @@ def choose(values: JSONObject, platform: Platform, what: str) -> Descriptor:
             return entry
     # attestations have the operating system "unknown"
     platforms = {str(entry.platform) for entry in entries if entry.platform and entry.platform.os != "unknown"}
-    raise _no_image(what, platform, ", ".join(sorted(platforms)))
+    raise _no_image(subject, platform, ", ".join(sorted(platforms)))
 
 
-def manifests(values: JSONObject, what: str) -> list[Descriptor]:
+def manifests(index: JSONObject, subject: str) -> list[Descriptor]:
     """Return the manifests and indexes in an index; ignore entries of other media types (image-index.md).
 
     Raises:
@@ -303,111 +303,111 @@ def manifests(values: JSONObject, what: str) -> list[Descriptor]:
         kind = row.get("mediaType") if isinstance(row, Mapping) else None
         return not kind or not isinstance(kind, str) or kind in (*_MANIFESTS, *_INDEXES)
 
-    return [descriptor(row, what) for row in _rows(values, "manifests", what) if is_image(row)]
+    return [descriptor(row, subject) for row in _rows(index, "manifests", subject) if is_image(row)]
 
 
-def _rows(values: JSONObject, name: str, what: str) -> list[JSONValue]:
-    rows = values.get(name)
+def _rows(document: JSONObject, name: str, subject: str) -> list[JSONValue]:
+    rows = document.get(name)
     if not isinstance(rows, list):
-        raise malformed(what, f"{name!r} is no list")
+        raise malformed(subject, f"{name!r} is no list")
     return rows
 
 
-def descriptor(row: JSONValue, what: str) -> Descriptor:
+def descriptor(row: JSONValue, subject: str) -> Descriptor:
     """Parse a descriptor.
 
     Raises:
         ImageRefused: the descriptor is malformed.
     """
     if not isinstance(row, Mapping):
-        raise malformed(what, f"a descriptor is {row!r}")
+        raise malformed(subject, f"a descriptor is {row!r}")
     digest, size, kind = row.get("digest"), row.get("size"), row.get("mediaType") or ""
     if not isinstance(digest, str) or type(size) is not int or size < 0 or not isinstance(kind, str):
-        raise malformed(what, f"a descriptor is {row!r}")
+        raise malformed(subject, f"a descriptor is {row!r}")
     name, image = _texts(row.get("annotations"), REF_NAME, _IMAGE_NAME)
     platform = _platform(row.get("platform"))
     return Descriptor(check_digest(digest), size, kind, platform if platform.architecture else None, name, image)
 
 
-def _texts(values: JSONValue, *names: str) -> list[str]:
+def _texts(document: JSONValue, *names: str) -> list[str]:
     """Return string fields of an object; a missing or malformed field is ""."""
-    fields = values if isinstance(values, Mapping) else {}
+    fields = document if isinstance(document, Mapping) else {}
     return [text if isinstance(text := fields.get(name), str) else "" for name in names]
 
 
-def _platform(values: JSONValue) -> Platform:
+def _platform(document: JSONValue) -> Platform:
     """Read the platform of a descriptor or a configuration; missing and malformed parts become ""."""
-    system, architecture, variant = _texts(values, "os", "architecture", "variant")
+    system, architecture, variant = _texts(document, "os", "architecture", "variant")
     return Platform(
         system.lower(), _ARCHITECTURES.get(architecture, architecture), f"v{variant}" if variant.isdigit() else variant
     )
 
 
-def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descriptor]]:
+def layers_of(manifest: JSONObject, subject: str) -> tuple[Descriptor, list[Descriptor]]:
     """Return a manifest's configuration and layers.
 
     Raises:
         ImageRefused: the document is malformed, or not a manifest of a container image.
     """
-    if values.get("schemaVersion") == 1:
+    if manifest.get("schemaVersion") == 1:
         raise ImageRefused(
-            f"{what} is a manifest of Docker's schema 1",
+            f"{subject} is a manifest of Docker's schema 1",
             reason="it was pushed before 2017; current engines do not read it either",
             hint="push the image again",
         )
-    config = descriptor(values.get("config"), what)
-    layers = [descriptor(row, what) for row in _rows(values, "layers", what)]
+    config = descriptor(manifest.get("config"), subject)
+    layers = [descriptor(row, subject) for row in _rows(manifest, "layers", subject)]
     for layer in layers:
         if layer.media_type.endswith("+encrypted"):
             raise ImageRefused(
-                f"{what} is encrypted", reason="its layers need a key", hint="push it without encryption"
+                f"{subject} is encrypted", reason="its layers need a key", hint="push it without encryption"
             )
         if layer.size > MOST_LAYER:
             raise ImageRefused(
-                f"{what} has the layer {layer.digest} of {layer.size} bytes", hint=f"{MOST_LAYER} bytes are allowed"
+                f"{subject} has the layer {layer.digest} of {layer.size} bytes", hint=f"{MOST_LAYER} bytes are allowed"
             )
     media_types = "".join(layer.media_type for layer in layers)
     if media_types and "tar" not in media_types:
         raise ImageRefused(
-            f"{what} is no container image",
+            f"{subject} is no container image",
             reason=f"its content is {layers[0].media_type!r}: an artifact of another kind",
             hint="check the reference",
         )
     return config, layers
 
 
-def container(manifest: Manifest, what: str, platform: Platform) -> Container:
+def container(manifest: Manifest, subject: str, platform: Platform) -> Container:
     """Return the image that a manifest and its configuration describe.
 
     Args:
         manifest: the manifest.
-        what: the image's name in errors.
+        subject: the image's name in errors.
         platform: the platform that the image must run on.
 
     Raises:
         ImageRefused: the configuration lists no layers, or not as many as the manifest.
         NotFound: the image is for another platform.
     """
-    values, blobs = parse_object(manifest.config, f"the configuration of {what}"), manifest.blobs
-    root = values.get("rootfs")
+    document, blobs = parse_object(manifest.config, f"the configuration of {subject}"), manifest.blobs
+    root = document.get("rootfs")
     diff_ids = root.get("diff_ids") if isinstance(root, Mapping) else None
     if not isinstance(diff_ids, list) or not all(isinstance(diff_id, str) for diff_id in diff_ids):
-        raise malformed(f"the configuration of {what}", "rootfs.diff_ids is no list of digests")
+        raise malformed(f"the configuration of {subject}", "rootfs.diff_ids is no list of digests")
     if len(diff_ids) != len(blobs):
-        raise malformed(what, f"it has {len(blobs)} layers, its configuration {len(diff_ids)}")
+        raise malformed(subject, f"it has {len(blobs)} layers, its configuration {len(diff_ids)}")
     if len(diff_ids) > _MOST_LAYERS:
-        raise malformed(what, f"it has {len(diff_ids)} layers; {_MOST_LAYERS} can be used")
+        raise malformed(subject, f"it has {len(diff_ids)} layers; {_MOST_LAYERS} can be used")
     layers = tuple(Layer(check_digest(str(diff_id)), blob) for diff_id, blob in zip(diff_ids, blobs, strict=True))
-    stated = _platform(cast("JSONValue", values))
-    actual = Platform(stated.os or platform.os, stated.architecture or platform.architecture, stated.variant)
-    if not platform.fits(replace(actual, variant=actual.variant or platform.variant)):
-        raise _no_image(what, platform, str(actual))
-    return Container(manifest.digest, read_config(values.get("config")), actual, layers)
+    stated = _platform(cast("JSONValue", document))
+    image_platform = Platform(stated.os or platform.os, stated.architecture or platform.architecture, stated.variant)
+    if not platform.fits(replace(image_platform, variant=image_platform.variant or platform.variant)):
+        raise _no_image(subject, platform, str(image_platform))
+    return Container(manifest.digest, read_config(document.get("config")), image_platform, layers)
 
 
-def _no_image(what: str, platform: Platform, available: str) -> NotFound:
+def _no_image(subject: str, platform: Platform, available: str) -> NotFound:
     return NotFound(
-        f"{what} has no image for {platform}",
+        f"{subject} has no image for {platform}",
         reason=f"it has: {available or 'none'}",
         hint="choose one with --platform; programs of another architecture do not run here without emulation",
     )

@@ -23,7 +23,7 @@ from minisandbox.images.oci.layout import DockerArchive, LayoutDirectory, OciLay
 from minisandbox.images.oci.reference import ARCHIVE_NAMES, archive_names, default_name, is_of, origin
 from minisandbox.spec import Local, Remote, parse_reference
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
-from minisandbox.store.blobs.below import LowerLayers
+from minisandbox.store.blobs.lower_layers import LowerLayers
 from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
 from minisandbox.store.disk.faults import store_faults
@@ -253,13 +253,13 @@ def compressed_size(layers: Iterable[m.Layer]) -> int:
     return sum(max(layer.blob.size, 0) for layer in layers)
 
 
-def require_space(store: Store, layers: Collection[m.Layer], what: str) -> int:
+def require_space(store: Store, layers: Collection[m.Layer], action: str) -> int:
     """Check that the store has space for the compressed layers; manifests do not state the unpacked sizes.
 
     Args:
         store: the store.
         layers: the layers to fetch.
-        what: the action in the error, for example ``"pull 3 images"``.
+        action: the action in the error, for example ``"pull 3 images"``.
 
     Returns:
         The free bytes.
@@ -271,7 +271,7 @@ def require_space(store: Store, layers: Collection[m.Layer], what: str) -> int:
     free = disk.f_bavail * disk.f_frsize
     if needed > free:
         raise DiskFull(
-            f"cannot {what}: the layers do not fit into the store {store.root}",
+            f"cannot {action}: the layers do not fit into the store {store.root}",
             reason=f"needed: {human_size(needed)} compressed, more once unpacked; available: {human_size(free)}",
             hint="free space with `minisandbox image gc --budget SIZE`, choose fewer images (--only), or set "
             "MINISANDBOX_STORE to a larger local disk",

@@ -24,7 +24,7 @@ from minisandbox.images.oci.reference import locations_of
 from minisandbox.spec import Remote, parse_reference
 from minisandbox.store import Store
 from minisandbox.store.blobs.freezing import remove_copies
-from minisandbox.store.blobs.kept import LayerBlob, ensure_blob, known_blob, note_place, read_blobs
+from minisandbox.store.blobs.layer_blobs import LayerBlob, ensure_blob, known_blob, note_place, read_blobs
 
 _AT_ONCE = 4
 _CHUNK = 1 << 20

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from minisandbox import certificates
 from minisandbox.errors import BuildError, HostError, ProgramNotFound
-from minisandbox.images.places import MOUNTS
+from minisandbox.images.scripts import MOUNTS
 from minisandbox.index_settings import IndexSettings, host_settings
 from minisandbox.spec import shown
 from minisandbox.types import Mount, Network

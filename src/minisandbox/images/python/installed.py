@@ -17,7 +17,7 @@ from minisandbox.errors import NotFound
 from minisandbox.images.image import Image
 from minisandbox.images.tree import ImageTree
 from minisandbox.spec import shown
-from minisandbox.store.blobs.below import LowerLayers
+from minisandbox.store.blobs.lower_layers import LowerLayers
 
 _MINOR = re.compile(r"python(\d\.\d{1,2})")
 _RELEASE = r"(\d+\.\d+\.\d+)"

@@ -140,15 +140,15 @@ class _Server(ThreadingHTTPServer):
         return self._listed(project, served)
 
     def _listed(self, project: str, served: Served) -> dict[str, IndexLink]:
-        is_cpu, before = bool(served.view.torch_backend) and has_builds(project), served.view.before
-        listing = (self._cpu if is_cpu else self._all).get(project, before=before)
+        is_cpu, cutoff = bool(served.view.torch_backend) and has_builds(project), served.view.before
+        listing = (self._cpu if is_cpu else self._all).get(project, before=cutoff)
         links = dict(listing.files)
         if is_cpu:
             served.complain(f"torch_backend is {served.view.torch_backend!r}: other builds of {project} are not there")
             links = {name: link for name, link in links.items() if is_for_cpu(project, name)}
-        if before is not None:
+        if cutoff is not None:
             served.undated = served.undated or any(not link.uploaded for link in links.values())
-            links = {name: link for name, link in links.items() if link.uploaded_before(before)}
+            links = {name: link for name, link in links.items() if link.uploaded_before(cutoff)}
         if listing.failure:
             served.complain(listing.failure)
             if not links:

@@ -1,9 +1,18 @@
-"""The shell scripts that run inside build sandboxes."""
+"""The shell scripts that run inside build sandboxes, their paths there, and the order of the build steps."""
 
 from __future__ import annotations
 
 import shlex
 from importlib import resources
+from pathlib import PurePosixPath
+
+BUILD = PurePosixPath("/tmp/build")  # noqa: S108 - in the sandbox, removed with it
+IMAGE = PurePosixPath("/image")
+"""The path where MiniSandbox's own tools see the root of the image."""
+MOUNTS = PurePosixPath("/run/minisandbox")
+
+RANKS = ("base", "system", "python", "requirements", "source", "install", "by_hand", "tests", "repository", "task")
+"""The names of the steps, from the bottom up. The modification time of a file depends on the rank of its step."""
 
 
 def script(*names: str, **variables: str) -> str:

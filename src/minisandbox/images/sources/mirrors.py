@@ -75,12 +75,12 @@ class Mirrors:
     store: Store
     clones: Path | None = None
 
-    def take(self, source: GitSource, work: Path, *, timeout: float = FETCH_TIMEOUT) -> CommitPack:
+    def take(self, source: GitSource, staging: Path, *, timeout: float = FETCH_TIMEOUT) -> CommitPack:
         """Write the pack of a commit's tree; fetch the commit first if no clone and no mirror has it.
 
         Args:
             source: the repository and the commit.
-            work: an existing directory for the pack, which the caller removes.
+            staging: an existing directory for the pack, which the caller removes.
             timeout: the timeout of each fetch in seconds.
 
         Returns:
@@ -97,9 +97,9 @@ class Mirrors:
         objects, merged = repository, _Merged([], [], [])
         self._merge(merged, source, repository, b"", timeout)
         if merged.submodules:
-            objects = work / "merged.git"
+            objects = staging / "merged.git"
             tree = _write_tree(merged, objects, repository, source)
-        pack = work / "tree.pack"
+        pack = staging / "tree.pack"
         with pack.open("xb") as target:
             command = ("pack-objects", "--quiet", "--revs", "--stdout", "--threads=1")
             _run(source, objects, *command, stdin=tree.encode(), stdout=target.fileno(), timeout=timeout)

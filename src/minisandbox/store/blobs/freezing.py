@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import DiskFull, NotFound, StoreError
-from minisandbox.store.blobs.kept import COLD, blob_path, ensure_blob, read_blobs
+from minisandbox.store.blobs.layer_blobs import COLD, blob_path, ensure_blob, read_blobs
 from minisandbox.store.disk.durable import sync_directory
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.locks import DIRECTORY, hold_flock

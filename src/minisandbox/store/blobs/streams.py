@@ -286,10 +286,10 @@ class _Prefetcher:
         self._ready.put(end)
 
 
-def is_packed(head: bytes) -> bool:
-    """Return whether a stream that begins with ``head`` is compressed; zstd may begin with a skippable frame."""
-    skippable = head[1:4] == _SKIPPABLE and head[0] & 0xF0 == 0x50
-    return head.startswith((_GZIP, MAGIC, *_OTHERS)) or skippable
+def is_packed(magic_bytes: bytes) -> bool:
+    """Return whether a stream that begins with ``magic_bytes`` is compressed; zstd may begin with a skippable frame."""
+    skippable = magic_bytes[1:4] == _SKIPPABLE and magic_bytes[0] & 0xF0 == 0x50
+    return magic_bytes.startswith((_GZIP, MAGIC, *_OTHERS)) or skippable
 
 
 def _unpacked(blob: Blob) -> Iterator[bytes]:

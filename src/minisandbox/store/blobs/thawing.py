@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minisandbox.errors import DiskFull, StoreError
 from minisandbox.store import entries as listing
-from minisandbox.store.blobs.kept import open_cold
+from minisandbox.store.blobs.layer_blobs import open_cold
 from minisandbox.store.blobs.unpack import unpack
 from minisandbox.store.disk.durable import sync_directory
 from minisandbox.store.disk.faults import store_faults

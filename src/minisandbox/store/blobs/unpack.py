@@ -21,7 +21,7 @@ from minisandbox.errors import ImageRefused
 from minisandbox.launch.jobs.tree_writer import NEW_FILE_FLAGS, FileWriter
 from minisandbox.launch.kernel import syscalls
 from minisandbox.launch.kernel.identity import last_id
-from minisandbox.store.blobs.below import LowerLayers
+from minisandbox.store.blobs.lower_layers import LowerLayers
 from minisandbox.store.blobs.streams import SPARE, LayerStream, require_room
 from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, MemberReader, TarReader
 

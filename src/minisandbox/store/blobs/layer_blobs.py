@@ -184,9 +184,9 @@ def _open_file(root: Path, key: str, entry: Entry) -> IO[bytes]:
     try:
         return open_below(root, name)
     except PermissionError:  # the mode of the file or of a parent directory denies access to its owner
-        parts, tree = entry.path.split("/"), root / "layers" / key / "tree"
+        names, tree = entry.path.split("/"), root / "layers" / key / "tree"
         with ExitStack() as restore_modes:
-            for path in (tree.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)):
+            for path in (tree.joinpath(*names[:depth]) for depth in range(1, len(names) + 1)):
                 if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
                     restore_modes.enter_context(opened_up(path))
             return open_below(root, name)
