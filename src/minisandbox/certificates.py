@@ -43,13 +43,13 @@ def context() -> ssl.SSLContext:
     """
     path = bundle()
     try:
-        trusting = ssl.create_default_context()
+        tls_context = ssl.create_default_context()
         if path is not None and str(path) != ssl.get_default_verify_paths().cafile:
-            trusting.load_verify_locations(path)
+            tls_context.load_verify_locations(path)
     except ssl.SSLError as error:
         hint = f"name a file of PEM certificates in {VARIABLES[0]}"
         raise HostError(f"cannot read the certificates in {path}", reason=str(error), hint=hint) from None
-    return trusting
+    return tls_context
 
 
 def variables(path: PurePath) -> dict[str, str]:

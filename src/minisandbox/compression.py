@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import IO, Protocol, cast
 
 MAGIC = b"\x28\xb5\x2f\xfd"  # RFC 8878, section 3.1.1
-_WINDOW = 1 << 29
+_MAX_WINDOW = 1 << 29
 """Maximum window in bytes, which bounds memory for untrusted files; engines allow the same (klauspost/compress)."""
-_READ = 1 << 20
+_READ_SIZE = 1 << 20
 
 
 class ByteSource(Protocol):
@@ -46,8 +46,8 @@ def compressor(file: IO[bytes], level: int, *, window: int = 0, threads: int = 0
     parameters = zstandard.ZstdCompressionParameters.from_level(
         level, window_log=window, threads=threads, write_checksum=True
     )
-    with zstandard.ZstdCompressor(compression_params=parameters).stream_writer(file, closefd=False) as out:
-        yield out
+    with zstandard.ZstdCompressor(compression_params=parameters).stream_writer(file, closefd=False) as writer:
+        yield writer
 
 
 class Decompressed:
@@ -63,9 +63,11 @@ class Decompressed:
         import zstandard  # noqa: PLC0415 - slow to import, and rarely needed
 
         self._error = zstandard.ZstdError
-        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-        source = cast("IO[bytes]", _Rest(head, file))
-        self._reader = unpacker.stream_reader(source, read_size=_READ, closefd=False, read_across_frames=every_frame)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        source = cast("IO[bytes]", _Prepended(head, file))
+        self._reader = decompressor.stream_reader(
+            source, read_size=_READ_SIZE, closefd=False, read_across_frames=every_frame
+        )
 
     def read(self, size: int = -1, /) -> bytes:
         """Read at most ``size`` decompressed bytes; b"" at the end.
@@ -78,11 +80,11 @@ class Decompressed:
             return self._reader.read1(size)  # read() would lose the bytes before an error
         except self._error as error:
             if "too much memory" in str(error):  # zstandard does not expose ZSTD_error_frameParameter_windowTooLarge
-                raise WindowError(f"its zstd window is larger than {_WINDOW >> 20} MiB") from error
+                raise WindowError(f"its zstd window is larger than {_MAX_WINDOW >> 20} MiB") from error
             raise CorruptedError(str(error)) from error
 
 
-class _Rest:
+class _Prepended:
     """Put bytes that were already read back in front of a stream."""
 
     def __init__(self, head: bytes, file: ByteSource) -> None:

@@ -104,19 +104,19 @@ def _pip_values(env: Mapping[str, str]) -> dict[str, str]:
 
 def _pip_files(env: Mapping[str, str]) -> Iterator[Path]:
     """Yield pip's configuration files, lowest precedence first (pip's documentation, "Configuration")."""
-    chosen = env.get("PIP_CONFIG_FILE")
-    if chosen == os.devnull:
+    config_file = env.get("PIP_CONFIG_FILE")
+    if config_file == os.devnull:
         return
     for directory in reversed(env.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")):
         yield Path(directory) / "pip/pip.conf"
     yield Path("/etc/pip.conf")
     if (home := home_directory(env)) is not None:
         yield home / ".pip/pip.conf"
-    if (config_home := _own_settings(env)) is not None:
+    if (config_home := _config_home(env)) is not None:
         yield config_home / "pip/pip.conf"
     yield Path(env.get("VIRTUAL_ENV") or sys.prefix) / "pip.conf"
-    if chosen:
-        yield Path(chosen)
+    if config_file:
+        yield Path(config_file)
 
 
 def _from_pip(values: Mapping[str, str], env: Mapping[str, str]) -> IndexSettings:
@@ -140,22 +140,22 @@ def _from_pip(values: Mapping[str, str], env: Mapping[str, str]) -> IndexSetting
 
 def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
     """Add uv's indexes; uv's environment variables take precedence over its files."""
-    config_home = _own_settings(env)
+    config_home = _config_home(env)
     files = [Path("/etc/uv/uv.toml")] if config_home is None else [config_home / "uv/uv.toml", Path("/etc/uv/uv.toml")]
     tables = [_read_toml(path) for path in ([Path(env["UV_CONFIG_FILE"])] if env.get("UV_CONFIG_FILE") else files)]
 
     rows = [row for row in _values(tables, "index") if isinstance(row, dict) and "url" in row]
     defaults = [row["url"] for row in rows if row.get("default")]
-    main = [env.get("UV_DEFAULT_INDEX"), env.get("UV_INDEX_URL"), *defaults, *_values(tables, "index-url")]
-    extra = f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}".split() + _values(
+    main_urls = [env.get("UV_DEFAULT_INDEX"), env.get("UV_INDEX_URL"), *defaults, *_values(tables, "index-url")]
+    extra_urls = f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}".split() + _values(
         tables, "extra-index-url"
     )
-    extra += [row["url"] for row in rows if not row.get("default")]
+    extra_urls += [row["url"] for row in rows if not row.get("default")]
     links = [*env.get("UV_FIND_LINKS", "").split(","), *_values(tables, "find-links")]
     return replace(
         settings,
-        index_url=next((_NAME.sub("", str(url)) for url in main if url), None),
-        extra_index_urls=tuple(dict.fromkeys(_NAME.sub("", str(url)) for url in extra)),
+        index_url=next((_NAME.sub("", str(url)) for url in main_urls if url), None),
+        extra_index_urls=tuple(dict.fromkeys(_NAME.sub("", str(url)) for url in extra_urls)),
         find_links=(*settings.find_links, *(str(link) for link in links if link)),
     )
 
@@ -163,13 +163,13 @@ def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
 def _values(tables: list[dict[str, Any]], name: str) -> list[Any]:
     """Return the values of a setting in all files, where it may be a single value or a list."""
     values = [table.get(name) or [] for table in tables]
-    return [one for value in values for one in (value if isinstance(value, list) else [value])]
+    return [item for value in values for item in (value if isinstance(value, list) else [value])]
 
 
-def _own_settings(env: Mapping[str, str]) -> Path | None:
+def _config_home(env: Mapping[str, str]) -> Path | None:
     """Return the user's configuration directory (the XDG base directory specification), or None without a home."""
-    if chosen := env.get("XDG_CONFIG_HOME"):
-        return Path(chosen)
+    if directory := env.get("XDG_CONFIG_HOME"):
+        return Path(directory)
     home = home_directory(env)
     return None if home is None else home / ".config"
 

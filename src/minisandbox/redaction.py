@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 SHORTEST_KEY = 6  # shorter keys are placeholders: "EMPTY", "none"
-_PART = 12  # consecutive characters of a key that count as a leak; servers' own messages show up to 11
-_LONG = 20  # characters of a key that is searched in responses too: models may write shorter ones by chance
-_BEGINNING = 6  # characters of a key at the end of a text that count as a leak, since the text may be truncated
+_LEAK = 12  # consecutive characters of a key that count as a leak; servers' own messages show up to 11
+_LONG_KEY = 20  # characters of a key that is searched in responses too: models may write shorter ones by chance
+_START_LEAK = 6  # characters of a key at the end of a text that count as a leak, since the text may be truncated
 REPEATS_KEY = "it contains the API key"
 _BACKSLASHES = re.compile(r"\\(?:\\|u005[cC])*+(?:u([0-9a-fA-F]{4}))?")
 _ESCAPED_BLANK = re.compile(r"\\(?:\\|u005[cC])*+([bfnrt])?")  # possessive, as above: linear time
@@ -27,11 +27,12 @@ def redact(text: str, secret: str) -> str:
         return text
     # Use possessive quantifiers: without them, a run of backslashes takes exponential time.
     pattern = r"(?:\\*+u005(?i:c))*".join(rf"\\*+(?:u(?i:{ord(letter):04x})|{re.escape(letter)})" for letter in letters)
-    shown = re.sub(rf"(?<!\\){pattern}", "***", text)
-    letters_shown, key = _letters(_HALF_ESCAPE.sub("", shown)), _letters(secret)
-    beginnings = [key[:length] for length in range(_BEGINNING, min(_PART, len(key)))]
-    ends = any(letters_shown.endswith(start) or f'{start}"' in letters_shown for start in beginnings)
-    return REPEATS_KEY if ends or repeats_key(shown, secret, _PART) or _has_pieces(shown, secret) else shown
+    redacted = re.sub(rf"(?<!\\){pattern}", "***", text)
+    plain_text, key = _letters(_HALF_ESCAPE.sub("", redacted)), _letters(secret)
+    key_starts = [key[:length] for length in range(_START_LEAK, min(_LEAK, len(key)))]
+    is_truncated = any(plain_text.endswith(start) or f'{start}"' in plain_text for start in key_starts)
+    leaks = is_truncated or repeats_key(redacted, secret, _LEAK) or _has_pieces(redacted, secret)
+    return REPEATS_KEY if leaks else redacted
 
 
 def repeats_key(text: str, secret: str, count: int) -> bool:
@@ -43,7 +44,7 @@ def repeats_key(text: str, secret: str, count: int) -> bool:
 
 def answer_repeats_key(text: str, secret: str) -> bool:
     """Return whether a raw response contains the whole key; ignore short keys, which a model may write by chance."""
-    return len(secret) >= _LONG and repeats_key(text, secret, len(secret))
+    return len(secret) >= _LONG_KEY and repeats_key(text, secret, len(secret))
 
 
 def contains_key(text: str, secret: str) -> bool:
@@ -57,15 +58,17 @@ def _has_pieces(text: str, secret: str) -> bool:
     The splitting characters are blanks, line ends and non-ASCII characters, and for a long key also punctuation. Short
     keys may consist of ordinary words, so for them punctuation does not count.
     """
-    joints = _SIGNS if len(_without(secret, _SIGNS)) >= _LONG else _BLANKS
-    key = _without(secret, joints)
+    separators = _SIGNS if len(_without(secret, _SIGNS)) >= _LONG_KEY else _BLANKS
+    key = _without(secret, separators)
     # Try both meanings of a backslash and "n": a line end, or an escaped letter of the key.
     readings = (text, _ESCAPED_BLANK.sub(lambda match: " " if match[1] else match[0], text))
-    return len(key) >= SHORTEST_KEY and any(repeats_key(_without(reading, joints), key, _PART) for reading in readings)
+    return len(key) >= SHORTEST_KEY and any(
+        repeats_key(_without(reading, separators), key, _LEAK) for reading in readings
+    )
 
 
-def _without(text: str, joints: bytes) -> str:
-    return _letters(text).encode("ascii", "ignore").translate(None, joints).decode()
+def _without(text: str, separators: bytes) -> str:
+    return _letters(text).encode("ascii", "ignore").translate(None, separators).decode()
 
 
 def _letters(text: str) -> str:

@@ -63,11 +63,11 @@ class _FakeCore:
         for name in ("home", "tmp", "work"):
             (directory / name).mkdir()
         self.image = replace(image, layers=(), workdir=PurePosixPath(directory / "work"))
-        private = {"HOME": str(directory / "home"), "TMPDIR": str(directory / "tmp")}
-        self.environment = command_environment(image, private, dict(image.environment), dict(environment or {}))
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = _start(theirs.fileno(), self.limits)
+        directories = {"HOME": str(directory / "home"), "TMPDIR": str(directory / "tmp")}
+        self.environment = command_environment(image, directories, dict(image.environment), dict(environment or {}))
+        self._control, supervisor_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with supervisor_end:
+            self._process = _start(supervisor_end.fileno(), self.limits)
         self.stop = weakref.finalize(self, _stop, self._owner, self._control, self._process, directory)
         self._control.settimeout(_TIMEOUT)
         if not self._control.recv(64):
@@ -145,12 +145,12 @@ class _FakeCore:
 
 
 def _start(control: int, limits: Limits) -> subprocess.Popen[bytes]:
-    numbers = {"CORE": 0, "NOFILE": limits.open_files, LIFETIME: int((limits.lifetime or 0) * 1000)}
+    rlimits = {"CORE": 0, "NOFILE": limits.open_files, LIFETIME: int((limits.lifetime or 0) * 1000)}
     if limits.file_size is not None:
-        numbers["FSIZE"] = limits.file_size
+        rlimits["FSIZE"] = limits.file_size
     package, null = Path(__file__).parent.parent, subprocess.DEVNULL
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", "-c", _SUPERVISOR, package, str(control), json.dumps(numbers)],
+        [sys.executable, "-I", "-S", "-B", "-c", _SUPERVISOR, package, str(control), json.dumps(rlimits)],
         stdin=null, stdout=null, stderr=null, pass_fds=(control,), cwd="/", env={},
         start_new_session=True,  # Ctrl-C is for the owner to handle
     )  # fmt: skip

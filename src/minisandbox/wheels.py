@@ -20,9 +20,9 @@ def cache_directory(name: str) -> Path:
     Args:
         name: suffix of the directory's name.
     """
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    cache_home = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification: relative values are invalid and are ignored.
-    return (Path(chosen) if chosen.startswith("/") else Path("~/.cache").expanduser()) / f"minisandbox-{name}"
+    return (Path(cache_home) if cache_home.startswith("/") else Path("~/.cache").expanduser()) / f"minisandbox-{name}"
 
 
 def make_once(target: Path, make: Callable[[Path], object], *, waiting: Callable[[], object] = lambda: None) -> Path:

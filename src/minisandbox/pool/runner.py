@@ -40,7 +40,7 @@ class JobRecord(Protocol):
 
 
 Latest = TypeVar("Latest")
-Kept = TypeVar("Kept", bound=JobRecord)
+RecordT = TypeVar("RecordT", bound=JobRecord)
 Fields = TypeVar("Fields")
 
 
@@ -121,15 +121,15 @@ def open_results(directory: type[RunDirectory], out: Path | None, config: Config
 def run_jobs(
     jobs: Sequence[Job[Item]],
     results: Results,
-    kind: type[Kept],
+    kind: type[RecordT],
     *,
     image_of: ImageOf[Item] | None,
     workers: int,
     again: bool = False,
     build: Callable[[Sequence[Item]], None] | None = None,
-    progress: Callable[[Progress[Kept]], None] | None = None,
+    progress: Callable[[Progress[RecordT]], None] | None = None,
     elsewhere: Elsewhere[Item] | None = None,
-) -> dict[str, Kept]:
+) -> dict[str, RecordT]:
     """Run the jobs that no earlier call has finished, several at once, and store each result as its job finishes.
 
     Only the calling thread writes results. So after an interruption no result is written, not even of jobs that fail
@@ -159,35 +159,36 @@ def run_jobs(
         raise InvalidValue("nothing makes the images", hint="give image_of, or elsewhere")
     if build is not None:
         build([job.task for job in jobs if job.task is not None])
-    before = {} if again else {one.id: one for one in results if one.final}
-    todo = sum(job.id not in before for job in jobs)
-    kept_results: dict[str, Kept] = {}
-    new, began = 0, time.monotonic()
-    for name, result in _as_done(jobs, before, image_of, workers, elsewhere):
+    earlier_results = {} if again else {result.id: result for result in results if result.final}
+    pending_count = sum(job.id not in earlier_results for job in jobs)
+    records: dict[str, RecordT] = {}
+    new_count, began = 0, time.monotonic()
+    for name, result in _as_done(jobs, earlier_results, image_of, workers, elsewhere):
         if result is not None:
             results.put(result)
-            new += 1
-        kept_results[name] = read_fields(kind, (result or before[name]).body)
+            new_count += 1
+        records[name] = read_fields(kind, (result or earlier_results[name]).body)
         if progress is not None:
-            remaining = (time.monotonic() - began) / new * max(todo - new, 0) if new else None
-            progress(Progress(len(kept_results), len(jobs), kept_results[name], remaining, resumed=result is None))
-    return kept_results
+            seconds = time.monotonic() - began
+            seconds_left = seconds / new_count * max(pending_count - new_count, 0) if new_count else None
+            progress(Progress(len(records), len(jobs), records[name], seconds_left, resumed=result is None))
+    return records
 
 
 def _as_done(
     jobs: Sequence[Job[Item]],
-    before: Mapping[str, Result],
+    earlier_results: Mapping[str, Result],
     image_of: ImageOf[Item] | None,
     workers: int,
     elsewhere: Elsewhere[Item] | None,
 ) -> Iterator[tuple[str, Result | None]]:
-    fingerprints = {name: one.fingerprint for name, one in before.items()}
-    away = [job for job in jobs if job.task is not None] if elsewhere is not None else []
-    here = [job for job in jobs if job.task is None] if elsewhere is not None else jobs
-    for number, result in as_finished(lambda job: run_job(job, image_of, fingerprints.get(job.id)), here, workers):
-        yield here[number].id, result
-    if elsewhere is not None and away:
-        yield from elsewhere(away, fingerprints)
+    fingerprints = {name: result.fingerprint for name, result in earlier_results.items()}
+    remote_jobs = [job for job in jobs if job.task is not None] if elsewhere is not None else []
+    local_jobs = [job for job in jobs if job.task is None] if elsewhere is not None else jobs
+    for index, result in as_finished(lambda job: run_job(job, image_of, fingerprints.get(job.id)), local_jobs, workers):
+        yield local_jobs[index].id, result
+    if elsewhere is not None and remote_jobs:
+        yield from elsewhere(remote_jobs, fingerprints)
 
 
 def run_job(job: Job[Item], image_of: ImageOf[Item] | None, earlier: str | None) -> Result | None:

@@ -125,31 +125,31 @@ def as_finished(
     Raises:
         BaseException: ``function`` failed with this exception.
     """
-    threads, stop = Threads(workers, "worker"), threading.Event()
-    ended = queue.SimpleQueue[tuple[int, Future[T]]]()
+    threads, stopped = Threads(workers, "worker"), threading.Event()
+    finished_calls = queue.SimpleQueue[tuple[int, Future[T]]]()
 
     def begin(item: Item) -> T:
-        if stop.is_set():
+        if stopped.is_set():
             raise _StoppedError
         try:
             return function(item)
         except BaseException:  # Ctrl-C included: start no further call
-            stop.set()
+            stopped.set()
             raise
 
-    def note(number: int, call: Future[T]) -> None:
-        ended.put((number, call))
+    def note(index: int, call: Future[T]) -> None:
+        finished_calls.put((index, call))
 
     try:
         calls = [threads.submit(begin, item) for item in items]
-        for number, call in enumerate(calls):
-            call.add_done_callback(functools.partial(note, number))
+        for index, call in enumerate(calls):
+            call.add_done_callback(functools.partial(note, index))
         for _ in calls:
-            number, call = ended.get()
-            if not isinstance(call.exception(), _StoppedError):  # the error that stopped the calls is still in `ended`
-                yield number, call.result()
+            index, call = finished_calls.get()
+            if not isinstance(call.exception(), _StoppedError):  # the queue still has the error that stopped the calls
+                yield index, call.result()
     finally:
-        stop.set()
+        stopped.set()
         threads.close()
 
 

@@ -41,65 +41,73 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _configure_collect(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    collect = verbs.add_parser(
+    collect_parser = verbs.add_parser(
         "collect",
         help="write the golden rollouts of runs: submitted, resolved, not flagged",
         description="Write the golden rollouts of runs to a file of examples: submitted, with reward 1, and not "
         "flagged. A report next to it lists the rejected ones, with reasons.",
     )
-    add_sources(collect)
-    collect.add_argument("--min-reward", metavar="X", default="1", help="minimum reward; 'none' for any (default: 1)")
-    collect.add_argument(
+    add_sources(collect_parser)
+    collect_parser.add_argument(
+        "--min-reward", metavar="X", default="1", help="minimum reward; 'none' for any (default: 1)"
+    )
+    collect_parser.add_argument(
         "--status", metavar="STATUS", action="append",
         help=f"an exit status to accept; 'any' for all (default: {SUBMITTED})",
     )  # fmt: skip
-    collect.add_argument("--any-flags", action="store_true", help="accept flagged rollouts too")
-    collect.add_argument("--agent", metavar="NAME", action="append", default=[], help="accept only this agent")
-    collect.add_argument("--model", metavar="NAME", action="append", default=[], help="accept only this model")
-    collect.add_argument("--no-tokens", action="store_true", help="omit the tokens: smaller files, only text")
-    _add_output(collect)
-    collect.set_defaults(run=run_collect)
+    collect_parser.add_argument("--any-flags", action="store_true", help="accept flagged rollouts too")
+    collect_parser.add_argument("--agent", metavar="NAME", action="append", default=[], help="accept only this agent")
+    collect_parser.add_argument("--model", metavar="NAME", action="append", default=[], help="accept only this model")
+    collect_parser.add_argument("--no-tokens", action="store_true", help="omit the tokens: smaller files, only text")
+    _add_output(collect_parser)
+    collect_parser.set_defaults(run=run_collect)
 
 
 def _configure_filter(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    choose = verbs.add_parser(
+    filter_parser = verbs.add_parser(
         "filter",
         help="reject examples by length, flags, duplicates, repositories",
         description="Reject examples by length, flags, duplicates and repositories. A report next to the file lists "
         "the rejected ones, with reasons.",
     )
-    add_sources(choose)
-    choose.add_argument("--max-tokens", metavar="N", type=int, help="maximum tokens of a conversation, by its engine")
-    choose.add_argument("--tokenizer", metavar="DIR", help="count the tokens with this chat template instead")
-    choose.add_argument("--max-chars", metavar="N", type=int, help="maximum characters of all messages together")
-    choose.add_argument("--min-turns", metavar="N", type=int, help="minimum number of responses")
-    choose.add_argument("--max-turns", metavar="N", type=int, help="maximum number of responses")
-    choose.add_argument("--no-flags", action="store_true", help="reject flagged examples")
-    choose.add_argument(
+    add_sources(filter_parser)
+    filter_parser.add_argument(
+        "--max-tokens", metavar="N", type=int, help="maximum tokens of a conversation, by its engine"
+    )
+    filter_parser.add_argument("--tokenizer", metavar="DIR", help="count the tokens with this chat template instead")
+    filter_parser.add_argument("--max-chars", metavar="N", type=int, help="maximum characters of all messages together")
+    filter_parser.add_argument("--min-turns", metavar="N", type=int, help="minimum number of responses")
+    filter_parser.add_argument("--max-turns", metavar="N", type=int, help="maximum number of responses")
+    filter_parser.add_argument("--no-flags", action="store_true", help="reject flagged examples")
+    filter_parser.add_argument(
         "--flag", metavar="REGEX", action="append", default=[], help="reject examples with a flag of this kind"
     )
-    choose.add_argument("--unique", action="store_true", help="per task and submission, keep only the first example")
-    choose.add_argument("--repo", metavar="REGEX", help="keep only repositories (owner/name) with a match")
-    choose.add_argument("--not-repo", metavar="REGEX", help="reject repositories with a match")
-    _add_output(choose)
-    choose.set_defaults(run=run_filter)
+    filter_parser.add_argument(
+        "--unique", action="store_true", help="per task and submission, keep only the first example"
+    )
+    filter_parser.add_argument("--repo", metavar="REGEX", help="keep only repositories (owner/name) with a match")
+    filter_parser.add_argument("--not-repo", metavar="REGEX", help="reject repositories with a match")
+    _add_output(filter_parser)
+    filter_parser.set_defaults(run=run_filter)
 
 
 def _configure_balance(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    even = verbs.add_parser(
+    balance_parser = verbs.add_parser(
         "balance",
         help="limit the examples per task, drawn at random",
         description="Limit the examples per task. A seed draws the same examples in whatever order they are read. A "
         "report next to the file lists the rejected ones, with reasons.",
     )
-    add_sources(even)
-    even.add_argument("--max-per-instance", metavar="K", type=int, required=True, help="maximum examples per task")
-    even.add_argument("--seed", metavar="S", type=int, default=0, help="the seed of the draw (default: 0)")
-    even.add_argument(
+    add_sources(balance_parser)
+    balance_parser.add_argument(
+        "--max-per-instance", metavar="K", type=int, required=True, help="maximum examples per task"
+    )
+    balance_parser.add_argument("--seed", metavar="S", type=int, default=0, help="the seed of the draw (default: 0)")
+    balance_parser.add_argument(
         "--total", metavar="N", type=int, help="maximum total: every task's first example comes before second ones"
     )
-    _add_output(even)
-    even.set_defaults(run=run_balance)
+    _add_output(balance_parser)
+    balance_parser.set_defaults(run=run_balance)
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
@@ -165,20 +173,20 @@ def run_filter(args: argparse.Namespace) -> int:
 def run_balance(args: argparse.Namespace) -> int:
     """Balance examples; read the sources twice, so that the examples need not fit in memory."""
     names = [(example.instance_id, example.traj_id) for example in examples_of(args)]
-    dropped = balance(names, max_per_instance=args.max_per_instance, seed=args.seed, total=args.total)
+    dropped_ids = balance(names, max_per_instance=args.max_per_instance, seed=args.seed, total=args.total)
     rules = {"max_per_instance": args.max_per_instance, "seed": args.seed, "total": args.total}
     report = StageReport("balance", {name: value for name, value in rules.items() if value is not None})
-    return _write(args, drawn(examples_of(args), names, dropped, report), report)
+    return _write(args, drawn(examples_of(args), names, dropped_ids, report), report)
 
 
 def _reward(text: str) -> float | None:
-    wrong = InvalidValue(f"--min-reward {text!r} is not a number", hint="for instance --min-reward 1, or none")
+    error = InvalidValue(f"--min-reward {text!r} is not a number", hint="for instance --min-reward 1, or none")
     try:
         reward = None if text == "none" else float(text)
     except ValueError:
-        raise wrong from None
+        raise error from None
     if reward is not None and math.isnan(reward):  # no reward is less than NaN, so all would be accepted
-        raise wrong
+        raise error
     return reward
 
 
@@ -201,8 +209,8 @@ def refuse_to_overwrite(out: Path, sources: Sequence[Path]) -> None:
 
 def with_status(examples: Iterable[Example], progress: Progress) -> Iterator[Example]:
     """Yield the examples, and show their count in the status line."""
-    for number, example in enumerate(examples, start=1):
-        progress.status(f"{number} {example.instance_id}")
+    for count, example in enumerate(examples, start=1):
+        progress.status(f"{count} {example.instance_id}")
         yield example
 
 
@@ -228,11 +236,11 @@ def finish(args: argparse.Namespace, report: StageReport, out: Path) -> int:
 
 def print_report(report: StageReport) -> None:
     """Print the counts of kept and dropped examples as a table."""
-    before, after = report.instances
-    rows = [("read", str(report.read), f"of {before} tasks"), ("kept", str(report.kept), f"of {after} tasks")]
+    read_tasks, kept_tasks = report.instances
+    rows = [("read", str(report.read), f"of {read_tasks} tasks"), ("kept", str(report.kept), f"of {kept_tasks} tasks")]
     for reason, count in report.reasons.items():
-        first = next(example for example in report.dropped if example.reason == reason)
-        rows.append((f"dropped: {reason}", str(count), f"{first.traj_id}: {first.detail}"))
+        example = next(example for example in report.dropped if example.reason == reason)
+        rows.append((f"dropped: {reason}", str(count), f"{example.traj_id}: {example.detail}"))
     rows += [(f"note: {note}", str(count), "") for note, count in report.notes.items()]
     titles = (report.stage, "examples", "for instance")
     print_table(titles, rows, numbers=["examples"], unwrapped=[report.stage])

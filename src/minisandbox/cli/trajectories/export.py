@@ -27,7 +27,7 @@ from minisandbox.trajectories.tokenised import (
 )
 from minisandbox.trajectories.writing import Kind, Row, chat_row, write_rows
 
-_FORMS = {
+_FORMATS = {
     "sweagent": "SWE-agent's files, a directory per rollout of a run",
     "atif": "a Harbor job of ATIF trajectories, a directory per rollout of a run",
     "chat": "conversations, unchanged",
@@ -48,10 +48,10 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="write rollouts in the formats of SWE-agent, SWE-smith and trainers",
         description="Write rollouts in another program's format. The output's suffix chooses the storage: .jsonl, "
         ".parquet, else a folder of the datasets package. A report next to it lists dropped rollouts, with reasons.",
-        epilog="; ".join(f"{name}: {what}" for name, what in _FORMS.items()) + ".",
+        epilog="; ".join(f"{name}: {what}" for name, what in _FORMATS.items()) + ".",
     )
     add_sources(export)
-    export.add_argument("--to", choices=tuple(_FORMS), default="sweagent", help="the format (default: sweagent)")
+    export.add_argument("--to", choices=tuple(_FORMATS), default="sweagent", help="the format (default: sweagent)")
     export.add_argument("-o", "--out", metavar="OUT", type=Path, help="the file or folder to write")
     export.add_argument("--system", metavar="FILE", type=Path, help="a text that replaces every system prompt")
     group = export.add_argument_group("tokens")
@@ -92,13 +92,13 @@ def _export_run(args: argparse.Namespace) -> int:
     if len(args.sources) != 1:
         raise InvalidValue(f"--to {args.to} takes one run", hint="export each run to a directory of its own")
     run, count = args.sources[0], 0
-    written = (
+    names = (
         export_sweagent(run, args.out)
         if args.to == "sweagent"
         else export_harbor(run, args.out, tokens=not args.no_tokens)
     )
     with Progress() as progress:
-        for count, name in enumerate(written, start=1):
+        for count, name in enumerate(names, start=1):
             progress.status(f"{count} {name}")
     say(f"{args.out}: {count} rollouts")
     return exits.OK
@@ -115,14 +115,14 @@ def _check_name(args: argparse.Namespace) -> None:
     Raises:
         InvalidValue: the suffix does not fit.
     """
-    suffix = {"parquet": ".parquet", "datasets": ""}.get(args.to)
-    if suffix is not None and args.out.suffix in (".jsonl", ".json", ".parquet") and args.out.suffix != suffix:
+    suffix = args.out.suffix
+    if (args.to == "parquet" and suffix != ".parquet") or (
+        args.to == "datasets" and suffix in (".jsonl", ".json", ".parquet")
+    ):
         raise InvalidValue(
             f"--to {args.to} cannot write {args.out}",
             hint="use the suffix .parquet for a Parquet file, none for a folder",
         )
-    if suffix == ".parquet" and args.out.suffix != ".parquet":
-        raise InvalidValue(f"--to parquet cannot write {args.out}", hint="use the suffix .parquet")
 
 
 def _converter(args: argparse.Namespace) -> Converter | None:
@@ -199,16 +199,16 @@ def tokens_of(example: Example, tokenizer: Tokenizer | None) -> list[TokenisedRo
 
 
 def _show_mask(args: argparse.Namespace) -> int:
-    tokenizer, shown = _tokenizer(args), 0
+    tokenizer, row_count = _tokenizer(args), 0
     for example in examples_of(args):
         if args.show_mask not in (example.traj_id, example.instance_id, f"{example.instance_id}#{example.attempt}"):
             continue
         for row in tokens_of(example, tokenizer):
-            shown += 1
-            loss = row.mask.count(1)
-            put(f"{example.traj_id} row {row.number}: {len(row.ids)} tokens, {loss} with loss")
+            row_count += 1
+            loss_count = row.mask.count(1)
+            put(f"{example.traj_id} row {row.number}: {len(row.ids)} tokens, {loss_count} with loss")
             put("\n".join(shown_mask(row, tokenizer)))
-    if not shown:
+    if not row_count:
         raise NotFound(
             f"no rollout {args.show_mask!r} has tokens",
             hint="give a traj_id, or a task's id with #N for its N-th rollout; --tokenizer DIR tokenises text",

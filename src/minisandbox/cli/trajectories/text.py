@@ -40,21 +40,24 @@ class RolloutPrinter:
 
     def _head(self, trajectory: Trajectory) -> None:
         agent = trajectory.agent + (f" with {trajectory.model}" if trajectory.model else "")
-        without = "no reward: the pass is unconfirmed" if trajectory.unconfirmed else "no reward: infrastructure error"
-        reward = without if trajectory.reward is None else f"reward {trajectory.reward:g}"
+        no_reward = (
+            "no reward: the pass is unconfirmed" if trajectory.unconfirmed else "no reward: infrastructure error"
+        )
+        reward = no_reward if trajectory.reward is None else f"reward {trajectory.reward:g}"
         title = f"{trajectory.instance_id} #{trajectory.attempt}: {trajectory.exit_status}, {reward}"
         put_styled(self._in(_BOLD, clean_line(title)))
         put_styled(clean_line(f"{agent}; started {trajectory.started}"))
-        times = trajectory.timings
-        parts = [(name, getattr(times, name)) for name in times.__slots__ if getattr(times, name) > 0]
-        put_styled("; ".join(f"{name.replace('_', ' ')} {human_seconds(seconds)}" for name, seconds in parts))
+        timings = trajectory.timings
+        phases = [(name, getattr(timings, name)) for name in timings.__slots__ if getattr(timings, name) > 0]
+        put_styled("; ".join(f"{name.replace('_', ' ')} {human_seconds(seconds)}" for name, seconds in phases))
         if trajectory.turns:
-            read = sum(turn.usage.prompt for turn in trajectory.turns)
-            sampled = sum(turn.usage.completion for turn in trajectory.turns)
+            prompt_tokens = sum(turn.usage.prompt for turn in trajectory.turns)
+            sampled_tokens = sum(turn.usage.completion for turn in trajectory.turns)
             cost = sum(turn.cost for turn in trajectory.turns)
             rows = f", {len(trajectory.rows)} training rows" if trajectory.rows else ", no token ids"
             dollars = f", ${cost:.4f}" if cost else ""
-            put_styled(f"{len(trajectory.turns)} turns, {read} tokens read, {sampled} sampled{rows}{dollars}")
+            tokens = f"{prompt_tokens} tokens read, {sampled_tokens} sampled"
+            put_styled(f"{len(trajectory.turns)} turns, {tokens}{rows}{dollars}")
         for line in (trajectory.detail, *(f"earlier try: {error.phase}: {error.detail}" for error in trajectory.tries)):
             if line:
                 self._text(line, _DIM)
@@ -65,9 +68,9 @@ class RolloutPrinter:
         turns = {turn.message: (number, turn) for number, turn in enumerate(trajectory.turns)}
         for index, message in enumerate(trajectory.messages):
             number, turn = turns.get(index, (-1, None))
-            about = "" if turn is None else _turn_line(turn)
+            details = "" if turn is None else _turn_line(turn)
             title = message.role if turn is None else f"turn {number + 1}"
-            self._title(title, about, _COLOURS[message.role])
+            self._title(title, details, _COLOURS[message.role])
             if message.reasoning:
                 self._text(message.reasoning, _DIM)
             self._text(message.content)
@@ -87,24 +90,24 @@ class RolloutPrinter:
             put_styled(self._in(colour, line))
 
     def _tests(self, trajectory: Trajectory) -> None:
-        graded = trajectory.grade
-        if graded is None:
+        grade = trajectory.grade
+        if grade is None:
             self._title("tests", "not graded", _BOLD)
             return
-        passed = sum(outcome == "passed" for _, outcome in graded.outcomes)
-        about = f"{graded.verdict}: {graded.detail}; {passed} of {len(graded.outcomes)} named tests passed"
-        self._title("tests", about, _BOLD)
-        for test, outcome in graded.outcomes if self._lines is None else _worst(graded.outcomes, self._lines):
+        passed_count = sum(outcome == "passed" for _, outcome in grade.outcomes)
+        details = f"{grade.verdict}: {grade.detail}; {passed_count} of {len(grade.outcomes)} named tests passed"
+        self._title("tests", details, _BOLD)
+        for test, outcome in grade.outcomes if self._lines is None else _failed_first(grade.outcomes, self._lines):
             colour = _GREEN if outcome == "passed" else _RED
             put_styled(f"  {self._in(colour, clean_line(f'{outcome:12}'))} {clean_line(test)}")
-        for flag in graded.flags:
+        for flag in grade.flags:
             put_styled(clean_line(f"  flag: {flag.kind} {flag.path} {flag.detail}"))
-        if not graded.resolved and graded.log:
+        if not grade.resolved and grade.log:
             self._title("log", "the end of the tests' output", _BOLD)
-            self._text(graded.log, _DIM)
+            self._text(grade.log, _DIM)
 
-    def _title(self, name: str, about: str, colour: str) -> None:
-        put_styled(f"\n{self._in(colour, f'--- {clean_line(name)}')}{'  ' if about else ''}{clean_line(about)}")
+    def _title(self, name: str, details: str, colour: str) -> None:
+        put_styled(f"\n{self._in(colour, f'--- {clean_line(name)}')}{'  ' if details else ''}{clean_line(details)}")
 
     def _text(self, text: str, colour: str = "") -> None:
         for line in self._cut(text):
@@ -127,23 +130,24 @@ class RolloutPrinter:
 
 def _turn_line(turn: TurnRecord) -> str:
     tries = f", {turn.tries} tries" if turn.tries > 1 else ""
-    ended = "" if turn.finish_reason in ("stop", "tool_calls") else f", ended by {turn.finish_reason}"
+    reason = "" if turn.finish_reason in ("stop", "tool_calls") else f", ended by {turn.finish_reason}"
     return (
         f"at {human_seconds(turn.began)}, answered in {human_seconds(turn.seconds)}: {turn.usage.prompt} tokens read, "
-        f"{turn.usage.completion} sampled{ended}{tries}"
+        f"{turn.usage.completion} sampled{reason}{tries}"
     )
 
 
 def _step_line(step: StepRecord) -> str:
     fate = f"exit status {step.exit_code}" if step.exit_code is not None else step.outcome
-    dropped = step.dropped_stdout + step.dropped_stderr
-    return f"{human_seconds(step.duration)}, {fate}" + (f", {dropped} bytes of output dropped" if dropped else "")
+    dropped_bytes = step.dropped_stdout + step.dropped_stderr
+    remark = f", {dropped_bytes} bytes of output dropped" if dropped_bytes else ""
+    return f"{human_seconds(step.duration)}, {fate}{remark}"
 
 
 def _command(step: StepRecord) -> str:
     return step.command if isinstance(step.command, str) else shlex.join(step.command)
 
 
-def _worst(outcomes: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+def _failed_first(outcomes: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
     """Return at most ``count`` test outcomes, failed tests first."""
     return sorted(outcomes, key=lambda outcome: outcome[1] == "passed")[:count]

@@ -17,7 +17,7 @@ from minisandbox.rollouts import RunReader, Summary
 from minisandbox.trajectories import Trajectory
 from minisandbox.trajectories.codec import to_json
 
-_LINES = 40
+_MAX_LINES = 40
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     show.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
     show.add_argument("id", metavar="ID", nargs="?", help="the task's id; ID#N for its N-th rollout, from 0")
-    show.add_argument("--full", action="store_true", help=f"whole texts instead of {_LINES} lines of each")
+    show.add_argument("--full", action="store_true", help=f"whole texts instead of {_MAX_LINES} lines of each")
     show.add_argument("--turn", metavar="N", type=int, help="only the patch after the N-th turn, from 1, for git apply")
     add_json_option(show)
     show.set_defaults(run=run_show, status=None)
@@ -53,8 +53,8 @@ def run_ls(args: argparse.Namespace) -> int:
     print_summaries(summaries)
     totals = plain_totals(summaries)
     mean = totals["reward"]
-    shown = f"; mean reward {mean:.3f} over {totals['finished']}" if isinstance(mean, float) else ""
-    put(f"\n{len(summaries)} rollouts{shown}")
+    reward = f"; mean reward {mean:.3f} over {totals['finished']}" if isinstance(mean, float) else ""
+    put(f"\n{len(summaries)} rollouts{reward}")
     return exits.OK
 
 
@@ -76,7 +76,7 @@ def run_show(args: argparse.Namespace) -> int:
     elif args.json:
         print_json(to_json(trajectory))
     else:
-        RolloutPrinter(None if args.full else _LINES).print(trajectory)
+        RolloutPrinter(None if args.full else _MAX_LINES).print(trajectory)
     return exits.OK
 
 
@@ -112,15 +112,15 @@ def find(directory: Path, name: str) -> Trajectory:
     if number and not re.fullmatch(r"\d+", number):
         raise InvalidValue(f"{name}: {number!r} is not a number", hint=f"for instance {task_name}#0")
     with RunReader(directory) as run:
-        existing = sorted({(summary.instance_id, summary.attempt) for summary in run.summaries()})
-        ids = {task for task, _ in existing}
-        fits = {task_name} if task_name in ids else {task for task in ids if task_name in task}
-        if len(fits) != 1:
-            examples = ", ".join(sorted(fits or ids)[:3]) or "none"
-            problem = "matches several tasks" if fits else "matches no task"
+        rollouts = {(summary.instance_id, summary.attempt) for summary in run.summaries()}
+        ids = {task for task, _ in rollouts}
+        matches = {task_name} if task_name in ids else {task for task in ids if task_name in task}
+        if len(matches) != 1:
+            examples = ", ".join(sorted(matches or ids)[:3]) or "none"
+            problem = "matches several tasks" if matches else "matches no task"
             raise NotFound(f"{directory}: {name!r} {problem}", hint=f"the run has, for instance, {examples}")
-        [instance_id] = fits
-        attempt = int(number) if number else min(attempt for task, attempt in existing if task == instance_id)
+        [instance_id] = matches
+        attempt = int(number) if number else min(attempt for task, attempt in rollouts if task == instance_id)
         trajectory = run.trajectory(instance_id, attempt)
     if trajectory is None:
         raise NotFound(f"{directory}: {instance_id} has no rollout {attempt}", hint="see minisandbox trajectories ls")
