@@ -2,8 +2,8 @@
 
     python -m examples.learning.base OUT
 
-One pass over the bugs, in batches of like length; AdamW for the embeddings, Muon for the layers' matrices. The loss is
-that of the oracle's answers and, with less weight, that of the code.
+Train one epoch on the bugs, in batches of similar length, with AdamW for the embeddings and Muon for the matrices of
+the layers. The loss adds the loss of the oracle's answers and, with less weight, the loss of the code.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Row = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How the base is trained.
+    """Hyperparameters of the base model.
 
     Attributes:
-        seed: of the weights, the bugs and their order.
-        per_function: bugs of one function.
-        rows: at most.
-        batch: rows of a step.
-        muon: step size of the matrices.
-        adam: step size of the rest.
+        seed: seed of the weights, the bugs and their order.
+        per_function: bugs per function.
+        rows: maximum number of bugs.
+        batch: rows per step.
+        muon: learning rate of the matrices.
+        adam: learning rate of the other parameters.
         code: weight of the code's loss.
     """
 
@@ -55,82 +55,87 @@ def main() -> None:
     parser.add_argument("--muon", type=float, default=Training().muon)
     parser.add_argument("--code", type=float, default=Training().code)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    make_base(given.out, Training(seed=given.seed, rows=given.rows, muon=given.muon, code=given.code))
+    args = parser.parse_args()
+    make_base(args.out, Training(seed=args.seed, rows=args.rows, muon=args.muon, code=args.code))
 
 
-def make_base(out: Path, how: Training) -> None:
-    """Train a model from nothing and save it with its tokenizer, unless it is there."""
+def make_base(out: Path, training: Training) -> None:
+    """Train a model from random weights and save it with its tokenizer, unless it exists."""
     if (out / "config.json").exists():
         return
     torch.set_num_threads(1)
-    found = mutants_of(standard_library(), how.per_function, how.seed)
-    random.Random(how.seed).shuffle(found)
-    found = found[: how.rows]
-    tokenizer = train_tokenizer([one.view for one in found[::8]])
-    model = make_model(len(tokenizer), seed=how.seed)
-    print(json.dumps({"rows": len(found), "parameters": model.num_parameters()}), flush=True)
-    rows = [encode(tokenizer, one.view, one.fix.text) for one in found]
-    _train(model, rows, how)
+    mutants = mutants_of(standard_library(), training.per_function, training.seed)
+    random.Random(training.seed).shuffle(mutants)
+    mutants = mutants[: training.rows]
+    tokenizer = train_tokenizer([mutant.view for mutant in mutants[::8]])
+    model = make_model(len(tokenizer), seed=training.seed)
+    print(json.dumps({"rows": len(mutants), "parameters": model.num_parameters()}), flush=True)
+    rows = [encode(tokenizer, mutant.view, mutant.fix.text) for mutant in mutants]
+    _train(model, rows, training)
     tokenizer.save_pretrained(out)
-    model.save_pretrained(out)  # the last: it is what says that all is there
+    model.save_pretrained(out)  # save the model last, because its config.json marks the directory as complete
 
 
-def _train(model: LlamaForCausalLM, rows: Sequence[Row], how: Training) -> None:
-    batches = _batches(rows, how)
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+def _train(model: LlamaForCausalLM, rows: Sequence[Row], training: Training) -> None:
+    batches = _batches(rows, training)
+    matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
+    other_weights = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=how.muon, momentum=0.95, weight_decay=0.1),
-        torch.optim.AdamW(rest, lr=how.adam, weight_decay=0.0, betas=(0.9, 0.98)),
+        torch.optim.Muon(matrices, lr=training.muon, momentum=0.95, weight_decay=0.1),
+        torch.optim.AdamW(other_weights, lr=training.adam, weight_decay=0.0, betas=(0.9, 0.98)),
     ]
 
-    def pace(step: int) -> float:
+    def learning_rate_factor(step: int) -> float:
         return min(1.0, (step + 1) / 30) * max(0.02, 1 - step / len(batches))
 
-    schedules = [torch.optim.lr_scheduler.LambdaLR(one, pace) for one in optimizers]
-    began, total = time.process_time(), 0.0
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor) for optimizer in optimizers]
+    began, total_loss = time.process_time(), 0.0
     model.train()
-    for number, batch in enumerate(batches, 1):
-        loss, own = _loss(model, batch, how.code)
+    for step, batch in enumerate(batches, 1):
+        loss, answer_loss = _loss(model, batch, training.code)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-        total += own
-        if number % 50 == 0 or number == len(batches):
+        total_loss += answer_loss
+        if step % 50 == 0 or step == len(batches):
             seconds = round(time.process_time() - began, 1)
             print(
-                json.dumps({"step": number, "of": len(batches), "loss": round(total / 50, 4), "cpu": seconds}),
+                json.dumps({"step": step, "of": len(batches), "loss": round(total_loss / 50, 4), "cpu": seconds}),
                 flush=True,
             )
-            total = 0.0
+            total_loss = 0.0
 
 
-def _batches(rows: Sequence[Row], how: Training) -> list[Sequence[Row]]:
-    """Batches of rows of like length, in any order: little is padded."""
-    rng = random.Random(how.seed)
+def _batches(rows: Sequence[Row], training: Training) -> list[Sequence[Row]]:
+    """Return batches of rows of similar length, in random order; similar lengths need little padding."""
+    rng = random.Random(training.seed)
     ordered = sorted(rows, key=lambda row: len(row[0]) + 20 * rng.random())
-    found: list[Sequence[Row]] = [ordered[start : start + how.batch] for start in range(0, len(ordered), how.batch)]
-    rng.shuffle(found)
-    return found
+    batches: list[Sequence[Row]] = [
+        ordered[start : start + training.batch] for start in range(0, len(ordered), training.batch)
+    ]
+    rng.shuffle(batches)
+    return batches
 
 
-def _loss(model: LlamaForCausalLM, batch: Sequence[Row], code: float) -> tuple[torch.Tensor, float]:
-    """The loss that is trained on, and that of the answers alone. Rows are padded on the right: the mask is causal."""
-    width = max(len(ids) for ids, _ in batch)
-    ids = torch.tensor([one + [0] * (width - len(one)) for one, _ in batch])
-    own = torch.tensor([mask + [0] * (width - len(mask)) for _, mask in batch])[:, 1:] == 1
-    seen = torch.tensor([[1] * len(one) + [0] * (width - len(one)) for one, _ in batch])[:, 1:] == 1
+def _loss(model: LlamaForCausalLM, batch: Sequence[Row], code_weight: float) -> tuple[torch.Tensor, float]:
+    """Return the training loss, and the loss of the answers alone.
+
+    Rows are padded on the right, which the causal attention mask makes harmless.
+    """
+    width = max(len(row_ids) for row_ids, _ in batch)
+    ids = torch.tensor([row_ids + [0] * (width - len(row_ids)) for row_ids, _ in batch])
+    answer_mask = torch.tensor([mask + [0] * (width - len(mask)) for _, mask in batch])[:, 1:] == 1
+    token_mask = torch.tensor([[1] * len(row_ids) + [0] * (width - len(row_ids)) for row_ids, _ in batch])[:, 1:] == 1
     hidden, targets = model.model(input_ids=ids).last_hidden_state[:, :-1], ids[:, 1:]
-    answers = torch.nn.functional.cross_entropy(model.lm_head(hidden[own]), targets[own])
-    if not code:
-        return answers, answers.item()
-    rest = seen & ~own
-    around = torch.nn.functional.cross_entropy(model.lm_head(hidden[rest]), targets[rest])
-    return answers + code * around, answers.item()
+    answer_loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[answer_mask]), targets[answer_mask])
+    if not code_weight:
+        return answer_loss, answer_loss.item()
+    code_mask = token_mask & ~answer_mask
+    code_loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[code_mask]), targets[code_mask])
+    return answer_loss + code_weight * code_loss, answer_loss.item()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m examples.learning.demo runs/train-demo
 
-A small base is trained for a few minutes, fine-tuned, and trained on a few tasks of one project. The tasks are so few
-that they come again in each step: what rises for certain is the reward on these.
+Train a small base model for a few minutes, fine-tune it, and train it by reinforcement learning on a few tasks of one
+project. Each step repeats all of these tasks, so their reward reliably rises.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SETTINGS = (
 
 
 def main() -> None:
-    """Do the small experiment and print the rewards before and after."""
+    """Run the small experiment, and print the rewards before and after."""
     parser = argparse.ArgumentParser(description="fine-tune and train a small model on a small slice")
-    parser.add_argument("out", type=Path, help="where it all goes; the same directory goes on")
+    parser.add_argument("out", type=Path, help="output directory; an existing one is resumed")
     out, began = parser.parse_args().out, time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     train, held_out = _slice(TRAIN, out), _slice(HELD_OUT, out)
@@ -38,15 +38,16 @@ def main() -> None:
         settings=SETTINGS, likeliest=False,
     ).run()  # fmt: skip
     (seed,) = read_seeds(out)
-    first, last = statistics.fmean(seed.rewards[:2]), statistics.fmean(seed.rewards[-2:])
-    before, after = seed.scores[0], seed.scores[-1]
-    print(f"\nreward on the tasks that are trained on: {first:.3f} before, {last:.3f} after (means of two steps)")
-    print(f"resolved, held out: {before.reward:.1%} before, {after.reward:.1%} after, of {after.rollouts} rollouts")
+    first_reward, last_reward = statistics.fmean(seed.rewards[:2]), statistics.fmean(seed.rewards[-2:])
+    first_score, last_score = seed.scores[0], seed.scores[-1]
+    print(f"\nreward on the training tasks: {first_reward:.3f} before, {last_reward:.3f} after (means of two steps)")
+    resolved = f"{first_score.reward:.1%} before, {last_score.reward:.1%} after"
+    print(f"resolved, held out: {resolved}, of {last_score.rollouts} rollouts")
     print(f"{(time.monotonic() - began) / 60:.1f} minutes; the model is in {out / 'rl-1' / 'model'}")
 
 
 def _slice(source: Path, out: Path) -> Path:
-    """Write the first tasks of one project to a file; they share an image."""
+    """Write the first tasks of one project to a file; all of them share an image."""
     tasks = TaskSet.load(source)
     path = out / source.name
     tasks.take([task.instance_id for task in tasks if task.repo == PROJECT][:TASKS]).save(path)

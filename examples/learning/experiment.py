@@ -1,9 +1,10 @@
-"""The whole experiment of docs/results.md, by one command that goes on where it was stopped.
+"""Run the whole experiment of docs/results.md; the same command resumes it.
 
     python -m examples.learning.experiment runs/learning
 
-It makes the base model, writes the oracle's answers, and for each seed fine-tunes, trains by reinforcement learning in
-sandboxes and evaluates. Each stage is a command that it prints; one that is done is not done again.
+The experiment makes the base model and writes the oracle's answers. For each seed it then fine-tunes the model, trains
+it by reinforcement learning in sandboxes, and evaluates it. Each stage is a command, which is printed. Finished stages
+are skipped.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ AGENT = "examples.learning.word_edit:WordEditAgent"
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What is done.
+    """Configuration of an experiment.
 
     Attributes:
-        out: where it all goes.
-        seeds: of the runs.
-        rows: bugs that the base learns from.
-        steps: of reinforcement learning.
+        out: output directory.
+        seeds: seeds of the runs.
+        rows: number of bugs to train the base model on.
+        steps: number of reinforcement learning steps.
         train: the task set to train on.
         held_out: the task set to evaluate on.
-        settings: further `KEY=VALUE` of reinforcement learning.
-        likeliest: whether both models are also evaluated by their likeliest answers.
+        settings: further `KEY=VALUE` settings of reinforcement learning.
+        likeliest: whether to also evaluate both models by their likeliest answers.
     """
 
     out: Path
@@ -50,7 +51,7 @@ class Experiment:
     likeliest: bool = True
 
     def run(self) -> None:
-        """Do what is not done yet."""
+        """Run the unfinished stages."""
         base, warm_up = self.out / "base", self.out / "warm-up.jsonl"
         self.out.mkdir(parents=True, exist_ok=True)
         self._stage("base", base / "config.json", ["examples.learning.base", str(base), "--rows", str(self.rows)])
@@ -68,14 +69,14 @@ class Experiment:
                 self._evaluate(f"likeliest-sft-{seed}", sft / "model")
                 self._evaluate(f"likeliest-rl-{seed}", rl / "model")
 
-    def _train(self, kind: str, out: Path, settings: dict[str, object], more: Sequence[str]) -> None:
-        given = [f"{key}={value}" for key, value in settings.items()]
-        options = [part for one in (*given, *more) for part in ("--set", one)]
+    def _train(self, kind: str, out: Path, settings: dict[str, object], user_settings: Sequence[str]) -> None:
+        pairs = [*(f"{key}={value}" for key, value in settings.items()), *user_settings]
+        options = [argument for pair in pairs for argument in ("--set", pair)]
         command = ["minisandbox", "train", kind, str(HERE / f"{kind}-mutations.yaml"), *options, "-o", str(out)]
         self._stage(out.name, out / "model" / "config.json", command)
 
     def _evaluate(self, name: str, model: Path) -> None:
-        """One rollout of each held-out task, with the likeliest answer."""
+        """Run one rollout of each held-out task, with the likeliest answer."""
         command = [
             "minisandbox", "rollout", str(self.held_out), "--agent", AGENT, "--model", f"local:{model}",
             "--temperature", "0", "--step-limit", "1", "--max-tokens", "8", "--workers", "4", "--quiet",
@@ -84,39 +85,35 @@ class Experiment:
         self._stage(name, self.out / name / "done", command)
         (self.out / name / "done").touch()
 
-    def _stage(self, name: str, result: Path, module: list[str]) -> None:
-        """Run a module of Python unless its result is there, and note what it took."""
+    def _stage(self, name: str, result: Path, command: list[str]) -> None:
+        """Run a Python module unless its result exists, and record its wall and CPU time."""
         if result.exists():
             return
-        print(f"\n$ python -m {' '.join(module)}", flush=True)
-        began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        ended = subprocess.run([sys.executable, "-m", *module], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        line = {
-            "stage": name,
-            "seconds": round(time.monotonic() - began, 1),
-            "cpu": round(cpu, 1),
-            "status": ended.returncode,
-        }
+        print(f"\n$ python -m {' '.join(command)}", flush=True)
+        began, usage_before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        status = subprocess.run([sys.executable, "-m", *command], env=environment, check=False).returncode
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = usage.ru_utime + usage.ru_stime - usage_before.ru_utime - usage_before.ru_stime
+        seconds = round(time.monotonic() - began, 1)
+        record = {"stage": name, "seconds": seconds, "cpu": round(cpu, 1), "status": status}
         with (self.out / "times.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        if ended.returncode:
-            raise SystemExit(f"{name} ended with {ended.returncode}; the same command goes on")
+            file.write(json.dumps(record) + "\n")
+        if status:
+            raise SystemExit(f"{name} failed with status {status}; the same command resumes")
 
 
 def main() -> None:
-    """Do the experiment."""
+    """Run the experiment."""
     parser = argparse.ArgumentParser(description="fine-tune and train a small model, for several seeds")
-    parser.add_argument("out", type=Path, help="where it all goes; the same directory goes on")
+    parser.add_argument("out", type=Path, help="output directory; an existing one is resumed")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="N")
-    parser.add_argument("--rows", type=int, default=40_000, help="bugs that the base learns from")
-    parser.add_argument("--steps", type=int, default=100, help="of reinforcement learning")
+    parser.add_argument("--rows", type=int, default=40_000, help="bugs to train the base model on")
+    parser.add_argument("--steps", type=int, default=100, help="steps of reinforcement learning")
     parser.add_argument("--train", type=Path, default=TRAIN, metavar="TASKS")
     parser.add_argument("--held-out", type=Path, default=HELD_OUT, metavar="TASKS")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    given = parser.parse_args()
-    Experiment(**vars(given)).run()
+    Experiment(**vars(parser.parse_args())).run()
 
 
 if __name__ == "__main__":

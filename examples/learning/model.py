@@ -1,7 +1,7 @@
 """The policy: a Llama of a million parameters with random weights, and a tokenizer of its own.
 
-The tokenizer is byte-level BPE over code. Every word of the grammar and every line number is one token, so that an edit
-is five: ``< -> <= 7`` and the end.
+The tokenizer is byte-level BPE over code. Every word of the grammar and every line number is one token. An edit such as
+``< -> <= 7`` therefore has five tokens, with the end of the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TEMPLATE = (
 VOCABULARY = 2048
 CONTEXT = 1024
 _LINES = 30
-_OFTEN = 3000  # more often than any part of a word: they become tokens
+_OFTEN = 3000  # repetitions of a forced token, more frequent than any part of a word, so that BPE merges it
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -40,13 +40,13 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     tokenizer.train_from_iterator([*texts, *_forced()], trainer)
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
-    made.chat_template = TEMPLATE
-    return made
+    fast_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
+    fast_tokenizer.chat_template = TEMPLATE
+    return fast_tokenizer
 
 
 def make_model(vocabulary: int, *, width: int = 160, layers: int = 4, seed: int = 0) -> LlamaForCausalLM:
-    """Return a Llama with random weights: heads of 32 columns, which share one of keys and values."""
+    """Return a Llama with random weights; its attention heads have 32 columns and share one head of keys and values."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=width * 8 // 3, num_hidden_layers=layers,
@@ -57,14 +57,14 @@ def make_model(vocabulary: int, *, width: int = 160, layers: int = 4, seed: int 
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-    """Return a conversation of one turn as tokens, and which of them carry loss: those of the answer and its end."""
-    before = list(tokenizer(f"{USER}{prompt}{END}{AGENT}")["input_ids"])
-    after = list(tokenizer(f" {answer}{END}")["input_ids"])
-    return before + after, [0] * len(before) + [1] * len(after)
+    """Return the token ids of a conversation of one turn, and its loss mask: the answer and its end carry loss."""
+    prompt_ids = list(tokenizer(f"{USER}{prompt}{END}{AGENT}")["input_ids"])
+    answer_ids = list(tokenizer(f" {answer}{END}")["input_ids"])
+    return prompt_ids + answer_ids, [0] * len(prompt_ids) + [1] * len(answer_ids)
 
 
 def _pattern() -> str:
-    """What is never cut or joined across: line numbers and words of the grammar first, then Python's own words."""
+    """Return the pattern of pre-tokens, which BPE never merges: line numbers, words of the grammar, Python's words."""
     symbols = sorted({word for word in WORDS if not word[0].isalnum()} | {"**", "->", ":="}, key=len, reverse=True)
     pairs = sorted(" ".join(pair) for pair in PAIRS)
     return "|".join(

@@ -1,4 +1,4 @@
-"""Tasks made of a project: bugs of one word, drawn by a seed, each with the tests that were seen to find it."""
+"""Make tasks from a project: one-word bugs, drawn by a seed, each with the tests that detected it."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ from minisandbox.tasks import Form, PytestGrader, Task, file_of
 from minisandbox.types import MiB, Network
 
 UNMEASURED = ("not measured",)
-"""Stands for FAIL_TO_PASS where it is not known; it names no file, so that nothing is hidden."""
+"""FAIL_TO_PASS of a task that was not measured. It names no file, so that no test is hidden."""
 
 _PLUGIN = Path(__file__).with_name("calls_plugin.py")
 _INSIDE = "/run/minisandbox-calls"
-_APART = frozenset({"test", "tests", "testing", "doc", "docs", "examples", "example", "bench", "benchmarks", "vendor"})
+_EXCLUDED = frozenset(
+    {"test", "tests", "testing", "doc", "docs", "examples", "example", "bench", "benchmarks", "vendor"}
+)
 _LARGEST_SOURCE = MiB
 _DECORATORS = 6
-_MOST_TESTS = 150
-_CPU_SECONDS, _PATIENCE = 10, 5
-"""What one run of a task's tests may take of a processor: wrong words make loops endless. So bounded they can have
-several times as many seconds of the clock, of which busy machines take many."""
-_OURS = frozenset({Reason.PATCH_INVALID, Reason.PATCH_STEP_FAILED, Reason.RESTORE_FAILED})
-"""What no bug can cause: it happens before its tests run."""
-_TOLD = 10
-"""After so many functions progress is reported."""
+_MAX_TESTS = 150
+_CPU_SECONDS, _TIMEOUT_FACTOR = 10, 5
+"""Limit of CPU seconds of one run of a task's tests, because bugs cause endless loops; and the factor by which the wall
+time limit is raised, because tests are slow on busy machines."""
+_SETUP_FAILURES = frozenset({Reason.PATCH_INVALID, Reason.PATCH_STEP_FAILED, Reason.RESTORE_FAILED})
+"""Failures before the tests run, which no bug can cause."""
+_REPORT_INTERVAL = 10
+"""Number of functions between two progress reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutating:
-    """Which bugs are made.
+    """Options of the bugs to make.
 
     Attributes:
-        seed: of every choice.
-        per_function: tasks of one function at most.
-        tries: bugs of one function that are tried for these.
-        lines: visible lines of a function, at most; at least there are three.
-        characters: of these, at most.
-        shares: the functions whose :func:`.share_of` is below this.
+        seed: seed of all random choices.
+        per_function: maximum tasks per function.
+        tries: bugs to try per function.
+        lines: maximum visible lines of a function; the minimum is three.
+        characters: maximum characters of the visible lines.
+        shares: use only functions whose :func:`.share_of` is below this value.
     """
 
     seed: int = 0
@@ -65,12 +67,12 @@ class Mutating:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is known of a project before bugs are made.
+    """Facts about a project without bugs.
 
     Attributes:
-        sources: the text of each module, by its path; no tests among them.
-        calls: the tests that called a function, by its module and the line that its code begins at.
-        clean: what its tests do without a bug.
+        sources: the text of each module by path, without tests.
+        calls: the tests that called a function, by module and first line of the function.
+        clean: the measured outcomes of the project's tests without a bug.
     """
 
     sources: Mapping[str, str]
@@ -78,22 +80,24 @@ class Survey:
     clean: Measurement
 
     def files_for(self, function: Function) -> tuple[str, ...]:
-        """Return the test files that call a function, those with fewest tests first."""
-        row = function.rows[0]  # its code begins at the first decorator
-        starts = ((function.file, row - above) for above in range(_DECORATORS))
+        """Return the test files that call a function, files with few tests first."""
+        row = function.rows[0]  # the recorded line may be the one of the first decorator, above this line
+        starts = ((function.file, row - offset) for offset in range(_DECORATORS))
         tests = next((self.calls[start] for start in starts if start in self.calls), ())
         sizes: dict[str, int] = {}
         for test in self.clean.passed:
             sizes[file_of(test)] = sizes.get(file_of(test), 0) + 1
         files = {file_of(test) for test in tests if test in self.clean.passed}
-        return tuple(sorted((file for file in files if sizes[file] <= _MOST_TESTS), key=lambda one: (sizes[one], one)))
+        return tuple(
+            sorted((file for file in files if sizes[file] <= _MAX_TESTS), key=lambda file: (sizes[file], file))
+        )
 
 
 def clean_task(task: Task) -> Task:
-    """Return a task whose image is the project of another one, without its bug and with all of its tests.
+    """Return a task for the project of another task, without its bug and with all tests.
 
     Raises:
-        InvalidValue: its tests are not pytest's, so that nothing of ours says what each of them did.
+        InvalidValue: the tests are not run by pytest, so there are no outcomes of single tests.
     """
     if not isinstance(task.grader, PytestGrader):
         raise InvalidValue(f"{task.instance_id}: its tests are not run by pytest", hint="name a task whose tests are")
@@ -104,54 +108,54 @@ def clean_task(task: Task) -> Task:
 
 
 def bounded_task(task: Task) -> Task:
-    """Return a task whose tests end although a wrong word has made a loop endless, on a busy machine no sooner."""
+    """Limit the CPU time of a task's tests, so that endless loops end; allow more wall time, for busy machines."""
     command = f"ulimit -t {_CPU_SECONDS}; {task.grader.command}"
-    return replace(task, grader=replace(task.grader, command=command, timeout=_PATIENCE * task.grader.timeout))
+    return replace(task, grader=replace(task.grader, command=command, timeout=_TIMEOUT_FACTOR * task.grader.timeout))
 
 
 def survey(clean: Task, image: Image) -> Survey:
-    """Look at a project: its modules, what its tests do, and what they call.
+    """Read a project's modules, measure its tests twice, and record their calls.
 
     Args:
-        clean: of :func:`clean_task`.
-        image: its image.
+        clean: a task of :func:`clean_task`.
+        image: the task's image.
 
     Raises:
-        GradingError: its tests cannot be believed without any bug.
-        MiniSandboxError: a sandbox could not be made, or ended.
+        GradingError: the tests give no reliable result even without a bug.
+        MiniSandboxError: a sandbox could not be created, or ended.
     """
     runs = [measure(clean, image, reference=False) for _ in range(2)]
-    for one in runs:
-        if not one.believed or not one.passed:
-            raise GradingError(f"{clean.instance_id}: its tests cannot be used: {one.detail or 'none passes'}")
-    steady = frozenset.intersection(*(one.passed for one in runs))
-    outcomes = tuple(pair for pair in runs[0].outcomes if pair[0] in steady)
+    for run in runs:
+        if not run.believed or not run.passed:
+            raise GradingError(f"{clean.instance_id}: its tests cannot be used: {run.detail or 'none passes'}")
+    always_passed = frozenset.intersection(*(run.passed for run in runs))
+    outcomes = tuple((test, outcome) for test, outcome in runs[0].outcomes if test in always_passed)
     with Sandbox.create(image.spec(), network=Network.off()) as box:
         return Survey(dict(sources(box)), _calls(box, clean), replace(runs[0], outcomes=outcomes))
 
 
 def sources(box: Sandbox) -> Iterator[tuple[str, str]]:
-    """Yield the modules of a repository in which bugs can be put, tests and documents apart: path and text.
+    """Yield path and text of a repository's modules, except tests, documents and examples.
 
     Args:
         box: a sandbox of the repository's image.
     """
-    listed = box.exec(["git", "ls-files", "-z", "--", "*.py"], timeout=60).stdout_bytes.split(b"\0")
-    for name in sorted(name.decode("utf-8", "surrogateescape") for name in listed if name):
+    file_names = box.exec(["git", "ls-files", "-z", "--", "*.py"], timeout=60).stdout_bytes.split(b"\0")
+    for name in sorted(name.decode("utf-8", "surrogateescape") for name in file_names if name):
         parts = Path(name).parts
-        if not _APART & set(parts[:-1]) and "test" not in parts[-1] and parts[-1] not in ("setup.py", "conftest.py"):
+        if not _EXCLUDED & set(parts[:-1]) and "test" not in parts[-1] and parts[-1] not in ("setup.py", "conftest.py"):
             try:
                 yield name, box.files.read_bytes(box.image.workdir / name, limit=_LARGEST_SOURCE).decode()
             except (FileAccessError, UnicodeDecodeError):
-                continue  # a link, too large, or of another encoding: no bug is put there
+                continue  # skip links, large files and other encodings
 
 
 def _calls(box: Sandbox, task: Task) -> dict[tuple[str, int], tuple[str, ...]]:
-    """Run all tests once with the plugin that notes calls; where that fails, nothing is known to be called."""
+    """Run all tests once with the plugin that records calls; return an empty dictionary if the run fails."""
     box.files.write_bytes(f"{_INSIDE}/calls_plugin.py", _PLUGIN.read_bytes())
-    known = dict(box.image.environment).get("PYTHONPATH")
+    python_path = dict(box.image.environment).get("PYTHONPATH")
     env = {
-        "PYTHONPATH": f"{known}:{_INSIDE}" if known else _INSIDE,
+        "PYTHONPATH": f"{python_path}:{_INSIDE}" if python_path else _INSIDE,
         "MINISANDBOX_CALLS": f"{box.image.workdir}:{_INSIDE}/calls.json",
     }
     box.exec(
@@ -160,15 +164,15 @@ def _calls(box: Sandbox, task: Task) -> dict[tuple[str, int], tuple[str, ...]]:
         env=env,
     )
     try:
-        found = json.loads(box.files.read_bytes(f"{_INSIDE}/calls.json", limit=64 * MiB))
+        calls = json.loads(box.files.read_bytes(f"{_INSIDE}/calls.json", limit=64 * MiB))
     except (FileAccessError, ValueError, RecursionError):
         return {}
-    places = {place.rpartition(":"): tuple(map(str, tests)) for place, tests in found.items()}
-    return {(file, int(row)): tests for (file, _, row), tests in places.items()}
+    locations = {location.rpartition(":"): tuple(map(str, tests)) for location, tests in calls.items()}
+    return {(file, int(row)): tests for (file, _, row), tests in locations.items()}
 
 
 def usable(function: Function, options: Mutating) -> bool:
-    """Whether a function is long enough to be a question, short enough to be read, and ends whatever is changed."""
+    """Return whether a function has a useful length, enough bugs, and no ``while`` loop, which may become endless."""
     text = "\n".join(function.lines)
     return (
         3 <= len(function.lines) <= options.lines
@@ -186,75 +190,75 @@ def mutated_tasks(
     workers: int = 1,
     report: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Task]:
-    """Make tasks of a project: of each function that its tests call, bugs that these tests find.
+    """Make tasks from a project: bugs in functions that its tests call, if the tests detect them.
 
-    A task's tests are those of one file: of the files in which a bug shows, the one with fewest tests. With one seed
-    the same image gives the same tasks.
+    A task has the tests of one file: of the files that detect the bug, the file with the fewest tests. The same seed
+    and image give the same tasks.
 
     Args:
-        clean: of :func:`clean_task`.
-        image: its image.
-        options: which bugs are made.
-        workers: bugs that are tried at once.
-        report: called with each step.
+        clean: a task of :func:`clean_task`.
+        image: the task's image.
+        options: the options of the bugs.
+        workers: number of bugs to try at once.
+        report: called with a description of each step.
 
     Yields:
-        The tasks, as they are found.
+        The tasks, in the order of the functions.
 
     Raises:
-        GradingError: the project's tests cannot be believed without any bug, or cannot be run with one.
-        MiniSandboxError: a sandbox could not be made, or ended before the tests of a bug ran.
+        GradingError: the project's tests give no reliable result without a bug, or do not run with a bug.
+        MiniSandboxError: a sandbox could not be created, or ended before the tests of a bug ran.
     """
     project = survey(clean, image)
-    chosen = [
-        one
+    candidates = [
+        function
         for file, text in project.sources.items()
-        for one in functions(text, file)
-        if share_of(clean.repo, one.file, one.name, options.seed) < options.shares
-        and project.files_for(one)
-        and usable(one, options)
+        for function in functions(text, file)
+        if share_of(clean.repo, function.file, function.name, options.seed) < options.shares
+        and project.files_for(function)
+        and usable(function, options)
     ]
-    report(f"{clean.instance_id}: {len(project.clean.passed)} tests, {len(chosen)} functions to put bugs into")
-    pool, count, fruitful = ThreadPoolExecutor(workers), 0, 0
+    report(f"{clean.instance_id}: {len(project.clean.passed)} tests, {len(candidates)} functions to put bugs into")
+    pool, task_count, function_count = ThreadPoolExecutor(workers), 0, 0
     try:
-        made = pool.map(lambda one: _tasks_of(one, clean, image, project, options), chosen)
-        for number, tasks in enumerate(made, start=1):
+        task_lists = pool.map(lambda function: _tasks_of(function, clean, image, project, options), candidates)
+        for number, tasks in enumerate(task_lists, start=1):
             yield from tasks
-            count, fruitful = count + len(tasks), fruitful + bool(tasks)
-            if number % _TOLD == 0:
-                report(f"{clean.instance_id}: {number} of {len(chosen)} functions, {count} tasks")
-    finally:  # a Ctrl-C too: what has not begun does not
+            task_count, function_count = task_count + len(tasks), function_count + bool(tasks)
+            if number % _REPORT_INTERVAL == 0:
+                report(f"{clean.instance_id}: {number} of {len(candidates)} functions, {task_count} tasks")
+    finally:  # also on Ctrl-C: start no further function
         pool.shutdown(cancel_futures=True)
-    report(f"{clean.instance_id}: {count} tasks of {fruitful} functions")
+    report(f"{clean.instance_id}: {task_count} tasks of {function_count} functions")
 
 
 def _tasks_of(function: Function, clean: Task, image: Image, project: Survey, options: Mutating) -> list[Task]:
-    """The tasks of one function: bugs are tried until there are enough."""
-    found: list[Task] = []
+    """Return the tasks of one function; try its bugs until there are enough tasks."""
+    tasks: list[Task] = []
     for mutant in draw_mutants(function, options.tries, options.seed):
-        if len(found) < options.per_function:
-            found.extend(_task(mutant, clean, image, project))
-    return found
+        if len(tasks) < options.per_function:
+            tasks.extend(_task(mutant, clean, image, project))
+    return tasks
 
 
 def _task(mutant: Mutant, clean: Task, image: Image, project: Survey) -> Iterable[Task]:
-    """The task of a bug, or nothing where no test finds it."""
+    """Yield the task of a bug; yield nothing if no test detects the bug."""
     patch = mutant.patch(project.sources[mutant.function.file])
     files = project.files_for(mutant.function)[:2]
     bounded = bounded_task(clean)
     try:
-        # in this form the reference is what is applied: here the bug
+        # the reference is applied, which here is the bug
         buggy = measure(replace(bounded, patch=patch), image, reference=True, files=files)
-    except SandboxGone:  # a bug may end the sandbox: no task
+    except SandboxGone:  # a bug may end the sandbox
         return
-    if buggy.reason in _OURS:
+    if buggy.reason in _SETUP_FAILURES:
         raise GradingError(
             f"{clean.instance_id}: the tests of a bug in {mutant.function.name} did not run: {buggy.detail}"
         )
     if not buggy.believed:
         return
     failing, passing = derive_test_lists([project.clean], [buggy])
-    file = next((one for one in files if _of(one, failing)), None)
+    file = next((file for file in files if _tests_in(file, failing)), None)
     if file is not None:
         yield replace(
             bounded,
@@ -262,10 +266,10 @@ def _task(mutant: Mutant, clean: Task, image: Image, project: Survey) -> Iterabl
             problem_statement=statement(mutant.function),
             patch=patch,
             form=Form.SWESMITH,
-            FAIL_TO_PASS=_of(file, failing),
-            PASS_TO_PASS=_of(file, passing),
+            FAIL_TO_PASS=_tests_in(file, failing),
+            PASS_TO_PASS=_tests_in(file, passing),
         )
 
 
-def _of(file: str, tests: Sequence[str]) -> tuple[str, ...]:
+def _tests_in(file: str, tests: Sequence[str]) -> tuple[str, ...]:
     return tuple(test for test in tests if file_of(test) == file)

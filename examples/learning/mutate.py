@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from examples.learning.mutants import Mutating, clean_task, mutated_tasks
-from examples.learning.mutations import place_of, share_of
+from examples.learning.mutations import function_of, share_of
 
 from minisandbox import Store
 from minisandbox.images import build
@@ -61,21 +61,21 @@ def write_parts(tasks: Iterable[Task], parts: Mapping[str, float], seed: int, ou
         The number of tasks in each file.
     """
     shares = [(_share_of(task, seed), task) for task in tasks]
-    counts, low = {}, 0.0
+    counts, start = {}, 0.0
     for name, width in parts.items():
-        part = [task for share, task in shares if low <= share < low + width]
-        low += width
+        part = [task for share, task in shares if start <= share < start + width]
+        start += width
         path = out.with_stem(f"{out.stem}-{name}") if name else out
         TaskSet(part, name=path.name).save(path)
-        print(f"{path}: {len(part)} tasks of {len({place_of(task.problem_statement) for task in part})} functions")
+        print(f"{path}: {len(part)} tasks of {len({function_of(task.problem_statement) for task in part})} functions")
         counts[path] = len(part)
     return counts
 
 
 def _share_of(task: Task, seed: int) -> float:
-    place = place_of(task.problem_statement)
-    assert place is not None
-    return share_of(task.repo, *place, seed)
+    function = function_of(task.problem_statement)
+    assert function is not None
+    return share_of(task.repo, *function, seed)
 
 
 if __name__ == "__main__":

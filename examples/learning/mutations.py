@@ -1,8 +1,8 @@
-"""Seeded bugs of one word in the functions of Python projects, and the edits that take them out again.
+"""Seeded one-word bugs in the functions of Python projects, and the edits that fix them.
 
-A bug is one *edit*: on one line of a function, a word is replaced by another. Words are the tokens of Python's own
-tokenizer, with pairs such as ``is not`` taken together, so that no edit reaches into a string or a comment. The inverse
-of an edit is an edit: the whole grammar of an agent that repairs such bugs.
+A bug is one *edit*, which replaces a word on one line of a function. Words are the tokens of Python's own tokenizer;
+pairs such as ``is not`` count as one word. Edits therefore never change strings or comments. The inverse of an edit is
+an edit too, so an agent repairs such bugs with edits alone.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("isinstance", "issubclass"),
     ("KeyError", "IndexError", "ValueError", "TypeError", "AttributeError"),
 )
-"""Words of one group are mistaken for one another; a word may be in several."""
+"""Groups of words that replace one another; a word may be in several groups."""
 
 WORDS: tuple[str, ...] = tuple(dict.fromkeys(word for group in GROUPS for word in group))
-"""Every word of the grammar."""
+"""All words of the grammar."""
 
 PAIRS = frozenset(tuple(word.split()) for word in WORDS if " " in word)
-"""Words that are written as two."""
+"""Words of the grammar that consist of two tokens."""
 
 _NUMBER = re.compile(r"\d{1,4}")
 _STATEMENT = (
     "`{name}` in {file} has a bug: one word of it is another than it should be, and tests fail because of it.\n"
 )
-_PLACE = re.compile(r"`([\w.]+)` in (\S+) has a bug")
+_FUNCTION = re.compile(r"`([\w.]+)` in (\S+) has a bug")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class Word:
     """One word of a line.
 
     Attributes:
-        text: it.
-        start: the column that it begins at, from 0.
-        end: the column after it.
+        text: the word.
+        start: the column of its first character, from 0.
+        end: the column after its last character.
     """
 
     text: str
@@ -91,8 +91,8 @@ class WordEdit:
 
     Attributes:
         line: the line, from 1, as an agent sees the function.
-        old: the word that is there.
-        new: the word that takes its place.
+        old: the word to replace.
+        new: the replacement.
     """
 
     line: int
@@ -106,7 +106,7 @@ class WordEdit:
 
     @classmethod
     def parse(cls, text: str) -> WordEdit | None:
-        """Return the edit that a text is; None where it is no edit, or has a word that is not of the grammar."""
+        """Parse an edit; return None if the text is malformed or has a word outside the grammar."""
         edit, _, line = text.rpartition(" ")
         old, _, new = edit.partition(" -> ")
         if old not in WORDS or new not in WORDS or not _NUMBER.fullmatch(line):
@@ -116,7 +116,7 @@ class WordEdit:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function as an agent sees it: without docstring, blank lines and lines of comments.
+    """A function as an agent sees it, without docstring, blank lines and comment lines.
 
     Attributes:
         file: its module, relative to the repository.
@@ -132,18 +132,18 @@ class Function:
 
     @property
     def view(self) -> str:
-        """What an agent is shown."""
+        """The numbered lines that an agent sees."""
         return view(self.lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A function with a bug in it.
+    """A function with a bug.
 
     Attributes:
-        function: without the bug.
-        fix: the edit that takes it out.
-        lines: of the function with the bug.
+        function: the function without the bug.
+        fix: the edit that fixes the bug.
+        lines: the lines of the function with the bug.
     """
 
     function: Function
@@ -157,7 +157,7 @@ class Mutant:
 
     @property
     def digest(self) -> str:
-        """Eight digits that stand for this bug in this function."""
+        """A hash of the function and the bug, eight hexadecimal digits."""
         text = f"{self.function.file}\n{self.function.name}\n{self.fix.text}"
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -168,31 +168,32 @@ class Mutant:
             source: the module's text, without the bug.
         """
         file, row = self.function.file, self.function.rows[self.fix.line - 1] - 1
-        before = io.StringIO(source).readlines()  # not splitlines(): Python and git know no form feed there
-        after = list(before)
-        after[row] = in_place(before[row], self.lines[self.fix.line - 1])
-        lines = difflib.unified_diff(before, after, f"a/{file}", f"b/{file}")
-        ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-        return f"diff --git a/{file} b/{file}\n" + "".join(ended)
+        old_lines = io.StringIO(source).readlines()  # unlike splitlines(), this does not split at form feeds
+        new_lines = list(old_lines)
+        new_lines[row] = in_place(old_lines[row], self.lines[self.fix.line - 1])
+        diff = difflib.unified_diff(old_lines, new_lines, f"a/{file}", f"b/{file}")
+        lines = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in diff)
+        return f"diff --git a/{file} b/{file}\n" + "".join(lines)
 
 
 # --- words and edits -------------------------------------------------------------------------------------------------
 
 
 def replacements(word: str) -> tuple[str, ...]:
-    """Return the words that may stand where a word should, in a fixed order."""
-    found = [other for group in GROUPS if word in group for other in group if other != word]
-    return tuple(dict.fromkeys(found))
+    """Return the words that can replace a word, in a fixed order."""
+    words = [other_word for group in GROUPS if word in group for other_word in group if other_word != word]
+    return tuple(dict.fromkeys(words))
 
 
 def split_words(line: str) -> list[Word]:
-    """Split one line of code into words; strings and comments are left out. It may end inside brackets."""
+    """Return the words of one line of code, without strings and comments. The line may end inside brackets."""
     indent = len(line) - len(line.lstrip())
-    return _paired([Word(one.string, one.start[1] + indent, one.end[1] + indent) for one in _tokens(line.strip())])
+    tokens = _tokens(line.strip())
+    return _paired([Word(token.string, token.start[1] + indent, token.end[1] + indent) for token in tokens])
 
 
 def _tokens(code: str) -> Iterator[tokenize.TokenInfo]:
-    """The names, operators and numbers of a line, as far as it can be read."""
+    """Yield the names, operators and numbers of a line, up to the first syntax error."""
     with contextlib.suppress(tokenize.TokenError, IndentationError, SyntaxError):
         for token in tokenize.generate_tokens(io.StringIO(code + "\n").readline):
             if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER):
@@ -200,42 +201,42 @@ def _tokens(code: str) -> Iterator[tokenize.TokenInfo]:
 
 
 def _paired(words: list[Word]) -> list[Word]:
-    """Take together words that form one, such as ``is not``."""
-    paired: list[Word] = []
+    """Join the words of pairs such as ``is not``."""
+    joined: list[Word] = []
     for word in words:
-        last = paired[-1] if paired else None
-        if last and (last.text, word.text) in PAIRS:
-            paired[-1] = Word(f"{last.text} {word.text}", last.start, word.end)
+        previous = joined[-1] if joined else None
+        if previous and (previous.text, word.text) in PAIRS:
+            joined[-1] = Word(f"{previous.text} {word.text}", previous.start, word.end)
         else:
-            paired.append(word)
-    return paired
+            joined.append(word)
+    return joined
 
 
 def apply_edit(lines: tuple[str, ...], edit: WordEdit) -> tuple[str, ...] | None:
-    """Return a function's lines after an edit, or None where the line has no such word."""
+    """Return a function's lines after an edit, or None if the line lacks the word."""
     if not 1 <= edit.line <= len(lines):
         return None
     line = lines[edit.line - 1]
     for word in split_words(line):
         if word.text == edit.old:
-            changed = line[: word.start] + edit.new + line[word.end :]
-            return (*lines[: edit.line - 1], changed, *lines[edit.line :])
+            new_line = line[: word.start] + edit.new + line[word.end :]
+            return (*lines[: edit.line - 1], new_line, *lines[edit.line :])
     return None
 
 
-def in_place(line: str, shown: str) -> str:
-    """Return a module's line with the code of a line as it is shown: its indentation and its end stay.
+def in_place(line: str, visible_line: str) -> str:
+    """Return a module's line with its code replaced; its indentation and line end stay.
 
     Args:
-        line: of the module.
-        shown: of the function.
+        line: the line of the module.
+        visible_line: the new code, dedented.
     """
-    indent, end = line[: len(line) - len(line.lstrip())], line[len(line.rstrip()) :]
-    return indent + shown.lstrip() + end
+    indent, line_end = line[: len(line) - len(line.lstrip())], line[len(line.rstrip()) :]
+    return indent + visible_line.lstrip() + line_end
 
 
 def view(lines: tuple[str, ...]) -> str:
-    """Return a function's lines as an agent sees them: numbered from 1."""
+    """Return a function's lines as an agent sees them, numbered from 1."""
     return "\n".join(f" {number} {line}" for number, line in enumerate(lines, 1))
 
 
@@ -243,9 +244,9 @@ def view(lines: tuple[str, ...]) -> str:
 
 
 def functions(source: str, file: str) -> Iterator[Function]:
-    """Yield the functions and methods of a module that can be shown, in their order.
+    """Yield the functions and methods of a module that can be shown, in order.
 
-    One that is nested belongs to the outer one; of several with one name none is taken.
+    Nested functions belong to the outer function. Functions that share a name are skipped.
 
     Args:
         source: the module's text.
@@ -254,17 +255,17 @@ def functions(source: str, file: str) -> Iterator[Function]:
     tree = parse_python(source)
     if tree is None:
         return
-    found = list(_definitions(tree, ""))
-    names = [name for name, _ in found]
+    definitions = list(_definitions(tree, ""))
+    names = [name for name, _ in definitions]
     lines = source.split("\n")
-    for name, node in found:
+    for name, node in definitions:
         if names.count(name) == 1 and (function := _function(lines, file, name, node)) is not None:
             yield function
 
 
 def find_function(source: str, file: str, name: str) -> Function | None:
     """Return a module's function by its name, or None if no such function can be shown."""
-    return next((one for one in functions(source, file) if one.name == name), None)
+    return next((function for function in functions(source, file) if function.name == name), None)
 
 
 def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -276,22 +277,23 @@ def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.Function
 
 
 def _function(source: list[str], file: str, name: str, node: ast.FunctionDef) -> Function | None:
-    """Return a function's visible lines, or None where they are no code by themselves."""
-    hidden: set[int] = set()
-    for part in ast.walk(node):
-        if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str):
-            hidden.update(range(part.lineno, (part.end_lineno or part.lineno) + 1))
-    rows = [row for row in range(node.lineno, (node.end_lineno or 0) + 1) if row not in hidden]
+    """Return a function's visible lines, or None if they are not valid code on their own."""
+    docstring_rows: set[int] = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and isinstance(child.value.value, str):
+            docstring_rows.update(range(child.lineno, (child.end_lineno or child.lineno) + 1))
+    rows = [row for row in range(node.lineno, (node.end_lineno or 0) + 1) if row not in docstring_rows]
     rows = [row for row in rows if source[row - 1].strip() and not source[row - 1].lstrip().startswith("#")]
     lines = tuple(source[row - 1][node.col_offset :].rstrip() for row in rows)
-    cut = any(source[row - 1][: node.col_offset].strip() for row in rows)  # a text that begins farther to the left
-    if len(rows) < 2 or cut or _tree(lines) is None:
+    # a line of a multi-line string may begin to the left of the function, so dedenting would cut it
+    is_cut = any(source[row - 1][: node.col_offset].strip() for row in rows)
+    if len(rows) < 2 or is_cut or _tree(lines) is None:
         return None
     return Function(file, name, tuple(rows), lines)
 
 
 def _tree(lines: tuple[str, ...]) -> str | None:
-    """The syntax tree as text, or None where the lines are no code."""
+    """Return the syntax tree as text, or None if the lines are not valid code."""
     tree = parse_python("\n".join(lines))
     return None if tree is None else ast.dump(tree)
 
@@ -300,56 +302,56 @@ def _tree(lines: tuple[str, ...]) -> str | None:
 
 
 def mutants(function: Function) -> list[Mutant]:
-    """Return every bug of the grammar that a function can have: it is still code, and one edit takes it out."""
-    original = _tree(function.lines)
-    found: dict[WordEdit, Mutant] = {}
+    """Return every possible bug of a function that leaves valid code and that one edit fixes."""
+    original_tree = _tree(function.lines)
+    mutants: dict[WordEdit, Mutant] = {}
     for number, line in enumerate(function.lines, 1):
         words = split_words(line)
-        for before, word in zip([None, *words], words, strict=False):
-            named = before is not None and before.text == "def"  # problem statements name the function
-            for wrong in () if named else replacements(word.text):
-                fix = WordEdit(number, wrong, word.text)
-                changed = line[: word.start] + wrong + line[word.end :]
-                lines = (*function.lines[: number - 1], changed, *function.lines[number:])
-                undone = apply_edit(lines, fix) == function.lines
-                if undone and fix not in found and _tree(lines) not in (None, original):
-                    found[fix] = Mutant(function, fix, lines)
-    return list(found.values())
+        for previous, word in zip([None, *words], words, strict=False):
+            is_name = previous is not None and previous.text == "def"  # problem statements name the function
+            for wrong_word in () if is_name else replacements(word.text):
+                fix = WordEdit(number, wrong_word, word.text)
+                wrong_line = line[: word.start] + wrong_word + line[word.end :]
+                lines = (*function.lines[: number - 1], wrong_line, *function.lines[number:])
+                is_fixed = apply_edit(lines, fix) == function.lines
+                if is_fixed and fix not in mutants and _tree(lines) not in (None, original_tree):
+                    mutants[fix] = Mutant(function, fix, lines)
+    return list(mutants.values())
 
 
 def draw_mutants(function: Function, count: int, seed: object) -> list[Mutant]:
-    """Draw bugs of a function; each exchange of two words comes once before any comes twice.
+    """Draw bugs of a function; each pair of words is used once before any pair is used twice.
 
     Args:
-        function: it.
-        count: how many at most.
-        seed: of the choice.
+        function: the function.
+        count: maximum number of bugs.
+        seed: seed of the draw.
     """
-    every = mutants(function)
-    random.Random(f"{seed} {function.file} {function.name}").shuffle(every)
-    seen: dict[tuple[str, str], int] = {}
-    ranked: list[tuple[int, int]] = []
-    for index, mutant in enumerate(every):
-        kind = (mutant.fix.new, mutant.fix.old)
-        ranked.append((seen.get(kind, 0), index))
-        seen[kind] = seen.get(kind, 0) + 1
-    return [every[index] for _, index in sorted(ranked)[:count]]
+    all_mutants = mutants(function)
+    random.Random(f"{seed} {function.file} {function.name}").shuffle(all_mutants)
+    uses: dict[tuple[str, str], int] = {}
+    ranks: list[tuple[int, int]] = []
+    for index, mutant in enumerate(all_mutants):
+        pair = (mutant.fix.new, mutant.fix.old)
+        ranks.append((uses.get(pair, 0), index))
+        uses[pair] = uses.get(pair, 0) + 1
+    return [all_mutants[index] for _, index in sorted(ranks)[:count]]
 
 
 def share_of(repo: str, file: str, name: str, seed: object = 0) -> float:
-    """Return a number in [0, 1) that depends on the function alone: parts of a task set are ranges of it.
+    """Return a number in [0, 1) that depends only on the function; parts of a task set are ranges of this number.
 
     Args:
-        repo: the function's project, as tasks call it.
-        file: its module.
-        name: its name.
-        seed: of the division.
+        repo: the repository's name in tasks.
+        file: the function's module.
+        name: the function's name.
+        seed: seed of the division.
     """
     digest = hashlib.sha256(f"{seed} {repo} {file} {name}".encode()).digest()
     return int.from_bytes(digest[:6]) / (1 << 48)
 
 
-# --- what a task says ------------------------------------------------------------------------------------------------
+# --- problem statements ----------------------------------------------------------------------------------------------
 
 
 def statement(function: Function) -> str:
@@ -357,7 +359,7 @@ def statement(function: Function) -> str:
     return _STATEMENT.format(name=function.name, file=function.file)
 
 
-def place_of(problem_statement: str) -> tuple[str, str] | None:
-    """Return the file and the name of the function that a problem statement names, or None where it names none."""
-    found = _PLACE.search(problem_statement)
-    return None if found is None else (found[2], found[1])
+def function_of(problem_statement: str) -> tuple[str, str] | None:
+    """Return file and name of the function in a problem statement, or None if the statement has another form."""
+    match = _FUNCTION.search(problem_statement)
+    return None if match is None else (match[2], match[1])

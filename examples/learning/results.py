@@ -1,8 +1,8 @@
-"""Write docs/results.md's tables and its curve from the directory of an experiment.
+"""Write the tables and the curve of docs/results.md from the directory of an experiment.
 
     python -m examples.learning.results runs/learning
 
-What people wrote around the tables stays. A run that is still going on is shown as far as it is.
+The text around the tables stays. The finished part of an unfinished run is shown.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from minisandbox.rollouts import RunReader
 from minisandbox.train.evaluation import Score, draw_curve
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-SHOWN = "![The resolve rate on held-out tasks, by optimiser steps](results.svg)"
+CURVE_LINK = "![The resolve rate on held-out tasks, by optimiser steps](results.svg)"
 PAGE, CURVE = DOCS / "results.md", DOCS / "results.svg"
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """What one seed came to.
+    """Results of one seed.
 
     Attributes:
-        number: of the seed.
+        number: the seed.
         scores: the held-out resolve rate of answers drawn at temperature 1, by step.
-        before: the rate of the likeliest answers after SFT, or None where it is not known.
-        after: the same after reinforcement learning.
+        before: the rate of the likeliest answers after SFT; None if it was not measured.
+        after: the rate of the likeliest answers after reinforcement learning; None if it was not measured.
         rewards: the mean reward of each step.
-        seconds: of the clock, for SFT and reinforcement learning with its evaluations.
-        cpu: of a processor.
+        seconds: wall seconds of SFT and reinforcement learning, with its evaluations.
+        cpu: CPU seconds.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Seed:
 
     @property
     def gain(self) -> float:
-        """By how much the drawn answers' rate rose."""
+        """The increase of the drawn answers' rate."""
         return self.scores[-1].reward - self.scores[0].reward
 
 
@@ -60,87 +60,92 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="the directory of examples.learning.experiment")
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--curve", type=Path, default=CURVE)
-    given = parser.parse_args()
-    seeds = list(read_seeds(given.run))
+    args = parser.parse_args()
+    seeds = list(read_seeds(args.run))
     if not seeds:
-        raise SystemExit(f"{given.run} has no evaluation yet")
-    draw_curve({f"seed {one.number}": one.scores for one in seeds}, given.curve)
-    page = given.page.read_text()
+        raise SystemExit(f"{args.run} has no evaluation yet")
+    draw_curve({f"seed {seed.number}": seed.scores for seed in seeds}, args.curve)
+    page = args.page.read_text()
     for name, text in (
-        ("rates", f"{rates(seeds)}\n\n{SHOWN}"),
+        ("rates", f"{rates(seeds)}\n\n{CURVE_LINK}"),
         ("course", course(seeds)),
-        ("cost", cost(given.run, seeds)),
+        ("cost", cost(args.run, seeds)),
     ):
         page = with_part(page, name, text)
-    given.page.write_text(page)
+    args.page.write_text(page)
     print(rates(seeds))
 
 
 def read_seeds(run: Path) -> Iterator[Seed]:
-    """Yield what is known of each seed that has an evaluation."""
-    times = _lines(run / "times.jsonl")
+    """Yield the results of each seed that has an evaluation."""
+    stages = _records(run / "times.jsonl")
     for number in sorted(int(path.name.partition("-")[2]) for path in run.glob("rl-*")):
         scores = tuple(
-            Score(int(one["step"]), float(one["reward"]), int(one["rollouts"]), int(one["failed"]))
-            for one in _lines(run / f"rl-{number}" / "scores.jsonl")
+            Score(int(record["step"]), float(record["reward"]), int(record["rollouts"]), int(record["failed"]))
+            for record in _records(run / f"rl-{number}" / "scores.jsonl")
         )
-        rewards = tuple(float(one["reward"]) for one in _lines(run / f"rl-{number}" / "log.jsonl") if "reward" in one)
-        own = [one for one in times if one["stage"] in (f"sft-{number}", f"rl-{number}")]
+        log = _records(run / f"rl-{number}" / "log.jsonl")
+        rewards = tuple(float(record["reward"]) for record in log if "reward" in record)
+        seed_stages = [stage for stage in stages if stage["stage"] in (f"sft-{number}", f"rl-{number}")]
         if scores:
-            rate = [_rate(run / f"likeliest-{kind}-{number}") for kind in ("sft", "rl")]
-            seconds, cpu = (sum(float(one[key]) for one in own) for key in ("seconds", "cpu"))
-            yield Seed(number, scores, rate[0], rate[1], rewards, seconds, cpu)
+            before, after = (_rate(run / f"likeliest-{kind}-{number}") for kind in ("sft", "rl"))
+            seconds, cpu = (sum(float(stage[key]) for stage in seed_stages) for key in ("seconds", "cpu"))
+            yield Seed(number, scores, before, after, rewards, seconds, cpu)
 
 
 def rates(seeds: Sequence[Seed]) -> str:
-    """The table of what was resolved before and after, and the means with the spread of the seeds."""
+    """Return the table of resolve rates before and after training, with means and standard deviations."""
     lines = [
         "| seed | drawn, after SFT | drawn, after RL | rise | likeliest, after SFT | likeliest, after RL |",
         "|---|---|---|---|---|---|",
     ]
-    for one in seeds:
-        first, last = one.scores[0].reward, one.scores[-1].reward
-        values = (f"{first:.1%}", f"{last:.1%}", _points(one.gain), _percent(one.before), _percent(one.after))
-        lines.append(f"| {one.number} | " + " | ".join(values) + " |")
+    for seed in seeds:
+        first_rate, last_rate = seed.scores[0].reward, seed.scores[-1].reward
+        gain, before, after = _points(seed.gain), _percent(seed.before), _percent(seed.after)
+        lines.append(f"| {seed.number} | {first_rate:.1%} | {last_rate:.1%} | {gain} | {before} | {after} |")
     columns = (
-        [one.scores[0].reward for one in seeds], [one.scores[-1].reward for one in seeds], [one.gain for one in seeds],
-        [one.before for one in seeds if one.before is not None], [one.after for one in seeds if one.after is not None],
-    )  # fmt: skip
-    means = [_percent(_mean(one)) for one in columns]
+        [seed.scores[0].reward for seed in seeds],
+        [seed.scores[-1].reward for seed in seeds],
+        [seed.gain for seed in seeds],
+        [seed.before for seed in seeds if seed.before is not None],
+        [seed.after for seed in seeds if seed.after is not None],
+    )
+    means = [_percent(_mean(column)) for column in columns]
     means[2] = _points(statistics.fmean(columns[2]))
     lines.append("| mean | " + " | ".join(means) + " |")
-    lines.append("| deviation of the seeds | " + " | ".join(_deviation(one) for one in columns) + " |")
+    lines.append("| deviation of the seeds | " + " | ".join(_deviation(column) for column in columns) + " |")
     return "\n".join(lines)
 
 
 def course(seeds: Sequence[Seed]) -> str:
-    """The table of all evaluations, and of the reward of the steps between them."""
-    steps = sorted({score.step for one in seeds for score in one.scores})
+    """Return the table of all evaluations, and of the rewards of the steps before them."""
+    steps = sorted({score.step for seed in seeds for score in seed.scores})
     lines = ["| | " + " | ".join(f"step {step}" for step in steps) + " |", "|---" * (len(steps) + 1) + "|"]
-    for one in seeds:
-        known = {score.step: score for score in one.scores}
-        cells = [f"{known[step].reward:.1%} of {known[step].rollouts}" if step in known else "" for step in steps]
-        lines.append(f"| seed {one.number}, held out | " + " | ".join(cells) + " |")
-    for one in seeds:
-        parts = [one.rewards[max(0, step - 10) : step] for step in steps]
-        cells = [f"{statistics.fmean(part):.1%}" if part else "" for part in parts]
-        lines.append(f"| seed {one.number}, reward of the ten steps before | " + " | ".join(cells) + " |")
+    for seed in seeds:
+        scores = {score.step: score for score in seed.scores}
+        cells = [f"{scores[step].reward:.1%} of {scores[step].rollouts}" if step in scores else "" for step in steps]
+        lines.append(f"| seed {seed.number}, held out | " + " | ".join(cells) + " |")
+    for seed in seeds:
+        windows = [seed.rewards[max(0, step - 10) : step] for step in steps]
+        cells = [f"{statistics.fmean(window):.1%}" if window else "" for window in windows]
+        lines.append(f"| seed {seed.number}, reward of the ten steps before | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def cost(run: Path, seeds: Sequence[Seed]) -> str:
-    """The table of what it took, and the machine."""
+    """Return the table of wall and CPU time, and the description of the machine."""
     lines = ["| stage | minutes | minutes of one processor |", "|---|---|---|"]
-    for stage in ("base", "warm-up"):
-        own = [one for one in _lines(run / "times.jsonl") if one["stage"] == stage]
-        if own:
-            lines.append(f"| {stage} | {float(own[-1]['seconds']) / 60:.1f} | {float(own[-1]['cpu']) / 60:.1f} |")
-    lines += [f"| seed {one.number}: SFT and RL | {one.seconds / 60:.0f} | {one.cpu / 60:.0f} |" for one in seeds]
+    for name in ("base", "warm-up"):
+        stages = [stage for stage in _records(run / "times.jsonl") if stage["stage"] == name]
+        if stages:
+            seconds, cpu = float(stages[-1]["seconds"]), float(stages[-1]["cpu"])
+            lines.append(f"| {name} | {seconds / 60:.1f} | {cpu / 60:.1f} |")
+    lines += [f"| seed {seed.number}: SFT and RL | {seed.seconds / 60:.0f} | {seed.cpu / 60:.0f} |" for seed in seeds]
     return "\n".join([*lines, "", f"Machine: {machine()}."])
 
 
 def machine() -> str:
-    """The processor, how many of it, and the memory."""
+    """Return the number and model of the CPUs, and the memory."""
     names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
     size = int(memory[1]) / 2**20 if memory else 0
@@ -148,15 +153,15 @@ def machine() -> str:
 
 
 def _rate(run: Path) -> float | None:
-    """The part of a run's rollouts that was resolved; None where it is not over."""
+    """Return the resolve rate of a run; None if the run is unfinished."""
     if not (run / "done").exists():
         return None
     with RunReader(run) as reader:
-        rewards = [one.reward for one in reader.summaries() if one.reward is not None]
+        rewards = [summary.reward for summary in reader.summaries() if summary.reward is not None]
     return statistics.fmean(rewards) if rewards else None
 
 
-def _lines(path: Path) -> list[dict[str, str]]:
+def _records(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from examples.learning.mutations import Function, WordEdit, apply_edit, find_function, in_place, place_of
+from examples.learning.mutations import Function, WordEdit, apply_edit, find_function, function_of, in_place
 
 from minisandbox.agents.session import EXIT_ERROR, EXIT_FORMAT, Ending, Session
 from minisandbox.errors import FileAccessError
@@ -39,8 +39,8 @@ class WordEditAgent:
             LimitReached: a limit of the rollout ended it.
             ModelError: the model gave no usable response.
         """
-        place = place_of(task.problem_statement)
-        module = None if place is None else await _Module.read(*place, session)
+        function = function_of(task.problem_statement)
+        module = None if function is None else await _Module.read(*function, session)
         if module is None:
             return Ending(EXIT_ERROR, "the problem statement names no readable function")
         session.say(Message("user", module.function.view))
@@ -48,12 +48,12 @@ class WordEditAgent:
             text = (await session.ask()).message.content.strip()
             if text == SUBMIT:
                 return Ending()
-            done = await module.edit(WordEdit.parse(text))
+            is_applied = await module.edit(WordEdit.parse(text))
             if session.left().get("steps", 1) <= 0:
-                return Ending() if done else Ending(EXIT_FORMAT, f"not an edit of the function: {text[:80]!r}")
-            session.say(Message("user", await self._tested(task, session) if done else ERROR))
+                return Ending() if is_applied else Ending(EXIT_FORMAT, f"not an edit of the function: {text[:80]!r}")
+            session.say(Message("user", await self._run_tests(task, session) if is_applied else ERROR))
 
-    async def _tested(self, task: Task, session: Session) -> str:
+    async def _run_tests(self, task: Task, session: Session) -> str:
         result = await session.perform(task.grader.command, timeout=min(task.grader.timeout, _TIMEOUT))
         return PASS if result.ok else FAIL
 
@@ -64,7 +64,7 @@ class _Module:
     def __init__(self, session: Session, path: str, lines: list[str], function: Function) -> None:
         self.function = function
         self._session, self._path, self._lines = session, path, lines
-        self._changed: int | None = None
+        self._edited_row: int | None = None
 
     @classmethod
     async def read(cls, file: str, name: str, session: Session) -> _Module | None:
@@ -74,7 +74,7 @@ class _Module:
             source = (await session.box.files.read_bytes(path, limit=_LARGEST_SOURCE)).decode()
         except (FileAccessError, UnicodeDecodeError):
             return None
-        function = _found(source, file, name)
+        function = _find_function(source, file, name)
         return None if function is None else cls(session, path, source.split("\n"), function)
 
     async def edit(self, edit: WordEdit | None) -> bool:
@@ -83,20 +83,21 @@ class _Module:
         if edit is None or lines is None:
             return False
         row = self.function.rows[edit.line - 1]
-        undo = [] if self._changed is None else [_exchange(self._changed, self._lines[self._changed - 1])]
-        script = [*undo, _exchange(row, in_place(self._lines[row - 1], lines[edit.line - 1]))]
-        self._changed = row
+        edited_row = self._edited_row
+        undo = [] if edited_row is None else [_sed_command(edited_row, self._lines[edited_row - 1])]
+        script = [*undo, _sed_command(row, in_place(self._lines[row - 1], lines[edit.line - 1]))]
+        self._edited_row = row
         return (await self._session.perform(["sed", "-i", ";".join(script), self._path], timeout=_TIMEOUT)).ok
 
 
-def _exchange(row: int, text: str) -> str:
+def _sed_command(row: int, text: str) -> str:
     """Return the sed command that replaces a line."""
-    for special in "\\/&":
-        text = text.replace(special, f"\\{special}")
+    for character in "\\/&":
+        text = text.replace(character, f"\\{character}")
     return f"{row}s/^.*$/{text}/"
 
 
 @lru_cache(maxsize=256)
-def _found(source: str, file: str, name: str) -> Function | None:
+def _find_function(source: str, file: str, name: str) -> Function | None:
     """Find a function in a module; cached because all rollouts of a group read the same module."""
     return find_function(source, file, name)

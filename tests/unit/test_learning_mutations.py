@@ -19,9 +19,9 @@ from examples.learning.mutations import (
     apply_edit,
     draw_mutants,
     find_function,
+    function_of,
     functions,
     mutants,
-    place_of,
     share_of,
     split_words,
     statement,
@@ -156,8 +156,8 @@ def test_a_patch_is_the_bug(tmp_path: Path, text: str) -> None:
 
 
 def test_a_problem_statement_names_its_function() -> None:
-    assert place_of(statement(function())) == ("pkg/m.py", "clip")
-    assert place_of("It does not work.") is None
+    assert function_of(statement(function())) == ("pkg/m.py", "clip")
+    assert function_of("It does not work.") is None
 
 
 def test_a_function_is_in_one_part_and_the_parts_are_as_large_as_told() -> None:
@@ -179,7 +179,7 @@ def test_a_functions_tasks_are_in_one_file(tmp_path: Path) -> None:
     tasks = [_task(f"f{number}", digest) for number in range(40) for digest in "ab"]
     counts = write_parts(tasks, {"train": 0.5, "held-out": 0.3}, 7, tmp_path / "bugs.jsonl")
     assert set(counts) == {tmp_path / "bugs-train.jsonl", tmp_path / "bugs-held-out.jsonl"}
-    parts = [{place_of(task.problem_statement) for task in TaskSet.load(path)} for path in counts]
+    parts = [{function_of(task.problem_statement) for task in TaskSet.load(path)} for path in counts]
     assert not parts[0] & parts[1]
     assert [2 * len(part) for part in parts] == list(counts.values())
     assert 0 < len(parts[1]) < len(parts[0]) < 40
@@ -243,12 +243,12 @@ def _task(name: str, digest: str) -> Task:
 
 def test_the_bundled_sets_share_no_function() -> None:
     train, held_out = TaskSet.load(TRAIN), TaskSet.load(HELD_OUT)
-    places = [{(task.repo, place_of(task.problem_statement)) for task in part} for part in (train, held_out)]
+    places = [{(task.repo, function_of(task.problem_statement)) for task in part} for part in (train, held_out)]
     assert not places[0] & places[1]
     assert len(train) > len(held_out) > 10
     for part, low, high in ((train, 0.0, 0.4), (held_out, 0.4, 0.65)):
         for task in part:
-            place = place_of(task.problem_statement)
+            place = function_of(task.problem_statement)
             assert place is not None
             assert low <= share_of(task.repo, *place) < high
             assert task.form is Form.SWESMITH

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from examples.learning.experiment import AGENT
 from examples.learning.mutants import Mutating, clean_task, mutated_tasks, sources
-from examples.learning.mutations import WordEdit, find_function, mutants, place_of
+from examples.learning.mutations import WordEdit, find_function, function_of, mutants
 from tests.builds import python_build
 from tests.vendored import vendor_pytest
 
@@ -83,7 +83,7 @@ def made(project: Task, images: Callable[[Task], Image]) -> Sequence[Task]:
 
 def fix_of(task: Task) -> WordEdit:
     """The edit that the patch of a bug of one word takes back."""
-    place = place_of(task.problem_statement)
+    place = function_of(task.problem_statement)
     assert place is not None
     (bad,) = (line[1:] for line in task.patch.splitlines() if line.startswith("+") and not line.startswith("+++"))
     (good,) = (line[1:] for line in task.patch.splitlines() if line.startswith("-") and not line.startswith("---"))
