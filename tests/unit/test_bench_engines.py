@@ -1,11 +1,10 @@
-"""The benchmark of engines: its numbers, its table and picture, resuming, what it leaves; without any engine."""
+"""The benchmark of engines: its table, resuming, what it leaves; without any engine."""
 
 from __future__ import annotations
 
 import fcntl
 import itertools
 import tempfile
-import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,43 +14,12 @@ from benchmarks.engines import measuring
 from benchmarks.engines.engine import Bash, Engine, Output, Project, Shelled
 from benchmarks.engines.measuring import measure, temporary_place
 from benchmarks.engines.registry import ENGINES, chosen, engine_class
-from benchmarks.engines.report import number, picture, table
-from benchmarks.engines.results import Results, Sample, paired_ratio, percentile, plan, values
+from benchmarks.engines.report import table
+from benchmarks.engines.results import Results, Sample, plan
 from benchmarks.engines.worker import Measured
 
 ABOUT = {"machine": "one"}
 QUICK = plan(["calc"], quick=True)
-
-
-def test_percentiles_are_interpolated() -> None:
-    assert percentile([4.0], 90) == 4.0
-    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
-    assert percentile([1.0, 2.0], 50) == 1.5
-    assert percentile(list(map(float, range(11))), 90) == 9.0
-
-
-def test_ratios_are_of_the_same_round() -> None:
-    ours: list[Sample] = [{"ready": [1.0, 3.0]}, {"ready": [8.0]}, {"failed": "no"}, {"ready": [100.0]}]
-    theirs: list[Sample] = [{"ready": [1.0]}, {"ready": [2.0]}, {"ready": [5.0]}]
-    assert paired_ratio(ours, theirs, "ready") == 3.0
-    assert paired_ratio(ours[2:3], theirs, "ready") is None
-    assert values(ours, "ready") == [1.0, 3.0, 8.0, 100.0]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, ""),
-        (0.0, "0"),
-        (0.0004, "0.000"),
-        (0.01234, "0.012"),
-        (1.234, "1.23"),
-        (12.34, "12.3"),
-        (1234.5, "1,234"),
-    ],
-)
-def test_numbers_have_three_digits(value: float | None, text: str) -> None:
-    assert number(value) == text
 
 
 def test_a_name_stands_for_its_variants() -> None:
@@ -84,7 +52,7 @@ def test_results_of_another_run_are_kept_apart(tmp_path: Path) -> None:
     assert not Results(tmp_path, {"machine": "two"}, fresh=True).samples("docker", "exec")
 
 
-# --- the table and the picture ---------------------------------------------------------------------------------------
+# --- the table ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -112,17 +80,6 @@ def test_the_table_has_numbers_ratios_and_what_is_missing(measured: Results) -> 
     assert "- Bwrap failed in at-once-8: no room." in lines
     assert "- validation-calc: the tests ended differently: Ours: 1 passed; Bwrap: 2 passed." in lines
     assert not any("CPU of a rollout" in line for line in lines)  # not counted: no control group
-
-
-def test_the_picture_is_drawn_to_scale(measured: Results) -> None:
-    root = ET.fromstring(picture(measured, QUICK, {"minisandbox": "Ours", "bubblewrap": "B & W"}))
-    space = "{http://www.w3.org/2000/svg}"
-    bars = [float(one.get("width", "")) for one in root.iter(f"{space}rect")][1:]
-    texts = [one.text for one in root.iter(f"{space}text")]
-    assert len(bars) == 4
-    assert bars[0] < bars[1]
-    assert "B & W" in texts
-    assert "rollout of 30 shell commands, s" in texts
 
 
 # --- engines' processes ----------------------------------------------------------------------------------------------
