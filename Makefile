@@ -208,7 +208,7 @@ dockerfile-conformance: $(VENV)/.dev
 VLLM_VENV ?= .venv-vllm-$(shell id -u)
 VLLM_PYTHON ?= python3.11
 test-vllm: $(VLLM_VENV)/.made
-	"$(VLLM_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/vllm tests/unit/test_train_vllm.py
+	"$(VLLM_VENV)/bin/python" -m pytest $(LONG) -rP $(PYTEST_ARGS) tests/vllm tests/unit/test_train_vllm.py
 
 $(VLLM_VENV)/.made: tools/make-vllm-venv
 	@tools/make-vllm-venv "$(VLLM_VENV)" "$(VLLM_PYTHON)"

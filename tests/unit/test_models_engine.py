@@ -16,7 +16,7 @@ from tests.unit.tiny_model import TOOL, tiny_engine, tiny_tokenizer, torch
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
 from minisandbox.models import Completion, Message, Request, Sampling, TokenGraph
 from minisandbox.models.engine import TransformersEngine, recompute_logprobs
-from minisandbox.models.engine.sampling import draw
+from minisandbox.models.engine.decoding import draw
 from minisandbox.models.renderer import Conversations, Renderer
 
 pytestmark = pytest.mark.once

@@ -18,7 +18,8 @@ from tests.unit.toy_setting import ToySetting, toy_config
 from minisandbox.errors import InvalidValue, MissingExtra, ModelUnavailable
 from minisandbox.models import Message, Request, Sampling, TokenGraph
 from minisandbox.models.engine import TransformersEngine, recompute_logprobs
-from minisandbox.models.engine.decoding import Decoder, Row
+from minisandbox.models.engine.decoding import Decoder
+from minisandbox.models.engine.engine import Row
 from minisandbox.models.engine.vllm import VllmDecoder
 from minisandbox.models.served import ServerPolicy
 from minisandbox.train import engines

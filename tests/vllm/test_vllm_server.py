@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,17 @@ from tests.vllm.conftest import CONTEXT, Agreement, Served, vllm_server
 from minisandbox.agents import AgentLimits, BashAgent
 from minisandbox.errors import ContextExceeded, ModelRefused
 from minisandbox.images import Image
-from minisandbox.models import Completion, Message, OpenAIModel, Request, Sampling, TokenGraph
+from minisandbox.models import (
+    Completion,
+    Message,
+    Model,
+    ModelOptions,
+    OpenAIModel,
+    Request,
+    Sampling,
+    TokenGraph,
+    open_model,
+)
 from minisandbox.models.capture import CaptureProxy
 from minisandbox.rollouts import Budgets, RunReader, Setup, run_batch
 from minisandbox.tasks import Task
@@ -34,6 +45,11 @@ TOOL = {
 }
 
 
+def opened(server: Served) -> Model:
+    """The server by token ids, with the tokenizer that it names."""
+    return open_model(ModelOptions(server.name, api_base=server.url, tokens="yes"))
+
+
 def run(body: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
         await asyncio.wait_for(body(), LONG)
@@ -47,7 +63,7 @@ def test_rows_of_rollouts_can_be_trained_on(
 ) -> None:
     tasks = [replace(smith, instance_id=f"calc__smith-{number}") for number in range(6)]
     setup = Setup(
-        agent=BashAgent(), model=OpenAIModel(server.name, server.url, tokens="yes"),
+        agent=BashAgent(), model=opened(server),
         sampling=Sampling(temperature=0.8, max_tokens=48), agent_limits=AgentLimits(steps=3),
     )  # fmt: skip
     summaries = run_batch(tasks, setup, tmp_path, image_of=lambda _: smith_image, budgets=Budgets(workers=6))
@@ -61,7 +77,56 @@ def test_rows_of_rollouts_can_be_trained_on(
             assert sum(sum(row.mask) for row in trajectory.rows) == sum(
                 one.usage.completion for one in trajectory.turns
             )
+            assert len(trajectory.rows) == 1
             agreement.check("rollouts", trajectory.rows, temperature=0.8)
+
+
+async def converse(model: Model, name: str, turns: int, tokens: int = 24) -> TokenGraph:
+    """Hold a conversation, and return what was captured."""
+    graph, messages = TokenGraph(), [Message("user", f"the tests of module {name} fail")]
+    for _ in range(turns):
+        sampling = Sampling(temperature=0.7, max_tokens=tokens)
+        answer = await model.complete(Request(tuple(messages), sampling=sampling, session=name))
+        assert answer.tokens is not None
+        graph.add(answer.tokens)
+        messages += [answer.message, Message("user", "grüße, 世界 🙂\n  exit 1")]
+    return graph
+
+
+def test_at_most_one_turn_in_a_hundred_forks(server: Served, agreement: Agreement) -> None:
+    conversations, turns = 20, 6
+
+    async def ask(model: Model) -> list[TokenGraph]:
+        try:
+            return list(await asyncio.gather(*(converse(model, str(n), turns) for n in range(conversations))))
+        finally:
+            await model.close()
+
+    forks: dict[str, int] = {}
+    for name in ("token ids", "chat"):
+        model = opened(server) if name == "token ids" else OpenAIModel(server.name, server.url, tokens="yes")
+        rows = [row for graph in asyncio.run(ask(model)) for row in graph.rows()]
+        forks[name] = len(rows) - conversations
+        print(f"{name}: {forks[name]} of {conversations * (turns - 1)} following turns fork")
+        agreement.check(f"conversations, {name}", rows, temperature=0.7)
+    assert forks["token ids"] <= 1
+
+
+@pytest.mark.parametrize("count", [64, 128])
+def test_many_requests_in_flight(server: Served, agreement: Agreement, count: int) -> None:
+    async def ask() -> None:
+        model = opened(server)
+        began = time.monotonic()
+        graphs = await asyncio.gather(*(converse(model, f"{count}.{n}", 1, 40) for n in range(count)))
+        seconds = time.monotonic() - began
+        await model.close()
+        rows = [row for graph in graphs for row in graph.rows()]
+        tokens = sum(sum(row.mask) for row in rows)
+        print(f"{count} in flight: {tokens} tokens, {tokens / seconds:.0f} tokens/s")
+        assert len(rows) == count
+        agreement.check(f"{count} in flight", rows, temperature=0.7)
+
+    run(ask)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
@@ -79,9 +144,10 @@ def test_each_temperature_has_its_own_distribution(server: Served, agreement: Ag
     run(ask)
 
 
-def test_too_long_a_conversation_is_told_apart(server: Served) -> None:
+@pytest.mark.parametrize("by_ids", [True, False])
+def test_too_long_a_conversation_is_told_apart(server: Served, by_ids: bool) -> None:
     async def ask() -> None:
-        model = OpenAIModel(server.name, server.url, tokens="yes")
+        model = opened(server) if by_ids else OpenAIModel(server.name, server.url, tokens="yes")
         with pytest.raises(ContextExceeded):
             await model.complete(Request((Message("user", "word " * CONTEXT),), sampling=Sampling(max_tokens=8)))
         await model.close()
@@ -90,8 +156,7 @@ def test_too_long_a_conversation_is_told_apart(server: Served) -> None:
 
 
 def test_a_server_with_raw_log_probabilities_is_refused(policy: Path, tmp_path: Path) -> None:
-    async def ask(raw: Served, temperature: float) -> Completion:
-        model = OpenAIModel(raw.name, raw.url, tokens="yes")
+    async def ask(temperature: float, model: Model) -> Completion:
         sampling = Sampling(temperature=temperature, max_tokens=8)
         try:
             return await model.complete(Request((Message("user", "the tests fail"),), sampling=sampling))
@@ -99,9 +164,11 @@ def test_a_server_with_raw_log_probabilities_is_refused(policy: Path, tmp_path: 
             await model.close()
 
     with vllm_server(policy, tmp_path / "vllm.log") as raw:
-        assert asyncio.run(ask(raw, 1.0)).tokens is not None  # the same with and without processing
-        with pytest.raises(ModelRefused, match="--logprobs-mode processed_logprobs"):
-            asyncio.run(ask(raw, 0.7))
+        by_ids = ModelOptions(raw.name, api_base=raw.url, tokens="yes", tokenizer=str(policy))
+        for opening in (lambda: OpenAIModel(raw.name, raw.url, tokens="yes"), lambda: open_model(by_ids)):
+            assert asyncio.run(ask(1.0, opening())).tokens is not None  # the same with and without processing
+            with pytest.raises(ModelRefused, match="--logprobs-mode processed_logprobs"):
+                asyncio.run(ask(0.7, opening()))
 
 
 # --- the capture proxy -----------------------------------------------------------------------------------------------

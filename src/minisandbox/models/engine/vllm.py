@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from minisandbox.models.engine.decoding import Row
+from minisandbox.models.engine.engine import Row
 
 
 def vllm_parameters(**values: object) -> object:
@@ -21,7 +21,7 @@ def vllm_parameters(**values: object) -> object:
 
 
 class VllmDecoder:
-    """Samples responses with vLLM; a replacement for :class:`.Decoder`. Used by one thread only.
+    """Samples responses with vLLM; a replacement for :class:`.decoding.Decoder`. Used by one thread only.
 
     Args:
         engine: vLLM's ``LLMEngine``; code that changes its weights must reset its prefix cache.
