@@ -61,6 +61,8 @@ class CompletionsServer:
         self.bodies.append(body)
         if (failure := self.fail()) is not None:
             return failure
+        if not 0 <= body.get("temperature", 1.0) <= 2:  # as vLLM's own check
+            return web.json_response({"error": {"message": "temperature must be in [0, 2]", "code": 400}}, status=400)
         if isinstance(body["prompt"], str):
             prompt = array("i", [token + self.shift for token in self.engine.renderer.encode(body["prompt"])])
         else:

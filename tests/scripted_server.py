@@ -33,7 +33,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelError
-from minisandbox.models.dialect import PROBES, answer_body, read_request, wants_tokens
+from minisandbox.models.dialect import PROBE, answer_body, read_request, wants_tokens
 from minisandbox.models.http import SESSION_HEADER
 from minisandbox.models.protocol import Completion, Message, Request, Tokens, TokenUsage
 from minisandbox.models.scripted import FAULTS, Answerer, Fault, Reply, Script, ScriptedModel
@@ -51,7 +51,7 @@ Scripted = Answerer | Script | Sequence[object] | Mapping[str, Sequence[object]]
 
 def _probed(processed: bool) -> dict[str, object]:
     """Return the response to the client's probe for log-probabilities of the sampled distribution."""
-    tokens = Tokens(array("i", [1, 2]), array("i", [3, 4]), array("d", [0.0, 0.0] if processed else [-0.19, -4.0]))
+    tokens = Tokens(array("i", [1, 2]), array("i", [3, 4]), array("d", [0.0, 0.0] if processed else [-0.19, -0.5]))
     return answer_body(Completion(Message("assistant", "word"), "length", TokenUsage(2, 2), tokens), tokens=True)
 
 
@@ -175,7 +175,7 @@ class ScriptedServer:
 
     async def _answered(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
-        if body.get("messages") == [message.to_json() for message in PROBES["scaled"].messages]:
+        if body.get("messages") == [message.to_json() for message in PROBE]:
             return web.json_response(_probed(self._processed))
         session = _session(http, body)
         fault = self._next_fault(session)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from minisandbox.errors import BadAnswer, InvalidValue, ModelError, ModelRefused, ModelUnavailable
 from minisandbox.models.dialect import (
     NO_TOKENS,
-    PROBES,
+    PROBE,
     RequestBody,
     TokensWanted,
     distribution_of,
@@ -29,7 +29,7 @@ from minisandbox.models.dialect import (
 )
 from minisandbox.models.http import Again, Answer, Failed, Timeouts, Transport, clean, error_in, failure_of
 from minisandbox.models.metering import Budget, Meter, Prices
-from minisandbox.models.protocol import Completion, QueueTime, Request, Sample, Sampling
+from minisandbox.models.protocol import Completion, QueueTime, Request, Sample, Sampling, Tokens
 from minisandbox.redaction import REPEATS_KEY, answer_repeats_key, contains_key
 
 T = TypeVar("T", bound=Completion | Sample)
@@ -128,10 +128,13 @@ class OpenAIModel:
         kind = distribution_of(sampling)
         if kind == "model":
             return True
+
+        async def sample(probe: Sampling) -> Tokens | None:
+            return (await self._answer(Request(PROBE, sampling=probe))).tokens
+
         async with self._probing:
             if kind not in self._processed:
-                tokens = (await self._answer(PROBES[kind])).tokens
-                self._processed[kind] = tokens is None or is_processed(tokens.logprobs, kind)
+                self._processed[kind] = await is_processed(sample, kind)
                 if not self._processed[kind] and self._tokens != "yes":
                     _LOG.warning("%s; token ids are discarded", raw_logprobs(self.server))
         return self._processed[kind]

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -32,13 +32,8 @@ TOKEN_FIELDS: Mapping[str, object] = {"logprobs": True, "top_logprobs": 0, "retu
 Distribution = Literal["model", "scaled", "truncated"]
 """What tokens are sampled from: the model's own distribution, or that after a temperature, or after top_p or top_k."""
 
-_HOT = 1000.0
-_PROBE_TEXT = (Message("user", "Name any word."),)
-PROBES: Mapping[Distribution, Request] = {
-    "scaled": Request(_PROBE_TEXT, sampling=Sampling(temperature=_HOT, max_tokens=8)),
-    "truncated": Request(_PROBE_TEXT, sampling=Sampling(top_k=1, max_tokens=4)),
-}
-"""Requests that detect whether an engine reports log-probabilities of the raw model."""
+PROBE = (Message("user", "Name any word."),)
+"""The conversation whose responses show whether a server reports log-probabilities of the raw model."""
 
 NO_TOKENS = (
     "use vLLM 0.10.2 or SGLang 0.5.23 or later, or --tokens no; responses without token ids cannot be trained on"
@@ -52,13 +47,28 @@ def distribution_of(sampling: Sampling) -> Distribution:
     return "scaled" if (sampling.top_p, sampling.top_k) == (1, 0) else "truncated"
 
 
-def is_processed(logprobs: Sequence[float], kind: Distribution) -> bool:
-    """Return whether the log-probabilities in the response to a probe are of the sampled distribution.
+async def is_processed(sample: Callable[[Sampling], Awaitable[Tokens | None]], kind: Distribution) -> bool:
+    """Return whether a server reports log-probabilities of the distribution that it samples from.
 
-    At a very high temperature all tokens have nearly the same log-probability. With ``top_k`` 1 only one token can be
-    sampled, so its log-probability is 0.
+    With ``top_k`` 1 only one token can be sampled, so its log-probability is 0. SGLang's include the temperature alone:
+    at a very low one they are nearly 0, those of the raw model are as at temperature 0.
+
+    Args:
+        sample: samples a response from the server; always for the same prompt.
+        kind: what is sampled from.
     """
-    return max(logprobs) - min(logprobs) < 0.5 if kind == "scaled" else min(logprobs) > -1e-4
+    tokens = await sample(Sampling(top_k=1, max_tokens=4))
+    if tokens is None or min(tokens.logprobs) > -1e-4:
+        return True
+    greedy, cold = (
+        await sample(Sampling(temperature=0, max_tokens=8)),
+        await sample(Sampling(temperature=0.01, max_tokens=8)),
+    )
+    if kind == "truncated" or greedy is None or cold is None:
+        return False
+    pairs = list(zip(greedy.sampled, cold.sampled, strict=False))
+    count = next((index for index, (token, other) in enumerate(pairs) if token != other), len(pairs))
+    return sum(cold.logprobs[:count]) > sum(greedy.logprobs[:count]) / 2
 
 
 # Set these fields explicitly: engines have their own defaults (vLLM reads the model's generation_config.json), which

@@ -13,7 +13,8 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue, MissingExtra, ModelRefused
 from minisandbox.models.client import OpenAIModel, raw_logprobs
 from minisandbox.models.dialect import (
-    PROBES,
+    PROBE,
+    Distribution,
     completion_fields,
     constraint_in,
     distribution_of,
@@ -21,7 +22,7 @@ from minisandbox.models.dialect import (
     read_sample,
 )
 from minisandbox.models.policy import Policy, response_limit
-from minisandbox.models.protocol import Completion, Message, QueueTime, Request, Sample, Sampling
+from minisandbox.models.protocol import Completion, Message, QueueTime, Request, Sample, Sampling, Tokens
 from minisandbox.models.renderer import Renderer
 
 _LOG = logging.getLogger("minisandbox.models")
@@ -85,7 +86,7 @@ class ServerPolicy(Policy):
                 self._read_models(await self.client.models())
                 await self._check_tokenizer()
             if (kind, disconnects) not in self._checked and kind != "model":
-                await self._check_logprobs(PROBES[kind].sampling)
+                await self._check_logprobs(kind)
             self._checked = {(name, count) for name, count in self._checked if count == disconnects}
             self._checked |= {("model", disconnects), (kind, disconnects)}
 
@@ -125,10 +126,13 @@ class ServerPolicy(Policy):
                 hint="give the server's own: --tokenizer DIR, or --tokenizer server to send text",
             )
 
-    async def _check_logprobs(self, sampling: Sampling) -> None:
-        prompt = await asyncio.to_thread(self.renderer.prompt, Request((_TEXT,)))
-        sample = await self._sample(prompt, sampling)
-        if not is_processed(sample.tokens.logprobs, distribution_of(sampling)):
+    async def _check_logprobs(self, kind: Distribution) -> None:
+        prompt = await asyncio.to_thread(self.renderer.prompt, Request(PROBE))
+
+        async def sample(probe: Sampling) -> Tokens:
+            return (await self._sample(prompt, probe)).tokens
+
+        if not await is_processed(sample, kind):
             raise raw_logprobs(self.client.server)
 
     async def _sample(
