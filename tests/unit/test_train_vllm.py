@@ -19,7 +19,7 @@ from minisandbox.errors import InvalidValue, MissingExtra, ModelUnavailable
 from minisandbox.models import Message, Request, Sampling, TokenGraph
 from minisandbox.models.engine import TransformersEngine, recompute_logprobs
 from minisandbox.models.engine.decoding import Decoder
-from minisandbox.models.engine.engine import Row
+from minisandbox.models.engine.row import Row
 from minisandbox.models.engine.vllm import VllmDecoder
 from minisandbox.models.served import ServerPolicy
 from minisandbox.train import engines

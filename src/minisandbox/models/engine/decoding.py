@@ -18,7 +18,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from minisandbox.errors import InvalidValue
-from minisandbox.models.engine.engine import Row
+from minisandbox.models.engine.row import Row
 from minisandbox.models.protocol import Sampling
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from minisandbox.models.engine.engine import Row
+from minisandbox.models.engine.row import Row
 
 
 def vllm_parameters(**values: object) -> object:
