@@ -1,4 +1,4 @@
-"""Read regular files: never wait for the writer of a pipe, or exceed a size limit."""
+"""Read regular files without waiting for the writer of a pipe, and up to a size limit."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from minisandbox.agents import open_agent
 from minisandbox.cli.main import main
 from minisandbox.errors import InvalidValue, RunError, SandboxGone
 from minisandbox.grade import GradingOptions, confirmed_share
-from minisandbox.grade.grading import grade_in, grade_own
+from minisandbox.grade.grading import grade_in, grade_trusted
 from minisandbox.grade.judging import Doubt, SuiteRun
 from minisandbox.grade.options import recorded_policy
 from minisandbox.grade.report import Report, ReportLine
@@ -369,7 +369,7 @@ def test_a_reference_that_hangs_once_is_run_again_with_other_hashes(place: Place
             return super().run(change, edited, chosen)
 
     hanging = Seeded(place.task, place.image, once, place.add)
-    found = grade_own(reference_change(place.task), cast("Workspace", hanging), "share(0)")
+    found = grade_trusted(reference_change(place.task), cast("Workspace", hanging), "share(0)")
     assert found.verdict is Verdict.RESOLVED
     assert [(flag.kind, str(reason) in flag.detail) for flag in found.flags] == [("repeated", True)]
     assert seeds == [(0, 10.0), (1, 10.0)]
@@ -377,7 +377,7 @@ def test_a_reference_that_hangs_once_is_run_again_with_other_hashes(place: Place
 
 def test_a_reference_that_hangs_twice_has_failed(place: Place) -> None:
     hanging = replace(place, trouble=failing(Reason.TIMEOUT, "reference", "tests"))
-    found = grade_own(reference_change(place.task), cast("Workspace", hanging), "share(0)")
+    found = grade_trusted(reference_change(place.task), cast("Workspace", hanging), "share(0)")
     assert (found.verdict, place.runs["reference", "tests"]) == (Verdict.TIMEOUT, 2)
 
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from minisandbox.grade.submission import CodePatch
-from minisandbox.grade.testfiles import hidden_files, lay_out
+from minisandbox.grade.testfiles import hidden_files, prepare_files
 from minisandbox.grade.verdict import Reason
 from minisandbox.grade.workspace import _apply
 from minisandbox.sandbox import Sandbox
@@ -36,7 +36,7 @@ def test_names_that_lead_out_of_the_layer_are_no_files_of_it(layer: Path) -> Non
     before = secret.stat()
     names = ("tests/test_a.py", str(secret), "../secret.py", "tests/../../secret.py", "tests/linked.py")
     assert set(hidden_files(layer, names)) == {"tests/test_a.py"}
-    with lay_out(layer, names, {str(secret): b"other\n", "../secret.py": b"other\n"}, WORKDIR) as laid:
+    with prepare_files(layer, names, {str(secret): b"other\n", "../secret.py": b"other\n"}, WORKDIR) as laid:
         assert set(laid.checked) == {"tests/test_a.py"}
         assert {str(mount.target) for mount in laid.mounts} == {"/hidden", "/testbed/tests/test_a.py"}
     after = secret.stat()

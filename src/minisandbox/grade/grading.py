@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Accidents of a loaded machine, or of a test that hangs by chance: the run of trusted code is repeated.
 _REPEATED = frozenset({Reason.TIMEOUT, Reason.KILLED, Reason.OUT_OF_MEMORY})
 # Only the submission itself can cause these, so no control run is needed.
-_CERTAINLY_THE_SUBMISSION = frozenset({Reason.PATCH_INVALID, Reason.REPORT_DAMAGED})
+_CAUSED_BY_SUBMISSION = frozenset({Reason.PATCH_INVALID, Reason.REPORT_DAMAGED})
 
 
 def grade(
@@ -87,7 +87,7 @@ def grade_reference(
     Raises:
         InvalidValue: a test of a pytest grader is not a pytest node id, or the policy is unknown.
     """
-    return grade_own(reference_change(task), Workspace.of(task, image, timeout=timeout, limits=limits), confirm)
+    return grade_trusted(reference_change(task), Workspace.of(task, image, timeout=timeout, limits=limits), confirm)
 
 
 def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, limits: Limits | None = None) -> Grade:
@@ -98,15 +98,15 @@ def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, l
     Raises:
         InvalidValue: a test of a pytest grader is not a pytest node id.
     """
-    return grade_own(CodePatch(), Workspace.of(task, image, timeout=timeout, limits=limits), NEVER)
+    return grade_trusted(CodePatch(), Workspace.of(task, image, timeout=timeout, limits=limits), NEVER)
 
 
-def grade_own(change: CodePatch, workspace: Workspace, confirm: str) -> Grade:
+def grade_trusted(change: CodePatch, workspace: Workspace, confirm: str) -> Grade:
     """Grade a trusted change in a workspace; see :func:`grade_reference` for the arguments and the result."""
     confirmed_share(confirm)
     started = time.monotonic()
     try:
-        run, flags = _run_of_ours(workspace, change)
+        run, flags = _run_trusted(workspace, change)
         verdict = _confirmed(workspace, change, run, judge(workspace.task, run, flags), confirm)
         verdict = replace(verdict, misread=misreadings(workspace.task, run))
     except (MiniSandboxError, OSError) as error:
@@ -114,7 +114,7 @@ def grade_own(change: CodePatch, workspace: Workspace, confirm: str) -> Grade:
     return replace(verdict, duration=time.monotonic() - started)
 
 
-def _run_of_ours(workspace: Workspace, change: CodePatch) -> tuple[SuiteRun, tuple[Flag, ...]]:
+def _run_trusted(workspace: Workspace, change: CodePatch) -> tuple[SuiteRun, tuple[Flag, ...]]:
     """Run the tests on trusted code; repeat a run that timed out, was killed or ran out of memory, with other hashes.
 
     A project's test can hang by chance, which is more likely on a loaded machine.
@@ -150,7 +150,7 @@ def grade_in(workspace: Workspace, submission: bytes, confirm: str = ONCE) -> Gr
 
 
 def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade:
-    """Grade a patch as it is, without the commands of the harness."""
+    """Grade a patch without trying the commands of the harness."""
     task = workspace.task
     policy = Policy.for_task(task, dict(workspace.image.environment), workspace.image.workdir)
     try:
@@ -167,8 +167,8 @@ def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade
         detail = "nothing of it is applied that a test could see: no file, or tests and documents only"
         return Grade(task.instance_id, Verdict.FAILED, Reason.NOTHING_TO_TEST, detail, flags=flags)
     try:
-        if change.leave_out and (misfit := workspace.misfit(change)):
-            return Grade(task.instance_id, Verdict.PATCH_INVALID, Reason.PATCH_INVALID, misfit, flags=flags)
+        if change.leave_out and (apply_problem := workspace.apply_problem(change)):
+            return Grade(task.instance_id, Verdict.PATCH_INVALID, Reason.PATCH_INVALID, apply_problem, flags=flags)
         return _run_and_judge(workspace, change, flags, confirm)
     except (MiniSandboxError, OSError) as error:
         return infrastructure_grade(task, error, flags)
@@ -180,18 +180,18 @@ def _run_and_judge(workspace: Workspace, change: CodePatch, flags: tuple[Flag, .
     A run that may have failed by accident, e.g. a timeout on a loaded machine, is repeated before the submission is
     blamed. After a timeout, the new limit is three times the current duration of the reference's run.
     """
-    task, run = workspace.task, _run_surely(workspace, change)
+    task, run = workspace.task, _run_with_retry(workspace, change)
     if run.doubt is not None and run.doubt.reason is Reason.NO_REWARD:
         return judge(task, run, flags)
-    if run.doubt is not None and run.doubt.reason not in _CERTAINLY_THE_SUBMISSION:
+    if run.doubt is not None and run.doubt.reason not in _CAUSED_BY_SUBMISSION:
         is_timeout = run.doubt.reason is Reason.TIMEOUT
-        control, repeated = _run_of_ours(workspace.patient() if is_timeout else workspace, reference_change(task))
+        control, repeated = _run_trusted(workspace.patient() if is_timeout else workspace, reference_change(task))
         flags += repeated
         if control.doubt is not None:
             return _untrusted(judge(task, run, flags), control)
         if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # a dead sandbox was tried twice
             workspace = workspace.patient(control.duration) if is_timeout else workspace
-            run = _run_surely(workspace, change)
+            run = _run_with_retry(workspace, change)
     return _confirmed(workspace, change, run, judge(task, run, flags), confirm)
 
 
@@ -210,7 +210,7 @@ def _confirmed(workspace: Workspace, change: CodePatch, run: SuiteRun, graded: G
     return confirmation.confirm(run, graded)
 
 
-def _run_surely(workspace: Workspace, change: CodePatch) -> SuiteRun:
+def _run_with_retry(workspace: Workspace, change: CodePatch) -> SuiteRun:
     """Run the tests; repeat a run whose sandbox died, because the host may be at fault the first time."""
     for _ in range(2):
         try:

@@ -98,7 +98,7 @@ def doubt_about(result: ExecResult, report: Report) -> Doubt | None:
         return Doubt(Reason.KILLED, f"the test runner ended with {result.fate}")
     if not report.started:
         return _not_started(result.exit_code)
-    return _about_end(result.exit_code, report)
+    return _doubt_about_end(result.exit_code, report)
 
 
 def _not_started(exit_code: int) -> Doubt:
@@ -108,7 +108,7 @@ def _not_started(exit_code: int) -> Doubt:
     return Doubt(reason if exit_code == 4 else Reason.NOT_STARTED, f"{detail} (exit status {exit_code})")
 
 
-def _about_end(exit_code: int, report: Report) -> Doubt | None:
+def _doubt_about_end(exit_code: int, report: Report) -> Doubt | None:
     end = report.end
     if end is None:
         return Doubt(Reason.NO_END, f"the run ended before pytest finished (exit status {exit_code})")

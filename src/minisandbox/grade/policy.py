@@ -35,7 +35,7 @@ _RUNNER_IMPORTS = frozenset(
     }
 )  # fmt: skip
 # A package of Jython that copy and pickle try to import before Python 3.12.
-_LOOKED_FOR = frozenset({"org"})
+_OPTIONAL_IMPORTS = frozenset({"org"})
 _PYTHON_2 = (
     "BaseHTTPServer Bastion CGIHTTPServer ConfigParser Cookie DocXMLRPCServer HTMLParser MimeWriter Queue "
     "SimpleHTTPServer SimpleXMLRPCServer SocketServer StringIO UserDict UserList UserString _LWPCookieJar "
@@ -181,7 +181,7 @@ class Policy:
             return runner not in self.allowed_names
         shadows_library = (
             _new_module(path, frozenset({""})) in self.library
-            or path.split("/", maxsplit=1)[0].removesuffix(".py") in _LOOKED_FOR
+            or path.split("/", maxsplit=1)[0].removesuffix(".py") in _OPTIONAL_IMPORTS
             or _new_module(path, self.roots) in _RUNNER_IMPORTS
         )
         return is_new and shadows_library

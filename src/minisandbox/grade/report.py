@@ -170,24 +170,24 @@ class _Draft:
             return "is not a record"
         if self.end is not None:
             return "comes after its end"
-        if not self._place(test, when, value):
+        if not self._add_line(test, when, value):
             return "makes no sense"
         self.lines += 1
         return ""
 
-    def _place(self, test: object, when: object, value: object) -> bool:
+    def _add_line(self, test: object, when: object, value: object) -> bool:
         if test is None:
-            return self._frame(when, value)
+            return self._add_event(when, value)
         if not (isinstance(test, str) and isinstance(when, str) and isinstance(value, str)):
             return False
         if self.started and when in ("place", "seconds"):
-            return self._measure(test, when, value)
+            return self._add_measurement(test, when, value)
         if not self.started or when not in _PHASES:
             return False
         self.records.append(ReportLine(test, when, value))
         return True
 
-    def _measure(self, test: str, when: str, value: str) -> bool:
+    def _add_measurement(self, test: str, when: str, value: str) -> bool:
         try:
             if when == "place":
                 self.places.setdefault(test, int(value))
@@ -197,7 +197,7 @@ class _Draft:
             return False
         return True
 
-    def _frame(self, when: object, value: object) -> bool:
+    def _add_event(self, when: object, value: object) -> bool:
         if not isinstance(value, dict):
             return False
         if when == "collected":

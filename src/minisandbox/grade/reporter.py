@@ -157,13 +157,13 @@ def run_reported(
                 report = Report(damage="the report is too large") if excess else Report.parse(bytes(payload), key)
                 return replace(event, stdout_bytes=b"", dropped_stdout=0), report
             if event.stream == "stdout":
-                excess = _take(payload, event) or excess
+                excess = _append(payload, event) or excess
                 if excess:
                     process.kill()
     raise AssertionError("a process's last event is its result")
 
 
-def _take(payload: bytearray, event: Output) -> bool:
+def _append(payload: bytearray, event: Output) -> bool:
     """Append a piece of the report; return whether the report exceeds its limit."""
     payload += event.data[: MAX_REPORT + 1 - len(payload)]
     return len(payload) > MAX_REPORT

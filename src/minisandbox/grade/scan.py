@@ -56,7 +56,7 @@ _SIGNS = {
     r"\bsys\.modules(?:\.(?:update|setdefault|__setitem__)\b|[ \t]*\|=)|"
     r"\b(?:__import__|import_module)\([^()]{1,99}\)(?:\.\w{1,99}){1,9}[ \t]*=(?!=)",
 }  # fmt: skip
-_ANYTHINGS = frozenset({"", "__init__", "test", "tests"})
+_GENERIC_STEMS = frozenset({"", "__init__", "test", "tests"})
 """File names that are too general to identify a test file."""
 _SOURCES = frozenset({"src", "lib"})
 _SIGN = {kind: re.compile(pattern) for kind, pattern in _SIGNS.items()}
@@ -73,14 +73,14 @@ _ASSIGNED = re.compile(
 )
 
 
-class _AsNames(dict[int, str]):
+class _PlainLetters(dict[int, str]):
     """Maps other forms of letters to plain letters, as Python does in names (PEP 3131), in linear time."""
 
     def __missing__(self, code: int) -> str:
         return normalize("NFKC", chr(code))
 
 
-_AS_NAMES = _AsNames()
+_PLAIN_LETTERS = _PlainLetters()
 
 
 def scan(
@@ -95,7 +95,7 @@ def scan(
         reverse: whether the reference is applied in reverse, so that its removed lines are the added ones.
         tests: the files of the task's tests; code that reads them may look for the expected values.
     """
-    names = tuple({PurePosixPath(file).stem for file in tests} - _ANYTHINGS)
+    names = tuple({PurePosixPath(file).stem for file in tests} - _GENERIC_STEMS)
     project_names = frozenset(_top_name(path) for path in (*touched_files(reference), *tests))
     sign, solution, changes = b"-" if reverse else b"+", parse_patch(reference), parse_patch(submission)
     expected_kinds = {
@@ -173,4 +173,4 @@ def _lines(changes: Iterable[FileChange], sign: bytes) -> Iterator[tuple[str, st
         for line in change.signed(sign):
             for segment in line.split(b"\r"):  # a carriage return also ends a line of Python
                 text = segment.decode("utf-8", "replace")
-                yield change.path, text if text.isascii() else text.translate(_AS_NAMES)
+                yield change.path, text if text.isascii() else text.translate(_PLAIN_LETTERS)

@@ -19,7 +19,7 @@ _MOST_MOUNTS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class LaidOut:
+class PreparedFiles:
     """The prepared test files of one sandbox.
 
     Attributes:
@@ -61,9 +61,9 @@ def _is_plain(hidden: Path, name: str) -> bool:
 
 
 @contextmanager
-def lay_out(
+def prepare_files(
     hidden: Path | None, names: Sequence[str], edited_files: Mapping[str, bytes], workdir: PurePosixPath
-) -> Iterator[LaidOut]:
+) -> Iterator[PreparedFiles]:
     """Prepare the tests layer for one sandbox; the files exist while the block runs.
 
     Files with the task's tests are mounted read-only, one by one, so that a project can still write next to them. All
@@ -77,7 +77,7 @@ def lay_out(
         workdir: the directory of the repository inside the sandbox.
     """
     if hidden is None:
-        yield LaidOut()
+        yield PreparedFiles()
         return
     with scratch() as directory:
         copied_folder, mounted_folder = directory / "rest", directory / "fixed"
@@ -93,4 +93,4 @@ def lay_out(
             shutil.copymode(hidden / path, target / path)
             if target is mounted_folder:
                 mounts.append(Mount(mounted_folder / path, workdir / path))
-        yield LaidOut((Mount(copied_folder, HIDDEN), *mounts), True, contents)
+        yield PreparedFiles((Mount(copied_folder, HIDDEN), *mounts), True, contents)

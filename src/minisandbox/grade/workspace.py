@@ -19,7 +19,7 @@ from minisandbox.grade.judging import Doubt, SuiteRun, log_of
 from minisandbox.grade.names import located
 from minisandbox.grade.startup import task_sandbox
 from minisandbox.grade.submission import CodePatch
-from minisandbox.grade.testfiles import HIDDEN, lay_out
+from minisandbox.grade.testfiles import HIDDEN, prepare_files
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import removed_files
 from minisandbox.sandbox import Sandbox
@@ -121,7 +121,7 @@ class Workspace:
         runner = self._runner(self.task.grader)
         limits = replace(self.limits, output=LOG_LIMIT) if isinstance(self.task.grader, LogGrader) else self.limits
         with (
-            lay_out(self.image.tests_dir(), self.files, edited_files or {}, self.image.workdir) as tests,
+            prepare_files(self.image.tests_dir(), self.files, edited_files or {}, self.image.workdir) as tests,
             Sandbox.create(self.image.spec(), limits=limits, network=Network.off(), mounts=tests.mounts) as box,
             self.cancellation.running(box),
         ):
@@ -129,7 +129,7 @@ class Workspace:
             failed_run = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
             # read only after the change, because the reference may change a file with tests in its docstrings
             test_contents = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
-            return failed_run or _unless_changed(box, runner.run(box, test_names), test_contents)
+            return failed_run or _doubt_if_changed(box, runner.run(box, test_names), test_contents)
 
     def _run_script(self, grader: ScriptGrader, change: CodePatch) -> SuiteRun:
         """Run a script grader; if a solution runs first, only its carried files are in the script's sandbox."""
@@ -146,7 +146,7 @@ class Workspace:
                 carried.put(clean_box)
                 return runner.run(clean_box)
 
-    def misfit(self, change: CodePatch) -> str:
+    def apply_problem(self, change: CodePatch) -> str:
         """Return why git rejects the complete patch, including the files that are left out, or "".
 
         The benchmarks' harnesses reject a patch if a hunk in any file does not fit. Files that are hidden from the
@@ -155,7 +155,7 @@ class Workspace:
         hidden = [f"--exclude={_literal(path)}" for path in self.task.hidden_files]
         with self.box(Network.off()) as box:
             result = run_as_owner(box, ["git", "apply", "--check", *hidden, "-"], change.patch)
-        return f"the patch does not apply: {_said(result)}" if result.exit_code in _GIT_REFUSED else ""
+        return f"the patch does not apply: {_error_line(result)}" if result.exit_code in _GIT_REFUSED else ""
 
     @contextlib.contextmanager
     def box(self, network: Network) -> Iterator[Sandbox]:
@@ -208,18 +208,18 @@ def _apply(box: Sandbox, change: CodePatch) -> SuiteRun | None:
     """Apply a patch completely or not at all; return the failed run, or None."""
     if change.is_empty:
         return None
-    if (failed_run := _unless_same_sources(box, change)) is not None:
+    if (failed_run := _refuse_other_sources(box, change)) is not None:
         return failed_run
     excluded = [f"--exclude={_literal(path)}" for path in change.leave_out]
     if len(json.dumps(excluded)) > _MOST_EXCLUDED:
         return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, "it changes more protected files than git can be told"))
     command = [*_APPLY, *(["-R"] if change.reverse else []), *excluded, "-"]
     result = run_as_owner(box, command, change.patch)
-    doubt = _about_patch(result, change)
-    return _unless_other_links(box, change) if doubt is None else SuiteRun.not_run(doubt, log_of(result))
+    doubt = _doubt_about_patch(result, change)
+    return _refuse_other_links(box, change) if doubt is None else SuiteRun.not_run(doubt, log_of(result))
 
 
-def _unless_other_links(box: Sandbox, change: CodePatch) -> SuiteRun | None:
+def _refuse_other_links(box: Sandbox, change: CodePatch) -> SuiteRun | None:
     """Reject a patch that creates other symbolic links than the policy judged: a patch may omit file modes."""
     if change.only is None:
         return None
@@ -235,7 +235,7 @@ def _unless_other_links(box: Sandbox, change: CodePatch) -> SuiteRun | None:
     return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, detail), log_of(result))
 
 
-def _unless_same_sources(box: Sandbox, change: CodePatch) -> SuiteRun | None:
+def _refuse_other_sources(box: Sandbox, change: CodePatch) -> SuiteRun | None:
     """Reject a patch if git reads other original paths from it than the policy judged.
 
     The policy judged renamed files by the paths that our own parser found.
@@ -244,7 +244,7 @@ def _unless_same_sources(box: Sandbox, change: CodePatch) -> SuiteRun | None:
         return None
     result = run_as_owner(box, _SOURCES, change.patch)
     if not result.ok:
-        doubt = _about_patch(result, change)
+        doubt = _doubt_about_patch(result, change)
     elif result.dropped_stdout:
         doubt = Doubt(Reason.PATCH_INVALID, "the patch changes more files than can be listed")
     elif tuple(_paths(result.stdout_bytes)) not in (change.sources, change.sources[::-1]):
@@ -254,8 +254,8 @@ def _unless_same_sources(box: Sandbox, change: CodePatch) -> SuiteRun | None:
     return None if doubt is None else SuiteRun.not_run(doubt, log_of(result))
 
 
-def _about_patch(result: ExecResult, change: CodePatch) -> Doubt | None:
-    message = _said(result)
+def _doubt_about_patch(result: ExecResult, change: CodePatch) -> Doubt | None:
+    message = _error_line(result)
     if result.outcome is Outcome.EXITED and result.exit_code in _GIT_REFUSED:
         return Doubt(Reason.PATCH_INVALID, f"the patch does not apply: {message}")
     if not result.ok:
@@ -286,16 +286,16 @@ def _restore(box: Sandbox, task: Task) -> SuiteRun | None:
         result = box.exec(["rm", "-f", "--", *removed], timeout=_STEP_TIMEOUT, user=0)
     if result.ok:
         return None
-    doubt = Doubt(Reason.RESTORE_FAILED, f"test files: {result.fate}: {_said(result)}")
+    doubt = Doubt(Reason.RESTORE_FAILED, f"test files: {result.fate}: {_error_line(result)}")
     return SuiteRun.not_run(doubt, log_of(result))
 
 
-def _said(result: ExecResult) -> str:
+def _error_line(result: ExecResult) -> str:
     """Return the start of a command's stderr as one line."""
     return result.stderr.strip().replace("\n", "; ")[:500]
 
 
-def _unless_changed(box: Sandbox, run: SuiteRun, files: Mapping[str, bytes]) -> SuiteRun:
+def _doubt_if_changed(box: Sandbox, run: SuiteRun, files: Mapping[str, bytes]) -> SuiteRun:
     """Return the run, with a doubt if a test file was changed."""
     if run.doubt is not None:
         return run

@@ -74,7 +74,7 @@ def parse_reference(reference: str) -> Remote | Local:
         InvalidValue: the reference is malformed.
     """
     local = split_local(reference)
-    return parse_remote(reference.removeprefix("docker://")) if local is None else _local(*local)
+    return parse_remote(reference.removeprefix("docker://")) if local is None else _parse_local(*local)
 
 
 def split_local(reference: str) -> tuple[str, str] | None:
@@ -83,7 +83,7 @@ def split_local(reference: str) -> tuple[str, str] | None:
     return (kind, location) if colon and kind in _LOCAL else None
 
 
-def _local(kind: str, location: str) -> Local:
+def _parse_local(kind: str, location: str) -> Local:
     path, _, tag = location.partition(":")
     if not path or "\0" in location:
         raise InvalidValue(f"{kind}:{location} names no path", hint=_FORMS)

@@ -222,7 +222,7 @@ def reference_fails(evidence: Evidence) -> Iterator[Problem]:
     elif isinstance(evidence.task.grader, ScriptGrader):
         if not run.resolved:
             yield Problem(run.detail, _REFERENCE)
-    elif tests := _steady(validation, run.failed_fail_to_pass, excluding=_missing(validation)):
+    elif tests := _stable(validation, run.failed_fail_to_pass, excluding=_missing(validation)):
         yield Problem(f"{len(tests)} FAIL_TO_PASS tests do not pass", _REFERENCE, tests)
 
 
@@ -233,7 +233,7 @@ def reference_breaks_tests(evidence: Evidence) -> Iterator[Problem]:
         excluded = _missing(validation)
         if _are_judged(validation.empty):
             excluded += validation.empty[0].failed_pass_to_pass
-        if tests := _steady(validation, validation.reference[0].failed_pass_to_pass, excluding=excluded):
+        if tests := _stable(validation, validation.reference[0].failed_pass_to_pass, excluding=excluded):
             yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _REFERENCE, tests)
 
 
@@ -257,7 +257,7 @@ def f2p_not_failing(evidence: Evidence) -> Iterator[Problem]:
     run = validation.empty[0]
     if run.reason is Reason.TIMEOUT or not validation.reference[0].judged:
         return
-    tests = _steady(validation, not_seen_failing(evidence.task, run), excluding=_missing(validation))
+    tests = _stable(validation, not_seen_failing(evidence.task, run), excluding=_missing(validation))
     if tests and not run.judged:
         yield Problem(f"no test was seen: {run.reason}: {run.detail}", _EMPTY, tests)
     elif tests:
@@ -269,7 +269,7 @@ def p2p_not_passing(evidence: Evidence) -> Iterator[Problem]:
     validation = evidence.results
     if not _are_judged(validation.empty):
         return
-    if tests := _steady(validation, validation.empty[0].failed_pass_to_pass, excluding=_missing(validation)):
+    if tests := _stable(validation, validation.empty[0].failed_pass_to_pass, excluding=_missing(validation)):
         yield Problem(f"{len(tests)} PASS_TO_PASS tests do not pass", _EMPTY, tests, _softer(evidence.task, validation))
 
 
@@ -367,7 +367,7 @@ def _are_uncertain(runs: Sequence[Grade]) -> bool:
     return None in results or (len(results) > 1 and not _are_judged(runs))
 
 
-def _steady(validation: Validation, tests: Iterable[str], *, excluding: Iterable[str] = ()) -> tuple[str, ...]:
+def _stable(validation: Validation, tests: Iterable[str], *, excluding: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the tests that are neither flaky nor in ``excluding``."""
     excluded = {*validation.flaky, *excluding}
     return tuple(test for test in tests if test not in excluded)
@@ -378,7 +378,7 @@ def _missing(validation: Validation) -> tuple[str, ...]:
     run = validation.reference[0]
     missing_tests = {test for test, outcome in run.outcomes if outcome == MISSING}
     failed = run.failed_fail_to_pass + run.failed_pass_to_pass if run.reason is Reason.TESTS_NOT_PASSED else ()
-    return _steady(validation, (test for test in failed if test in missing_tests))
+    return _stable(validation, (test for test in failed if test in missing_tests))
 
 
 def _ended(evidence: Evidence, reason: Reason) -> dict[str, Grade]:

@@ -112,11 +112,11 @@ def _groups(tests: ChangeableTests) -> list[list[Changeable]]:
 
 
 def _has_copies(group: Sequence[Changeable]) -> bool:
-    return all(function.copies for function in group) and bool(_local(group[0]))
+    return all(function.copies for function in group) and bool(_copyable(group[0]))
 
 
-def _places(function: Changeable) -> list[CheckedVariant]:
-    """Return the changeable values, or conditions if there are none: a forged object can satisfy any condition."""
+def _preferred(function: Changeable) -> list[CheckedVariant]:
+    """Return the variants of values; without such variants, those of conditions, which a forged object can satisfy."""
     value_variants = [checked for checked in function.variants if checked.variant.kind not in WEAK]
     return value_variants or list(function.variants)
 
@@ -138,7 +138,7 @@ def _changes(function: Changeable, rng: random.Random) -> list[Change]:
         return []
     variants = [
         (variant, rng.sample(range(len(variant.texts)), len(variant.texts)))
-        for variant in _ordered(_places(function), function, rng)
+        for variant in _ordered(_preferred(function), function, rng)
     ]
     rounds = range(max(len(indexes) for _, indexes in variants))
     return [(variant, indexes[step]) for step in rounds for variant, indexes in variants if step < len(indexes)]
@@ -146,7 +146,7 @@ def _changes(function: Changeable, rng: random.Random) -> list[Change]:
 
 def _versions(function: Changeable, count: int, rng: random.Random) -> list[Changes]:
     """Return versions of a test that combine some values at up to two positions, in random order."""
-    primary, *candidates = _ordered(_local(function), function, rng)
+    primary, *candidates = _ordered(_copyable(function), function, rng)
     secondary = next((candidate for candidate in candidates if not candidate.overlaps(primary)), None)
     columns = 2 if secondary and count >= 4 else 1
     rows = min(count // columns, len(primary.texts) + 1)
@@ -179,9 +179,9 @@ def _with_definitions(draw: VersionDraw, rng: random.Random) -> VersionDraw:
     return draw
 
 
-def _local(function: Changeable) -> list[CheckedVariant]:
+def _copyable(function: Changeable) -> list[CheckedVariant]:
     """Return the variants that a copy of the test can contain."""
-    return [checked for checked in _places(function) if checked.variant.is_local]
+    return [checked for checked in _preferred(function) if checked.variant.is_local]
 
 
 def _lines_until(function: Changeable, checked: CheckedVariant) -> float:

@@ -210,7 +210,7 @@ class Sources:
         return self._parsed[path]
 
     def find(self, test: str) -> tuple[PythonSource, Function] | None:
-        """Return a test's file and function by its pytest id without parameters, or None if there is none."""
+        """Return a test's file and function by its pytest id without parameters, or None if no function has this id."""
         path, _, name = test.partition("::")
         source = self.source(path)
         function = source.function(name) if source else None

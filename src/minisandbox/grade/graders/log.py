@@ -84,7 +84,7 @@ class LogRunner:
         without_reporter = self._grader.reporter == "none"
         result, report = self._run_alone(box) if without_reporter else self._run_watched(box, test_names)
         run = SuiteRun(report, None, result.exit_code, result.duration, log_of(result))
-        doubt = _about_command(result) if without_reporter else doubt_about(result, report) or _about_log(result)
+        doubt = _command_doubt(result) if without_reporter else doubt_about(result, report) or _log_doubt(result)
         unwatched = self._program and doubt is not None and doubt.reason is Reason.NOT_STARTED
         if unwatched and result.exit_code not in NOT_FOUND:
             doubt = Doubt(Reason.NOT_STARTED, f"{_UNKNOWN_RUNNER} (exit status {result.exit_code})")
@@ -208,7 +208,7 @@ def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
     return frozenset(result.stdout.splitlines())
 
 
-def _about_command(result: ExecResult) -> Doubt | None:
+def _command_doubt(result: ExecResult) -> Doubt | None:
     """Return why a run without a reporter is not believed, or None if it is believed."""
     if result.outcome is Outcome.TIMEOUT:
         return Doubt(Reason.TIMEOUT, f"the tests {result.fate}")
@@ -218,10 +218,10 @@ def _about_command(result: ExecResult) -> Doubt | None:
         return Doubt(Reason.KILLED, f"the test command ended with {result.fate}")
     if result.exit_code in NOT_FOUND:
         return Doubt(Reason.NOT_STARTED, f"{NOT_FOUND[result.exit_code]} (exit status {result.exit_code})")
-    return _about_log(result)
+    return _log_doubt(result)
 
 
-def _about_log(result: ExecResult) -> Doubt | None:
+def _log_doubt(result: ExecResult) -> Doubt | None:
     if result.dropped_stderr:
         return Doubt(Reason.REPORT_DAMAGED, f"the tests printed more than {LOG_LIMIT} bytes")
     return None

@@ -75,7 +75,7 @@ class ScriptRunner:
         return replace(run, reward=reward, doubt=None if reward is not None else _doubt(result, problem))
 
     def _reward(self, box: Sandbox, result: ExecResult) -> tuple[float | None, str]:
-        """Return the reward, or None and the reason: from a plug-in grader's own method, or from the file."""
+        """Return the reward from a plug-in grader's method or from the file; without a reward, None and the reason."""
         judge_result = getattr(self._grader, "reward", None)
         if judge_result is None:
             return self._read(box)
@@ -93,7 +93,7 @@ class ScriptRunner:
         box.exec(["sh", "-c", _CLEAR, "clear", folder, *removed_paths], user=0, timeout=_STEP_TIMEOUT, cwd="/")
 
     def _read(self, box: Sandbox) -> tuple[float | None, str]:
-        """Return the reward in the file, or None and the reason why there is none."""
+        """Return the reward in the file, or None and the reason why it has no reward."""
         for path in self._reward_files:
             try:
                 if not box.files.exists(path):

@@ -300,7 +300,7 @@ class _Pool:
 
     def exchange(self, request: bytes, timeout: float) -> bytes:
         """Send a request of one line and return the response; the timeout starts when a process is free."""
-        server = self._take()
+        server = self._free_server()
         try:
             return server.exchange(request, timeout)
         finally:
@@ -310,7 +310,7 @@ class _Pool:
         for server in self._servers:
             server.end()
 
-    def _take(self) -> _Server:
+    def _free_server(self) -> _Server:
         with contextlib.suppress(queue.Empty):
             return self._free.get(timeout=PATIENCE)
         with self._lock:
