@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from minisandbox.models import TokenRow
 from minisandbox.models.protocol import seed_of
 from minisandbox.train.config import Groups
 from minisandbox.train.groups import Gatherer, Group, Result, Step, Wanted, advantages, tasks_of_step
+from minisandbox.train.rows import TrainingRow, drop_stale
 
 ROW = TokenRow(array("i", [1, 2, 3]), array("d", [0.0, -1.0, -1.0]), b"\0\1\1", (0,))
 LONGER = TokenRow(array("i", [1, 2, 3, 4]), array("d", [0.0, -1.0, -1.0, -1.0]), b"\0\1\1\1", (1,))
@@ -143,12 +145,27 @@ def test_a_mistake_of_ours_is_not_taken_for_a_failure() -> None:
         asyncio.run(do())
 
 
-def test_several_rows_of_a_rollout() -> None:
-    results = tuple(Result(Wanted("a", n, 0), float(n), (ROW, LONGER)) for n in range(2))
-    step = Step(0, (Group("a", results),))
-    assert [len(row.ids) for row in step.rows("none")] == [4, 4]
-    assert step.rows_left_out == 2
-    assert step.stats()["rows_left_out"] == 2
+def test_all_rows_of_a_rollout_are_trained_with_its_reward() -> None:
+    context = replace(ROW, mask=b"\0\0\0")
+    results = tuple(Result(Wanted("a", n, 0), float(n), (ROW, context, LONGER)) for n in range(2))
+    step = Step(0, (Group("a", (*results, Result(Wanted("a", 2, 0), None, (ROW,)))),))
+    rows = step.rows("none")
+    assert [(row.rollout, len(row.ids), row.weight, row.share) for row in rows] == [
+        ("a__0", 3, -0.5, 0.4), ("a__0", 4, -0.5, 0.6), ("a__1", 3, 0.5, 0.4), ("a__1", 4, 0.5, 0.6),
+    ]  # fmt: skip
+    assert step.stats()["rollouts_forked"] == 2
+
+
+def test_rows_of_older_policies_are_dropped_and_counted() -> None:
+    def row(*versions: tuple[int, int]) -> TrainingRow:
+        return TrainingRow.of(replace(LONGER, versions=((-1, 1), *versions)), rollout="a")
+
+    rows = [row((7, 3)), row((5, 1), (7, 2)), row((6, 3)), row((8, 3))]
+    assert drop_stale(rows, 7, 0) == ([rows[0], rows[3]], 2)
+    assert drop_stale(rows, 7, 1) == ([rows[0], rows[2], rows[3]], 1)
+    assert drop_stale(rows, 7, 2) == (rows, 0)
+    with pytest.raises(TrainingError, match="unknown"):
+        drop_stale([TrainingRow.of(ROW, rollout="a")], 7, 2)
 
 
 def test_every_task_comes_before_any_comes_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from array import array
@@ -17,7 +18,7 @@ from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformer
 from tests.unit.toy_setting import Toy, ToySetting, few_letters, toy_config
 
 from minisandbox.errors import DiskFull, InvalidValue, SandboxCreationError, TokenMismatch, TrainingError
-from minisandbox.models import Model, OpenAIModel, client
+from minisandbox.models import Model, OpenAIModel, TokenRow, client
 from minisandbox.models.engine import EngineServer
 from minisandbox.train.config import Evaluation, Groups, Optimizer, RlConfig
 from minisandbox.train.groups import Result, Rollouts, Wanted
@@ -108,6 +109,36 @@ def test_after_kill_9_the_next_step_is_what_it_would_have_been(whole: RlConfig, 
         [line[key] for key in same] for line in lines(whole)
     ]
     assert equal(Path(config.out, "model"), Path(whole.out, "model"))
+
+
+@dataclass
+class Forked:
+    """Gives each answer a row of its own, after the same tokens: what a trainer learns from them is the same."""
+
+    inner: Rollouts
+
+    async def run(self, wanted: Wanted) -> Result:
+        result = await self.inner.run(wanted)
+        (row,) = result.rows
+        spans = [match.span() for match in re.finditer(rb"\x01+", row.mask)]
+        masks = [bytes(start) + b"\1" * (end - start) for start, end in spans]
+        rows = [TokenRow(row.ids[: len(mask)], row.logprobs[: len(mask)], mask, (n,)) for n, mask in enumerate(masks)]
+        return replace(result, rows=tuple(rows))
+
+
+@pytest.mark.parametrize("loss", ["dr_grpo", "grpo", "dapo"])
+def test_a_rollout_counts_the_same_in_several_rows(config: RlConfig, tmp_path: Path, loss: str) -> None:
+    config = replace(config, steps=1, loss=loss, optimizer=replace(config.optimizer, learning_rate=1e-4))
+    forked = replace(config, out=str(tmp_path / "forked"))
+    train_rl(config, ToySetting())
+    train_rl(forked, ToySetting(wrap=Forked))
+    [line], [line_of_forked] = lines(config), lines(forked)
+    rollouts = len(lines(config, "rollouts.jsonl"))
+    assert len(lines(forked, "rollouts.jsonl")) == 2 * rollouts > 0
+    assert (line["rollouts_forked"], line_of_forked["rollouts_forked"]) == (0, rollouts)
+    assert line_of_forked["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-3)
+    a, b = (weights_of(Path(one.out, "model")) for one in (config, forked))
+    assert all(torch.allclose(a[name], b[name], atol=1e-5) for name in a)
 
 
 def test_failures_and_stragglers_do_not_end_a_step(config: RlConfig) -> None:
@@ -338,5 +369,9 @@ def test_places_without_a_row_carry_no_loss() -> None:
         "prompt_ids": [[4], [0]], "completion_ids": [[5, 6], [0]],
         "logprobs": [[-1.0, 0.0], [0.0]], "env_mask": [[1, 0], [0]],
     }  # fmt: skip
-    assert weights([row], 4) == [0.5, 0.0, 0.0, 0.0], "the denominator is the same in every step"
-    assert weights([], 2) == [0.0, 0.0]
+    assert weights([row], 4, rollouts=4, loss="dr_grpo") == [0.5, 0.0, 0.0, 0.0], "one denominator in every step"
+    assert weights([], 2, rollouts=2, loss="dapo") == [0.0, 0.0]
+    halves = [replace(row, share=0.25), replace(row, share=0.75)]
+    assert weights(halves, 4, rollouts=2, loss="dr_grpo") == [1.0, 1.0, 0.0, 0.0]
+    assert weights(halves, 4, rollouts=2, loss="grpo") == [0.25, 0.75, 0.0, 0.0]
+    assert weights(halves, 4, rollouts=2, loss="dapo") == [0.5, 0.5, 0.0, 0.0]

@@ -121,28 +121,31 @@ class Step:
     seconds: float = 0.0
 
     def rows(self, scale: str) -> list[TrainingRow]:
-        """Return the training rows: one per rollout with a reward and sampled tokens.
+        """Return all training rows of rollouts with a reward.
 
-        TRL takes one row per rollout. If forks or summaries of the history made several, the row with most loss
-        tokens is taken; :attr:`rows_left_out` counts the others.
+        A rollout has several rows if its history forked, was summarised, or has sub-agents. Each has the rollout's
+        advantage as its weight.
 
         Args:
             scale: as for :func:`advantages`.
         """
-        found = []
+        rows = []
         for group in self.groups:
-            for one, weight in zip(group.results, advantages(group.rewards, scale), strict=True):
-                usable = [row for row in one.rows if any(row.mask)]
-                if one.reward is not None and usable:
-                    row = max(usable, key=lambda row: sum(row.mask))
-                    found.append(TrainingRow.of(row, rollout=one.wanted.name, weight=weight, task=group.task))
-        return found
+            for result, weight in zip(group.results, advantages(group.rewards, scale), strict=True):
+                total = 0 if result.reward is None else sum(sum(row.mask) for row in result.rows)
+                rows += [
+                    TrainingRow.of(
+                        row, rollout=result.wanted.name, weight=weight, task=group.task, share=sum(row.mask) / total
+                    )
+                    for row in result.rows
+                    if total and any(row.mask)
+                ]
+        return rows
 
     @property
-    def rows_left_out(self) -> int:
-        """The number of rows with loss tokens that are dropped because TRL takes one row per rollout."""
-        counts = (sum(any(row.mask) for row in one.rows) for group in self.groups for one in group.results)
-        return sum(max(0, count - 1) for count in counts)
+    def rollouts_forked(self) -> int:
+        """The number of rollouts with several rows that carry loss."""
+        return sum(sum(any(row.mask) for row in one.rows) > 1 for group in self.groups for one in group.results)
 
     @property
     def reward(self) -> float | None:
@@ -162,7 +165,7 @@ class Step:
             "rollouts_redone": self.redone,
             "rollouts_seconds": round(self.seconds, 3),
             "rollout_seconds_max": round(max(times, default=0.0), 3),
-            "rows_left_out": self.rows_left_out,
+            "rollouts_forked": self.rollouts_forked,
         }
 
 

@@ -1,8 +1,8 @@
 """On-policy GRPO with our rollouts and advantages, and TRL's loss and optimiser.
 
 :func:`_bridge` connects them: a ``rollout_func``, and a subclass that replaces TRL's advantages with ours and compares
-the log-probabilities of the loss's own forward pass with the sampler's. TRL takes one row per rollout, and the same
-number of rows in every step; slots without a row are filled with one that carries no loss.
+the log-probabilities of the loss's own forward pass with the sampler's. TRL expects one row per rollout in every step;
+slots without a row are filled with one that carries no loss. If rollouts have several rows, a step gets more slots.
 """
 
 from __future__ import annotations
@@ -161,6 +161,7 @@ class Loop:
     ) -> None:
         self.config, self.run, self._environment, self._runner, self.tell = config, run, environment, runner, tell
         self.rows: list[TrainingRow] = []
+        self.slots = config.groups.tasks * config.groups.size
         self.rounding = Rounding(0)
         self.gaps = Gaps(config.allowed_gaps)
         with contextlib.ExitStack() as closing:  # an error leaves no node and no run directory open
@@ -199,6 +200,7 @@ class Loop:
             self.rounding = Rounding(len(self.rows))
             self.gaps = Gaps(self.config.allowed_gaps)
             self._check(number)
+        self.slots = slots_for(self.rows, groups.tasks * groups.size)
         for row in self.rows:
             line = {"step": number + 1, "rollout": row.rollout, "advantage": row.weight, "tokens": row.loss_tokens}
             self.run.append(line, file="rollouts.jsonl")
@@ -264,7 +266,7 @@ def to_trl(rows: Sequence[TrainingRow], slots: int) -> dict[str, list[list[int]]
     """Return rows in the form of a ``rollout_func``; slots without a row get one without loss.
 
     Args:
-        rows: at most one row per slot.
+        rows: the rows, not more than slots.
         slots: number of slots.
     """
     empty = TrainingRow("", array("i", [0, 0]), b"\0\0", array("d", [0.0, 0.0]))
@@ -279,17 +281,34 @@ def to_trl(rows: Sequence[TrainingRow], slots: int) -> dict[str, list[list[int]]
     }
 
 
-def weights(rows: Sequence[TrainingRow], slots: int) -> list[float]:
-    """Return the advantages of all slots.
+def slots_for(rows: Sequence[TrainingRow], rollouts: int) -> int:
+    """Return the number of slots of a step: that of its rollouts, or a multiple that has room for all rows.
+
+    Args:
+        rows: the step's rows.
+        rollouts: number of rollouts in a step.
+    """
+    return rollouts * max(1, math.ceil(len(rows) / rollouts))
+
+
+def weights(rows: Sequence[TrainingRow], slots: int, *, rollouts: int, loss: str) -> list[float]:
+    """Return the advantages of all slots, such that a rollout counts the same however many rows it has.
 
     Slots without a row get 0.0 and count in the denominator, which is the same in every step, as in Dr. GRPO
-    (arXiv 2503.20783): a step with 2 informative groups of 16 is an eighth of the size of one with 16.
+    (arXiv 2503.20783): a step with 2 informative groups of 16 is an eighth of the size of one with 16. TRL divides
+    ``dr_grpo`` and ``grpo`` by the slots, so further slots are undone here. ``grpo`` averages each row's tokens, so a
+    row gets its share of the rollout. ``dapo`` divides by the tokens of all rows.
 
     Args:
         rows: the rows.
         slots: number of slots.
+        rollouts: number of rollouts in a step.
+        loss: TRL's loss type.
     """
-    return [row.weight for row in rows] + [0.0] * (slots - len(rows))
+    factor = 1.0 if loss == "dapo" else slots / rollouts
+    shares = [row.share if loss == "grpo" else 1.0 for row in rows]
+    weighted = [row.weight * factor * share for row, share in zip(rows, shares, strict=True)]
+    return weighted + [0.0] * (slots - len(rows))
 
 
 def _bridge(loop: Loop) -> GRPOTrainer:
@@ -298,25 +317,18 @@ def _bridge(loop: Loop) -> GRPOTrainer:
     from datasets import Dataset  # noqa: PLC0415 - the same
 
     config = loop.config
-    places = config.groups.tasks * config.groups.size
 
     def rollout_func(_prompts: object, trainer: GRPOTrainer) -> dict[str, object]:
-        number = trainer.state.global_step
-        step = loop.step(number)
-        trainer.stats = step.stats() | {
-            "staleness": 0, "logprob_gap_max": 0.0, "ratio_max": 1.0, "ratio_min": 1.0,
-            "rows_rounded": len(loop.rounding.rollouts),
-        }  # fmt: skip
         if config.deterministic:  # TRL shuffles rows: a resumed run must shuffle them equally
-            torch.manual_seed(seed_of(config.seed, "shuffle", number))
-        return dict(to_trl(loop.rows, places))
+            torch.manual_seed(seed_of(config.seed, "shuffle", trainer.state.global_step))
+        return dict(to_trl(loop.rows, loop.slots))
 
     def outcome(prompts: list[str], **_: object) -> list[float]:
         return [0.0] * len(prompts)  # replaced by our advantages
 
     model, tokenizer = open_policy(config.model)
     with in_precision(config):
-        made = _bridge_class(loop, places)(
+        made = _bridge_class(loop)(
             model=model, reward_funcs=outcome, args=_arguments(config, loop.run), processing_class=tokenizer,
             train_dataset=Dataset.from_dict({"prompt": [str(one) for one in range(config.groups.tasks)]}),
             peft_config=lora_of(config.lora), rollout_func=rollout_func,
@@ -326,7 +338,7 @@ def _bridge(loop: Loop) -> GRPOTrainer:
     return made
 
 
-def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
+def _bridge_class(loop: Loop) -> type[GRPOTrainer]:
     """Return a subclass of TRL's trainer with our advantages and a check of its log-probabilities."""
     import torch  # noqa: PLC0415 - an extra
     from trl import GRPOTrainer  # noqa: PLC0415 - the same
@@ -335,11 +347,17 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
         stats: dict[str, float]
         batch: dict[str, torch.Tensor] | None = None
 
-        def _generate_and_score_completions(self, inputs: object) -> dict[str, torch.Tensor]:
-            found: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
+        def _generate_and_score_completions(self, inputs: list[object]) -> dict[str, torch.Tensor]:
+            self.stats = loop.step(self.state.global_step).stats() | {
+                "staleness": 0, "logprob_gap_max": 0.0, "ratio_max": 1.0, "ratio_min": 1.0,
+                "rows_rounded": len(loop.rounding.rollouts),
+            }  # fmt: skip
+            repeated = inputs * (loop.slots // len(inputs))
+            found: dict[str, torch.Tensor] = super()._generate_and_score_completions(repeated)
             device = found["advantages"].device
-            found["advantages"] = torch.tensor(weights(loop.rows, places), device=device)
-            found["number"] = torch.arange(places, device=device)  # TRL shuffles them
+            advantages = weights(loop.rows, loop.slots, rollouts=len(inputs), loss=loop.config.loss)
+            found["advantages"] = torch.tensor(advantages, device=device)
+            found["number"] = torch.arange(loop.slots, device=device)  # TRL shuffles them
             return found
 
         def _compute_loss(self, model: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

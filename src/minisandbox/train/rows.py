@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
 from minisandbox.models import TokenRow
+from minisandbox.models.graph import oldest_version
 from minisandbox.tasks.reading import open_source
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class TrainingRow:
             unknown.
         weight: the factor of its tokens' log-probabilities: the advantage, or 1.0 for examples.
         task: the task's id.
+        share: its part of the rollout's tokens that carry loss.
+        versions: the policy versions of the tokens (:attr:`.TokenRow.versions`); empty if unknown.
     """
 
     rollout: str
@@ -44,9 +47,11 @@ class TrainingRow:
     logprobs: array[float] | None = None
     weight: float = 1.0
     task: str = ""
+    share: float = 1.0
+    versions: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, row: TokenRow, *, rollout: str, weight: float = 1.0, task: str = "") -> TrainingRow:
+    def of(cls, row: TokenRow, *, rollout: str, weight: float = 1.0, task: str = "", share: float = 1.0) -> TrainingRow:
         """Make a training row from captured tokens.
 
         Args:
@@ -54,8 +59,9 @@ class TrainingRow:
             rollout: the name of its rollout.
             weight: its advantage.
             task: the task's id.
+            share: its part of the rollout's tokens that carry loss.
         """
-        return cls(rollout, row.ids, row.mask, row.logprobs, weight, task)
+        return cls(rollout, row.ids, row.mask, row.logprobs, weight, task, share, row.versions)
 
     @property
     def labels(self) -> list[int]:
@@ -72,6 +78,11 @@ class TrainingRow:
     def loss_tokens(self) -> int:
         """The number of tokens that carry loss."""
         return sum(self.mask)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version of the tokens that carry loss; None if that of a token is unknown."""
+        return oldest_version(self.versions, self.mask)
 
     def check(self) -> None:
         """Check that the row is consistent.
@@ -108,6 +119,32 @@ class TrainingRow:
                 )
 
 
+def drop_stale(rows: Iterable[TrainingRow], version: int, bound: int) -> tuple[list[TrainingRow], int]:
+    """Drop rows with a loss token that an older policy sampled; return the other rows, and the number of dropped ones.
+
+    Args:
+        rows: the rows.
+        version: the version of the policy that is trained.
+        bound: the largest allowed difference of versions; 0 keeps only the rows of this policy.
+
+    Raises:
+        TrainingError: the version of a token is unknown.
+    """
+    checked = list(rows)
+    fresh = []
+    for row in checked:
+        oldest = row.oldest_version
+        if oldest is None:
+            raise TrainingError(
+                f"{row.rollout}: the policy that sampled its tokens is unknown",
+                reason="the engine reports no policy versions",
+                hint="use an engine that reports them, or train on-policy",
+            )
+        if version - oldest <= bound:
+            fresh.append(row)
+    return fresh, len(checked) - len(fresh)
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +152,7 @@ def read_rows(path: Path) -> Iterator[TrainingRow]:
     """Read rows from JSON Lines, Parquet or a folder of ``datasets``, as ``trajectories export`` writes them.
 
     The columns are ``input_ids``; ``loss_mask`` or ``labels``; and, if known, ``logprobs``, ``traj_id``, ``row``,
-    ``instance_id``.
+    ``instance_id``, ``versions``.
 
     Raises:
         InvalidValue: there is no such file.
@@ -145,7 +182,10 @@ def _row(body: Mapping[str, Any], place: str) -> TrainingRow:
     logprobs = body.get("logprobs")
     name = f"{body['traj_id']}#{body.get('row', 0)}" if body.get("traj_id") else place
     found = None if logprobs is None else array("d", logprobs)
-    row = TrainingRow(name, ids, bytes(map(int, marks)), found, 1.0, str(body.get("instance_id") or ""))
+    versions = tuple((int(version), int(count)) for version, count in body.get("versions") or ())
+    row = TrainingRow(
+        name, ids, bytes(map(int, marks)), found, 1.0, str(body.get("instance_id") or ""), versions=versions
+    )
     row.check()
     if labels is not None and list(labels) != row.labels:
         raise ValueError("its labels must equal its tokens where the mask is 1, and -100 elsewhere, unshifted")
