@@ -81,7 +81,7 @@ def test_the_patch_after_a_turn(tmp_path: Path, capfdbinary: pytest.CaptureFixtu
         directory.write(trajectory("a__b-1", 1))
     command("show", tmp_path, "a__b-1#0", "--turn", 1)
     assert capfdbinary.readouterr().out == b"diff \xff\n"
-    for name, turn, words in (("0", 2, b"70000"), ("0", 9, b"has no turn 9"), ("1", 1, b"--turn-patches")):
+    for name, turn, words in (("0", 2, b"70000"), ("0", 9, b"has no turn 9"), ("1", 1, b"--no-turn-patches")):
         command("show", tmp_path, f"a__b-1#{name}", "--turn", turn, status=NotFound.exit_code)
         assert words in capfdbinary.readouterr().err
 

@@ -29,6 +29,7 @@ from minisandbox.agents.session import (
     Session,
     Step,
     Turn,
+    TurnPatch,
 )
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "StrReplace",
     "Submit",
     "Turn",
+    "TurnPatch",
     "View",
     "open_agent",
 ]

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -126,6 +126,25 @@ class Step:
     stateful: bool = False
 
 
+MOST_PATCH = 64 << 10
+"""Maximum bytes of a turn's patch that is recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPatch:
+    """The workspace's changes after a turn, if they differ from those after the turn before.
+
+    Attributes:
+        turn: the number of responses before it was taken.
+        patch: the patch; None if it is too large, or could not be taken.
+        detail: why there is no patch, or "".
+    """
+
+    turn: int
+    patch: bytes | None
+    detail: str = ""
+
+
 @dataclass(slots=True)
 class Record:
     """The record of an agent's work. It only grows, so it is complete even if the agent is stopped.
@@ -135,12 +154,14 @@ class Record:
         turns: the model's responses.
         steps: the commands.
         tokens: the tokens read and sampled.
+        patches: the workspace's changes after each turn that changed it.
     """
 
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     tokens: TokenGraph = field(default_factory=TokenGraph)
+    patches: list[TurnPatch] = field(default_factory=list)
     _with_tokens: list[int] = field(default_factory=list)
 
     def add(
@@ -184,6 +205,8 @@ class Session:
         limits: the limits of the rollout.
         attempt: the index of the rollout among the task's rollouts, from 0.
         name: the rollout's name, for the engine's caches and logs.
+        changes: returns the workspace's changes as a patch, to be recorded after each turn that ran a command; None
+            records none.
         clock: returns the time in seconds.
     """
 
@@ -196,6 +219,7 @@ class Session:
         limits: AgentLimits | None = None,
         attempt: int = 0,
         name: str = "",
+        changes: Callable[[], Awaitable[bytes]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.box = box
@@ -205,6 +229,8 @@ class Session:
         self._sampling = sampling or Sampling()
         self._limits = limits or AgentLimits()
         self._name = name
+        self._changes = changes
+        self._compared_steps = 0
         self._clock = clock
         self._began = clock()
         self._used = {"tokens": 0.0, "cost": 0.0}
@@ -269,6 +295,7 @@ class Session:
         for name, remaining in self.left().items():
             if remaining <= 0:
                 raise self._reached(name)
+        await self.record_patch()
         began = self.elapsed
         request = Request(tuple(self.record.messages), tuple(tools), self._next_sampling(), self._name)
         if (
@@ -338,6 +365,23 @@ class Session:
                 result = _result(command_of(edit), 1, stderr=error.what)
         self.record.steps.append(Step(result.command, _shortened(result), len(self.record.turns), began))
         return result
+
+    async def record_patch(self) -> None:
+        """Record the workspace's changes if a command ran since the last call; :meth:`ask` calls it first."""
+        if self._changes is None or self._compared_steps == len(self.record.steps):
+            return
+        self._compared_steps = len(self.record.steps)
+        turn = len(self.record.turns)
+        try:
+            patch = await self._changes()
+        except (MiniSandboxError, OSError) as error:
+            entry = TurnPatch(turn, None, str(error)[:500])
+        else:
+            too_large = f"the patch has {len(patch)} bytes, at most {MOST_PATCH} are recorded"
+            entry = TurnPatch(turn, None, too_large) if len(patch) > MOST_PATCH else TurnPatch(turn, patch)
+        last = self.record.patches[-1] if self.record.patches else TurnPatch(0, b"")
+        if (entry.patch, entry.detail) != (last.patch, last.detail):
+            self.record.patches.append(entry)
 
     async def close(self) -> None:
         """Close the shell if it is open; further calls do nothing."""

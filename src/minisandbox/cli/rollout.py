@@ -100,6 +100,9 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tries", type=int, default=3, metavar="N", help="tries of a rollout after infrastructure errors (default: 3)"
     )
+    group.add_argument(
+        "--no-turn-patches", action="store_true", help="do not record the workspace's changes after each turn"
+    )
     add_backend_argument(group)
     add_cluster_argument(group)
     group.add_argument("--quiet", action="store_true", help="no progress, and only counts at the end")
@@ -184,6 +187,7 @@ def _setup(args: argparse.Namespace, agent: Agent, model_choice: ModelOptions | 
         timeout=grading.timeout,
         confirm=grading.confirm,
         deadline=args.deadline,
+        turn_patches=not args.no_turn_patches,
         configuration={**configuration, "limits": plain_fields(limits)},
     )
 

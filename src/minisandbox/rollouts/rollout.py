@@ -30,6 +30,7 @@ from minisandbox.rollouts.state import RolloutState
 from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.sandbox.io_async import call_blocking
+from minisandbox.sandbox.tracking import track_changes
 from minisandbox.tasks import ScriptGrader, Task
 from minisandbox.trajectories import Failure, Trajectory
 from minisandbox.types import ImageSpec, Limits
@@ -195,9 +196,11 @@ async def work(state: RolloutState, make: MakeBox) -> None:
 
 async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
     setup, name = state.setup, f"{state.task.instance_id}__{state.attempt}"
+    tracker = track_changes(box) if setup.turn_patches and setup.model is not None else None
     state.session = Session(
-        box, model=setup.model, sampling=setup.sampling, limits=setup.agent_limits, attempt=state.attempt, name=name
-    )
+        box, model=setup.model, sampling=setup.sampling, limits=setup.agent_limits, attempt=state.attempt, name=name,
+        changes=None if tracker is None else tracker.patch,
+    )  # fmt: skip
     seconds = min(setup.seconds, state.task.needs.seconds or setup.seconds)
     scope = asyncio.timeout(setup.deadline)
     try:
@@ -215,6 +218,12 @@ async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
             state.ending = Ending(EXIT_TIME, f"the agent was stopped after {stopped:g} s")
         else:
             _conclude(state, error)
+    finally:
+        if tracker is not None:
+            try:
+                await state.session.record_patch()
+            finally:
+                await tracker.close()
 
 
 def _conclude(state: RolloutState, error: Exception) -> None:

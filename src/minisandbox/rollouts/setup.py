@@ -46,6 +46,7 @@ class Setup:
         confirm: how passes are confirmed: ``once``, ``always`` or ``share(P)`` (:class:`.GradingOptions`).
         deadline: seconds after which the agent is stopped in any case; its submission is still graded.
         configuration: the agent's configuration, stored with each trajectory.
+        turn_patches: whether to record the workspace's changes after each turn of an agent with a model.
         grades: the cache that shares grades among equal submissions, for deterministic tests; None grades each
             submission.
     """
@@ -59,6 +60,7 @@ class Setup:
     confirm: str = ONCE
     deadline: float = DEADLINE
     configuration: Mapping[str, object] = field(default_factory=dict)
+    turn_patches: bool = True
     grades: KnownGrades | None = None
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from minisandbox.agents import Ending, Record, Session, Step, Turn
 from minisandbox.grade import Grade
 from minisandbox.rollouts.setup import Setup
 from minisandbox.tasks import Task
-from minisandbox.trajectories import Failure, StepRecord, Timings, Trajectory, TurnRecord
+from minisandbox.trajectories import Failure, PatchRecord, StepRecord, Timings, Trajectory, TurnRecord
 
 EXIT_ENVIRONMENT_ERROR = "exit_environment_error"
 """The exit status after an infrastructure error of the sandbox."""
@@ -128,6 +128,7 @@ class RolloutState:
             turns=tuple(map(_turn, record.turns)),
             rows=record.rows(),
             tries=self.tries,
+            patches=tuple(PatchRecord(entry.turn, entry.patch, entry.detail) for entry in record.patches),
         )
 
 

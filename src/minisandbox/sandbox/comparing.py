@@ -87,29 +87,67 @@ def changes(
         FileAccessError: a path could not be compared, the comparison took too long, or there are too many changes.
         SandboxCreationError: the second sandbox could not be created.
     """
-    plan: Plan = make_viewer_plan(request, len(trees))
     skipped_paths = [str(mount.target) for mount in request.mounts]
     covers_usr = _USR.is_relative_to(below) or below.is_relative_to(_USR)
     has_usr = covers_usr and request.image.host_usr and request.writable_usr
     call = ChangesCall(
         len(trees), str(below), has_usr=has_usr, skipped_paths=skipped_paths, max_characters=max_characters
     )
-    door, peer = socket.socketpair()  # stands in for the listening socket, which nobody connects to
-    with door, peer:
-        run = SandboxRun(launcher, plan, door, trees, "comparison")
-        _ask(run, call, timeout)
-    if not call.done:
-        raise SandboxGone("the comparison was cut off", reason="its process was killed from outside")
+    viewer = Viewer(launcher, request, trees)
+    try:
+        viewer.answer(call, timeout)
+    finally:
+        viewer.end()
     return call.result()
 
 
-def _ask(run: SandboxRun, call: Call, timeout: float | None) -> None:
-    try:
-        run.await_ready()
-        with run.open_job() as job:
-            converse(call, job, None if timeout is None else time.monotonic() + timeout)
-    except TimeoutError:
-        message = f"cannot compare the workspace with its image: not done within {timeout:g} s"
-        raise FileAccessError(message, path="/", errno=errno.ETIMEDOUT) from None
-    finally:
-        run.end()
+class Viewer:
+    """A second sandbox that sees the uppers and the image of a workspace.
+
+    Args:
+        launcher: launcher of the second sandbox.
+        request: description of the workspace.
+        trees: uppers of the workspace, lowest first.
+
+    Raises:
+        SandboxCreationError: the second sandbox could not be created.
+    """
+
+    def __init__(self, launcher: Launcher, request: SandboxRequest, trees: Sequence[Tree]) -> None:
+        plan: Plan = make_viewer_plan(request, len(trees))
+        # the pair stands in for the listening socket, which nobody connects to; workers exit when its other end closes
+        door, self._peer = socket.socketpair()
+        with door:
+            self._run = SandboxRun(launcher, plan, door, trees, "comparison")
+        try:
+            self._run.await_ready()
+        except BaseException:  # even on Ctrl-C
+            self.end()
+            raise
+
+    def answer(self, call: Call, timeout: float | None) -> None:
+        """Make a call.
+
+        Args:
+            call: the call.
+            timeout: wall-clock seconds that the call may take, or None.
+
+        Raises:
+            FileAccessError: the call took too long.
+            SandboxGone: the second sandbox has ended.
+        """
+        try:
+            with self._run.open_job() as job:
+                converse(call, job, None if timeout is None else time.monotonic() + timeout)
+        except TimeoutError:
+            message = f"cannot compare the workspace with its image: not done within {timeout:g} s"
+            raise FileAccessError(message, path="/", errno=errno.ETIMEDOUT) from None
+        except BrokenPipeError:
+            pass  # reported below
+        if not call.done:
+            raise SandboxGone("the comparison was cut off", reason="its process was killed from outside")
+
+    def end(self) -> None:
+        """Stop the second sandbox; calling it again does nothing."""
+        self._run.end()
+        self._peer.close()

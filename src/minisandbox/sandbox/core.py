@@ -299,6 +299,19 @@ class Core:
         trees = (*self._trees, run.tree)
         return comparing.changes(self._controller.launcher, self._request, trees, below, timeout, max_characters)
 
+    def uppers(self) -> tuple[object, int]:
+        """Return an object that identifies the current run, and the number of uppers."""
+        return self._run, len(self._trees) + 1
+
+    def open_viewer(self, purpose: str) -> comparing.Viewer:
+        """Start a second sandbox that sees the uppers and the image.
+
+        Args:
+            purpose: what it is for, in errors.
+        """
+        run = self._living(purpose)
+        return comparing.Viewer(self._controller.launcher, self._request, (*self._trees, run.tree))
+
     def snapshot(self) -> Snapshot:
         """Seal the upper, and continue on top of it; see :meth:`minisandbox.Sandbox.snapshot`."""
         with self._state_lock:

@@ -91,7 +91,7 @@ def patch_after(trajectory: Trajectory, turn: int) -> bytes:
         raise NotFound(f"{name} has no turn {turn}", reason=f"it has {len(trajectory.turns)} turns")
     record = trajectory.patch_after(turn)
     if record is None and not trajectory.patches and trajectory.submission:
-        raise NotFound(f"{name} has no patches of turns", hint="record them: minisandbox rollout --turn-patches yes")
+        raise NotFound(f"{name} has no patches of turns", hint="the run had --no-turn-patches")
     if record is not None and record.patch is None:
         raise NotFound(f"{name} has no patch after turn {turn}", reason=record.detail)
     return b"" if record is None or record.patch is None else record.patch

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from minisandbox.launch.kernel import syscalls as sc
@@ -44,6 +46,10 @@ _KINDS = {
 
 Row = tuple[str, str, str]
 """Path, change, kind."""
+_SKIPPED = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".tox", "node_modules"})
+"""Names whose files never belong to the patch of a turn."""
+_TICK = 50_000_000
+"""Nanoseconds after a write in which a second write may leave the time stamps unchanged (kernel ticks)."""
 
 
 def serve(job: WorkerJob) -> None:
@@ -52,6 +58,9 @@ def serve(job: WorkerJob) -> None:
     The request has ``trees`` (the number of uppers), ``usr`` (whether /usr was writable), ``below`` (the path to
     compare), ``skip`` (paths that exist only as mount points) and ``characters`` (the limit for all paths together).
     """
+    if "content" in job.request:
+        _serve_contents(job)
+        return
     tree_count, below, skipped_paths = integer(job.request, "trees"), str(job.request["below"]), job.request["skip"]
     max_characters = min(integer(job.request, "characters"), MOST_CHARACTERS)
     assert isinstance(skipped_paths, list)
@@ -62,6 +71,98 @@ def serve(job: WorkerJob) -> None:
         job.send({"event": "end"})
     except OSError as error:
         job.fail(error, "compare", error.filename or "/")
+
+
+def _serve_contents(job: WorkerJob) -> None:
+    """Answer a request for contents: a frame per file that changed since the last request, then ``end``.
+
+    The request's payload has the mark of each file that was reported before. A file with the same mark is only named,
+    in the last frame's payload. ``content`` is the maximum size of a file, and ``characters`` the limit for all paths.
+    """
+    reader = _ContentReader(job, json.loads(job.payload or b"{}"), integer(job.request, "content"))
+    uppers = [f"trees/{number}/upper" for number in range(integer(job.request, "trees"))]
+    files = _compare_all("base", uppers, "/", str(job.request["below"]), reader.compare)
+    try:
+        for _ in _pages(files, integer(job.request, "characters")):
+            pass
+        job.send({"event": "end"}, json.dumps(reader.unchanged).encode())
+    except OSError as error:
+        job.fail(error, "compare", error.filename or "/")
+
+
+class _ContentReader:
+    """Send the contents of files that differ from their marks.
+
+    Args:
+        job: the job.
+        marks: the marks of the files that were sent before.
+        largest: the maximum size of a file whose content is sent.
+
+    Attributes:
+        unchanged: the paths of files that still have their mark.
+    """
+
+    def __init__(self, job: WorkerJob, marks: dict[str, list[int]], largest: int) -> None:
+        self._job, self._marks, self._largest = job, marks, largest
+        self.unchanged: list[str] = []
+
+    def compare(self, path: str, name: str, views: _Views) -> tuple[Row | None, _Views | None]:
+        """Compare a path as :func:`_compare` does, but send files instead of comparing their contents."""
+        if name in _SKIPPED or name.endswith(".pyc"):
+            return None, None
+        for attempt in range(_TRIES):
+            try:
+                now, was = _resolve(views, name), _status(views.base, name)
+                return self._look(path, name, views, now, was), _enter(name, views, now, was)
+            except OSError as error:
+                if error.errno not in _VANISHED or attempt == _TRIES - 1:
+                    raise OSError(error.errno, error.strerror, path) from error
+        raise AssertionError
+
+    def _look(self, path: str, name: str, views: _Views, now: _Now, was: os.stat_result | None) -> Row | None:
+        """Send a file; return a row, so that its path counts against the limit."""
+        if not (_is_content(now.status) or _is_content(was)) or now.holder is views.base is not None:
+            return None
+        mark = _mark(now.status)
+        if mark is not None and self._marks.get(path) == mark:
+            self.unchanged.append(path)
+        else:
+            new = self._read(now.holder, name, now.status)
+            old = self._read(views.base, name, was)
+            header = {"event": "file", "path": path, "mark": mark, "new": _mode(now.status), "old": _mode(was)}
+            sizes = [-1 if content is None else len(content) for content in (new, old)]
+            self._job.send({**header, "sizes": sizes}, (new or b"") + (old or b""))
+        return path, "modified", "file"
+
+    def _read(self, holder: DirWalker | None, name: str, status: os.stat_result | None) -> bytes | None:
+        """Return the content of a file or the target of a symbolic link; None for a larger file."""
+        if status is None or holder is None or not _is_content(status):
+            return b""
+        if stat.S_ISLNK(status.st_mode):
+            return os.fsencode(os.readlink(name, dir_fd=holder.fd))
+        with open(os.open(name, FILE_FLAGS, dir_fd=holder.fd), "rb", buffering=0) as file:
+            content = file.read(self._largest + 1)
+        return content if len(content) <= self._largest else None
+
+
+def _is_content(status: os.stat_result | None) -> bool:
+    return status is not None and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode))
+
+
+def _mode(status: os.stat_result | None) -> int:
+    """Return git's mode of a file; 0 for anything else."""
+    if status is None or not _is_content(status):
+        return 0
+    return 0o120000 if stat.S_ISLNK(status.st_mode) else 0o100755 if status.st_mode & 0o100 else 0o100644
+
+
+def _mark(status: os.stat_result | None) -> list[int] | None:
+    """Return what changes with every write to a file; None if it was written just now."""
+    if status is None:
+        return [0]
+    if time.time_ns() - status.st_ctime_ns < _TICK:
+        return None
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _pages(rows: Iterable[Row], max_characters: int) -> Iterator[list[Row]]:
@@ -86,14 +187,18 @@ def _all_changes(trees: int, below: str, *, usr: bool) -> Iterator[Row]:
         yield from _compare_all("base-usr", [f"trees/{number}/usr" for number in range(trees)], "/usr/", below)
 
 
-def _compare_all(base: str, uppers: list[str], prefix: str, below: str) -> Iterator[Row]:
+def _compare_all(
+    base: str, uppers: list[str], prefix: str, below: str, compare: Compare | None = None
+) -> Iterator[Row]:
     keep_open = _MOST_OPEN // (len(uppers) + 1)
     with contextlib.ExitStack() as stack:
         walkers = [
             stack.enter_context(contextlib.closing(DirWalker(os.open(path, DIRECTORY_FLAGS), keep_open)))
             for path in (base, *uppers)
         ]
-        yield from _changes_below(prefix, _Views(tuple(walkers[1:]), walkers[0], walkers[0]), below)
+        yield from _changes_below(
+            prefix, _Views(tuple(walkers[1:]), walkers[0], walkers[0]), below, compare or _compare
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +264,18 @@ class _Level:
         return cls(prefix, views, sorted(names, reverse=True))
 
 
-def _changes_below(prefix: str, views: _Views, below: str) -> Iterator[Row]:
+Compare = Callable[[str, str, _Views], tuple[Row | None, _Views | None]]
+"""A function like :func:`_compare`."""
+
+
+def _changes_below(prefix: str, views: _Views, below: str, compare: Compare) -> Iterator[Row]:
     """Compare everything below a directory, without recursion and with few open files."""
     levels = [_Level.of(prefix, views, below)]
     while True:
         level = levels[-1]
         if level.names:
             name = level.names.pop()
-            row, child_views = _compare(level.prefix + name, name, level.views)
+            row, child_views = compare(level.prefix + name, name, level.views)
             if row is not None:
                 yield row
             if child_views is not None:
