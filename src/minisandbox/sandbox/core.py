@@ -309,7 +309,7 @@ class Core:
         Args:
             purpose: what it is for, in errors.
         """
-        run = self._living(purpose)
+        run = self._writable_run(purpose)
         return comparing.Viewer(self._controller.launcher, self._request, (*self._trees, run.tree))
 
     def snapshot(self) -> Snapshot:

@@ -112,24 +112,32 @@ class _ContentReader:
             return None, None
         for attempt in range(_TRIES):
             try:
-                now, was = _resolve(views, name), _status(views.base, name)
-                return self._look(path, name, views, now, was), _enter(name, views, now, was)
+                current, base_status = _resolve(views, name), _status(views.base, name)
+                return self._look(path, name, views, current, base_status), _enter(name, views, current, base_status)
             except OSError as error:
                 if error.errno not in _VANISHED or attempt == _TRIES - 1:
                     raise OSError(error.errno, error.strerror, path) from error
         raise AssertionError
 
-    def _look(self, path: str, name: str, views: _Views, now: _Now, was: os.stat_result | None) -> Row | None:
+    def _look(
+        self, path: str, name: str, views: _Views, current: _Current, base_status: os.stat_result | None
+    ) -> Row | None:
         """Send a file; return a row, so that its path counts against the limit."""
-        if not (_is_content(now.status) or _is_content(was)) or now.holder is views.base is not None:
+        if not (_is_content(current.status) or _is_content(base_status)) or current.holder is views.base is not None:
             return None
-        mark = _mark(now.status)
+        mark = _mark(current.status)
         if mark is not None and self._marks.get(path) == mark:
             self.unchanged.append(path)
         else:
-            new = self._read(now.holder, name, now.status)
-            old = self._read(views.base, name, was)
-            header = {"event": "file", "path": path, "mark": mark, "new": _mode(now.status), "old": _mode(was)}
+            new = self._read(current.holder, name, current.status)
+            old = self._read(views.base, name, base_status)
+            header = {
+                "event": "file",
+                "path": path,
+                "mark": mark,
+                "new": _mode(current.status),
+                "old": _mode(base_status),
+            }
             sizes = [-1 if content is None else len(content) for content in (new, old)]
             self._job.send({**header, "sizes": sizes}, (new or b"") + (old or b""))
         return path, "modified", "file"
