@@ -256,10 +256,10 @@ class OpenAIModel:
         except ModelRefused as error:
             raise Failed(error.about(server), "never") from None
         except BadAnswer as error:
-            shown = error.about(server)
+            malformed = error.about(server)
         if contains_key(text, self._key):  # the error may quote a part of the key, which redaction would miss
-            shown = BadAnswer(f"{server} sent a malformed response: {REPEATS_KEY}")
-        raise Failed(shown, "seldom")
+            malformed = BadAnswer(f"{server} sent a malformed response: {REPEATS_KEY}")
+        raise Failed(malformed, "seldom")
 
     def _without_tokens(self, call: _Call) -> None:
         """Handle a response without the token ids that were requested."""

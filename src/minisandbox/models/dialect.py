@@ -135,12 +135,12 @@ class RequestBody:
             The further fields to leave out; empty if the error names none.
         """
         present = self.optional.keys() - left_out
-        named = {name for name in present if name in text}
-        if named & {*_NEUTRAL, "return_token_ids"}:
-            named |= {*_NEUTRAL, *TOKEN_FIELDS} & present
-        elif named & TOKEN_FIELDS.keys():
-            named |= TOKEN_FIELDS.keys() & present
-        return frozenset(named)
+        refused = {name for name in present if name in text}
+        if refused & {*_NEUTRAL, "return_token_ids"}:
+            refused |= {*_NEUTRAL, *TOKEN_FIELDS} & present
+        elif refused & TOKEN_FIELDS.keys():
+            refused |= TOKEN_FIELDS.keys() & present
+        return frozenset(refused)
 
 
 def request_fields(
@@ -157,10 +157,10 @@ def request_fields(
     Raises:
         InvalidValue: ``Sampling.extra`` has a reserved field, or constrains the sampling although tokens are required.
     """
-    drawn = request.sampling
-    if clash := sorted(_OURS & drawn.extra.keys()):
+    sampling = request.sampling
+    if clash := sorted(_OURS & sampling.extra.keys()):
         raise InvalidValue(f"Sampling.extra has {', '.join(clash)}", hint="leave it out: the request sets it")
-    constraint = constraint_in(drawn.extra)
+    constraint = constraint_in(sampling.extra)
     if constraint is not None and tokens == "yes":
         raise InvalidValue(
             f"{constraint} cannot be combined with tokens=yes",
@@ -171,7 +171,7 @@ def request_fields(
     needed: dict[str, object] = {"model": model, "messages": messages}
     if request.tools:
         needed["tools"] = [dict(tool) for tool in request.tools]
-    body = _sampling_fields(needed, drawn)
+    body = _sampling_fields(needed, sampling)
     if tokens != "no" and constraint is None:
         (body.needed if tokens == "yes" else body.optional).update(TOKEN_FIELDS)
     return body
@@ -192,16 +192,16 @@ def completion_fields(prompt: Sequence[int], sampling: Sampling, model: str, end
     return _sampling_fields({**needed, "stop_token_ids": sorted(ends)}, replace(sampling, extra=extra))
 
 
-def _sampling_fields(needed: dict[str, object], drawn: Sampling) -> RequestBody:
+def _sampling_fields(needed: dict[str, object], sampling: Sampling) -> RequestBody:
     """Add the fields of sampling options to the required fields of a request."""
     optional: dict[str, object] = dict(_NEUTRAL)
-    (needed if drawn.temperature != 1.0 else optional)["temperature"] = drawn.temperature
-    (needed if drawn.top_p != 1.0 else optional)["top_p"] = drawn.top_p
-    if drawn.top_k:
-        needed["top_k"] = drawn.top_k
-    parameters = {"max_tokens": drawn.max_tokens, "seed": drawn.seed, "stop": list(drawn.stop) or None}
+    (needed if sampling.temperature != 1.0 else optional)["temperature"] = sampling.temperature
+    (needed if sampling.top_p != 1.0 else optional)["top_p"] = sampling.top_p
+    if sampling.top_k:
+        needed["top_k"] = sampling.top_k
+    parameters = {"max_tokens": sampling.max_tokens, "seed": sampling.seed, "stop": list(sampling.stop) or None}
     needed |= {name: value for name, value in parameters.items() if value is not None}
-    needed |= drawn.extra
+    needed |= sampling.extra
     return RequestBody(needed, {name: value for name, value in optional.items() if name not in needed})
 
 
@@ -297,8 +297,8 @@ def read_answer(body: object, largest: int | None = None) -> Completion:
     if not (sampled or message.content or message.tool_calls or message.reasoning):
         raise BadAnswer("the response is empty: no text, no tool call, no token")
     name = body.get("model")
-    named = name[:_LONGEST_NAME] if isinstance(name, str) else ""
-    return Completion(message, _finish_reason(choice), usage, tokens, model=named)
+    model = name[:_LONGEST_NAME] if isinstance(name, str) else ""
+    return Completion(message, _finish_reason(choice), usage, tokens, model=model)
 
 
 def _choice(body: object) -> Mapping[str, object]:
@@ -380,13 +380,13 @@ def _tokens(body: Mapping[str, object], choice: Mapping[str, object]) -> Tokens 
 def _check_counts(usage: TokenUsage, tokens: Tokens | None) -> None:
     if tokens is None:
         return
-    for what, counted, present in (
+    for name, counted, present in (
         ("prompt", usage.prompt, len(tokens.prompt)),
         ("completion", usage.completion, len(tokens.sampled)),
     ):
         if counted not in (0, present):
             raise BadAnswer(
-                f"the response has {present} token ids for its {what}, but reports a usage of {counted}",
+                f"the response has {present} token ids for its {name}, but reports a usage of {counted}",
                 reason="the engine does not return every token",
             )
 

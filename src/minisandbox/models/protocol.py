@@ -87,7 +87,7 @@ class Message:
         return cls(
             role,
             _text(body.get("content")),
-            tuple(_tool_call(one) for one in calls),
+            tuple(map(_tool_call, calls)),
             answers if isinstance(answers, str) else None,
             _text(body.get("reasoning_content") or body.get("reasoning")),
         )

@@ -218,10 +218,10 @@ class Renderer:
         if _THOUGHT_END not in self._template:
             return "", text
         opened = text.lstrip().startswith(_THOUGHT)
-        thought, end, rest = text.partition(_THOUGHT_END)
+        thought, end, content = text.partition(_THOUGHT_END)
         if not end and not (opened or self.text(request).rstrip().endswith(_THOUGHT)):
             return "", text
-        return thought.lstrip().removeprefix(_THOUGHT).strip("\n"), rest.lstrip("\n")
+        return thought.lstrip().removeprefix(_THOUGHT).strip("\n"), content.lstrip("\n")
 
 
 class Conversations:
@@ -257,10 +257,10 @@ class Conversations:
                         ids, end_start, end = self._stored[key], start, position
                         break
         # Tokenize the rest with the end token before it: alone, it might get a space mark, or spaces of that token.
-        rest = array("i", self._encode(text[end_start:]))
+        new_ids = array("i", self._encode(text[end_start:]))
         if end_start < end:
-            rest = rest[1:] if rest[:1] == ids[-1:] else array("i", self._encode(text[end:]))
-        return ids + rest
+            new_ids = new_ids[1:] if new_ids[:1] == ids[-1:] else array("i", self._encode(text[end:]))
+        return ids + new_ids
 
     def keep(self, before: str, text: str, ids: array[int], session: str = "") -> None:
         """Store a conversation that ends with a response.

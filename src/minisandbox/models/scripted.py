@@ -10,31 +10,12 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Self
 
 from minisandbox.errors import BadAnswer, ContextExceeded, InvalidValue, ModelError, ModelRefused, ModelUnavailable
 from minisandbox.models.protocol import Completion, FinishReason, Message, Request, Role, Tokens, TokenUsage, ToolCall
 
-Fault = Literal[
-    "timeout",
-    "reset",
-    "reset_mid_answer",
-    "rate_limit",
-    "rate_limit_retry_after",
-    "server_error",
-    "invalid_json",
-    "empty_choices",
-    "empty_answer",
-    "aborted",
-    "context_length",
-    "huge",
-    "drip",
-    "wrong_token_counts",
-    "no_tokens",
-    "wrong_key",
-    "unknown_model",
-    "redirect",
-]
+Fault = str
 """A fault that a scripted server injects instead of a response.
 
 ``timeout``: no response. ``reset``, ``reset_mid_answer``: the connection is reset. ``rate_limit``: 429, and with
@@ -44,8 +25,6 @@ byte at a time, forever. ``wrong_token_counts``: a log-probability is missing. `
 are missing.
 ``wrong_key``: 401. ``unknown_model``: 404. ``redirect``: 307 to another host.
 """
-
-FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 ENDS_WITH: Mapping[Fault, type[ModelError]] = {
     "timeout": ModelUnavailable,
@@ -69,6 +48,7 @@ ENDS_WITH: Mapping[Fault, type[ModelError]] = {
 }
 """The error that a client raises if every try meets the fault, for requests that require tokens."""
 
+FAULTS: tuple[Fault, ...] = tuple(ENDS_WITH)
 
 ALL_OTHERS = "*"
 """The key of a script's default responses, for instances without their own."""
@@ -98,9 +78,8 @@ class Reply:
         if isinstance(body, str | Message):
             return cls(Message("assistant", body) if isinstance(body, str) else body)
         if isinstance(body, Mapping) and body.keys() == {"fault"}:
-            for fault in FAULTS:
-                if fault == body["fault"]:
-                    return cls(fault=fault)
+            if body["fault"] in FAULTS:
+                return cls(fault=str(body["fault"]))
             raise InvalidValue(f"there is no fault {body['fault']!r}", hint=f"use one of {', '.join(FAULTS)}")
         if not isinstance(body, Mapping) or not body.keys() & {"content", "tool_calls"}:
             raise InvalidValue(f"{str(body)[:100]!r} is not an answer", hint="give a text, a message, or a fault")
@@ -132,10 +111,10 @@ class Script:
             InvalidValue: a response is malformed.
         """
         lists = answers if isinstance(answers, Mapping) else {ALL_OTHERS: answers}
-        for name, some in lists.items():
-            if isinstance(some, str) or not isinstance(some, Sequence):
+        for name, responses in lists.items():
+            if isinstance(responses, str) or not isinstance(responses, Sequence):
                 raise InvalidValue(f"the answers for {name!r} are not a list")
-        return cls({name: tuple(map(Reply.of, some)) for name, some in lists.items()})
+        return cls({name: tuple(map(Reply.of, responses)) for name, responses in lists.items()})
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -166,14 +145,14 @@ class Script:
         Raises:
             ModelRefused: the script has no further response for this session.
         """
-        mine = self._of_session(request.session)
+        replies = self._of_session(request.session)
         turn = sum(message.role == "assistant" for message in request.messages)
-        if turn >= len(mine):
+        if turn >= len(replies):
             raise ModelRefused(
-                f"the script has {len(mine)} answers for {request.session!r}, and one more is requested",
+                f"the script has {len(replies)} answers for {request.session!r}, and one more is requested",
                 hint="let its last answer end the agent's loop",
             )
-        return mine[turn]
+        return replies[turn]
 
     def _of_session(self, session: str) -> Sequence[Reply]:
         """Return the responses of a session: those of the longest instance name that starts the session's name."""
@@ -270,16 +249,16 @@ def _fault_error(fault: Fault) -> ModelError:
 def _of_lines(text: str) -> object:
     """Parse a script in JSON Lines: responses for all instances, or one object per instance."""
     values = [json.loads(line) for line in text.splitlines() if line.strip()]
-    for_one = [one for one in values if isinstance(one, Mapping) and "answers" in one]
-    if not for_one:
+    scripts = [line for line in values if isinstance(line, Mapping) and "answers" in line]
+    if not scripts:
         return values
-    if len(for_one) != len(values) or any(one.keys() != {"instance_id", "answers"} for one in for_one):
+    if len(scripts) != len(values) or any(script.keys() != {"instance_id", "answers"} for script in scripts):
         raise InvalidValue("lines must be all answers, or all {'instance_id': ..., 'answers': [...]}")
-    names = [str(one["instance_id"]) for one in for_one]
+    names = [str(script["instance_id"]) for script in scripts]
     for before, name in itertools.pairwise(sorted(names)):
         if before == name:
             raise InvalidValue(f"there are two lines for {name}")
-    return {str(one["instance_id"]): one["answers"] for one in for_one}
+    return dict(zip(names, (script["answers"] for script in scripts), strict=True))
 
 
 # The tokeniser has one token per byte, and one per mark between the parts of a message. It is reversible. The tokens of

@@ -127,8 +127,8 @@ class CaptureSession:
     @property
     def usage(self) -> TokenUsage:
         """The token counts of all responses together."""
-        every = [turn.usage for turn in self.turns]
-        return TokenUsage(*(sum(getattr(one, name) for one in every) for name in ("prompt", "completion", "cached")))
+        names = ("prompt", "completion", "cached")
+        return TokenUsage(*(sum(getattr(turn.usage, name) for turn in self.turns) for name in names))
 
     @property
     def messages(self) -> tuple[Mapping[str, object], ...]:

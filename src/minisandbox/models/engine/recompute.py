@@ -35,17 +35,17 @@ def recompute_logprobs(
 
     device = next(model.parameters()).device
     ids = torch.tensor([row.ids], dtype=torch.long, device=device)
-    sampled = [place for place, carries in enumerate(row.mask) if carries and place]
-    found = array("d", bytes(8 * len(row.ids)))
+    sampled = [index for index, carries in enumerate(row.mask) if carries and index]
+    logprobs = array("d", bytes(8 * len(row.ids)))
     with torch.inference_mode():
         for start in range(0, len(sampled), at_once):
-            places = sampled[start : start + at_once]
-            before = torch.tensor(places, device=device) - 1  # a token's logits are at the position before it
-            part = ids[:, : places[-1]]
+            indices = sampled[start : start + at_once]
+            before = torch.tensor(indices, device=device) - 1  # a token's logits are at the position before it
+            part = ids[:, : indices[-1]]
             logits = (
                 model(input_ids=part, use_cache=False, logits_to_keep=before).logits[0].float().div_(temperature or 1.0)
             )
-            logprobs = torch.log_softmax(logits, dim=-1)
-            for place, value in zip(places, logprobs.gather(-1, ids[0, before + 1, None])[:, 0].tolist(), strict=True):
-                found[place] = value
-    return found
+            values = torch.log_softmax(logits, dim=-1).gather(-1, ids[0, before + 1, None])[:, 0].tolist()
+            for index, value in zip(indices, values, strict=True):
+                logprobs[index] = value
+    return logprobs

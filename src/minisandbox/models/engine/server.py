@@ -39,16 +39,16 @@ class EngineServer(HttpServer):
         self.route("GET", "/v1/models", self._models)
         self.route("GET", "/health", self._health)
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        if self._key and not has_key(request, self._key):
+    async def _complete(self, http: web.Request) -> web.StreamResponse:
+        if self._key and not has_key(http, self._key):
             return error_response(401, "the API key is wrong", "authentication_error")
         try:
-            body = json.loads(await request.read())
-            asked = self._read(body, unquote(request.headers.get(SESSION_HEADER, "")))
-            completion = await self._model.complete(asked)
+            body = json.loads(await http.read())
+            request = self._read(body, unquote(http.headers.get(SESSION_HEADER, "")))
+            completion = await self._model.complete(request)
         except (ValueError, ModelRefused, ContextExceeded) as error:  # InvalidValue and bad JSON are ValueErrors
-            what = error.what if isinstance(error, InvalidValue | ModelError) else str(error)
-            return error_response(400, what, "BadRequestError")
+            message = error.what if isinstance(error, InvalidValue | ModelError) else str(error)
+            return error_response(400, message, "BadRequestError")
         except RecursionError:
             return error_response(400, "the request's lists and objects are nested too deeply", "BadRequestError")
         except ModelError as error:
@@ -57,22 +57,22 @@ class EngineServer(HttpServer):
         answer["created"] = int(time.time())
         usage = answer["usage"]
         assert isinstance(usage, dict)
-        usage["queue_time"] = round(asked.queue.seconds, 3)
+        usage["queue_time"] = round(request.queue.seconds, 3)
         if body.get("stream"):
-            return await stream_of(request, answer, body)
+            return await stream_of(http, answer, body)
         return web.json_response(answer)
 
     def _read(self, body: object, session: str) -> Request:
-        asked = read_request(body)
+        request = read_request(body)
         assert isinstance(body, Mapping)  # read_request checks that
         if body.get("n", 1) not in (1, None):
             raise InvalidValue("n: this engine gives one response per request", hint="send several requests")
         if body.get("top_logprobs"):
             raise InvalidValue("top_logprobs: this engine reports only the sampled tokens' log-probabilities")
-        named = body.get("model", self._name)
-        if named != self._name:
-            raise InvalidValue(f"The model `{named}` does not exist.", hint=f"this server has {self._name}")
-        return Request(asked.messages, asked.tools, asked.sampling, session)
+        name = body.get("model", self._name)
+        if name != self._name:
+            raise InvalidValue(f"The model `{name}` does not exist.", hint=f"this server has {self._name}")
+        return Request(request.messages, request.tools, request.sampling, session)
 
     async def _models(self, _request: web.Request) -> web.Response:
         return web.json_response(

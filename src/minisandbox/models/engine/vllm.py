@@ -39,10 +39,12 @@ class VllmDecoder:
 
     def admit(self, row: Row) -> None:
         """Add a request to vLLM."""
-        drawn, name = row.sampling, f"minisandbox-{next(self._numbers)}"
-        stop = {"stop": list(drawn.stop), "include_stop_str_in_output": True} if drawn.stop else {"detokenize": False}
+        options, name = row.sampling, f"minisandbox-{next(self._numbers)}"
+        stop = (
+            {"stop": list(options.stop), "include_stop_str_in_output": True} if options.stop else {"detokenize": False}
+        )
         parameters = self._parameters(
-            temperature=drawn.temperature, top_p=drawn.top_p, top_k=drawn.top_k, seed=drawn.seed, logprobs=0,
+            temperature=options.temperature, top_p=options.top_p, top_k=options.top_k, seed=options.seed, logprobs=0,
             max_tokens=row.limit, stop_token_ids=self._ends, **stop,
         )  # fmt: skip
         self._engine.add_request(name, {"prompt_token_ids": row.prompt.tolist()}, parameters)
@@ -55,12 +57,11 @@ class VllmDecoder:
         for output in self._engine.step():
             row = self._names.pop(output.request_id, None) if output.finished else None
             if row is not None:
-                (drawn,) = output.outputs
-                row.sampled.extend(drawn.token_ids)
-                row.logprobs.extend(
-                    found[token].logprob for token, found in zip(drawn.token_ids, drawn.logprobs, strict=True)
-                )
-                row.finish = "length" if drawn.finish_reason == "length" else "stop"
+                (response,) = output.outputs
+                row.sampled.extend(response.token_ids)
+                pairs = zip(response.token_ids, response.logprobs, strict=True)
+                row.logprobs.extend(candidates[token].logprob for token, candidates in pairs)
+                row.finish = "length" if response.finish_reason == "length" else "stop"
                 row.cached = output.num_cached_tokens or 0
                 ended.append(row)
         self.rows = [row for row in self.rows if row not in ended]
