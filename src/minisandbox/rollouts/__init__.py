@@ -12,7 +12,7 @@ from minisandbox.rollouts.rundir import RunDirectory, RunReader
 from minisandbox.rollouts.running import run_batch
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.state import EXIT_ENVIRONMENT_ERROR
-from minisandbox.rollouts.submitting import ClusterChecks, RolloutThread
+from minisandbox.rollouts.submitting import ClusterChecks, RolloutStream, RolloutThread
 from minisandbox.rollouts.summary import Summary
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "ImagesOf",
     "KnownGrades",
     "Progress",
+    "RolloutStream",
     "RolloutThread",
     "RunDirectory",
     "RunReader",

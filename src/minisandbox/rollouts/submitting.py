@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from minisandbox.agents import EmptyAgent
-from minisandbox.errors import HostError
-from minisandbox.models import Model
+from minisandbox.errors import HostError, InvalidValue
+from minisandbox.models import Model, TokenRow
 from minisandbox.pool import Job as Check
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster import Cluster, NodeReport
@@ -211,6 +211,71 @@ class RolloutThread:
     ) -> None:
         """Close it."""
         self.close()
+
+
+class RolloutStream:
+    """Hands out the rows of submitted rollouts as these finish, and drops rows that are too old to train on.
+
+    The trainer raises ``version`` after each optimiser step, while rollouts go on. A row is as old as its oldest
+    sampled token. If the engine reports no version of a token, the version at which the rollout was submitted counts,
+    because the engine's weights are at least as new.
+
+    Attributes:
+        version: the trainer's policy version.
+        dropped: the number of rows that were too old.
+
+    Args:
+        thread: runs the rollouts.
+        staleness: the number of policy versions that a row may be behind the trainer.
+        version: the policy version at the start.
+
+    Raises:
+        InvalidValue: ``staleness`` is negative.
+    """
+
+    def __init__(self, thread: RolloutThread, staleness: int, version: int = 0) -> None:
+        if staleness < 0:
+            raise InvalidValue(f"staleness is {staleness}", hint="give 0 or more versions")
+        self.version, self.dropped = version, 0
+        self._thread, self._staleness = thread, staleness
+        self._pending: dict[asyncio.Task[Trajectory], int] = {}
+
+    def __len__(self) -> int:
+        """Return the number of rollouts that were submitted and not handed out."""
+        return len(self._pending)
+
+    def submit(self, task: Task, *, attempt: int = 0, draw: Draw | None = None) -> None:
+        """Submit a rollout; the arguments are those of :meth:`RolloutThread.rollout`."""
+        running = asyncio.ensure_future(self._thread.rollout(task, attempt=attempt, draw=draw))
+        self._pending[running] = self.version
+
+    async def next(self) -> tuple[Trajectory, tuple[TokenRow, ...]]:
+        """Wait for the next rollout, and return its record and the rows with loss that are fresh enough.
+
+        Raises:
+            InvalidValue: no rollout is pending.
+            MiniSandboxError: the rollout could not be run (:meth:`RolloutThread.rollout`).
+        """
+        if not self._pending:
+            raise InvalidValue("no rollout is pending", hint="submit() one first")
+        finished, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
+        running = next(task for task in self._pending if task in finished)  # in the order of submission
+        submitted = self._pending.pop(running)
+        rollout = running.result()
+        rows = [row for row in rollout.rows if any(row.mask)]
+        fresh = tuple(row for row in rows if self._is_fresh(row, submitted))
+        self.dropped += len(rows) - len(fresh)
+        return rollout, fresh
+
+    def close(self) -> None:
+        """Cancel the pending rollouts."""
+        for running in self._pending:
+            running.cancel()
+        self._pending.clear()
+
+    def _is_fresh(self, row: TokenRow, submitted: int) -> bool:
+        oldest = row.oldest_version
+        return (submitted if oldest is None else oldest) >= self.version - self._staleness
 
 
 class ClusterChecks:

@@ -103,7 +103,7 @@ class _Group:
     task: Task
     jobs: deque[Job] = field(default_factory=deque)
     members: dict[_Member, bool] = field(default_factory=dict)  # whether the image is ready there
-    failures: dict[str, MiniSandboxError] = field(default_factory=dict)  # failed builds, by the member's name
+    failures: dict[_Member, MiniSandboxError] = field(default_factory=dict)  # failed builds
 
     @property
     def name(self) -> str:
@@ -405,7 +405,7 @@ class Driver:
         """Take a group whose image a node shall build: preferably one with layers of a repository that it has."""
         if member.full or (member.free <= 0 and len(member.ready) >= _BUILD_AHEAD):
             return None
-        fresh = [group for group in islice(self._fresh, _LOOK_AT) if member.node.name not in group.failures]
+        fresh = [group for group in islice(self._fresh, _LOOK_AT) if member not in group.failures]
         if fresh:
             repos = {repo for other in self._members.values() for repo in other.repos}
             group = max(
@@ -428,7 +428,7 @@ class Driver:
 
     def _needs(self, member: _Member, group: _Group, overloaded: bool) -> bool:
         """Return whether a node shall build the image of a group whose jobs wait for other nodes."""
-        if member in group.members or member.node.name in group.failures:
+        if member in group.members or member in group.failures:
             return False
         return overloaded or group.members.keys() <= {self._avoid.get(group.jobs[0].key)}
 
@@ -492,7 +492,7 @@ class Driver:
             member.full = True
             self._full_disks.append(error)
         else:
-            group.failures[member.node.name] = error
+            group.failures[member] = error
         if group.jobs and not group.members:
             self._shared.pop(group, None)
             self._fresh[group] = None
@@ -553,7 +553,7 @@ class Driver:
 
 
 def _can_build(member: _Member, group: _Group) -> bool:
-    return not (member.full or member.silent or member.lost or member.node.name in group.failures)
+    return not (member.full or member.silent or member.lost or member in group.failures)
 
 
 def _failed_on_node(outcome: Outcome) -> bool:
