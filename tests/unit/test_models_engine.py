@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from tests.unit.tiny_model import TOOL, tiny_engine, tiny_tokenizer, torch
+from tests.unit.tiny_model import TOOL, tiny_engine, tiny_model, tiny_tokenizer, torch
 
-from minisandbox.errors import ContextExceeded, ModelRefused, ModelUnavailable
+from minisandbox.errors import ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
 from minisandbox.models import Completion, Message, Request, Sampling, TokenGraph
 from minisandbox.models.engine import TransformersEngine, recompute_logprobs
 from minisandbox.models.engine.decoding import draw
@@ -320,6 +320,12 @@ def test_cancelled_requests_are_drawn_no_longer() -> None:
             assert task.cancelled()
 
     asyncio.run(run())
+
+
+def test_a_context_that_the_model_cannot_hold() -> None:
+    tokenizer = tiny_tokenizer()
+    with pytest.raises(InvalidValue, match="cannot hold a context of 5000: it has 4096 positions"):
+        TransformersEngine(tiny_model(len(tokenizer)), tokenizer, context=5000)
 
 
 def test_what_a_closed_engine_says() -> None:

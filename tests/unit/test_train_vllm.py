@@ -218,6 +218,30 @@ def test_vllm_has_the_weights_of_each_step_once(config: RlConfig) -> None:
         assert isinstance(engine, OwnEngine if settings.mode == "colocate" else ServedEngine)
 
 
+def test_an_interrupted_step_waits_for_no_request(config: RlConfig) -> None:
+    tokenizer = tiny_tokenizer()
+    trainer = Trainer(tiny_model(len(tokenizer)), tokenizer)
+    engine = open_engine(trainer, replace(config, engine="transformers", policy=replace(config.policy, context=None)))
+    assert isinstance(engine, OwnEngine)
+    engine.model._decoder._ends = frozenset()  # type: ignore[attr-defined] # responses without an end
+
+    rows: list[Row] = []
+
+    async def interrupt() -> None:
+        with engine.drawing():
+            tasks = [asyncio.ensure_future(engine.model.complete(Request((Message("user", "?"),)))) for _ in range(3)]
+            while len(engine.model._decoder.rows) < len(tasks):
+                await asyncio.sleep(0.01)
+            rows.extend(engine.model._decoder.rows)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(interrupt())
+    assert rows
+    assert all(row.finish is None for row in rows)  # abandoned, not awaited
+    asyncio.run(engine.close())
+
+
 def test_the_server_s_policy_has_the_trainer_s_tokenizer(config: RlConfig) -> None:
     tokenizer = tiny_tokenizer()
     trainer = Trainer(tiny_model(len(tokenizer)), tokenizer)

@@ -65,6 +65,9 @@ class OwnEngine:
         self._pause.__exit__(None, None, None)  # drops caches of earlier weights
         try:
             yield
+        except BaseException:  # SIGTERM too: paused() would wait for requests whose callers are gone
+            self.model.cancel()
+            raise
         finally:
             self._pause = self.model.paused()
             self._pause.__enter__()  # returns once cancelled requests have ended, too

@@ -200,6 +200,7 @@ def require_training(*, curve: bool = False, vllm: bool = False) -> None:
         MissingExtra: a package is not installed; the message names it and the extra.
     """
     certificates.export()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported; see models.renderer.require
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # our tests watch for changes of rollout_func
     try:
         import datasets  # noqa: PLC0415 - an extra

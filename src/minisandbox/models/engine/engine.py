@@ -196,6 +196,12 @@ class TransformersEngine(Policy):
                 self._pauses -= 1
                 self._changed.notify_all()
 
+    def cancel(self) -> None:
+        """Cancel all requests; their callers get CancelledError."""
+        with self._changed:
+            for job in (*self._running, *self._jobs):
+                job.future.cancel()
+
     async def close(self) -> None:
         """Stop the engine's thread and fail pending requests; calling it again does nothing."""
         with self._changed:
